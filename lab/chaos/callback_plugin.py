@@ -1,37 +1,63 @@
 """Answers calls over HTTP only: ``python -m lab.chaos.callback_plugin BUS FOLDER PART PORT PUBLIC_PORT``.
 
-It answers at PORT and is registered with PUBLIC_PORT, which may be that of a line. A file is left once it is
-registered; started again after it was killed it registers nothing, since the bus must still have its tool.
+It answers at PORT and is registered with PUBLIC_PORT, which may be that of a line. It registers as seldom as the
+contract allows, so that a bus which loses its tool is noticed. A registration counts
+
+- as long as the bus runs that took it (REST-43): a plugin that was killed and is started again registers nothing;
+- as long as the socket listens that it was made with (REST-44): a plugin that outlives the bus registers nothing.
+
+Where neither holds, the bus cannot tell the plugin from a program that took its port, and the plugin registers again.
+Both are told by the sockets that listen at the ports, and are left in a file for the next process of the plugin.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from lab.ledger import Runs
 from lab.load.callbacks import serve_callbacks
 from lab.stage import stop_event
+from toolbus.local_users import listener_id
 
 RETRY_SECONDS = 0.3
 REQUEST_SECONDS = 3.0
 
 
-async def _register(session: aiohttp.ClientSession, tool: dict[str, Any], registered: Path) -> None:
-    """Registers the tool; tries until the bus takes it, and leaves a file then."""
+def sockets_of(*urls: str) -> list[str]:
+    """Returns the id of the socket that listens at each URL; empty where none does."""
+    return [listener_id((str(url.host), int(url.port or 0))) for url in map(URL, urls)]
+
+
+def counts(made_with: Sequence[str], there: Sequence[str]) -> bool:
+    """Tells whether a registration counts.
+
+    Args:
+        made_with: the sockets of the bus and of the plugin when it was made; empty: there was none.
+        there: those that listen now; an empty one is away.
+    """
+    return any(then == now for then, now in zip(made_with, there, strict=False))
+
+
+async def _keep_registered(session: aiohttp.ClientSession, bus: str, tool: dict[str, Any], registered: Path) -> None:
+    """Registers the tool whenever no registration counts; leaves in a file with which sockets that was."""
     while True:
-        try:
-            async with session.post("/api/tools/register", json=tool) as response:
-                if response.ok:
-                    registered.touch()  # noqa: ASYNC240  # a local folder
-                    return
-        except (aiohttp.ClientError, TimeoutError):
-            pass  # the bus is away
+        there = sockets_of(bus, tool["callback_url"])
+        made_with = registered.read_text("ascii").split("\n") if registered.exists() else []  # noqa: ASYNC240
+        if all(there) and not counts(made_with, there):
+            try:
+                async with session.post("/api/tools/register", json=tool) as response:
+                    if response.ok:
+                        registered.write_text("\n".join(there), "ascii")  # noqa: ASYNC240  # a local folder
+            except (aiohttp.ClientError, TimeoutError):
+                pass  # the bus is away
         await asyncio.sleep(RETRY_SECONDS)
 
 
@@ -59,10 +85,9 @@ async def main(bus: str, folder: str, name: str, port: str, public_port: str) ->
         "timeout_seconds": 8,
     }
     async with aiohttp.ClientSession(bus, timeout=aiohttp.ClientTimeout(REQUEST_SECONDS)) as session:
-        registering = None if registered.exists() else asyncio.create_task(_register(session, tool, registered))
+        registering = asyncio.create_task(_keep_registered(session, bus, tool, registered))
         await stops.wait()
-        if registering is not None:
-            registering.cancel()
+        registering.cancel()
         registered.unlink(missing_ok=True)
         try:
             async with session.post("/api/tools/clear", json={"source": name}):

@@ -17,6 +17,7 @@ import httpx
 
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
+from toolbus.local_users import listener_id
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -66,6 +67,11 @@ class CallbackPlugin:
     def url(self, path: str = "run", user: str = "") -> str:
         """Where a tool of this plugin is called."""
         return f"http://{user}127.0.0.1:{self.port}/{path}"
+
+    @property
+    def listener_id(self) -> str:
+        """The kernel's id of the socket that listens now."""
+        return listener_id(("127.0.0.1", self.port))
 
     def come(self) -> Self:
         """Accepts connections from now on."""

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.bus.gateway.calling import client
 from tests.faults.callbacks import CallbackPlugin, Legacy, Start, names, starting
+from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.storage.registration_store import FILE
 from toolbus.errors import Code, Stage
@@ -45,6 +46,12 @@ async def error_of(bus: Bus, name: str = "x") -> CallError:
     error = (await bus.call(name, {"private": 1})).error
     assert error is not None
     return error
+
+
+def stored_listeners(tmp_path: Path) -> list[str]:
+    """What is in the store of a running bus: what the next one has if this one is killed now."""
+    with closing(sqlite3.connect(tmp_path / "data" / FILE)) as store:
+        return [listener for (listener,) in store.execute("SELECT listener FROM proofs")]
 
 
 async def unconfirmed(bus: Bus) -> list[str]:
@@ -208,28 +215,32 @@ async def test_a_tool_that_waits_for_its_plugin_says_what_brings_it_back_while_t
             assert "let it register again, or trust it with `toolbus confirm one`" in there
 
 
-async def test_a_plugin_that_listens_only_after_it_registered_is_known_by_its_first_result(
+async def test_a_plugin_that_listens_only_after_it_registered_outlives_a_bus_that_is_killed_before_any_call(
     start: Start, tmp_path: Path
 ) -> None:
     with CallbackPlugin() as plugin:
         async with start() as bus, Legacy.of(bus) as legacy:
             await legacy.ask("register", name="x", callback_url=plugin.url())
             plugin.come()
-            assert not (await bus.call("x")).is_error
-            with closing(sqlite3.connect(tmp_path / "data" / FILE)) as store:  # a kill of the bus would lose nothing
-                assert store.execute("SELECT listener <> '' FROM proofs").fetchall() == [(1,)]
+            await until(lambda: stored_listeners(tmp_path) == [plugin.listener_id], "its socket in the store")
+            assert plugin.bytes == 0
         async with start() as bus:
             assert names(bus, away=False) == ["x"]
 
 
-async def test_a_plugin_that_was_started_again_in_one_run_is_known_in_the_next_by_its_results(start: Start) -> None:
+async def test_a_plugin_that_was_started_again_in_one_run_outlives_a_bus_that_is_killed_after_its_result(
+    start: Start, tmp_path: Path
+) -> None:
     with CallbackPlugin().come() as plugin:
         async with start() as bus, Legacy.of(bus) as legacy:
-            await legacy.ask("register", name="x", callback_url=plugin.url())
+            for name in ("x", "y"):
+                await legacy.ask("register", name=name, callback_url=plugin.url())
             restart(plugin)
+            assert stored_listeners(tmp_path) != [plugin.listener_id] * 2
             assert not (await bus.call("x")).is_error
+            assert stored_listeners(tmp_path) == [plugin.listener_id] * 2, "before the call has ended"
         async with start() as bus:
-            assert names(bus, away=False) == ["x"]
+            assert names(bus, away=False) == ["x", "y"]
 
 
 async def test_a_source_without_a_confirmed_tool_is_not_serving(start: Start) -> None:

@@ -40,6 +40,7 @@ FIRST_PROBE_SECONDS = 0.25
 MAX_PROBE_SECONDS = 30.0
 PROBE_SHARE = 0.1  # a tool is back after a tenth of the time that it was away, at most MAX_PROBE_SECONDS later
 CONNECT_SECONDS = 2.0  # of a probe
+LISTEN_SECONDS = 60.0  # for a plugin that has registered to listen; later its first result shows its socket
 PROOF_SECONDS = 5.0  # for the answer to a challenge
 PROBES = 64  # at the same time
 GONE = (404, 410)  # statuses with which a restored tool's first answer says that its plugin does not have it
@@ -56,13 +57,13 @@ class CallbackSignals:
         moved: an origin went offline or came back online.
         judged: a plugin has shown that it is there, or that it may be another program; the text says why, and is empty
             where it is there.
-        learned: an exchange has shown with which socket its plugin listens, where that was not known.
+        learned: the plugin of an origin listens with another socket than was known, or with the first.
         disowned: a restored tool is no longer its plugin's; the text is how it said so.
     """
 
     moved: Callable[[Origin], None]
     judged: Callable[[Sequence[CallbackHandler], str], None]
-    learned: Callable[[CallbackHandler], None]
+    learned: Callable[[Origin], None]
     disowned: Callable[[CallbackHandler, str], None]
 
 
@@ -88,13 +89,14 @@ class Callbacks:
         self._session: aiohttp.ClientSession | None = None  # None until the first call
         self._running: dict[str, asyncio.Task[None]] = {}  # exchanges, by the bus's call id
         self._proving: dict[CallbackHandler, asyncio.Task[str]] = {}  # challenges that are not answered yet
+        self._awaiting: dict[Origin, asyncio.Task[None]] = {}  # those whose plugin registered before it listens
 
     def __repr__(self) -> str:
         return f"<Callbacks exchanges={len(self._running)}>"
 
     async def stop(self) -> None:
         """Cancels the exchanges that still run and closes every connection."""
-        running = [*self._running.values(), *self._proving.values()]
+        running = [*self._running.values(), *self._proving.values(), *self._awaiting.values()]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -202,9 +204,11 @@ class Callbacks:
             elif status in GONE and not handler.has_answered:
                 self._signals.disowned(handler, f"HTTP {status}")
         if 200 <= status < 300 and reason not in callback_messages.NOT_THERE:
-            handler.has_answered = handler.origin.has_served = True
-            if not handler.listener:
-                self._signals.learned(handler)
+            handler.has_answered = True
+            if not (handler.is_restored or handler.secret):  # perhaps its plugin was started again in this run
+                listener = handler.origin.listener()
+                if listener and listener != handler.listener:
+                    self._signals.learned(handler.origin)  # at once: a kill of the bus must not lose it
 
     async def _doubt(self, handler: CallbackHandler) -> str:
         """Returns why the program at a handler's URL may not be its plugin; empty where it may get the call."""
@@ -321,6 +325,23 @@ class Callbacks:
             handler.is_restored, handler.is_confirmed = False, True
             handler.listener = handler.origin.listener()
         self._signals.judged(handlers, "")
+
+    def await_listener(self, origin: Origin) -> None:
+        """Waits for a plugin that registered before it listens, so that its socket is known before its first result.
+
+        Else its tools would not outlive a bus that is killed until then.
+        """
+        if origin not in self._awaiting:
+            task = self._awaiting[origin] = asyncio.get_running_loop().create_task(self._await_listener(origin))
+            task.add_done_callback(lambda _: self._awaiting.pop(origin, None))
+
+    async def _await_listener(self, origin: Origin) -> None:
+        began = time.monotonic()
+        while origin.handlers and (waited := time.monotonic() - began) < LISTEN_SECONDS:
+            if origin.listener() and await accepts_connections(origin.address, self.may_serve):
+                self._signals.learned(origin)
+                return
+            await asyncio.sleep(max(waited * PROBE_SHARE, FIRST_PROBE_SECONDS))
 
     def _judge(self, origin: Origin) -> None:
         """Confirms the restored tools of the plugin that listens at an origin, and doubts those of another.

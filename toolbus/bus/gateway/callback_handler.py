@@ -35,13 +35,9 @@ class Origin:
         online: whether it accepts connections, as far as the bus knows; its confirmed tools are then offered.
         failures: connect failures in a row.
         answered_at: when it last accepted a connection or answered, in seconds since the epoch.
-        has_served: whether a tool there gave a result since `listener` was last persisted.
     """
 
-    __slots__ = (
-        *("address", "answered_at", "failures", "handlers", "has_served", "last_failure", "online", "probing"),
-        "source",
-    )
+    __slots__ = (*("address", "answered_at", "failures", "handlers", "last_failure", "online", "probing", "source"),)
 
     def __init__(self, source: str, address: tuple[str, str, int], answered_at: float) -> None:
         self.source = source
@@ -50,7 +46,6 @@ class Origin:
         self.online = True
         self.failures = 0
         self.answered_at = answered_at
-        self.has_served = False
         self.last_failure = ""  # why the last connection was not accepted; empty before the first failure
         self.probing: asyncio.Task[None] | None = None  # None while no tool waits for an answer
 

@@ -102,7 +102,7 @@ class RegistrationWriter:
                 ) from error
 
     def save_answers(self, origins: Iterable[Origin], when: float) -> bool:
-        """Persists when origins last answered, and with which sockets their plugins listen. Returns whether it could.
+        """Persists when origins last answered. Returns whether it could.
 
         Args:
             when: in seconds since the epoch.
@@ -114,14 +114,10 @@ class RegistrationWriter:
         except Exception as error:
             log.error("cannot persist which callback URLs answered why=%s", error)
             return False
-        for origin in origins:
-            if origin.has_served:  # perhaps by a plugin that was started again in this run
-                self.save_listener(origin)
         return True
 
     def save_listener(self, origin: Origin) -> None:
-        """Persists with which socket the plugin listens that gave the last result."""
-        origin.has_served = False
+        """Persists with which socket the plugin listens now, for the tools that it registered in this run."""
         listener = origin.listener()
         moved = [each for each in origin.handlers if listener and not each.is_restored and each.listener != listener]
         for handler in moved:

@@ -59,7 +59,7 @@ class Registrations:
         self._on_source = core.signals.source_changed
         self._changed = core.signals.catalog_changed
         self._writer = RegistrationWriter(core.registry, store, core.timings, self._left)
-        signals = CallbackSignals(self._origin_moved, self._judged, self._learned, self._disowned)
+        signals = CallbackSignals(self._origin_moved, self._judged, self._writer.save_listener, self._disowned)
         self._callbacks = Callbacks(core.dispatcher, core.limits, core.neighbours.allows, signals)
         self._origins: dict[tuple[str, tuple[str, str, int]], Origin] = {}  # by source and address
         self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
@@ -219,6 +219,8 @@ class Registrations:
                 self._audit.record("register", Principal(source), target=tool.tool.name, peer=target.shown)
                 log.info("registered tool=%r source=%r callback=%s", tool.tool.name, source, target.shown)
                 self._callbacks.bring_online(handler.origin)  # a plugin that registers is running (REST-43)
+                if not (handler.listener or secret):  # it registers before it listens
+                    self._callbacks.await_listener(handler.origin)
             else:
                 self._leave_origin(handler)
         self._on_source(source)
@@ -304,9 +306,6 @@ class Registrations:
                 self._registry.resume(handlers)
         self._on_source(origin.source)
         self._changed()
-
-    def _learned(self, handler: CallbackHandler) -> None:
-        self._writer.save_listener(handler.origin)
 
     def _disowned(self, handler: CallbackHandler, answer: str) -> None:
         """Withdraws a restored tool whose plugin has answered that it does not have it."""
