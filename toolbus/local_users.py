@@ -6,6 +6,7 @@ microseconds however many connections there are. Other systems do not; there eve
 
 from __future__ import annotations
 
+import errno
 import functools
 import socket
 import struct
@@ -28,6 +29,7 @@ _UID = struct.Struct("=LL")  # uid, inode
 _COOKIE = struct.Struct("=Q")  # a number that no other socket gets until the machine restarts
 _ITS_UID = _HEADER.size + 64
 _LISTENS = 10  # TCP_LISTEN
+_OUT_OF_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 def owner_of(end: Address, other: Address) -> int | None:
@@ -63,8 +65,11 @@ def listener_id(address: Address) -> str:
 
     The same id later means the same socket: the program that listened there has not restarted meanwhile. The id holds
     until the machine restarts, and no other socket gets it.
+
+    Raises:
+        OSError: this process has no file descriptor left to ask with.
     """
-    answer = _ask(address, (address[0], 0))
+    answer = _ask(address, (address[0], 0), strict=True)
     if answer is None:
         return ""
     state, _, _, inode, cookie = answer
@@ -93,8 +98,15 @@ def server_owner(end: Address, other: Address) -> int | None:
     return listener_owner(other) if owner is None else owner
 
 
-def _ask(end: Address, other: Address) -> tuple[int, int, int, int, int] | None:
-    """Returns state, port of the other end, uid, inode and cookie of a socket; None where the kernel tells none."""
+def _ask(end: Address, other: Address, *, strict: bool = False) -> tuple[int, int, int, int, int] | None:
+    """Returns state, port of the other end, uid, inode and cookie of a socket; None where the kernel tells none.
+
+    Args:
+        strict: whether it is an error that this process is out of file descriptors; else that is None too.
+
+    Raises:
+        OSError: see strict.
+    """
     try:
         hosts = [host.removeprefix("::ffff:") if "." in host else host for host, _ in (end, other)]
         family = socket.AF_INET6 if ":" in hosts[0] else socket.AF_INET
@@ -112,7 +124,9 @@ def _ask(end: Address, other: Address) -> tuple[int, int, int, int, int] | None:
             answer = kernel.recv(1024, socket.MSG_DONTWAIT)  # it is there when the request has returned
     except (ValueError, struct.error):  # not an address
         return None
-    except (OSError, AttributeError):  # no netlink: not Linux, or a sandbox forbids it
+    except (OSError, AttributeError) as error:  # no netlink: not Linux, or a sandbox forbids it
+        if strict and isinstance(error, OSError) and error.errno in _OUT_OF_DESCRIPTORS:
+            raise
         return None
     if len(answer) < _ITS_UID + _UID.size or _HEADER.unpack_from(answer)[1] != _BY_FAMILY:
         return None

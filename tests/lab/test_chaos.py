@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from lab.chaos import checks
+from lab.chaos.callback_plugin import counts
 from lab.chaos.cast import BUS, cast, tools
 from lab.chaos.checks import CHECKS, judge
 from lab.chaos.evidence import Evidence
@@ -266,6 +267,21 @@ def test_ten_minutes_do_everything_to_every_kind_of_part() -> None:
     done = {(kinds[event.part], event.act) for each in plan(1, 600, PARTS) for event in each.events}
     assert {kind for kind, _ in done} == set(kinds.values())
     assert {act for _, act in done} == set(Act)
+
+
+@pytest.mark.parametrize(
+    ("made_with", "there", "still_counts"),
+    [
+        ([], ["bus-1", "plugin-1"], False),  # it was never made
+        (["bus-1", "plugin-1"], ["bus-1", "plugin-2"], True),  # the plugin was killed
+        (["bus-1", "plugin-1"], ["bus-2", "plugin-1"], True),  # the plugin outlived the bus
+        (["bus-1", "plugin-1"], ["bus-2", "plugin-2"], False),
+    ],
+)
+def test_a_callback_plugin_registers_only_where_neither_bus_nor_plugin_is_the_same(
+    made_with: list[str], there: list[str], still_counts: bool
+) -> None:
+    assert counts(made_with, there) is still_counts
 
 
 async def test_a_line_passes_on_stalls_and_resets() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +181,32 @@ async def test_a_restored_tool_whose_plugin_has_ended_is_not_probed(start: Start
             assert handler.origin.probing is None
 
 
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Lets this process open nothing more."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+async def test_a_bus_without_a_free_file_descriptor_refuses_the_call_and_keeps_the_restored_tool(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url())
+        async with start() as bus:
+            with no_descriptor_left():
+                kind, text = await kind_and_text(bus)
+            assert kind == SILENT
+            assert "no file descriptor left" in text
+            assert names(bus, away=False) == ["x"]
+            assert (await bus.call("x", {"n": 1})).output == {"n": 1}
+
+
 async def test_an_operator_confirms_a_source(start: Start) -> None:
     with CallbackPlugin().come() as plugin:
         async with start() as bus, Legacy.of(bus) as legacy:
@@ -223,7 +252,7 @@ async def test_a_plugin_that_listens_only_after_it_registered_outlives_a_bus_tha
             await legacy.ask("register", name="x", callback_url=plugin.url())
             plugin.come()
             await until(lambda: stored_listeners(tmp_path) == [plugin.listener_id], "its socket in the store")
-            assert plugin.bytes == 0
+            assert plugin.connections == 0
         async with start() as bus:
             assert names(bus, away=False) == ["x"]
 

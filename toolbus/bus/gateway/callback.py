@@ -45,6 +45,7 @@ PROOF_SECONDS = 5.0  # for the answer to a challenge
 PROBES = 64  # at the same time
 GONE = (404, 410)  # statuses with which a restored tool's first answer says that its plugin does not have it
 ANOTHER = "another program may listen there than registered the tool: let its plugin register again"
+SHORT = "the bus has no file descriptor left to find out who listens there: retry later"
 NOBODY = "no program listens there any more: let its plugin register again"
 _OUT_OF_SOCKETS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL}  # this process's fault
 
@@ -217,6 +218,8 @@ class Callbacks:
         listener = handler.origin.listener()
         if handler.recognizes(listener):
             return ""
+        if listener is None:
+            return SHORT
         doubt = await self._prove(handler) if handler.secret else ANOTHER if listener else NOBODY
         if doubt:
             self._judged(handler, doubt)
@@ -269,7 +272,7 @@ class Callbacks:
                 f"the program that listens there did not prove in {callback_proof.PROOF} that it knows the "
                 "callback_secret: let its plugin answer the challenge, or register again"
             )
-        handler.proven_by = listener
+        handler.proven_by = listener or ""
         return ""
 
     def _not_connected(self, handler: CallbackHandler, name: str, error: aiohttp.ClientConnectorError) -> pb.ToolResult:
@@ -323,7 +326,7 @@ class Callbacks:
         """Trusts whoever listens at the URLs of some handlers of one origin, as if they registered now."""
         for handler in handlers:
             handler.is_restored, handler.is_confirmed = False, True
-            handler.listener = handler.origin.listener()
+            handler.listener = handler.origin.listener() or ""
         self._signals.judged(handlers, "")
 
     def await_listener(self, origin: Origin) -> None:
@@ -338,7 +341,7 @@ class Callbacks:
     async def _await_listener(self, origin: Origin) -> None:
         began = time.monotonic()
         while origin.handlers and (waited := time.monotonic() - began) < LISTEN_SECONDS:
-            if origin.listener() and await accepts_connections(origin.address, self.may_serve):
+            if origin.listener():
                 self._signals.learned(origin)
                 return
             await asyncio.sleep(max(waited * PROBE_SHARE, FIRST_PROBE_SECONDS))
@@ -348,7 +351,8 @@ class Callbacks:
 
         Those with a secret are judged by their proofs alone.
         """
-        listener = origin.listener()
+        if (listener := origin.listener()) is None:
+            return
         known: list[CallbackHandler] = []
         foreign: list[CallbackHandler] = []
         for handler in origin.handlers:

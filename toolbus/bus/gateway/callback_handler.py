@@ -62,11 +62,18 @@ class Origin:
         """Whether any of its tools is offered."""
         return self.online and any(handler.is_confirmed for handler in self.handlers)
 
-    def listener(self) -> str:
-        """Returns the id of the socket that listens there now; empty where the system does not say."""
+    def listener(self) -> str | None:
+        """Returns the id of the socket that listens there now.
+
+        Empty where none does or the system does not say; None where this process is too short of file descriptors to
+        ask, from which nothing follows.
+        """
         _, host, port = self.address
         hosts = ("127.0.0.1", "::1") if host == "localhost" else (host,)
-        return next(filter(None, (listener_id((each, port)) for each in hosts)), "")
+        try:
+            return next(filter(None, (listener_id((each, port)) for each in hosts)), "")
+        except OSError:
+            return None
 
     def waits(self) -> bool:
         """Tells whether a probe could bring any of its tools back."""
@@ -153,7 +160,7 @@ class CallbackHandler:
             return wire.SESSION_STATE_UNCONFIRMED
         return wire.SESSION_STATE_LIVE if self.origin.online else wire.SESSION_STATE_OFFLINE
 
-    def recognizes(self, listener: str) -> bool:
+    def recognizes(self, listener: str | None) -> bool:
         """Tells whether the program behind a listening socket may get calls without another proof.
 
         What was registered in this run of the bus trusts whoever listens at its URL (REST-43). What was restored trusts
@@ -161,14 +168,14 @@ class CallbackHandler:
         only a proof counts.
         """
         if self.secret:
-            return listener != "" and listener == self.proven_by
-        return not self.is_restored or (listener != "" and listener == self.listener)
+            return bool(listener) and listener == self.proven_by
+        return not self.is_restored or (bool(listener) and listener == self.listener)
 
-    def waits(self, listener: str) -> bool:
-        """Tells whether a probe could bring the tool back; `listener` is the id of the socket that listens now."""
+    def waits(self, listener: str | None) -> bool:
+        """Tells whether a probe could bring the tool back; `listener` is as of `Origin.listener`."""
         if self.is_confirmed and self.origin.online:
             return False
-        return bool(self.secret) or self.recognizes(listener)
+        return listener is None or bool(self.secret) or self.recognizes(listener)
 
     def send(self, calls: Sequence[Call], now: float) -> None:
         """Starts an exchange for each call, in a task of its own."""

@@ -118,8 +118,9 @@ class RegistrationWriter:
 
     def save_listener(self, origin: Origin) -> None:
         """Persists with which socket the plugin listens now, for the tools that it registered in this run."""
-        listener = origin.listener()
-        moved = [each for each in origin.handlers if listener and not each.is_restored and each.listener != listener]
+        if not (listener := origin.listener()):
+            return
+        moved = [each for each in origin.handlers if not each.is_restored and each.listener != listener]
         for handler in moved:
             handler.listener = listener
         if moved:

@@ -210,7 +210,7 @@ class Registrations:
         outcomes = []
         for tool, target in items:
             handler = self._handler(source, tool, target, secrets.token_hex(8), time.time())
-            handler.secret, handler.listener = secret, handler.origin.listener()
+            handler.secret, handler.listener = secret, handler.origin.listener() or ""
             outcome = self._registry.register(handler, [tool], needs_role=needs_role, waits=not needs_role)
             notify_owners(outcome)
             outcomes.append(outcome)
