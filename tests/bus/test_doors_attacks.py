@@ -334,3 +334,37 @@ async def test_a_nested_call_for_a_role_that_the_plugin_does_not_see_is_answered
         async with plugin(house, scopes) as (stream, parent):
             result = await call(stream, call_id="n", name="none", role="board", parent_call_id=parent)
             assert result.error.code == pb.ERROR_CODE_NOT_FOUND
+
+
+async def notified(house: House, name: str, scopes: Scopes, user: str) -> dict[str, Any]:
+    """Notifies a user over HTTPS as a new identity, and returns the answer."""
+    async with house.web(house.keys.add(name, scopes)) as web:
+        answer: dict[str, Any] = (await web.post("/api/bus/notify", json={"text": "Buy!", "user": user})).json()
+        return answer
+
+
+async def test_a_key_notifies_only_users_of_its_scope_unless_it_is_a_plugins(house: House) -> None:
+    ann = Scopes(call=Globs(["add"]), users=Globs(["ann"]))
+    for number, (scopes, user) in enumerate(((ann, "bob"), (ann, ""), (Scopes(), "ann"), (Scopes(), ""))):
+        answer = await notified(house, f"refused{number}", scopes, user)
+        assert "may not notify" in answer["error"]["message"]
+    everyone = template("host", "chat")
+    passes = ((ann, "ann"), (everyone, "bob"), (everyone, ""), (template("plugin", "plug"), "bob"))
+    for number, (scopes, user) in enumerate(passes):
+        assert (await notified(house, f"passes{number}", scopes, user))["is_error"] is False
+
+
+async def test_a_plugin_notifies_from_within_a_call_whom_it_likes(house: House) -> None:
+    near = house.keys.add("near", Scopes(attach=Globs(["near"]), call=Globs(["t"]), users=Globs(["ann"])))
+    async with house.channel(near) as nears, grpc.aio.insecure_channel(house.bus.grpc_addresses[0]) as local:
+        offer, _ = await attached(local, "plug", tools=[pb.Tool(name="t")])
+        stream, _ = await attached(nears, "near")
+        await stream.write(wire.InvokeRequest(calls=[pb.ToolCall(call_id="1", name="t")]))
+        (outer,) = await next_of(offer, "calls")
+        arguments = json.dumps({"text": "hi", "user": "bob"})
+        said = await call(
+            offer, call_id="n", name="toolbus:notify", parent_call_id=outer.call_id, arguments_json=arguments
+        )
+        assert not said.is_error
+        offer.cancel()
+        stream.cancel()

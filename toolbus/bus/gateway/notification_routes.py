@@ -18,9 +18,7 @@ from toolbus.bus.gateway.tool_routes import REFUSALS
 from toolbus.bus.streams.notification_board import MAX_KEPT, MAX_KEPT_BYTES, Notification
 from toolbus.mailbox import Mailbox
 
-MAX_WAITING_BYTES = (
-    2 * MAX_KEPT_BYTES
-)  # that one slow reader may have waiting: everything that is kept, and as much again
+MAX_WAITING_BYTES = 2 * MAX_KEPT_BYTES  # of the events that one slow reader may have waiting
 
 
 def router() -> APIRouter:

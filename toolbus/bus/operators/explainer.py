@@ -7,6 +7,7 @@ tool. The verdict is what a call would get: `Dispatcher.decide`.
 from __future__ import annotations
 
 import difflib
+import shlex
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -121,7 +122,8 @@ class Explainer:
             if name in (listing.tool.name, listing.entry.bare_name):
                 awaited = listing.entry.table.role
                 why = (
-                    f"has it for role {awaited!r}, which does not exist: `toolbus call toolbus:role_add role={awaited}`"
+                    f"has it for role {awaited!r}, which does not exist: `toolbus call toolbus:role_add "
+                    f"{shlex.quote(f'role={awaited}')}`"
                 )
                 yield "registered", False, f"source {listing.source!r} {why}"
                 return

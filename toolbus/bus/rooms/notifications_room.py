@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from toolbus.bus.access.principal import Principal, principal_of
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.core import Core
 from toolbus.bus.room import Room
-from toolbus.errors import InvalidRequest
+from toolbus.errors import InvalidRequest, NotPermitted
 from toolbus.sdk import ToolScope, llm_tool
-from toolbus.text import dump_json
+from toolbus.text import dump_json, quote
 
 
 class NotificationsRoom(Room):
@@ -44,14 +45,33 @@ class NotificationsRoom(Room):
             ``number``, and ``hosts``: how many it was sent to; 0: no host follows, or none may see this user.
         """
         source = scope.caller_source
+        _check_user(principal_of(scope), source, user)
         data_json = "" if data is None else dump_json(data)
         if self.core.policy.is_untrusted(source):
-            self._check_secrets(source, data_json)
+            self._check_secrets(source, dump_json([text, data]))  # a text may be JSON too
         hosts = self._board.publish(source, user, text, data_json, time.monotonic())
         return {"number": self._board.newest, "hosts": hosts}
 
-    def _check_secrets(self, source: str, data_json: str) -> None:
+    def _check_secrets(self, source: str, said: str) -> None:
         tripwire: Tripwire | None = self.core.dispatcher.tripwire
-        blocked = tripwire.check("notify", data_json) if tripwire is not None and data_json else None
+        blocked = tripwire.check("notify", said) if tripwire is not None else None
         if blocked:
-            raise InvalidRequest(f"the data of untrusted source {source!r} may hold a secret: {blocked}")
+            raise InvalidRequest(f"the notification of untrusted source {source!r} may hold a secret: {blocked}")
+
+
+def _check_user(principal: Principal, source: str, user: str) -> None:
+    """Checks whom an identity notifies: what it says reaches users and the models of other hosts.
+
+    One that may offer tools is a plugin, which may notify everyone, as may a plugin from within a call.
+
+    Raises:
+        NotPermitted: the user is beyond its scopes.
+    """
+    scopes = principal.identity.scopes
+    if scopes is None or scopes.offer or principal.source != source:
+        return
+    if not (scopes.users.match(user) if user else scopes.users.all):
+        raise NotPermitted(
+            f"{principal.identity.shown} may not notify {f'user {quote(user)}' if user else 'all users'}: it may "
+            f"notify {scopes.users} (its scope users, which an operator of the bus sets)"
+        )

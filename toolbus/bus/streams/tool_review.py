@@ -207,10 +207,16 @@ class ToolReview:
 
     def _withdraw(self, peer: Peer, refused: Sequence[Refusal], offered: Sequence[CompiledTool]) -> None:
         keys = {each.key for each in refused} - {(item.tool.name, item.tool.role or "") for item in offered}
-        if keys:
-            self._registry.withdraw(
-                peer, lambda entry: bool({(entry.bare_name, ""), (entry.bare_name, entry.table.role or "")} & keys)
-            )
+        if not keys:
+            return
+        names = {name for name, _ in keys}  # asked of each tool of the session, of which there may be many thousands
+        self._registry.withdraw(
+            peer,
+            lambda entry: (
+                entry.bare_name in names
+                and not keys.isdisjoint([(entry.bare_name, ""), (entry.bare_name, entry.table.role or "")])
+            ),
+        )
 
     def _full(self, item: CompiledTool) -> Refusal:
         registry = self._registry
