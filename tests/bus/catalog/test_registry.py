@@ -11,6 +11,7 @@ import pytest
 from tests.support.core_model import Core, PeerDouble, offered, tool
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import MAX_CHANGES, Outcome
+from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.errors import Code, UnknownRole
@@ -55,6 +56,24 @@ def test_an_overwritten_tool_never_comes_back_by_itself() -> None:
     two = offers(registry, "two", V2)
     registry.withdraw(two)
     assert registry.find("t") is None
+
+
+@pytest.mark.parametrize("qualified", [False, True])
+def test_withdrawing_by_name_looks_at_the_tools_of_that_name_alone(qualified: bool) -> None:
+    registry = Registry(("r1", "r2"))
+    other = offers(registry, "other", tool("t5"), qualified=True)
+    owner = offers(registry, "one", *(tool(f"t{number}") for number in range(100)), qualified=qualified)
+    looked_at: list[str] = []
+
+    def asked(entry: Entry) -> bool:
+        looked_at.append(entry.bare_name)
+        return True
+
+    assert registry.withdraw(owner, asked, names={"t5", "unknown"}).names == ("t5",)
+    assert set(looked_at) == {"t5"}
+    assert "t5" not in registry.offers(owner)
+    assert registry.offers(other) == ["t5"]
+    assert registry.withdraw(other, names={"t4"}).names == ()
 
 
 def test_removing_for_one_role_removes_only_there() -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from toolbus.bus.catalog.changes import CatalogChanges, Journal, LostTool, Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool
@@ -388,10 +388,20 @@ class Registry:
             tables = self._tables_for(role or None)
             return self._withdraw([entry for entry in self._by_source.get(source, ()) if entry.table in tables])
 
-    def withdraw(self, handler: Handler, only: Callable[[Entry], bool] = lambda entry: True) -> Outcome:
-        """Withdraws tools of a handler at once, all or some: it drains, has unregistered, or declares them badly."""
+    def withdraw(
+        self,
+        handler: Handler,
+        only: Callable[[Entry], bool] = lambda entry: True,
+        *,
+        names: Collection[str] | None = None,
+    ) -> Outcome:
+        """Withdraws tools of a handler at once, all or some: it drains, has unregistered, or declares them badly.
+
+        Args:
+            names: only those with one of these bare names, which are looked up; None: all are gone through.
+        """
         with self._lock:
-            entries = list(filter(only, self._by_handler.get(handler, ())))
+            entries = list(filter(only, self._entries_of(handler, names)))
             if entries:
                 self.revision += 1
             for entry in entries:
@@ -777,6 +787,16 @@ class Registry:
         self._by_handler.setdefault(handler, {})[entry] = None
         if handler.persisted:
             self._unsaved[handler] = None
+
+    def _entries_of(self, handler: Handler, names: Collection[str] | None) -> Collection[Entry]:
+        """Returns the entries that a handler offers, those with some bare names or all; hidden ones too."""
+        entries = self._by_handler.get(handler, {})
+        if names is None or not entries:
+            return entries
+        listed = {each for name in names for each in (name, f"{handler.source}:{name}")}
+        tables = self._tables_for(None, hidden=True)
+        found = (table.entries.get(name) for table in tables for name in listed)
+        return [entry for entry in found if entry is not None and entry in entries and entry.bare_name in names]
 
     def _unlink(self, handler: Handler, entry: Entry) -> None:
         if handler.persisted:

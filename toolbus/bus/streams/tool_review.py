@@ -209,13 +209,10 @@ class ToolReview:
         keys = {each.key for each in refused} - {(item.tool.name, item.tool.role or "") for item in offered}
         if not keys:
             return
-        names = {name for name, _ in keys}  # asked of each tool of the session, of which there may be many thousands
         self._registry.withdraw(
             peer,
-            lambda entry: (
-                entry.bare_name in names
-                and not keys.isdisjoint([(entry.bare_name, ""), (entry.bare_name, entry.table.role or "")])
-            ),
+            lambda entry: not keys.isdisjoint([(entry.bare_name, ""), (entry.bare_name, entry.table.role or "")]),
+            names={name for name, _ in keys},
         )
 
     def _full(self, item: CompiledTool) -> Refusal:
