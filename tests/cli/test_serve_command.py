@@ -84,7 +84,7 @@ def test_an_http_port_in_use_ends_serve() -> None:
         (("--http", "everywhere"), "is not HOST:PORT or off"),
         (("--role", "a", "--no-roles"), "contradict"),
         (("--data-dir", "d", "--ephemeral"), "contradict"),
-        (("--tools-dir", "a", "--tools-dir", "b"), "run each other folder with `toolbus run b`"),
+        (("--tools-dir", "a", "--tools-dir", "b"), "copy the tools into one folder"),
         (("--config", "/nowhere.toml"), "cannot read the configuration"),
         (("--log-level", "loud"), "must be one of debug"),
         (("--no-such-flag",), "No such option"),

@@ -172,8 +172,8 @@ def serve(
     if role and no_roles:
         terminal.fail("--role and --no-roles contradict each other: remove one", terminal.USAGE)
     if tools_dir and len(tools_dir) > 1:
-        advice = f"run each other folder with `toolbus run {tools_dir[1]}`"
-        terminal.fail(f"--tools-dir is given {len(tools_dir)} times, a bus has one: {advice}", terminal.USAGE)
+        given = f"--tools-dir is given {len(tools_dir)} times"
+        terminal.fail(f"{given}, a bus has one: copy the tools into one folder", terminal.USAGE)
     if data_dir and ephemeral:
         terminal.fail("--data-dir and --ephemeral contradict each other: remove one", terminal.USAGE)
     flags = _set_flags(
