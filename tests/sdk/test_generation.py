@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -151,3 +152,13 @@ async def test_the_permission_survives_a_restart(tmp_path: Path) -> None:
             await bus.call("toolbus:grant", {"source": "late", "permission": "generation"})
             shown = await bus.call("toolbus:permissions")
             assert shown.output["generation"] == {"late": True}
+
+
+async def test_no_callback_url_gets_what_plugins_ask_a_model() -> None:
+    async with running_bus(http="127.0.0.1:0") as bus, httpx.AsyncClient(base_url=f"http://{bus.http_address}") as web:
+        for source in ("rogue", "host"):
+            body = {"name": TOOL, "description": "", "source": source, "callback_url": "http://127.0.0.1:9/x"}
+            answer = await web.post("/api/tools/register", json=body)
+            assert answer.status_code == 403
+            assert "is reserved for hosts that lend their model" in answer.json()["detail"]
+        assert bus.core.registry.find(TOOL) is None

@@ -20,7 +20,7 @@ from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool, declared_twice, unchecked
-from toolbus.bus.catalog.handler import BUS_SOURCE
+from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback import Callbacks, CallbackSignals
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
@@ -150,6 +150,10 @@ class Registrations:
             f"{BUS_SOURCE}:"
         ):  # REST-3 allows a colon, and a later registration replaces an earlier
             raise NotPermitted(f"name {tool.name!r} is reserved for the bus's own tools: choose another")
+        if tool.name == LENT_MODEL:  # it would get what plugins ask a host's model
+            raise NotPermitted(
+                f"name {tool.name!r} is reserved for hosts that lend their model, in a session: choose another"
+            )
         compiled = compile_tool(tool, self._limits) if tool.validate else unchecked(tool, self._limits)
         self._audit.check()
         if tool.role and not self._adopt(tool.role, Principal(source)):
