@@ -309,3 +309,21 @@ def test_declarations_that_do_not_fit_are_dropped_before_their_refusals() -> Non
     assert (len(name), len(error)) == (refused_tools.MAX_NAME, refused_tools.MAX_ERROR)
     refused.drop(peer)
     assert repr(refused) == "<RefusedTools 0 of 0 sessions, 0 bytes>"
+
+
+class _Interrupted(Identity):
+    """An identity during whose look at the refusals, on a thread, a session ends on the loop."""
+
+    def may_attach(self, source: str) -> bool:
+        for peer in self.core.presence.review.refused.peers[1:]:  # type: ignore[attr-defined]
+            self.core.presence.review.refused.drop(peer)  # type: ignore[attr-defined]
+        return True
+
+
+def test_refusals_are_listed_while_sessions_with_others_end() -> None:
+    core = Core()
+    for source in ("one", "two", "three"):
+        attach(core, source, pb.Tool(name="bad", parameters_json=BAD))
+    identity = _Interrupted("near", Scopes())
+    object.__setattr__(identity, "core", core)
+    assert listed(core, identity) == [("one", "bad"), ("two", "bad"), ("three", "bad")]

@@ -77,7 +77,10 @@ class Refusal:
 
 
 class RefusedTools:
-    """The refusals of the attached sessions of one bus, at most `MAX_OF_SESSION` of each and `MAX_OF_BUS` of all."""
+    """The refusals of the attached sessions of one bus, at most `MAX_OF_SESSION` of each and `MAX_OF_BUS` of all.
+
+    Changed on the bus's loop alone; `listed` and `find` may be called from any thread.
+    """
 
     def __init__(self) -> None:
         self._by_peer: dict[Peer, tuple[Refusal, ...]] = {}
@@ -127,7 +130,7 @@ class RefusedTools:
         every = identity.administers("catalog")
         return [
             (peer.source, each)
-            for peer, refusals in self._by_peer.items()
+            for peer, refusals in list(self._by_peer.items())
             if request.source in ("", peer.source) and (every or identity.may_attach(peer.source))
             for each in refusals
             if (not request.role or each.role in ("", request.role))
@@ -138,7 +141,7 @@ class RefusedTools:
         """Returns the source and the reason of a refused tool, by its name as declared or as `source:name`."""
         found = (
             (peer.source, each.error)
-            for peer, refusals in self._by_peer.items()
+            for peer, refusals in list(self._by_peer.items())
             for each in refusals
             if name in (each.name, f"{peer.source}:{each.name}")
         )
