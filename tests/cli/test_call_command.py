@@ -81,8 +81,12 @@ def test_a_failed_call_has_code_stage_and_limit_in_json(bus: str) -> None:
 
 
 def test_an_unknown_tool_and_invalid_arguments_have_different_codes(bus: str) -> None:
-    assert "code=NOT_FOUND stage=NOT_DISPATCHED" in toolbus("call", "nothing", "--bus", bus).stderr
-    assert "code=INVALID_ARGUMENTS" in toolbus("call", "get_weather", "city=1", "--bus", bus).stderr
+    unknown = toolbus("call", "nothing", "--bus", bus).stderr
+    assert "code=NOT_FOUND stage=NOT_DISPATCHED" in unknown
+    assert "`toolbus explain NAME`" in unknown
+    invalid = toolbus("call", "get_weather", "city=1", "--bus", bus).stderr
+    assert "code=INVALID_ARGUMENTS" in invalid
+    assert "explain" not in invalid
 
 
 def test_ctrl_c_cancels_the_call(bus: str, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ EPILOG = epilog(
     "0 done, 1 the tool or the bus refused, 2 wrong usage, 3 no bus found, 130 cancelled by Ctrl-C.",
 )
 _TASK_KEYS = {"status", "task_id", "tool", "message"}  # of the output of a call that became a task
+_EXPLAINED = {"NOT_FOUND", "UNAVAILABLE", "PERMISSION_DENIED"}  # about the tool, not the arguments
 
 
 def call(
@@ -227,6 +228,8 @@ def _show_error(error: CallError | None) -> None:
         fields.append(f"reason={error.reason}")
     terminal.print_note(error.message)
     terminal.print_lines(clean_line(" ".join(fields)), sys.stderr)
+    if error.stage.name == "NOT_DISPATCHED" and error.code.name in _EXPLAINED:
+        terminal.print_lines("`toolbus explain NAME` says step by step why", sys.stderr)
 
 
 def _as_record(result: Result) -> dict[str, Any]:
