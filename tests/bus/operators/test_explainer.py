@@ -127,3 +127,11 @@ async def test_the_scopes_of_an_identity_decide_for_it(bus: Bus, tmp_path: Path)
     hidden = explainer.explain("of_staff", user="ann", level=50, identity="laptop")
     assert "change call, never or roles in keys.toml" in stops(hidden)["identity"]
     assert not hidden["callable"]
+
+
+async def test_the_remedy_for_a_role_can_be_pasted_into_a_shell_whatever_the_role_is_called(bus: Bus) -> None:
+    async with Plugin("q", address=bus.grpc_addresses[0]) as plugin:
+        plugin.add_tool(lambda: 1, name="waits", role="x; $(reboot)")
+        await plugin.ready()
+        why = stops(await explained(bus, "waits"))["registered"]
+    assert "`toolbus call toolbus:role_add 'role=x; $(reboot)'`" in why
