@@ -479,11 +479,11 @@ def test_a_source_that_is_gone_leaves_nothing_behind() -> None:
     registry = Registry()
     for number in range(3):
         handler = offers(registry, f"source{number}", V1)
-    assert list(registry._by_source) == ["source2"]
+    assert list(registry._index.by_source) == ["source2"]
     registry.lose(handler, "gone", 0.0)
     registry.expire(10.0)
-    assert not registry._by_source
-    assert not registry._by_handler
+    assert not registry._index.by_source
+    assert not registry._index.by_handler
 
 
 def test_a_bare_name_waits_for_the_extension_that_had_it_first_and_passes_on_when_that_is_gone() -> None:

@@ -84,7 +84,7 @@ def test_tools_beyond_the_limit_of_a_session_are_refused_and_those_within_are_of
 
 def test_tools_beyond_the_room_of_a_role_are_refused_and_taken_when_there_is_room() -> None:
     core = Core()
-    core.registry.tools_per_role = 2
+    core.registry.tables.tools_per_role = 2
     stream = attach(core, "plugin", *(pb.Tool(name=f"t{number}") for number in range(3)))
     answer = attached(stream)
     assert (names(core), list(reasons(answer))) == (["t0", "t1"], ["t2"])
@@ -152,7 +152,7 @@ def test_one_bad_tool_refuses_all_where_the_attach_says_so(bad: pb.Tool, status:
 
 def test_a_role_without_room_refuses_all_where_the_attach_says_so() -> None:
     core = Core()
-    core.registry.tools_per_role = 1
+    core.registry.tables.tools_per_role = 1
     stream = attach(core, "plugin", pb.Tool(name="a"), pb.Tool(name="b"), all_or_none=True)
     assert stream.status is not None
     assert stream.status[0] == "RESOURCE_EXHAUSTED"

@@ -146,7 +146,7 @@ def test_waiting_tools_count_against_the_limit_of_a_session_and_all_together_aga
     assert ([each.role for each in attached.waiting], list(attached.registered)) == (["r1", "r2"], ["t"])
     assert [(each.name, "one too many for its session" in each.error) for each in attached.refused] == [("u", True)]
     core = Core()
-    core.registry.tools_per_role = 2
+    core.registry.tables.tools_per_role = 2
     stream = core.attached("plugin", *(tool(f"t{number}", role=f"r{number}") for number in range(3)))
     (attached,) = stream.read("attached")
     assert ([each.name for each in attached.waiting], [each.name for each in attached.refused]) == (

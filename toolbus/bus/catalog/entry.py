@@ -163,6 +163,11 @@ class Entry:
         declarations = [*self.declarations.values(), *([self.suspended] if self.suspended is not None else ())]
         return [handler for declaration in declarations for handler in declaration.handlers]
 
+    def roles_of(self, handler: Handler) -> set[str | None]:
+        """Returns the roles that the declarations of a handler name; None stands for all roles."""
+        declarations = [*self.declarations.values(), *([self.suspended] if self.suspended is not None else ())]
+        return {each.tool.role or None for each in declarations if handler in each.handlers}
+
     def _set_level(self, handler: Handler, min_level: int) -> None:
         self.levels.pop(handler, None)
         if min_level:

@@ -152,7 +152,7 @@ class ToolReview:
                     "without blanks at its ends"
                 ]
             )
-        if not self._registry.may_wait(role, len(new - {role})):
+        if not self._registry.tables.may_wait(role, len(new - {role})):
             limit = self._limits.unconfigured_roles
             what = f"tools wait for {limit} roles that do not exist, so none waits for {quote(role)} too"
             raise LimitExceeded("unconfigured_roles", limit, what)
@@ -216,8 +216,8 @@ class ToolReview:
         )
 
     def _full(self, item: CompiledTool) -> Refusal:
-        registry = self._registry
-        fault = LimitExceeded("tools_per_role", registry.tools_per_role, registry.explain_full(item.tool))
+        tables = self._registry.tables
+        fault = LimitExceeded("tools_per_role", tables.tools_per_role, tables.explain_full(item.tool))
         return Refusal.of(item.declared.to_wire(), str(fault), Cause.LIMIT)
 
     # -- trying again ------------------------------------------------------------------------------------------------
