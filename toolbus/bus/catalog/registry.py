@@ -10,6 +10,7 @@ catalog is read in lookups.py. All of it changes here.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 
@@ -263,10 +264,9 @@ class Registry(Lookups):
         """Drops the tools whose grace period has ended. Returns their names."""
         expired = []
         with self._lock:
-            while self._index.offline:
-                entry, (when, _) = next(iter(self._index.offline.items()))
-                if when > now:
-                    break
+            # Collected first: finding the first entry of a dict takes ever longer as its front is removed.
+            ended = list(itertools.takewhile(lambda item: item[1][0] <= now, self._index.offline.items()))
+            for entry, _ in ended:
                 expired.append(entry.name)
                 self.revision += 1
                 self._drop(entry, self._visible(entry))
