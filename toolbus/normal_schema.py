@@ -344,7 +344,7 @@ class _Normalizer:
         """Returns what a type means.
 
         Raises:
-            SchemaFault: nobody knows such a type.
+            SchemaFault: the type is unknown.
         """
         if CHECKS["type"](value):
             return {"type": value}
@@ -378,7 +378,7 @@ def _unknown_type(name: str, here: Place) -> SchemaFault:
 
 
 def _read_type(text: str, depth: int = 0) -> _Kind | None:
-    """Returns what a type means in the systems that have it; None where nobody knows it."""
+    """Returns what a type means in the systems that have it; None where it is unknown."""
     if len(text) > _MAX_TYPE or depth > _MAX_TYPE_DEPTH:
         return None
     text = text.strip()
@@ -460,7 +460,7 @@ def _flag(value: Any) -> Any:
 
 
 def _is_no_keyword(key: str, value: Any) -> bool:
-    """Tells whether a key of a root must be a property without its wrapper: its object is no value of that keyword."""
+    """Tells whether a key of a root must be a property without its wrapper: its object is not the keyword's value."""
     if not isinstance(value, dict) or key in SINGLE or key in MAPS or key in _OTHER_MAPS or key in _LITERAL:
         return False
     check = CHECKS.get(key)

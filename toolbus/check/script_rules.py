@@ -9,7 +9,7 @@ from toolbus.check.finding import Effect, Finding
 from toolbus.check.source_file import SourceFile, read_source
 from toolbus.dropin.javascript.remedies import MODULES, NAMES, sentence
 
-# Comments, regular expressions and texts; what stands in them is no code.
+# Comments, regular expressions and texts; what stands in them is not code.
 _NO_CODE = re.compile(
     r"""//[^\n]*|/\*.*?\*/"""
     r"""|(?<=[=(,:;!&|?\[{}])[ \t]*/(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n\[])+/[a-z]*"""

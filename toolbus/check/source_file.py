@@ -11,7 +11,7 @@ from pathlib import Path
 
 from toolbus.check.finding import Effect, Finding
 
-MAX_BYTES = 4 * 1024 * 1024  # of a file: nobody writes more by hand
+MAX_BYTES = 4 * 1024 * 1024  # of a file: more than anyone writes by hand
 _OPTIONAL = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 

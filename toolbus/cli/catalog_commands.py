@@ -43,7 +43,7 @@ LIST_EPILOG = epilog(
     sources, for example about a file that could not be loaded, are printed to standard error. A waiting tool is for a
     role that the bus does not have: toolbus call toolbus:role_add role=NAME adds it.
 
-    A tool that the bus refuses is offered to nobody; the other tools of its plugin are. --refused lists those instead,
+    A tool that the bus refuses is not offered; the other tools of its plugin are. --refused lists those instead,
     each with what is wrong and how to fix it. The bus tries it again when its plugin declares it again, or a role, a
     right or a limit changes.
     """,

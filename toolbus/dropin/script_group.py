@@ -239,7 +239,7 @@ class ScriptGroup:
         fields: dict[str, Any] = {"id": number}
         try:
             assert self._plugin is not None  # its calls come through it
-            # With several calls at once nobody knows which of them asks, so none of their users is spoken for.
+            # With several calls at once it is unknown which of them asks, so the request names no user.
             scope = self._scopes[0] if len(self._scopes) == 1 else None
             answer = await self._plugin.generate(**_generation(parse_json(text)), scope=scope)
             fields["answer"] = {

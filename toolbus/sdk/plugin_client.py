@@ -207,7 +207,7 @@ class Plugin:
     def on_refused(self, function: F) -> F:
         """Registers a hook ``(names, reason)`` for tools that the bus refused; a decorator.
 
-        It is called once for each reason: a tool that is refused again in the same way, after a reconnect, is no news.
+        It is called once for each reason, and not again for a tool that is refused in the same way after a reconnect.
         It is also called if the bus refuses the plugin itself, or with ``all_or_none`` all tools: `names` are then
         those that the reason names, else all.
         """

@@ -59,7 +59,7 @@ class CallbackSignals:
         judged: a plugin has shown that it is there, or that it may be another program; the text says why, and is empty
             where it is there.
         learned: the plugin of an origin listens with another socket than was known, or with the first.
-        disowned: a restored tool is no longer its plugin's; the text is how it said so.
+        disowned: a restored tool is not its plugin's any more; the text is the plugin's answer.
     """
 
     moved: Callable[[Origin], None]
@@ -252,7 +252,7 @@ class Callbacks:
             Why the program there may not be the plugin; empty where it has proven that it is.
 
         Raises:
-            aiohttp.ClientConnectorError: nobody accepts a connection.
+            aiohttp.ClientConnectorError: no program accepts a connection.
         """
         nonce, listener = callback_proof.nonce(), handler.origin.listener()
         try:

@@ -103,7 +103,7 @@ def _message(message: pb.ContextMessage) -> dict[str, str]:
 
 
 def _read(text: str) -> Any:
-    """Returns what a JSON text holds; `_UNREADABLE` where it is none."""
+    """Returns what a JSON text holds; `_UNREADABLE` where it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

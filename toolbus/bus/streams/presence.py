@@ -274,7 +274,7 @@ class Presence(SessionTable):
 
     def tick(self, now: float) -> None:
         """Sends heartbeats, ends sessions that answer none, and drops tools whose grace period has ended."""
-        # What this process was late itself (a suspended machine, a debugger, too much load) is no silence of the peers.
+        # What this process was late itself (a suspended machine, a debugger, too much load) is not the peers' silence.
         tick, before = self._timings.tick_seconds, self._last_tick
         late = 0.0 if before is None else now - before - tick
         stood_still = late > self._timings.busy_heartbeat_seconds

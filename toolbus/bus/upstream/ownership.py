@@ -1,6 +1,6 @@
 """Remembers which registrations at a main server are ours: by name, role, source and callback URL, across restarts.
 
-What a main server lists and is not remembered here belongs to somebody else, whatever its source is called: another
+What a main server lists and is not remembered here belongs to another program, whatever its source is called: another
 plugin host may run the same plugin.
 """
 

@@ -130,7 +130,7 @@ class Engine:
         """Has the scope answer a message; cancelling the future drops the answer.
 
         Args:
-            deadline: when nobody waits any more, by `time.monotonic()`.
+            deadline: when the caller stops waiting, by `time.monotonic()`.
         """
         return self._submit(_Message(kind, dict(fields), deadline))
 
@@ -139,7 +139,7 @@ class Engine:
         self._inbox.put(_Message(kind, dict(fields), answered=False))
 
     def drop(self, future: concurrent.futures.Future[Any]) -> None:
-        """Forgets a request that nobody waits for any more; what it computes goes on to its limit."""
+        """Forgets a request whose caller has stopped waiting; what it computes goes on to its limit."""
         future.cancel()
         self._inbox.put(_Message("drop", {"future": future}, answered=False))
 
