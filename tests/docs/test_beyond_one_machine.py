@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shlex
 import socket
 import time
@@ -118,9 +120,18 @@ class Reader:
 
 
 def _free_port() -> str:
-    """Returns a port for a bus whose address has to be known before it listens."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return str(held.getsockname()[1])
+    """Returns a port for a bus whose address has to be known before it listens.
+
+    It is below those that the kernel gives out (Linux: 32768 and above), which another test could get meanwhile, and
+    free in both address families, since `localhost` may lead to either.
+    """
+    hosts = [("127.0.0.1", socket.AF_INET), *([("::1", socket.AF_INET6)] if socket.has_ipv6 else [])]
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for host, family in hosts:
+                held.enter_context(socket.create_server((host, port), family=family))
+            return str(port)
 
 
 @pytest.fixture
