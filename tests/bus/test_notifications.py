@@ -76,6 +76,20 @@ async def test_a_host_that_reconnects_gets_what_it_missed(bus: Bus, plugin: Plug
     assert [each.text for each in following.got] == ["one", "two"]
 
 
+async def test_a_host_that_was_away_gets_all_that_the_bus_still_has_however_large(bus: Bus, plugin: Plugin) -> None:
+    async with Following(bus) as following:
+        await plugin.notify("ann", "first")
+        await until(lambda: following.got, "the first to arrive")
+        (peer,) = bus.core.presence.by_source[following.host.source].values()
+        bus.core.presence.end(peer, "test", asyncio.get_running_loop().time())
+        board = bus.core.presence.notifications
+        for number in range(15):  # 3 MiB, while it is away
+            board.publish("kitchen", "ann", str(number), f'"{"x" * 200_000}"', 1e6 + number)
+        await until(lambda: len(following.got) == 16, "all of them")
+    assert [each.text for each in following.got] == ["first", *map(str, range(15))]
+    assert not any(each.lost for each in following.got)
+
+
 async def test_what_the_bus_refuses_raises_in_the_plugin(plugin: Plugin) -> None:
     with pytest.raises(CallFailed, match="text is empty"):
         await plugin.notify("ann", "")

@@ -128,7 +128,7 @@ class NotificationBoard:
         elif peer not in self._peers:
             self._peers[peer] = self.lost_after(after)
             for notification in self.since(after, peer.principal):
-                self._send(peer, notification)
+                self._send(peer, notification, room=peer.outbox.max_bytes // 2)
 
     def drop(self, peer: Peer) -> None:
         """Drops a session."""
@@ -168,8 +168,8 @@ class NotificationBoard:
             return False
         return not self._view.hides_source(notification.source, scopes.level, principal)
 
-    def _send(self, peer: Peer, notification: Notification) -> bool:
-        if peer.outbox.waiting_bytes > _WAITING_BYTES:
+    def _send(self, peer: Peer, notification: Notification, room: int = _WAITING_BYTES) -> bool:
+        if peer.outbox.waiting_bytes > room:
             self._peers[peer] += 1
             return False
         peer.send_event(notification.to_wire(self._peers[peer]))
