@@ -311,6 +311,7 @@ def _is_ours(kind: type) -> bool:
 
 def test_every_status_of_the_protocol_is_one_of_grpc() -> None:
     statuses = [row[0] for row in table(PROTOCOL, "| status |")]
+    assert statuses.pop() == "anything else"  # libraries and proxies make others
     assert set(statuses) <= {status.name for status in grpc.StatusCode}
     assert len(statuses) == len(set(statuses))
 
@@ -395,9 +396,21 @@ def _wire_names() -> set[str]:
     return names
 
 
+def test_the_protocol_has_the_default_of_every_limit_that_a_session_is_told() -> None:
+    documented = {row[0].strip("`"): row[1] for row in table(PROTOCOL, "| limit | default |")}
+    assert list(documented) == list(wire.Limits.DESCRIPTOR.fields_by_name)
+    grace, in_flight = documented.pop("grace_seconds"), documented.pop("calls_in_flight")
+    assert {name: _bytes(shown) for name, shown in documented.items()} == {
+        name: getattr(Limits(), name) for name in documented
+    }
+    assert grace == f"{Config().grace_seconds:g} s"
+    assert f"{Limits().calls_in_flight} if it asked for nothing" in in_flight
+    assert f"`heartbeat_seconds` is {Timings().idle_heartbeat_seconds:g} s if unset" in PROTOCOL
+
+
 def test_every_name_in_the_protocol_is_on_the_wire() -> None:
     known = _wire_names() | {limit.name for limit in fields(Limits)} | {"Check", "Watch", "List"}
-    known.add(CALLS_PER_SECOND)
+    known |= {CALLS_PER_SECOND, "TOOLBUS_ADDRESS", "TOOLBUS_TOKEN"}
     # Keys of hosts that extension systems set, of a credential file and of scopes; what belongs to grpcio.
     known |= {"userId", "__userId", "__user_id"} | {each.name for each in (*fields(Credential), *fields(Scopes))}
     spans = {span for span in code_spans(PROTOCOL) if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\.[a-z_]+)?", span)}

@@ -97,8 +97,9 @@ Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
 @_typing.final
 class InvokeRequest(_message.Message):
     """Carries messages from a peer to the bus. A sender puts all waiting items into one message, at most 128 items or 1
-    MiB but at least one item, and never waits to fill it. More than 4,096 items of one kind end the stream with
-    INVALID_ARGUMENT. The bus handles the fields in this order: attach, calls, progress, results, cancels, heartbeat,
+    MiB but at least one item. Results of calls that came in one message may wait for each other, at most 1 ms. More than
+    4,096 items of one kind end the stream with INVALID_ARGUMENT, a larger message than the limit `message_bytes` with
+    RESOURCE_EXHAUSTED. The bus handles the fields in this order: attach, calls, progress, results, cancels, heartbeat,
     drain.
     """
 
@@ -139,8 +140,8 @@ class InvokeRequest(_message.Message):
 
     @_builtins.property
     def drain(self) -> Global___Drain:
-        """Begins the peer's graceful shutdown: the peer takes no new calls, finishes those in flight and then closes. Its
-        tools are withdrawn at once.
+        """Begins the peer's graceful shutdown: its tools are withdrawn at once, the peer answers the calls that it runs and
+        those that were on their way, and the bus ends the stream. The peer does not half-close before.
         """
 
     def __init__(
@@ -262,8 +263,8 @@ class Attach(_message.Message):
     """
     instance: _builtins.str
     """Distinguishes the sessions of a source: 0 to 128 of `[!-~]` (printable ASCII without blanks), drawn at random once
-    per process. Any other text ends the stream with INVALID_ARGUMENT. A session with the same source and instance
-    replaces the older one. An empty instance never replaces another.
+    for each peer, of which a process may have several. Any other text ends the stream with INVALID_ARGUMENT. A session
+    with the same source and instance replaces the older one. An empty instance never replaces another.
     """
     max_in_flight: _builtins.int
     """How many calls this session takes at once, and, counted separately, how many calls of its own it may have in
@@ -282,12 +283,12 @@ class Attach(_message.Message):
     all_or_none: _builtins.bool
     """Whether one bad tool refuses all: the first attach then ends the stream with INVALID_ARGUMENT, NOT_FOUND or
     RESOURCE_EXHAUSTED and a text that names each mistake; in a later attach `Attached.refused` names all tools, and
-    everything stays as it was. If the source or identity lacks the right to offer one of them, `Attached.refused` names
-    all, and the stream stays. False means tool by tool.
+    everything stays as it was. If the source or identity lacks the right to offer one of them, `Attached.refused`
+    names all, and the stream stays. False means tool by tool.
     """
     notifications_after: _builtins.int
-    """The number of the last notification that the peer has, with SUBSCRIPTION_NOTIFICATIONS. The bus sends the later ones
-    that it still has: at most 1,000, and 4 MiB of them. 0 means only those to come.
+    """The number of the last notification that the peer has, with SUBSCRIPTION_NOTIFICATIONS. The bus sends the later
+    ones that it still has: at most 1,000, and 4 MiB of them. 0 means only those to come.
     """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.Tool]:
@@ -361,8 +362,9 @@ class Attached(_message.Message):
     boot_id: _builtins.str
     """Names this run of the bus."""
     heartbeat_seconds: _builtins.float
-    """The longest silence of the bus, in seconds, while the session is idle. A peer that receives nothing for four
-    times as long should consider the bus dead and reconnect.
+    """The longest silence of the bus on this stream, in seconds, whatever the peer sends: half a second later at most
+    comes a heartbeat, until the peer half-closes. A peer that receives nothing for four times as long should consider
+    the bus dead and reconnect. 0 or unset means 10.
     """
     revision: _builtins.int
     """The catalog's revision after this attach."""
@@ -384,7 +386,7 @@ class Attached(_message.Message):
     """Whether the bus echoes heartbeats with `from_peer`. Unset from a bus that ignores them: a peer does not wait then."""
     @_builtins.property
     def limits(self) -> Global___Limits:
-        """What the bus accepts from this session."""
+        """What the bus accepts from this session. What is unset has its default."""
 
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
@@ -499,7 +501,9 @@ Global___WaitingTool: _TypeAlias = WaitingTool  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
-    """Lists what the bus accepts from a session. More would be refused; the error names the limit."""
+    """Lists what the bus accepts from a session. More would be refused; the error names the limit. 0 or unset means the
+    default of each field.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -513,23 +517,23 @@ class Limits(_message.Message):
     CALL_DEPTH_FIELD_NUMBER: _builtins.int
     GRACE_SECONDS_FIELD_NUMBER: _builtins.int
     message_bytes: _builtins.int
-    """The largest message the bus receives, in bytes."""
+    """The largest message the bus receives, in bytes. By default 16 MiB."""
     calls_in_flight: _builtins.int
-    """Calls in flight, counted separately for each direction."""
+    """Calls in flight, counted separately for each direction. By default `Attach.max_in_flight`, or 256."""
     arguments_bytes: _builtins.int
-    """Arguments of one call, in bytes."""
+    """Arguments of one call, in bytes. By default 1 MiB."""
     result_bytes: _builtins.int
-    """Output and content of one result, in bytes."""
+    """Output and content of one result, in bytes. By default 4 MiB."""
     schema_bytes: _builtins.int
-    """The schema of one tool, in bytes."""
+    """The schema of one tool, in bytes. By default 256 KiB."""
     description_bytes: _builtins.int
-    """The description of one tool, in bytes."""
+    """The description of one tool, in bytes. By default 16 KiB."""
     tools: _builtins.int
-    """Tools of one session."""
+    """Tools of one session. By default 100,000."""
     call_depth: _builtins.int
-    """The depth of nested calls."""
+    """The depth of nested calls. By default 8."""
     grace_seconds: _builtins.float
-    """How long tools of a broken session stay listed as offline, in seconds."""
+    """How long tools of a broken session stay listed as offline, in seconds. By default 5."""
     def __init__(
         self,
         *,
@@ -894,8 +898,9 @@ Global___ToolsReviewed: _TypeAlias = ToolsReviewed  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
-    """Proves that a stream is alive. The bus sends it after a silence, the peer echoes it. A peer that stood still itself may
-    send one as well: whatever comes before the echo may be older than the heartbeat, what comes after it is newer.
+    """Proves that a stream is alive. The bus sends it after a silence of either side, the peer echoes it. A peer that stood
+    still itself may send one as well: whatever comes before the echo may be older than the heartbeat, what comes after
+    it is newer.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1260,8 +1265,8 @@ class ListRequest(_message.Message):
     page_token: _builtins.str
     """Continues a list where the last response ended (ListResponse.next_page_token). Empty begins."""
     include_refused: _builtins.bool
-    """Adds the refused declarations (ListResponse.refused), for operators. A caller whose scopes show it only some sources
-    gets theirs.
+    """Adds the refused declarations (ListResponse.refused), for operators. A caller whose scopes show it only some
+    sources gets theirs.
     """
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

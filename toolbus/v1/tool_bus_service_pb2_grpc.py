@@ -76,10 +76,10 @@ class ToolBusServiceServicer:
         With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url
         on loopback.
 
-        Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach again),
-        PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered until the
-        bus stops); with `all_or_none` also INVALID_ARGUMENT (a bad tool; the message names each mistake), NOT_FOUND (a role
-        that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
+        Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach
+        again), PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered
+        until the bus stops); with `all_or_none` also INVALID_ARGUMENT (a bad tool; the message names each mistake),
+        NOT_FOUND (a role that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,13 +112,22 @@ class ToolBusServiceServicer:
         else the stream ends with INVALID_ARGUMENT. Either side may call: a plugin that offers tools, a host that offers
         none, a plugin that calls other tools.
 
-        The stream ends with OK after a drain or a half-close with nothing left to do, INVALID_ARGUMENT (a message that
-        breaks the protocol; the text says how), FAILED_PRECONDITION (protocol version), ALREADY_EXISTS (the same source
-        and instance attached too often), PERMISSION_DENIED (a bound source without its token), RESOURCE_EXHAUSTED (too
-        many sessions, or the peer reads too slowly), UNAVAILABLE (the bus stops, the peer answered no heartbeat, or no
-        attach came within 30 s). A first attach with `all_or_none` and a bad tool ends it with INVALID_ARGUMENT, NOT_FOUND
-        (a tool for a role that is not configured) or RESOURCE_EXHAUSTED (a limit that the text names). On UNAVAILABLE and
-        on a broken connection the peer should attach again, with backoff and jitter.
+        The bus sends its response headers at once; a client does not wait for them. The stream ends with OK after a drain
+        or a half-close with nothing left to do, or with
+        - INVALID_ARGUMENT: a message breaks a rule; the text says how. With `all_or_none` also: a tool does.
+        - FAILED_PRECONDITION: the bus does not speak this version of the protocol.
+        - NOT_FOUND: with `all_or_none`, a tool is for a role that is not configured.
+        - PERMISSION_DENIED: the source is bound to a token that the peer does not have, or the peer may not attach as it.
+        - UNAUTHENTICATED: no key, or one that is unknown, has expired or was revoked.
+        - ALREADY_EXISTS: the same source and instance attached too often, or is attached by another identity.
+        - RESOURCE_EXHAUSTED: too many sessions, a message above the limit `message_bytes`, or the peer reads too slowly.
+        With `all_or_none` also: a limit that the text names.
+        - UNAVAILABLE: the bus stops, the peer answered no heartbeat, or no attach came within 30 s.
+        - INTERNAL: a fault of the bus.
+
+        After UNAVAILABLE, a broken connection and every status that is not in this list the peer attaches again, with
+        backoff and jitter; after RESOURCE_EXHAUSTED and INTERNAL too, with longer pauses. After the others it stops and
+        shows the text; after UNAUTHENTICATED it first tries once more where the session was live.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -313,7 +313,8 @@ class ToolCall(_message.Message):
     BACKGROUND_AFTER_SECONDS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """Names the call among those its sender has in flight on this stream. 1 to 128 characters, chosen by the sender.
+    """Names the call among those its sender has in flight on this stream. 1 to 128 characters (Unicode code points),
+    chosen by the sender.
     Towards a plugin the bus uses ids of its own.
     """
     name: _builtins.str
@@ -491,8 +492,9 @@ class ToolResult(_message.Message):
     call_id: _builtins.str
     """The call that this answers. A result for a call that is not pending is dropped and counted."""
     output_json: _builtins.str
-    """What the tool returned, as JSON text. Empty means null. Together with `content` at most the limit `result_bytes`;
-    a larger one is replaced by ERROR_CODE_RESULT_TOO_LARGE.
+    """What the tool returned, as JSON text. Empty means null. Together with `content` at most the limit `result_bytes`.
+    A client replaces a larger one by ERROR_CODE_RESULT_TOO_LARGE before it writes, or else the bus does. What does not
+    fit into `message_bytes`, or is not valid UTF-8, ends the stream.
     """
     is_error: _builtins.bool
     """Whether the model should read this as a failure. The bus sets it whenever `error` is set."""
@@ -542,10 +544,12 @@ class CallError(_message.Message):
     """A text that a person can read and a model can act on."""
     retry_safe: _builtins.bool
     """Whether the same call can be sent again without running the tool twice. A client may retry without asking for
-    ERROR_CODE_UNAVAILABLE and ERROR_CODE_OVERLOADED, within its deadline.
+    ERROR_CODE_UNAVAILABLE and ERROR_CODE_OVERLOADED, within its deadline: 30 s where the call states none.
     """
     retry_after_seconds: _builtins.float
-    """When a retry may succeed, in seconds from now. 0 means no hint."""
+    """When a retry may succeed, in seconds from now. 0 means no hint. A client waits at least this long, and at least as
+    long as its own pause.
+    """
     reason: _builtins.str
     """The tool's own name for the failure: an error string that it returned, or the class of an exception that it
     raised. Set for ERROR_CODE_TOOL only.
@@ -774,7 +778,7 @@ class ToolProgress(_message.Message):
     message: _builtins.str
     """What is being done, for people."""
     output_chunk: _builtins.str
-    """The next piece of an output that the tool produces in pieces. The result still carries all of it."""
+    """The next piece of an output that the tool produces in pieces, in order. The result still carries all of it."""
     @_builtins.property
     def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentBlock]:
         """Content that is ready before the result."""
