@@ -36,6 +36,7 @@ FLOORS = (
     "dropin.javascript",  # scripts as an engine runs them: no connection, no bus
     "dropin",
     "check",  # reads code of other systems, and runs nothing of it
+    "conformance",  # proves clients and buses; needs grpcio and protobuf only
     "bus.loopback bus.callback_url bus.outbound bus.path_ownership",
     "bus.access",  # who is asking
     "bus.audit",  # what was done, and by whom

@@ -1,4 +1,4 @@
-"""Offers the fixed set of tools of a client under test (tests/vectors/README.md), with peer.py.
+"""Offers the fixed set of tools of a client under test (toolbus/conformance/README.md), with peer.py.
 
     TOOLBUS_ADDRESS=127.0.0.1:PORT python clients/python/conformance.py
 

@@ -3,7 +3,7 @@
 It has everything that a client library needs, in the order of docs/protocol.md: attach, one writer that sends all that
 waits, results in any order, heartbeats, cancels, graceful shutdown, calls that were given up while this process stood
 still, reconnecting with backoff, and a credential for a bus on another machine. The scenarios in
-tests/vectors/peer.jsonl check a copy. It is one file, a little long, because it is meant to be read and copied as a
+toolbus/conformance check a copy. It is one file, a little long, because it is meant to be read and copied as a
 whole. For Python programs `toolbus.sdk` is better: it also runs blocking handlers, and finds out why TLS fails.
 """
 

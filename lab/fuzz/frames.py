@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from lab.fuzz.bus_model import BusModel, Stream
 from lab.fuzz.choices import Choices, block_of
-from lab.fuzz.target import VECTORS, Target, no_faults
+from lab.fuzz.target import CONFORMANCE, Target, no_faults
 from toolbus.errors import ToolBusError
 from toolbus.tool import Annotations, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -191,7 +191,7 @@ def raw(stream: int, **arms: Any) -> bytes:
 
 def seeds() -> Iterator[bytes]:
     """The vectors' conversations, and plays that reach what those do not."""
-    for scenario in map(json.loads, (VECTORS / "bus.jsonl").read_text("utf-8").splitlines()):
+    for scenario in map(json.loads, (CONFORMANCE / "bus.jsonl").read_text("utf-8").splitlines()):
         play = b""
         for each in scenario["steps"]:
             if "send" in each and "$" not in json.dumps(each["send"]):

@@ -17,7 +17,7 @@ from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from lab.fuzz.choices import Choices, block_of
-from lab.fuzz.target import VECTORS, Target, hold, no_faults
+from lab.fuzz.target import CONFORMANCE, Target, hold, no_faults
 from toolbus.errors import ProtocolError
 from toolbus.functions.call_options import CallOptions
 from toolbus.sdk.attempt import Attempt, AttemptEnd
@@ -295,7 +295,7 @@ def run(data: bytes) -> None:
 
 def seeds() -> Iterator[bytes]:
     """The vectors' conversations, and plays that reach what those do not."""
-    for scenario in map(json.loads, (VECTORS / "peer.jsonl").read_text("utf-8").splitlines()):
+    for scenario in map(json.loads, (CONFORMANCE / "peer.jsonl").read_text("utf-8").splitlines()):
         play = bytes([1, 2, 0])
         for each in scenario["steps"]:
             if "send" in each and "$" not in json.dumps(each["send"]):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-VECTORS = Path(__file__).parents[2] / "tests" / "vectors"  # exchanges as data, from which seeds are made
+CONFORMANCE = Path(__file__).parents[2] / "toolbus" / "conformance"  # exchanges as data, from which seeds are made
+VECTORS = Path(__file__).parents[2] / "tests" / "vectors"  # likewise, over HTTP
 
 
 class Finding(AssertionError):

@@ -1,4 +1,4 @@
-"""The bus does for a raw client what tests/vectors/bus.jsonl says, step by step over a real connection."""
+"""The bus does for a raw client what toolbus/conformance/bus.jsonl says, step by step over a real connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.vectors.play_bus import run_scenario, scenarios, settled
+from toolbus.conformance.bus_player import run_scenario, settled
+from toolbus.conformance.script import bus_scenarios
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -23,6 +24,6 @@ async def address() -> AsyncIterator[str]:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("scenario", [pytest.param(each, id=each["scenario"]) for each in scenarios()])
+@pytest.mark.parametrize("scenario", [pytest.param(each, id=each["scenario"]) for each in bus_scenarios()])
 async def test_the_bus_plays_its_part(address: str, scenario: dict[str, Any]) -> None:
     await run_scenario(address, scenario)

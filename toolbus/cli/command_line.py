@@ -18,6 +18,7 @@ from toolbus.cli import (
     catalog_commands,
     check_command,
     confirm_command,
+    conformance_command,
     credential_commands,
     drain_command,
     explain_command,
@@ -84,6 +85,7 @@ app.command(epilog=search_command.EPILOG)(search_command.search)
 app.command(epilog=export_command.EPILOG)(export_command.export)
 app.command(epilog=explain_command.EPILOG)(explain_command.explain)
 app.command(epilog=check_command.EPILOG)(check_command.check)
+app.command(epilog=conformance_command.EPILOG)(conformance_command.conformance)
 app.command(epilog=call_command.EPILOG)(call_command.call)
 app.command(epilog=tasks_command.EPILOG)(tasks_command.tasks)
 app.command(epilog=calls_command.EPILOG)(calls_command.calls)

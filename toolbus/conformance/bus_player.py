@@ -1,6 +1,6 @@
 """Plays bus.jsonl against any bus: a raw client on the generated stubs, with nothing of an SDK.
 
-    python -m tests.vectors.play_bus 127.0.0.1:48930
+    python -m toolbus.conformance.play_bus 127.0.0.1:48930
 
 Every scenario uses names of its own, so one bus serves them all and they leave nothing behind. One line a scenario;
 the exit code is 1 where one failed. `run_scenario` is the same for tests.
@@ -8,23 +8,19 @@ the exit code is 1 where one failed. `run_scenario` is the same for tests.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
 from google.protobuf import json_format
 
-from tests.vectors.items import Expectation, Item, items_of
-from tests.vectors.match import Bindings, Mismatch, check, fill
+from toolbus.conformance.items import Expectation, Item, items_of
+from toolbus.conformance.match import Bindings, Mismatch, check, fill
+from toolbus.conformance.script import bus_scenarios
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 
-SCENARIOS = Path(__file__).with_name("bus.jsonl")
 PATIENCE_SECONDS = 5.0
 SETTLING_SECONDS = 15.0  # longer than the grace period of a bus that has just started
 REQUESTS = {
@@ -33,11 +29,6 @@ REQUESTS = {
     "Clear": wire.ClearRequest,
     "List": wire.ListRequest,
 }
-
-
-def scenarios() -> list[dict[str, Any]]:
-    """Reads bus.jsonl."""
-    return [json.loads(line) for line in SCENARIOS.read_text(encoding="utf-8").splitlines()]
 
 
 class Stream:
@@ -199,37 +190,23 @@ async def settled(address: str) -> None:
             await asyncio.sleep(item["error"]["retry_after_seconds"] or 0.05)
 
 
-async def play_all(address: str, only: str) -> int:
-    """Plays every scenario whose name holds a text; returns how many failed."""
+async def play_all(address: str, done: Callable[[str, Mismatch | None], object]) -> int:
+    """Plays every scenario; returns how many failed.
+
+    Args:
+        done: is told of each, with what the bus did instead.
+
+    Raises:
+        Mismatch, TimeoutError: there is no bus at the address.
+    """
     await settled(address)
     failed = 0
-    for scenario in scenarios():
-        if only not in scenario["scenario"]:
-            continue
+    for scenario in bus_scenarios():
+        problem = None
         try:
             await run_scenario(address, scenario)
-        except Mismatch as problem:
+        except Mismatch as error:
+            problem = error
             failed += 1
-            print(f"FAIL  {problem}")
-        else:
-            print(f"ok    {scenario['scenario']}")
+        done(scenario["scenario"], problem)
     return failed
-
-
-def main() -> int:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description="Play bus.jsonl against a bus.")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only scenarios whose name holds TEXT")
-    parser.add_argument("address", help="HOST:PORT or unix:PATH of the bus")
-    options = parser.parse_args()
-    try:
-        failed = asyncio.run(play_all(options.address, options.only))
-    except (Mismatch, TimeoutError) as problem:
-        print(f"no bus to play with at {options.address}: {problem}", file=sys.stderr)
-        return 3
-    print(f"{failed} failed" if failed else "all passed")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Takes frames apart into items, and waits for the items that a vector expects.
+"""Takes frames apart into items, and waits for the items that a scenario expects.
 
 How items are spread over frames is the sender's choice, so both players compare items, never frames.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-from tests.vectors.match import Bindings, Mismatch, check, matches
+from toolbus.conformance.match import Bindings, Mismatch, check, matches
 
 Item = tuple[str, Any]
 

@@ -1,4 +1,4 @@
-"""Compares what came over the wire with what a vector expects, and fills remembered values into what it sends.
+"""Compares what came over the wire with what a scenario expects, and fills remembered values into what it sends.
 
 The placeholders are explained in README.md beside this file. Nothing here knows gRPC: both players use it.
 """
@@ -12,14 +12,25 @@ Bindings = dict[str, Any]
 
 
 class Mismatch(AssertionError):
-    """Something that came is not what the vector expects; the text names the path."""
+    """Something that came is not what a scenario expects; the text names the path.
+
+    Args:
+        rule: the rule that it breaks; "" for those of the scenario.
+    """
+
+    def __init__(self, text: str, rule: str = "") -> None:
+        super().__init__(text)
+        self.rule = rule
 
 
 def fill(value: Any, bindings: Bindings) -> Any:
-    """Replaces every {"$ref": name} by the value bound to that name."""
+    """Replaces {"$ref": name} by the value of that name, and {"$next": name} by a text that counts upwards."""
     if isinstance(value, dict):
         if set(value) == {"$ref"}:
             return bindings[value["$ref"]]
+        if set(value) == {"$next"}:
+            bindings[value["$next"]] = counted = str(int(bindings.get(value["$next"], 0)) + 1)
+            return counted
         return {key: fill(item, bindings) for key, item in value.items()}
     if isinstance(value, list):
         return [fill(item, bindings) for item in value]
@@ -68,7 +79,7 @@ def matches(expected: Any, actual: Any, bindings: Bindings) -> bool:
 
 def _check_placeholder(expected: dict[str, Any], actual: Any, bindings: Bindings, path: str) -> None:
     if len(expected) != 1:
-        raise ValueError(f"the vector is wrong at {path}: one placeholder an object, not {sorted(expected)}")
+        raise ValueError(f"the scenario is wrong at {path}: one placeholder an object, not {sorted(expected)}")
     ((kind, rule),) = expected.items()
     match kind:
         case "$any":
@@ -85,6 +96,8 @@ def _check_placeholder(expected: dict[str, Any], actual: Any, bindings: Bindings
             fits = bool(actual) is rule
         case "$json":
             fits = isinstance(actual, str) and _same_json(rule, actual)
+        case "$parsed":
+            fits = isinstance(actual, str) and _fits_parsed(rule, actual, bindings)
         case "$one_of":
             fits = any(matches(each, actual, bindings) for each in rule)
         case "$has":
@@ -94,7 +107,7 @@ def _check_placeholder(expected: dict[str, Any], actual: Any, bindings: Bindings
         case "$at_most":
             fits = float(actual) <= rule
         case _:
-            raise ValueError(f"the vector is wrong at {path}: unknown placeholder {kind!r}")
+            raise ValueError(f"the scenario is wrong at {path}: unknown placeholder {kind!r}")
     if not fits:
         raise Mismatch(f"{path}: expected {_shown(expected)}, got {_shown(actual)}")
 
@@ -104,6 +117,14 @@ def _same_json(rule: Any, text: str) -> bool:
         return bool(json.loads(text) == rule)
     except ValueError:
         return False
+
+
+def _fits_parsed(rule: Any, text: str, bindings: Bindings) -> bool:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return False
+    return matches(rule, parsed, bindings)
 
 
 def _has(wanted: list[Any], actual: list[Any], bindings: Bindings) -> bool:

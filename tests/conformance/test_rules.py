@@ -1,0 +1,31 @@
+"""The rules, the scenarios and the mutants belong together, and to the text of the protocol."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conformance.mutants import ROOT, Mutant, mutants
+from toolbus.conformance.script import Rule, rules, scenarios
+
+
+def _anchors() -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("rule", rules().values(), ids=lambda rule: rule.id)
+def test_each_rule_is_from_a_section_of_the_protocol(rule: Rule) -> None:
+    assert rule.anchor in _anchors()
+
+
+def test_each_scenario_has_a_name_of_its_own() -> None:
+    names = [each.name for each in scenarios()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("mutant", mutants(), ids=str)
+def test_each_mutant_breaks_a_rule_that_exists_in_one_place_of_the_client(mutant: Mutant) -> None:
+    assert mutant.rule in rules()
+    compile(mutant.text, mutant.file, "exec")

@@ -1,0 +1,190 @@
+"""Implements ``toolbus conformance``: plays the protocol against a client, or against a bus, and judges each rule."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from toolbus.cli import terminal
+from toolbus.cli.help_text import epilog
+
+if TYPE_CHECKING:
+    from toolbus.conformance.player import Played
+    from toolbus.conformance.suite import Choice, Judged, Outcome
+
+EPILOG = epilog(
+    (
+        "toolbus conformance -- python -m toolbus.conformance.sdk_client",
+        "toolbus conformance --rules LIFE,BYE-2 --trace -- node conformance.js",
+        "toolbus conformance --roles plugin,host --junit report.xml --badge badge.json -- ./my-client",
+        "toolbus conformance --bus 127.0.0.1:48930",
+    ),
+    """
+    The command after -- is the client under test: a program of a few tools on the client library, which finds the bus
+    by TOOLBUS_ADDRESS. Each scenario starts it anew, against a bus that follows a script. A rule is kept, broken, known
+    (broken, and named in the file of --known), or unclaimed: the client does not offer the tool that shows it. With
+    --roles, what is unclaimed is broken. A rule in --known that is kept is an error: take it out.
+
+    --bus plays the other way round: a raw client against a bus.
+    """,
+    "0 all rules are kept, 1 some are broken, 2 wrong usage, 3 the client does not start, or this program has a fault.",
+)
+NO_VERDICT = 3
+TRACED_LINES = 15  # that people see of a trace; the report has all
+
+
+def conformance(
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND…", help="Starts the client.")] = None,
+    roles: Annotated[str, typer.Option(metavar="plugin,host", help="What the client claims to have.")] = "",
+    rules: Annotated[str, typer.Option(metavar="ID,…", help="Only these rules, or groups of them, such as LIFE.")] = "",
+    known: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rules that are known to be broken, one in a line; # comments.")
+    ] = None,
+    as_json: Annotated[
+        str, typer.Option("--json", metavar="FILE", help="Write the report as JSON; - for standard output.")
+    ] = "",
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JUnit does.")] = None,
+    badge: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the badge that shields.io shows.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="How many scenarios are played at once.")] = 4,
+    patience: Annotated[
+        float, typer.Option(min=0.1, max=100, help="Multiplies the time that a client may take for each step.")
+    ] = 1.0,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Show the messages and the errors of what went wrong.")
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the rules and exit.")] = False,
+    bus: Annotated[str, typer.Option(metavar="ADDRESS", help="Play against the bus there, instead of a client.")] = "",
+) -> None:
+    """Tell which rules of the protocol a client library keeps."""
+    if list_:
+        _list(rules, roles)
+    elif bus:
+        _play_bus(bus)
+    elif not command:
+        terminal.fail("say which client to play: toolbus conformance -- COMMAND, or --bus ADDRESS", terminal.USAGE)
+    else:
+        outcome = _play(command, _choice(rules, roles, known), jobs, patience, quiet=as_json == "-")
+        _write(outcome, as_json, junit, badge)
+        if as_json != "-":
+            _print(outcome, trace=trace)
+        if not outcome.starts:
+            raise typer.Exit(NO_VERDICT)
+        if not outcome.kept:
+            raise typer.Exit(terminal.REFUSED)
+
+
+def _choice(rules: str, roles: str, known: Path | None) -> Choice:
+    from toolbus.conformance.suite import Choice, NoSuchRule
+
+    named: list[str] = []
+    if known is not None:
+        try:
+            lines = known.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            terminal.fail(f"--known {known} cannot be read: {error}", terminal.USAGE)
+        named = [rule for line in lines if (rule := line.partition("#")[0].strip())]
+    choice = Choice(_listed(roles), _listed(rules), named)
+    try:
+        choice.chosen()
+    except NoSuchRule as error:
+        terminal.fail(str(error), terminal.USAGE)
+    return choice
+
+
+def _listed(text: str) -> list[str]:
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
+def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, quiet: bool) -> Outcome:
+    from toolbus.conformance.suite import run
+
+    def done(played: Played, number: int, of: int) -> None:
+        if not quiet:
+            said = "broken" if played.broken else f"no tool {played.unclaimed}" if played.unclaimed else "kept"
+            rules = ", ".join(played.scenario.rules)
+            terminal.print_lines(f"[{number}/{of}] {said}: {played.scenario.name} ({rules})", sys.stderr)
+
+    try:
+        return asyncio.run(run(command, choice, jobs=jobs, patience=patience, done=done))
+    except OSError as error:
+        terminal.fail(f"{command[0]!r} cannot be started: {error}", NO_VERDICT)
+    except Exception as error:
+        fault = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+        if isinstance(fault, OSError):
+            terminal.fail(f"{command[0]!r} cannot be started: {fault}", NO_VERDICT)
+        terminal.fail(f"a fault of this program, not of the client: {fault!r}", NO_VERDICT)
+
+
+def _write(outcome: Outcome, as_json: str, junit: Path | None, badge: Path | None) -> None:
+    from toolbus.conformance import report
+
+    if as_json == "-":
+        terminal.print_json(report.as_json(outcome))
+    texts: dict[Path | None, Callable[[Outcome], str]] = {
+        junit: report.as_junit,
+        badge: lambda outcome: report.json_text(report.as_badge(outcome)),
+    }
+    if as_json not in ("", "-"):
+        texts[Path(as_json)] = lambda outcome: report.json_text(report.as_json(outcome))
+    for path, text_of in texts.items():
+        if path is not None:
+            try:
+                report.write(path, text_of(outcome))
+            except OSError as error:
+                terminal.fail(f"{path} cannot be written: {error}", terminal.USAGE)
+
+
+def _print(outcome: Outcome, *, trace: bool) -> None:
+    from toolbus.conformance.report import counts
+    from toolbus.conformance.suite import Verdict
+
+    if not outcome.starts:
+        terminal.print_note("the client opened no stream to the bus at TOOLBUS_ADDRESS; its last lines were:")
+        terminal.print_lines("\n".join(outcome.stderr) or "(none)", sys.stderr)
+        return
+    rows = [
+        (each.rule.id, each.rule.level, "stale" if each.stale else each.verdict.value, each.why or each.rule.says)
+        for each in outcome.judged
+    ]
+    wrong = [each for each in outcome.judged if each.stale or each.verdict is not Verdict.KEPT]
+    terminal.print_table(("RULE", "LEVEL", "RESULT", "WHAT"), rows, [outcome.judged.index(each) for each in wrong])
+    if trace:
+        for each in wrong:
+            _print_trace(each)
+    for role, count in counts(outcome).items():
+        if sum(count.values()):
+            terminal.print_lines(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in count.items())}")
+
+
+def _print_trace(judged: Judged) -> None:
+    terminal.print_lines(f"{judged.rule.id}: {judged.rule.says} (protocol.md#{judged.rule.anchor})")
+    for line in [*judged.played.trace[-TRACED_LINES:], *(f"stderr: {each}" for each in judged.played.stderr)]:
+        terminal.print_lines(f"    {line}")
+
+
+def _list(rules: str, roles: str) -> None:
+    choice = _choice(rules, roles, None)
+    terminal.print_table(
+        ("RULE", "LEVEL", "ROLE", "WHAT"), [(each.id, each.level, each.role, each.says) for each in choice.chosen()]
+    )
+
+
+def _play_bus(address: str) -> None:
+    from toolbus.conformance.bus_player import play_all
+    from toolbus.conformance.match import Mismatch
+
+    def done(name: str, problem: Mismatch | None) -> None:
+        terminal.print_lines(f"broken: {problem}" if problem else f"kept: {name}", sys.stderr)
+
+    try:
+        failed = asyncio.run(play_all(address, done))
+    except (Mismatch, TimeoutError) as problem:
+        terminal.fail(f"there is no bus to play with at {address}: {problem}", NO_VERDICT)
+    if failed:
+        terminal.fail(f"{failed} scenarios are broken")
+    terminal.print_lines("all scenarios are kept")

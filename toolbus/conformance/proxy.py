@@ -1,0 +1,130 @@
+"""Stands between a client and the scripted bus, and does what networks and dead buses do: refuse, reset, go silent.
+
+The port stays reserved while it is closed, so nothing else can answer there meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from pathlib import Path
+
+CHUNK_BYTES = 65_536
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST at once
+
+
+class Proxy:
+    """Passes bytes between one address for clients and the port of a server.
+
+    Args:
+        path: of a unix socket to listen at; None for a free port on loopback.
+
+    Attributes:
+        attempts: when clients have connected, by ``loop.time()``.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._loop = asyncio.get_running_loop()
+        self._holder: socket.socket | None = None  # keeps the port while nothing listens there
+        self._listener: asyncio.Server | None = None
+        self._target = 0  # the server's port
+        self._refusing = False
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._connections: dict[int, tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = {}  # by our port there
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.attempts: list[float] = []
+        if path is None:
+            self._holder = _bound(0)
+            self._port = self._holder.getsockname()[1]
+
+    @property
+    def address(self) -> str:
+        """Where clients find it: ``HOST:PORT`` or ``unix:PATH``."""
+        return f"127.0.0.1:{self._port}" if self._path is None else f"unix:{self._path}"
+
+    async def open(self, target: int, *, refusing: bool = False) -> None:
+        """Listens, and connects clients to a port; ``refusing`` resets them instead."""
+        self._target, self._refusing = target, refusing
+        if self._listener is not None:
+            return
+        if self._path is not None:
+            self._listener = await asyncio.start_unix_server(self._accept, self._path)
+        else:
+            self._listener = await asyncio.start_server(self._accept, sock=_bound(self._port))
+
+    async def close(self) -> None:
+        """Stops listening and resets all connections, as a bus does that was killed."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            if self._path is not None:
+                self._path.unlink(missing_ok=True)
+        self.cut()
+
+    async def stop(self) -> None:
+        """Ends it for good."""
+        await self.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._holder is not None:
+            self._holder.close()
+
+    def cut(self, port: int | None = None) -> None:
+        """Resets the connection that has a port at the server's side, or all."""
+        ports = list(self._connections) if port is None else [port]
+        for each in ports:
+            for writer in self._connections.pop(each, ()):
+                _reset(writer)
+
+    def stall(self, stalled: bool) -> None:
+        """Passes nothing on from now on, or goes on with what waited."""
+        (self._flowing.clear if stalled else self._flowing.set)()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.attempts.append(self._loop.time())
+        if self._refusing:
+            _reset(writer)
+            return
+        try:
+            there_reader, there = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            _reset(writer)
+            return
+        port = there.get_extra_info("sockname")[1]
+        self._connections[port] = (writer, there)
+        for source, sink in ((reader, there), (there_reader, writer)):
+            task = self._loop.create_task(self._pump(source, sink, port))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, port: int) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(CHUNK_BYTES):
+                await self._flowing.wait()
+                sink.write(data)
+                await sink.drain()
+            with contextlib.suppress(RuntimeError):
+                sink.close()
+            return
+        self.cut(port)
+
+
+def _bound(port: int) -> socket.socket:
+    """Returns a socket that has a port of loopback and does not listen: connections are refused there."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    made.bind(("127.0.0.1", port))
+    return made
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    made = writer.get_extra_info("socket")
+    with contextlib.suppress(OSError):
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    writer.transport.abort()

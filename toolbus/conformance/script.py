@@ -1,0 +1,134 @@
+"""Reads the rules and the scenarios, and checks that they are what the player can play."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+LEVELS = ("must", "should")
+ROLES = ("plugin", "host")
+PREPARED = ("on", "within", "not_before", "rule")  # what every step may have beside its verb
+# The verbs of steps, each with what else it may have.
+VERBS: Mapping[str, tuple[str, ...]] = {
+    "accept": ("with",),
+    "stream": (),
+    "send": (),
+    "expect": ("messages",),
+    "quiet": (),
+    "end": ("text",),
+    "expect_half_close": (),
+    "expect_exit": (),
+    "leave": (),
+    "signal": (),
+    "wait": (),
+    "port": (),
+    "attempts": (),
+    "cut": (),
+    "stall": (),
+    "drive": (),
+    "outcome": (),
+    "rpc": ("request", "response", "status", "text"),
+    "shown": (),
+    "best_of": ("at_most", "steps"),
+}
+
+
+class ScriptError(ValueError):
+    """A rule or a scenario is not well formed; a fault of this program, never of the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of the protocol.
+
+    Attributes:
+        id: for example `CALL-9`.
+        level: `must` or `should`.
+        role: `plugin` or `host`.
+        says: the rule, in a sentence.
+        anchor: the section of docs/protocol.md that it is from.
+    """
+
+    id: str
+    level: str
+    role: str
+    says: str
+    anchor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One exchange with a client.
+
+    Attributes:
+        name: a sentence with the outcome.
+        rules: the ids of the rules that it shows.
+        steps: what happens, in order.
+        unix: whether the address is a unix socket.
+    """
+
+    name: str
+    rules: tuple[str, ...]
+    steps: tuple[Mapping[str, Any], ...]
+    unix: bool = False
+
+
+@cache
+def rules() -> Mapping[str, Rule]:
+    """Returns all rules by their ids, in the order of the file."""
+    read = tomllib.loads((HERE / "rules.toml").read_text(encoding="utf-8"))
+    found: dict[str, Rule] = {}
+    for each in read["rule"]:
+        rule = Rule(**each)
+        if rule.id in found or rule.level not in LEVELS or rule.role not in ROLES:
+            raise ScriptError(f"rules.toml: {rule} has an id that is taken, or an unknown level or role")
+        found[rule.id] = rule
+    return found
+
+
+@cache
+def scenarios() -> tuple[Scenario, ...]:
+    """Returns all scenarios for clients, in the order of the file.
+
+    Raises:
+        ScriptError: one names an unknown rule or verb; the text says where.
+    """
+    lines = (HERE / "peer.jsonl").read_text(encoding="utf-8").splitlines()
+    return tuple(_scenario(json.loads(line)) for line in lines if line)
+
+
+def bus_scenarios() -> list[dict[str, Any]]:
+    """Returns all scenarios for buses."""
+    return [json.loads(line) for line in (HERE / "bus.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def verb_of(step: Mapping[str, Any]) -> str:
+    """Returns what a step does."""
+    return next(verb for verb in VERBS if verb in step)
+
+
+def _scenario(read: dict[str, Any]) -> Scenario:
+    name = read["scenario"]
+    if unknown := read.keys() - {"scenario", "rules", "steps", "unix"}:
+        raise ScriptError(f"the scenario {name!r} has {sorted(unknown)}, which means nothing")
+    steps = tuple(read["steps"])
+    named = {*read["rules"], *(step["rule"] for step in _all(steps) if "rule" in step)}
+    if not read["rules"] or (unknown := named - rules().keys()):
+        raise ScriptError(f"the scenario {name!r} names no rule, or {sorted(unknown)}, which rules.toml does not have")
+    for step in _all(steps):
+        verbs = [verb for verb in VERBS if verb in step]
+        if len(verbs) != 1 or (unknown := step.keys() - {*PREPARED, verbs[0], *VERBS[verbs[0]]}):
+            raise ScriptError(f"the scenario {name!r} has a step that no player can play: {step}")
+    return Scenario(name, tuple(read["rules"]), steps, bool(read.get("unix")))
+
+
+def _all(steps: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    for step in steps:
+        yield step
+        yield from _all(step.get("steps", ()))

@@ -1,0 +1,246 @@
+"""Takes the bus's part on a real gRPC server: streams and requests wait here for what a scenario does with them.
+
+What every client has to keep in every scenario is checked here, and named by its rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf import json_format
+
+from toolbus.conformance.items import Item, items_of
+from toolbus.conformance.match import Mismatch
+from toolbus.conformance.proxy import Proxy
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
+
+FRAME_ITEMS = 128
+FRAME_BYTES = 1024 * 1024
+TRACED_CHARACTERS = 400  # of each message
+TRACED_MESSAGES = 60
+RECEIVED_BYTES = 64 * 1024 * 1024  # larger than any message of a client may be
+RESPONSES: dict[str, type[Any]] = {
+    "Register": wire.RegisterResponse,
+    "Unregister": wire.UnregisterResponse,
+    "Clear": wire.ClearResponse,
+    "List": wire.ListResponse,
+}
+
+
+class Trace:
+    """The newest messages of a scenario, as people read them."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self.lines: deque[str] = deque(maxlen=TRACED_MESSAGES)
+
+    def add(self, arrow: str, line: str, what: Any) -> None:
+        """Notes what the client sent (→), what it was sent (←) or what was done to it (!)."""
+        text = " ".join(str(what).split())
+        text = text if len(text) <= TRACED_CHARACTERS else f"{text[:TRACED_CHARACTERS]}…"
+        self.lines.append(f"{time.monotonic() - self._began:7.3f} {line} {arrow} {text}")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """One thing that came on a stream.
+
+    Attributes:
+        arm: the field of the message, or `half_close`, or `fault`: what breaks a rule of every scenario.
+        item: the value, in protobuf's JSON mapping.
+        message: the number of the message on its stream, from 1.
+    """
+
+    arm: str
+    item: Any
+    message: int
+    rule: str = ""
+
+
+class Stream:
+    """One stream of the client."""
+
+    def __init__(self, line: Line, context: Any) -> None:
+        self._line = line
+        self._context = context
+        self._port = int(context.peer().rpartition(":")[2])
+        self.ending: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()  # status and text
+        self.arrived: asyncio.Queue[Arrived] = asyncio.Queue()
+        self.pending: set[str] = set()  # ids of calls that were sent and not yet answered
+        self.own: set[str] = set()  # ids of all calls that the client made here
+        self.beats: set[str] = set()  # sequences of heartbeats that are not yet echoed
+        self.over = False  # whether either side has ended its direction
+
+    async def read(self, requests: AsyncIterator[wire.InvokeRequest]) -> None:
+        """Takes messages apart into items, in the order in which a bus reads them."""
+        number = 0
+        if self._context.time_remaining() is not None:
+            self._fault("OPEN-3", "the RPC Invoke has a deadline: it would end every stream", 0)
+        try:
+            async for request in requests:
+                number += 1
+                items = items_of(request)
+                self._line.trace.add("→", self._line.name, dict(items) or "an empty message")
+                self._check(request, items, number)
+                for arm, item in items:
+                    self.arrived.put_nowait(Arrived(arm, item, number))
+        except grpc.RpcError:
+            pass
+        self.arrived.put_nowait(Arrived("half_close", None, number))
+
+    def _check(self, request: wire.InvokeRequest, items: list[Item], number: int) -> None:
+        if not 1 <= len(items) <= FRAME_ITEMS:
+            self._fault("FRAME-1", f"a message of {len(items)} items: a message has 1 to {FRAME_ITEMS}", number)
+        if len(items) > 1 and (size := request.ByteSize()) > FRAME_BYTES:
+            self._fault("FRAME-2", f"a message of {size} bytes: one of several items has up to {FRAME_BYTES}", number)
+        if number == 1 and items[0][0] != "attach":
+            self._fault("OPEN-1", f"the first message begins with {items[0][0]!r}: it must have attach", number)
+
+    def _fault(self, rule: str, text: str, number: int) -> None:
+        self.arrived.put_nowait(Arrived("fault", text, number, rule))
+
+    async def send(self, frame: dict[str, Any]) -> None:
+        """Sends a message and notes what it asks of the client."""
+        message = json_format.ParseDict(frame, wire.InvokeResponse())
+        self.pending.update(call.call_id for call in message.calls)
+        if message.HasField("heartbeat") and not message.heartbeat.from_peer:
+            self.beats.add(str(message.heartbeat.sequence))
+        self._line.trace.add("←", self._line.name, frame)
+        await self._context.write(message)
+
+    def take(self, arrived: Arrived) -> None:
+        """Checks something that came against what holds in every scenario.
+
+        Raises:
+            Mismatch: it breaks a rule, which the error names.
+        """
+        arm, item = arrived.arm, arrived.item
+        if arm == "fault":
+            raise Mismatch(item, arrived.rule)
+        if arm in ("results", "progress") and item["call_id"] not in self.pending:
+            rule = "CALL-1" if arm == "results" else "CALL-12"
+            raise Mismatch(f"{arm} for a call that this stream does not have, or that was answered: {item}", rule)
+        if arm == "results":
+            self.pending.remove(item["call_id"])
+        if arm == "calls":
+            if item["call_id"] in self.own:
+                raise Mismatch(f"the id {item['call_id']!r} was used for a second call of this stream", "NEST-6")
+            self.own.add(item["call_id"])
+        if arm == "heartbeat" and not item["from_peer"]:
+            if item["sequence"] not in self.beats:
+                raise Mismatch(f"an echo that no heartbeat asked for, or a second one: {item}", "FRAME-9")
+            self.beats.remove(item["sequence"])
+        self.over = self.over or arm == "half_close"
+
+    def cut(self) -> None:
+        """Resets the connection that carries it."""
+        self.over = True
+        self._line.proxy.cut(self._port)
+
+    def end(self, status: str, text: str) -> None:
+        """Ends the stream from the bus's side."""
+        self.over = True
+        if not self.ending.done():
+            self._line.trace.add("!", self._line.name, f"the stream ends with {status} {text}")
+            self.ending.set_result((status, text))
+
+
+@dataclass(slots=True)
+class Request:
+    """A unary request of the client that waits for its answer."""
+
+    method: str
+    message: Any
+    answer: asyncio.Future[tuple[str, Any]]  # a status, and the response or a text
+
+
+class Line(rpc.ToolBusServiceServicer):
+    """One address of the scripted bus: a server behind a proxy; scenarios call it "plugin" or "host".
+
+    Attributes:
+        streams: those that the client has opened and no step has taken yet.
+        requests: those of the other RPCs, likewise.
+    """
+
+    def __init__(self, name: str, proxy: Proxy, trace: Trace) -> None:
+        self.name = name
+        self.proxy = proxy
+        self.trace = trace
+        self.streams: asyncio.Queue[Stream] = asyncio.Queue()
+        self.requests: asyncio.Queue[Request] = asyncio.Queue()
+        self.current: Stream | None = None  # the one that the scenario plays on
+        self.instance = ""  # of its attaches, the same in all of them
+        self._all: list[Stream] = []
+        options = [("grpc.max_receive_message_length", RECEIVED_BYTES), ("grpc.so_reuseport", 0)]
+        self._server = grpc.aio.server(options=options)
+        self._port = 0
+
+    async def start(self) -> None:
+        """Begins to take streams in."""
+        rpc.add_ToolBusServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call,unused-ignore]
+        self._port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        await self.proxy.open(self._port)
+
+    async def stop(self) -> None:
+        """Ends everything at once."""
+        await self.proxy.stop()
+        for stream in self._all:
+            stream.ending.cancel()
+        await self._server.stop(0)
+
+    async def set_port(self, how: str) -> None:
+        """Opens its port, closes it, or has it reset whoever connects."""
+        self.trace.add("!", self.name, f"the port is {how}")
+        if how == "closed":
+            await self.proxy.close()
+            return
+        if how == "refusing":
+            self.proxy.cut()
+        await self.proxy.open(self._port, refusing=how == "refusing")
+
+    async def Invoke(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        """Hands the stream to the scenario, and ends it as that says."""
+        stream = Stream(self, context)
+        self._all.append(stream)
+        self.streams.put_nowait(stream)
+        reading = asyncio.create_task(stream.read(request_iterator))
+        try:
+            status, text = await stream.ending
+        finally:
+            stream.over = True
+            reading.cancel()
+        if status != "OK":
+            await context.abort(grpc.StatusCode[status], text)
+
+    async def _unary(self, method: str, message: Any, context: Any) -> Any:
+        shown = json_format.MessageToDict(
+            message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        self.trace.add("→", self.name, f"{method} {shown}")
+        request = Request(method, shown, asyncio.get_running_loop().create_future())
+        self.requests.put_nowait(request)
+        status, answer = await request.answer
+        self.trace.add("←", self.name, f"{method} {status} {answer}")
+        if status != "OK":
+            await context.abort(grpc.StatusCode[status], answer)
+        return json_format.ParseDict(answer, RESPONSES[method]())
+
+    async def Register(self, request: Any, context: Any) -> Any:
+        return await self._unary("Register", request, context)
+
+    async def Unregister(self, request: Any, context: Any) -> Any:
+        return await self._unary("Unregister", request, context)
+
+    async def Clear(self, request: Any, context: Any) -> Any:
+        return await self._unary("Clear", request, context)
+
+    async def List(self, request: Any, context: Any) -> Any:
+        return await self._unary("List", request, context)

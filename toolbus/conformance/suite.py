@@ -1,0 +1,178 @@
+"""Plays all scenarios side by side, and judges each rule by those that show it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from toolbus.conformance.player import BASIC_TOOLS, Played, Player
+from toolbus.conformance.script import Rule, Scenario, rules, scenarios
+
+REPLAYS = 2  # of a scenario that failed while this process did not get the processor
+ABOUT = Scenario(
+    "the client tells about itself",
+    (),
+    (
+        {"accept": {}},
+        {"send": {"calls": [{"call_id": "1", "name": "about"}]}},
+        {"expect": {"results": [{"call_id": "1", "is_error": False, "output_json": {"$bind": "about"}}]}},
+    ),
+)
+
+
+class Verdict(Enum):
+    """What came of a rule."""
+
+    KEPT = "kept"
+    BROKEN = "broken"
+    KNOWN = "known"
+    UNCLAIMED = "unclaimed"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What came of one rule.
+
+    Attributes:
+        why: what the client did instead; "" where it kept the rule.
+        played: the scenario that shows it best: the first that went wrong, or the first of all.
+        stale: whether it was said to be known as broken, and was kept.
+    """
+
+    rule: Rule
+    verdict: Verdict
+    why: str
+    played: Played
+    stale: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a client.
+
+    Attributes:
+        about: its name, version and language, as far as it says.
+        starts: whether it opened a stream at all.
+    """
+
+    about: Mapping[str, str]
+    starts: bool
+    judged: Sequence[Judged]
+    stderr: Sequence[str] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether nothing is broken that is not known, and nothing known is kept."""
+        return self.starts and not any(each.verdict is Verdict.BROKEN or each.stale for each in self.judged)
+
+
+class NoSuchRule(ValueError):
+    """A rule, a group or a role that there is not; the text names those that there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to play.
+
+    Attributes:
+        roles: the client claims to have these: what it lacks for their rules is broken. Empty: what it lacks is
+            unclaimed.
+        rules: ids, or groups such as `LIFE`; empty for all.
+        known: ids of rules that are known to be broken.
+    """
+
+    roles: Collection[str] = ()
+    rules: Collection[str] = ()
+    known: Collection[str] = ()
+
+    def chosen(self) -> list[Rule]:
+        """Returns the rules to judge.
+
+        Raises:
+            NoSuchRule: one that is named does not exist.
+        """
+        there = rules()
+        groups = {each.rpartition("-")[0] for each in there}
+        for named in (*self.rules, *self.known):
+            if named not in there and named not in groups:
+                raise NoSuchRule(
+                    f"there is no rule {named!r}: the groups are {', '.join(sorted(groups))}; --list shows all rules"
+                )
+        for role in self.roles:
+            if role not in ("plugin", "host"):
+                raise NoSuchRule(f"there is no role {role!r}: the roles are plugin and host")
+        return [
+            rule
+            for rule in there.values()
+            if (not self.roles or rule.role in self.roles)
+            and (not self.rules or rule.id in self.rules or rule.id.rpartition("-")[0] in self.rules)
+        ]
+
+
+async def run(
+    command: Sequence[str],
+    choice: Choice,
+    *,
+    jobs: int = 4,
+    patience: float = 1.0,
+    done: Callable[[Played, int, int], object] = lambda played, number, of: None,
+) -> Outcome:
+    """Plays what shows the chosen rules.
+
+    Args:
+        command: starts the client.
+        jobs: how many scenarios are played at once.
+        done: is told of each scenario, with how many are done and how many there are.
+
+    Raises:
+        NoSuchRule: the choice names one.
+        OSError: the client cannot be started.
+        Exception: a fault of this program or of a scenario.
+    """
+    chosen = {rule.id: rule for rule in choice.chosen()}
+    first = await _play(command, ABOUT, patience)
+    if first.exited_early:
+        return Outcome({}, False, (), first.stderr)
+    wanted = [each for each in scenarios() if chosen.keys() & set(each.rules)]
+    room = asyncio.Semaphore(jobs)
+    finished = 0
+
+    async def play(scenario: Scenario) -> Played:
+        nonlocal finished
+        async with room:
+            played = await _play(command, scenario, patience)
+        finished += 1
+        done(played, finished, len(wanted))
+        return played
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(play(each)) for each in wanted]
+    played = [task.result() for task in tasks]
+    return Outcome(first.about, True, [_judge(rule, played, choice) for rule in chosen.values()])
+
+
+async def _play(command: Sequence[str], scenario: Scenario, patience: float) -> Played:
+    played = await Player(command, scenario, patience=patience).play()
+    for _ in range(REPLAYS):
+        if not (played.broken and played.starved):
+            break
+        played = await Player(command, scenario, patience=patience).play()
+    return played
+
+
+def _judge(rule: Rule, all_played: Sequence[Played], choice: Choice) -> Judged:
+    """Judges a rule by the scenarios that show it, and by those in which it was broken on the way."""
+    shows = [each for each in all_played if rule.id in each.scenario.rules or rule.id in each.broken]
+    wrong = next((each for each in shows if rule.id in each.broken), None)
+    known = rule.id in choice.known
+    if wrong is not None:
+        return Judged(rule, Verdict.KNOWN if known else Verdict.BROKEN, wrong.broken[rule.id], wrong)
+    shows = shows or [*all_played][:1]  # a rule of every scenario
+    lacking = next((each for each in shows if each.unclaimed), None)
+    if lacking is not None:
+        why = f"the client does not offer the tool {lacking.unclaimed!r}"
+        verdict = Verdict.BROKEN if choice.roles or lacking.unclaimed in BASIC_TOOLS else Verdict.UNCLAIMED
+        return Judged(rule, Verdict.KNOWN if known and verdict is Verdict.BROKEN else verdict, why, lacking)
+    return Judged(rule, Verdict.KEPT, "", shows[0], stale=known)
