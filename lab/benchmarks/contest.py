@@ -101,13 +101,15 @@ def _run_until_it_fails(contestant: Contestant, plan: Plan, wanted: Sequence[Cel
     windows: list[Window] = []
     with plan.stage() as stage:
         middle, address = contestant.middle(stage, plan)
-        if contestant.plugin:
-            stage.module(*contestant.plugin, address).line()
+        plugin = stage.module(*contestant.plugin, address) if contestant.plugin else None
+        if plugin is not None:
+            plugin.line()
         python = python_of(contestant.host_room) if contestant.host_room else sys.executable
         host = stage.module(
             *contestant.host,
             address,
             *("--middle-pid", str(middle.pid if middle else 0)),
+            *("--plugin-pid", str(plugin.pid if plugin else 0)),
             *("--cells", ",".join(map(str, wanted))),
             *("--seconds", str(plan.seconds)),
             *("--warm-up", str(plan.warm_up)),

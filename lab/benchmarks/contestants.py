@@ -154,6 +154,20 @@ DROPIN = by_name(
     Contestant("plugin", functools.partial(dropins.offered, alone=True), STREAM),
     Contestant("dropin", functools.partial(dropins.offered, alone=False), STREAM),
 )
+
+
+def _on_a_bus(name: str, host: tuple[str, ...], plugin: tuple[str, ...]) -> Contestant:
+    return Contestant(name, lambda stage, plan: plan.bus(stage)[:2], host, plugin)
+
+
+_SDK_HOST, _SDK_PLUGIN, _RAW = "load.sdk_host", "load.sdk_plugin", ("load.plugin",)
+SDK = by_name(
+    _on_a_bus("bare", STREAM, _RAW),
+    *(_on_a_bus(f"plugin_{kind}", STREAM, (_SDK_PLUGIN, kind)) for kind in ("plain", "async")),
+    *(_on_a_bus(f"host_{way}", (_SDK_HOST, way), _RAW) for way in ("tasks", "many", "sync")),
+    *(_on_a_bus(f"both_{kind}", (_SDK_HOST, "tasks"), (_SDK_PLUGIN, kind)) for kind in ("plain", "async")),
+    _on_a_bus("pattern", STREAM, (_SDK_PLUGIN, "pattern")),
+)
 _MCP = functools.partial(
     Contestant, host=("benchmarks.mcp_rival", "host"), host_room="fastmcp", rooms=("fastmcp",), partial=True
 )

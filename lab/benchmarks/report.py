@@ -76,7 +76,7 @@ class Report:
         measures = {
             "calls/s": "calls_per_second",
             "p50": "p50_us",
-            f"CPU of {self.suite.charged} a call": "middle_cpu_us",
+            **{f"CPU of {process} a call": measure for process, measure in self.suite.processes.items()},
         }
         columns = [cell for cell in self.plan.cells if cell.size == size]
         rows = []
@@ -92,6 +92,7 @@ class Report:
 
     def _windows(self) -> Table:
         lengths = self._lengths("seconds", "warm_up", "rounds")
+        processes = self.suite.processes
         sized = self.plan.sizes != (0,)
         rows = [
             (
@@ -101,7 +102,7 @@ class Report:
                 f"{w.calls_per_second:,.0f}" if w.calls_per_second >= 100 else f"{w.calls_per_second:.1f}",
                 f"{w.p50_us:,.0f}",
                 f"{w.p99_us:,.0f}",
-                f"{w.middle_cpu_us:,.1f}",
+                *(f"{getattr(w, measure):,.1f}" for measure in processes.values()),
                 f"{self._begin()} --only {name} --in-flight {cell.in_flight}"
                 f"{f' --sizes {cell.size}' if sized else ''}{lengths}{self._switches()}",
             )
@@ -109,7 +110,8 @@ class Report:
             for cell, w in windows.items()
         ]
         sizes = ("arguments",) if sized else ()
-        columns = ("contestant", *sizes, "in flight", "calls/s", "p50 µs", "p99 µs", "CPU µs/call", "repeat with")
+        charged = ("CPU µs/call",) if len(processes) == 1 else tuple(f"CPU of {name} µs/call" for name in processes)
+        columns = ("contestant", *sizes, "in flight", "calls/s", "p50 µs", "p99 µs", *charged, "repeat with")
         return Table(f"Medians, {self.plan.rounds} × {self.plan.seconds:g} s", columns, rows)
 
     def _cannot(self) -> Table:

@@ -45,6 +45,20 @@ AIMS = (
     _as_soon("nats", 1.5),
     Aim("toolbus, p99 / p50", ("toolbus", "p99_us"), ("toolbus", "p50_us"), 64, 3.0, least=False),
 )
+_SPEED = "calls_per_second"
+_PLUGINS, _HOSTS = ("plain", "async"), ("tasks", "many", "sync")
+
+
+def _beside_bare(name: str, what: str, measure: str, in_flight: int, bound: float) -> Aim:
+    return Aim(f"{name} / bare, {what}", (name, measure), ("bare", measure), in_flight, bound, measure == _SPEED)
+
+
+SDK_AIMS = (
+    *(_beside_bare(f"both_{kind}", "calls/s", _SPEED, *aim) for kind in _PLUGINS for aim in ((64, 0.6), (512, 0.5))),
+    *(_beside_bare(f"both_{kind}", "p50", "p50_us", 1, 1.15) for kind in _PLUGINS),
+    *(_beside_bare(f"plugin_{kind}", "CPU of the plugin", "plugin_cpu_us", 64, 2.1) for kind in _PLUGINS),
+    *(_beside_bare(f"host_{way}", "CPU of the host", "host_cpu_us", 64, 2.1) for way in _HOSTS),
+)
 OTHERS = tuple(name for name in contestants.RIVALS if name != "toolbus")
 
 
@@ -59,6 +73,7 @@ class Suite:
         aims: what ratios are to be.
         extra: of packages, those in environments of their own, as (environment, package).
         charged: whose CPU time a call is charged with.
+        each_process: whether the CPU times of both ends are shown, too.
         packages: whose versions matter.
         intro: describes the contestants.
     """
@@ -76,6 +91,13 @@ class Suite:
     sizes: tuple[int, ...] = (0,)
     aims: tuple[Aim, ...] = ()
     extra: tuple[tuple[str, str], ...] = ()
+    each_process: bool = False
+
+    @property
+    def processes(self) -> dict[str, str]:
+        """The processes whose CPU time is shown, each with the measure of a window that has it."""
+        ends = {"the host": "host_cpu_us", self.charged: "middle_cpu_us", "the plugin": "plugin_cpu_us"}
+        return ends if self.each_process else {self.charged: "middle_cpu_us"}
 
     def cells_of(self, aim: Aim) -> Cell:
         """Returns the cell that an aim is about: the smallest arguments."""
@@ -206,6 +228,28 @@ SUITES = {
             "loop's model answers at once, so what is left of a turn without its calls is the loop's own cost; its "
             "share of a model's 300 ms is computed, not measured. Each round makes everything anew, and the lines of a "
             "table take turns within it.",
+        ),
+        Suite(
+            name="sdk",
+            contestants=contestants.SDK,
+            ratios=tuple((name, "bare") for name in contestants.SDK if name != "bare"),
+            facts={},
+            in_flight=(1, 64, 512),
+            charged="the bus",
+            each_process=True,
+            packages=("grpcio", "protobuf", "uvloop"),
+            page="benchmarks-sdk.md",
+            title="Benchmarks of the SDK",
+            aims=SDK_AIMS,
+            intro="Host → bus → plugin in three processes on loopback, a function that answers at once, and small "
+            "arguments. In `bare` both ends are generated stubs with one writer, as fast as this stack allows: they "
+            "read no JSON and run no function. In the others one end or both are programs on `toolbus.sdk`, as their "
+            "authors write them, on the event loop of asyncio: `plugin_plain` and `plugin_async` offer a plain and an "
+            "async function; `host_tasks` is a `Host` with as many tasks as calls in flight, `host_many` one that "
+            "makes so many calls with `call_many`, again and again, `host_sync` a `SyncHost` with as many threads; "
+            "`both_plain` and `both_async` are `host_tasks` before each plugin. `pattern` is a plugin on "
+            "clients/python. The bare ends run on uvloop. CPU is that of each process, the kernel's work for it "
+            "included.",
         ),
         Suite(
             name="search",

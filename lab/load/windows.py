@@ -74,6 +74,7 @@ def options_of(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("address")
     parser.add_argument("--middle-pid", type=int, default=0, help="whose CPU time is charged; 0: this process's")
+    parser.add_argument("--plugin-pid", type=int, default=0, help="whose CPU time is measured too; 0: no process's")
     parser.add_argument("--cells", type=read_cells, default=[Cell(1), Cell(16), Cell(64), Cell(512)])
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--warm-up", type=float, default=0.5)
@@ -82,14 +83,16 @@ def options_of(description: str | None) -> argparse.ArgumentParser:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Figures of one contestant in one cell, from one run."""
+    """Figures of one contestant in one cell, from one run; CPU times are those of each call."""
 
     in_flight: int
     calls_per_second: float
     p50_us: float
     p99_us: float
-    middle_cpu_us: float  # CPU time of the middle process for each call
+    middle_cpu_us: float  # of the middle process
     size: int = 0  # bytes of arguments, as in `Cell`
+    host_cpu_us: float = 0.0  # of the process that calls
+    plugin_cpu_us: float = 0.0  # of the plugin's process; 0 where it is not known
 
     @property
     def cell(self) -> Cell:
@@ -133,9 +136,15 @@ class Clock:
     def __init__(self, cell: Cell, options: argparse.Namespace, middle_pid: int) -> None:
         self._cell = cell
         self._nanoseconds = int(options.seconds * 1e9)
-        self._middle = psutil.Process(middle_pid or None)
+        plugin = options.plugin_pid
+        self._processes = {
+            "middle_cpu_us": psutil.Process(middle_pid or None),
+            "host_cpu_us": psutil.Process(),
+            **({"plugin_cpu_us": psutil.Process(plugin)} if plugin else {}),
+        }
         self.latencies: list[int] = []  # nanoseconds, of the window only
-        self._cpu = 0.0  # CPU seconds of the middle when the window began
+        self._cpu: dict[str, float] = {}  # CPU seconds of the processes when the window began
+        self._window: Window | None = None  # None until the first call has ended after the window
         self.begins_at = time.perf_counter_ns() + int(options.warm_up * 1e9)
         self.ends_at = self.begins_at + self._nanoseconds
         self._began_at = 0  # 0 during the warm-up
@@ -143,14 +152,14 @@ class Clock:
     def begin(self, now: int) -> None:
         """Ends the warm-up: earlier latencies do not count. A contestant that answers late gets a whole window, too."""
         self.latencies.clear()
-        self._cpu = processor_seconds(self._middle)
+        self._cpu = self._spent()
         self._began_at = now
         self.ends_at = now + self._nanoseconds
         self.begins_at = self.ends_at * 2  # never again
 
     def close(self, now: int) -> Window:
         """Returns the figures; ``now`` is when the last call of the window ended."""
-        spent = processor_seconds(self._middle) - self._cpu
+        spent = self._spent()
         if not self.latencies or not self._began_at:
             raise RuntimeError("no call ended in the window: make it longer (--seconds)")
         ordered = sorted(self.latencies)
@@ -161,27 +170,43 @@ class Clock:
             calls_per_second=count / ((now - self._began_at) / 1e9),
             p50_us=workload.quantile(ordered, 0.5) / 1e3,
             p99_us=workload.quantile(ordered, 0.99) / 1e3,
-            middle_cpu_us=spent / count * 1e6,
+            **{name: (seconds - self._cpu[name]) / count * 1e6 for name, seconds in spent.items()},
         )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the window has ended, as far as `ended` knows."""
+        return self._window is not None
+
+    @property
+    def window(self) -> Window:
+        """The figures, once the window has ended."""
+        assert self._window is not None
+        return self._window
+
+    def ended(self, began_at: int, now: int, calls: int = 1) -> None:
+        """Notes calls that began and ended together; the first that end after the window close it."""
+        self.latencies += [now - began_at] * calls
+        if now >= self.begins_at:
+            self.begin(now)
+        elif now >= self.ends_at and len(self.latencies) >= MIN_CALLS and self._window is None:
+            self._window = self.close(now)
+
+    def _spent(self) -> dict[str, float]:
+        return {name: processor_seconds(process) for name, process in self._processes.items()}
 
 
 async def keep_calling(ask: Ask, clock: Clock, in_flight: int) -> Window:
     """Runs one window: as many tasks as calls in flight, each calling again as soon as it is answered."""
-    figures: list[Window] = []  # the first call that ends after the window closes it
 
     async def call_again(slot: int) -> None:
-        while not figures:
+        while not clock.is_over:
             began_at = time.perf_counter_ns()
             await ask(slot)
-            now = time.perf_counter_ns()
-            clock.latencies.append(now - began_at)
-            if now >= clock.begins_at:
-                clock.begin(now)
-            elif now >= clock.ends_at and len(clock.latencies) >= MIN_CALLS and not figures:
-                figures.append(clock.close(now))
+            clock.ended(began_at, time.perf_counter_ns())
 
     await asyncio.gather(*(call_again(slot) for slot in range(in_flight)))
-    return figures[0]
+    return clock.window
 
 
 async def run_cells(prepare: Prepare, options: argparse.Namespace, middle_pid: int) -> None:

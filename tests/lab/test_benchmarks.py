@@ -27,16 +27,17 @@ from lab.benchmarks import (
     turns,
 )
 from lab.benchmarks.contest import Contestant, Outcome, Plan
-from lab.benchmarks.contestants import RIVALS
+from lab.benchmarks.contestants import RIVALS, SDK
 from lab.benchmarks.facts import Fact, compared
 from lab.benchmarks.figures import charts
 from lab.benchmarks.relay import END, Bare
 from lab.benchmarks.report import Report
 from lab.benchmarks.suite import SUITES
 from lab.chart import Chart, Panel, svg
-from lab.load import workload
-from lab.load.windows import Cell, Window, cells, read_cells
+from lab.load import sdk_host, workload
+from lab.load.windows import Cell, Window, cells, options_of, read_cells
 from lab.stage import Stage
+from toolbus import Bus
 from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.schema import compile_schema
 from toolbus.dialects import DIALECTS, find_dialect
@@ -193,6 +194,28 @@ def test_contestants_are_measured_in_every_cell_in_turns() -> None:
         "in_process": list(plan.cells),
     }
     assert len(lines) == 2
+
+
+def test_the_sdk_is_measured_with_the_processor_time_of_each_process() -> None:
+    plan = Plan(in_flight=(4,), seconds=0.3, warm_up=0.05, rounds=1)
+    outcome = contest.run([SDK["both_async"]], plan, lambda line: None)
+    assert not outcome.failures
+    (seen,) = outcome.rounds["both_async"][0]
+    assert min(seen.host_cpu_us, seen.middle_cpu_us, seen.plugin_cpu_us) > 0
+    figures = Report(SUITES["sdk"], plan, outcome, (), {}, "python -m lab.benchmarks sdk", 1).sections()[-1]
+    assert figures.columns[5:8] == tuple(f"CPU of the {end} µs/call" for end in ("host", "bus", "plugin"))
+
+
+@pytest.mark.parametrize("way", sdk_host.WAYS)
+async def test_a_host_on_the_sdk_is_measured_in_each_of_its_ways(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = options_of("").parse_args(["-", "--cells", "1x0,4x0", "--seconds", "0.02", "--warm-up", "0.01"])
+    async with local_calls.offered([local_calls.TOOL], over_grpc=False) as bus:
+        assert isinstance(bus, Bus)
+        options.address = bus.grpc_addresses[0]
+        await asyncio.to_thread(sdk_host.WAYS[way], options)
+    printed = [Window(**json.loads(line)) for line in capsys.readouterr().out.splitlines()]
+    assert [window.cell for window in printed] == [Cell(1), Cell(4)]
+    assert all(window.calls_per_second > 0 for window in printed)
 
 
 def rivals(speeds: dict[str, float]) -> Report:
