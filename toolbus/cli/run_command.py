@@ -17,11 +17,13 @@ from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, BusTarget
 from toolbus.cli.help_text import epilog
 from toolbus.cli.plugin_output import PrefixedOutput, print_json_report
+from toolbus.cli.run_arguments import find_plugins, read_programs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from toolbus.dropin.tool_folder import ToolFolder
+    from toolbus.processes.plugin_program import PluginProgram
     from toolbus.processes.supervised_plugin import Command, PluginReport
 
 EPILOG = epilog(
@@ -32,6 +34,7 @@ EPILOG = epilog(
         "toolbus run plugins/weather/ --entries",
         "toolbus run tools/",
         "toolbus run dice.js",
+        """toolbus run --exec weather="node weather.js" news.py""",
     ),
     """
     A plugin is a Python file, or a folder with a plugin.toml as N.E.K.O. has them; of a folder of such folders, each
@@ -44,6 +47,11 @@ EPILOG = epilog(
     that --env names; a plugin that reads another one is reported. --secrets names a TOML file that only you can read,
     with a table for each plugin, by its file's name without .py or its folder's name: its keys become variables of that
     plugin alone. They are in no list of processes and in no /proc/PID/environ.
+
+    --exec runs a program in any language as a plugin, for as long as it stays in the foreground, in the directory of
+    this command. The command is split into words like a shell's, and no shell runs it: write sh -c '…' for one. The
+    program gets TOOLBUS_ADDRESS, a TOOLBUS_TOKEN of its own, and the variables of a plugin; NAME names it in output and
+    its table of --secrets. One that ends with exit code 78 is given up at once.
 
     Any other folder contains drop-in tools: files with one function or a few, run in sandboxed processes. Adding,
     changing or removing a file takes effect at once; calls in flight finish on the old code. Without a grant in
@@ -59,10 +67,19 @@ EPILOG = epilog(
 )
 
 FilesArgument = Annotated[
-    list[Path],
+    list[Path] | None,
     typer.Argument(
         metavar="FILE...|DIR...",
+        show_default=False,
         help="Python files and folders of plugins; or one folder of drop-in tools, or files *.js of one.",
+    ),
+]
+ExecOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exec",
+        metavar="NAME=COMMAND",
+        help="Run a program in any language as a plugin, without a shell; may be repeated, and beside files.",
     ),
 ]
 EnvOption = Annotated[
@@ -88,7 +105,8 @@ CredentialForPlugins = Annotated[
 
 
 def run(
-    files: FilesArgument,
+    files: FilesArgument = None,
+    programs: ExecOption = None,
     bus: BusOption = None,
     credential: CredentialForPlugins = None,
     require_manifest: Annotated[
@@ -108,13 +126,11 @@ def run(
     ] = False,
 ) -> None:
     """Run plugins or a folder of drop-in tools, and restart what dies."""
-    plugin_paths, folder, only = _found(files)
-    if folder is not None and (env or secrets):
-        terminal.fail(
-            f"{'--env' if env else '--secrets'} is for plugin files: name the variables of a tool in the folder's "
-            '_manifest.json ({"files": {"FILE.py": {"secrets": ["NAME"]}}})',
-            terminal.USAGE,
-        )
+    if not files and not programs:
+        terminal.fail("nothing to run: name a plugin file, a folder, or --exec NAME=COMMAND", terminal.USAGE)
+    plugin_paths, folder, only = find_plugins(files or [])
+    if folder is not None:
+        _check_folder(folder, programs, env, secrets)
     target = BusTarget(bus, credential)
     _check_target(target, folder)
     from toolbus.dropin.tool_folder import ToolFolder
@@ -125,7 +141,9 @@ def run(
     plugins: Supervisor | ToolFolder
     if folder is None:
         plugins = Supervisor(emit, **options)
-        for name, command in _commands(plugin_paths, target, _requests(env, entries), secrets, emit).items():
+        for name, command in _commands(
+            [*plugin_paths, *read_programs(programs or ())], target, _requests(env, entries), secrets, emit
+        ).items():
             plugins.add(name, command)
     else:
         plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, only=only, **options)
@@ -146,6 +164,20 @@ def run(
         succeeded = False
     if not succeeded:
         raise typer.Exit(terminal.REFUSED)
+
+
+def _check_folder(folder: Path, programs: list[str] | None, env: list[str] | None, secrets: Path | None) -> None:
+    """Ends the command if an option does not go with a folder of drop-in tools."""
+    if programs:
+        terminal.fail(
+            f"{folder} holds drop-in tools, and --exec runs a plugin: run them by two commands", terminal.USAGE
+        )
+    if env or secrets:
+        terminal.fail(
+            f"{'--env' if env else '--secrets'} is for plugin files: name the variables of a tool in the folder's "
+            '_manifest.json ({"files": {"FILE.py": {"secrets": ["NAME"]}}})',
+            terminal.USAGE,
+        )
 
 
 def _requests(env: list[str] | None, entries: bool) -> list[str]:
@@ -169,7 +201,7 @@ def _check_target(target: BusTarget, folder: Path | None) -> None:
 
 
 def _commands(
-    files: list[Path],
+    plugins: Sequence[Path | PluginProgram],
     target: BusTarget,
     requests: Sequence[str],
     secrets: Path | None,
@@ -184,7 +216,7 @@ def _commands(
     try:
         if target.address:  # else a plugin's own credential says where the bus is
             environment["TOOLBUS_ADDRESS"] = BusAddress.parse(target.address).text
-        return plugin_commands(files, environment, requests, secrets, emit, target.credential)
+        return plugin_commands(plugins, environment, requests, secrets, emit, target.credential)
     except SetupError as error:
         terminal.fail(str(error), terminal.USAGE)
 
@@ -220,57 +252,3 @@ async def _following_address(
         logging.getLogger("toolbus").removeHandler(handler)
         if not following.cancelled():
             following.result()
-
-
-def _found(paths: list[Path]) -> tuple[list[Path], Path | None, list[str] | None]:
-    """Returns the files and folders of plugins; or the folder of drop-in tools, and which of its files."""
-    from toolbus.neko.plugin_folder import plugin_folders, wanted_folders
-
-    if (scripts := _scripts(paths)) is not None:
-        return [], *scripts
-    plugins: list[Path] = []
-    tools: list[Path] = []
-    for path in paths:
-        if not path.is_dir():
-            if not path.is_file():
-                terminal.fail(f"{path} does not exist: check the path", terminal.USAGE)
-            plugins.append(path)
-        elif not (folders := plugin_folders(path)):
-            tools.append(path)
-        else:
-            wanted = wanted_folders(path, folders)
-            plugins += wanted
-            for each in (each for each in folders if each not in wanted):
-                terminal.print_note(f"{each} is not run, since its plugin.toml says enabled = false: name it to run it")
-            if not wanted:
-                terminal.fail(f"every plugin in {path} is disabled: name the folder of one", terminal.USAGE)
-    if tools and len(paths) > 1:
-        terminal.fail(
-            f"{tools[0]} is a folder of drop-in tools, since neither it nor a folder in it has a plugin.toml: "
-            "name it alone",
-            terminal.USAGE,
-        )
-    return plugins, tools[0] if tools else None, None
-
-
-def _scripts(paths: list[Path]) -> tuple[Path, list[str]] | None:
-    """Returns the folder of drop-in tools and which of its files run; None if none in JavaScript is named."""
-    from toolbus.dropin.file_grants import EXTENSION
-    from toolbus.dropin.file_loader import extension_entry
-
-    scripts: list[tuple[Path, str]] = []
-    for path in paths:
-        if (path / EXTENSION).is_file():
-            folder = path.resolve()
-            scripts.append((folder.parent, f"{folder.name}/{extension_entry(folder)}"))
-        elif path.suffix == ".js" and path.is_file():
-            scripts.append((path.parent, path.name))
-    if not scripts:
-        return None
-    if len(scripts) < len(paths) or len({folder.resolve() for folder, _ in scripts}) > 1:
-        terminal.fail(
-            f"{scripts[0][1]} is JavaScript, which runs as a drop-in tool: name files *.js and extensions of one "
-            "folder alone",
-            terminal.USAGE,
-        )
-    return scripts[0][0], [file for _, file in scripts]

@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from toolbus.dropin.sandbox import Protection, SandboxGrants, apply, run_beside_main
 from toolbus.errors import NotPermitted, PeerLost, RequestError, SetupError
-from toolbus.processes.plugin_process import CANNOT_START, SUPERVISOR_VARIABLE, end_with
+from toolbus.processes.plugin_process import end_with
+from toolbus.processes.program_starter import CANNOT_START, SUPERVISOR_VARIABLE
 
 if TYPE_CHECKING:
     from toolbus.dropin.file_loader import Loaded

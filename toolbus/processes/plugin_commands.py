@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from toolbus.errors import SetupError
 from toolbus.processes.child_environment import (
     NEVER_PASSED_ON,
     PLUGIN,
@@ -18,23 +19,27 @@ from toolbus.processes.child_environment import (
     requested_variables,
     token_of,
 )
+from toolbus.processes.plugin_program import PluginProgram
 from toolbus.processes.secrets_file import read_secrets
 from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
 from toolbus.processes.supervisor import plugin_name, plugin_names
+from toolbus.sdk.bus_address import ADDRESS
+from toolbus.sdk.credential import Credential
 from toolbus.text import quote
 
 
 def plugin_commands(
-    files: Sequence[Path],
+    plugins: Sequence[Path | PluginProgram],
     environment: Mapping[str, str],
     requests: Sequence[str],
     secrets_file: Path | None,
     emit: Callable[[PluginReport], None],
     credential: Path | None = None,
 ) -> dict[str, Command]:
-    """Returns the command of each plugin file, by the plugin's name.
+    """Returns the command of each plugin, by the plugin's name.
 
     Args:
+        plugins: files and folders, and programs in any language.
         environment: the operator's. A TOOLBUS_TOKEN in it makes the plugins' tokens the same in every run.
         requests: variables that every plugin gets besides the usual ones, see `requested_variables`.
         secrets_file: None means that no plugin has secrets.
@@ -42,23 +47,60 @@ def plugin_commands(
         credential: the file of a credential for the plugins that have none among their secrets.
 
     Raises:
-        SetupError: a request or the file of secrets is refused.
+        SetupError: a request, the file of secrets or a program is refused.
     """
-    passed_on = PLUGIN.choose(environment) | requested_variables(requests, environment)
-    tables = _tables(files)
+    usual, requested = PLUGIN.choose(environment), requested_variables(requests, environment)
+    passed_on = usual | requested
+    files = [each for each in plugins if isinstance(each, Path)]
+    programs = [each for each in plugins if isinstance(each, PluginProgram)]
+    names, tables = plugin_names(files), _tables(files)
+    _check_names([*names, *tables], programs)
+    owners = [*(str(each.resolve()) for each in files), *(f"--exec {each.name}" for each in programs)]
+    names += [each.name for each in programs]
+    tables += [each.name for each in programs]
     known = read_secrets(secrets_file, list(dict.fromkeys(tables))) if secrets_file is not None else {}
     # No other program can attach as the source of a plugin while it runs, restarts included, nor can another plugin:
-    # only processes of the same file have the same token.
+    # only processes of the same file, or of the same name, have the same token.
     secret = environment.get("TOOLBUS_TOKEN") or secrets.token_hex(16)
     shared = {"TOOLBUS_CREDENTIAL": str(credential.resolve())} if credential is not None else {}
     commands = {}
-    for name, table, file in zip(plugin_names(files), tables, files, strict=True):
-        own = {"TOOLBUS_TOKEN": token_of(secret, str(file.resolve())), **shared, **known.get(table, {})}
-        reads = mentioned_variables(file) | {"TOOLBUS_CREDENTIAL"}  # which the SDK reads
+    ordered: list[Path | PluginProgram] = [*files, *programs]
+    for name, table, owner, plugin in zip(names, tables, owners, ordered, strict=True):
+        own = {"TOOLBUS_TOKEN": token_of(secret, owner), **shared, **known.get(table, {})}
+        reads = {"TOOLBUS_CREDENTIAL"}  # as every client library for other machines does
+        if isinstance(plugin, Path):
+            reads |= mentioned_variables(plugin)
         for variable in sorted((reads & environment.keys()) - passed_on.keys() - own.keys()):
             emit(PluginReport(name, ReportKind.OUTPUT, _explain(variable, table), "stderr"))
-        commands[name] = Command.of_file(file, passed_on, own)
+        if isinstance(plugin, Path):
+            commands[name] = Command.of_file(plugin, passed_on, own)
+        else:
+            variables = _bus_address(own) | _without_quiet(usual) | requested | own
+            commands[name] = Command.of_program(plugin.find(variables), plugin.words, variables)
     return commands
+
+
+def _check_names(taken: Sequence[str], programs: Sequence[PluginProgram]) -> None:
+    """Raises SetupError if two plugins have one name."""
+    names = set(taken)
+    for program in programs:
+        if program.name in names:
+            raise SetupError(
+                f"--exec {program.name}: two plugins of this run have the name {quote(program.name)}: "
+                "write another name before ="
+            )
+        names.add(program.name)
+
+
+def _without_quiet(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns variables without the one that silences gRPC: the command line has set it for itself and for files."""
+    return {name: value for name, value in variables.items() if (name, value) != ("GRPC_VERBOSITY", "NONE")}
+
+
+def _bus_address(own: Mapping[str, str]) -> dict[str, str]:
+    """Returns where the bus is, for a program where nothing else says it: it need not know the rules of the SDK."""
+    credential = own.get("TOOLBUS_CREDENTIAL")
+    return {"TOOLBUS_ADDRESS": (Credential.read(credential).address if credential else "") or ADDRESS}
 
 
 def _tables(files: Sequence[Path]) -> list[str]:

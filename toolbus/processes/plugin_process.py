@@ -8,7 +8,6 @@ itself, `CANNOT_START` that a restart would not help, anything else that it died
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -18,13 +17,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from toolbus.processes.program_starter import CANNOT_START, SUPERVISOR_VARIABLE, killed_with_parent
+
 if TYPE_CHECKING:
     from toolbus.sdk.loader import LoadedPlugin
 
-CANNOT_START = 78  # EX_CONFIG of sysexits.h
 ENTRIES_VARIABLE = "TOOLBUS_OFFER_ENTRIES"  # "1" makes methods with plugin_entry tools
-SUPERVISOR_VARIABLE = "TOOLBUS_SUPERVISOR"  # the supervisor's process id; unset where there is none
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _POLL_SECONDS = 0.5
 
 
@@ -33,20 +31,10 @@ def end_with(supervisor: int) -> None:
 
     On Linux the kernel kills it; elsewhere, or where the kernel refuses, a thread watches for a new parent.
     """
-    if not _killed_with_parent():
+    if not killed_with_parent():
         threading.Thread(target=_watch_parent, args=(supervisor,), name="toolbus lifeline", daemon=True).start()
     if os.getppid() != supervisor:  # it ended before prctl took effect
         os._exit(1)
-
-
-def _killed_with_parent() -> bool:
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        return libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0  # type: ignore[no-any-return]
-    except (OSError, AttributeError):  # a libc without it
-        return False
 
 
 def _watch_parent(supervisor: int) -> None:

@@ -14,18 +14,21 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 from toolbus.processes.lifeline import Lifeline
-from toolbus.processes.plugin_process import SUPERVISOR_VARIABLE
+from toolbus.processes.program_starter import SUPERVISOR_VARIABLE
 
 LINE_BYTES = 64 * 1024  # a longer line is passed on in pieces
 KILL_SECONDS = 5.0
 _OUTPUT_SECONDS = 1.0  # how long the output of a dead process is read: a child that left its group may hold the pipe
 _READ_BYTES = 64 * 1024
+_GROUP_POLL_SECONDS = 0.05  # nothing tells when the last process of a group ends
+_LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # some builds of Python do not start without
+_STARTER = Path(__file__).with_name("program_starter.py")
 
 
 class ReportKind(Enum):
@@ -63,6 +66,8 @@ class Command:
         environment: of the process; the supervisor adds its own process id.
         stdin: given the descriptor of the pipe for reports, returns the process's standard input; None: it is empty.
         on_report: called with each line that the process reports on that pipe; None: it gets no such pipe.
+        group_drains: whether processes that the leader leaves behind in a graceful shutdown may end gracefully too: a
+            shell that runs the plugin ends with its first signal, and passes it on to nobody.
         runs_forever: whether any end that was not requested counts as a crash, exit code 0 included.
         fix: what a person should do where the plugin is given up.
     """
@@ -71,6 +76,7 @@ class Command:
     environment: Mapping[str, str] = field(repr=False)
     stdin: Callable[[int], bytes] | None = None
     on_report: Callable[[str], None] | None = None
+    group_drains: bool = False
     runs_forever: bool = False
     fix: str = "correct it and run it again"
 
@@ -85,6 +91,25 @@ class Command:
         stdin = json.dumps(dict(secrets or {})).encode()
         arguments = (sys.executable, "-m", "toolbus.processes.plugin_process", str(file))
         return cls(arguments, environment, stdin=lambda report: stdin)
+
+    @classmethod
+    def of_program(cls, file: str, words: Sequence[str], environment: Mapping[str, str]) -> Command:
+        """Returns the command that runs any program as a plugin.
+
+        Args:
+            file: the program.
+            words: its arguments, from the zeroth on.
+            environment: all of its variables. They are sent over standard input, so that nobody sees them before the
+                program runs; then they are its environment, which processes of the same user can read.
+        """
+        variables = {**environment, "PYTHONUNBUFFERED": "1"}
+        stdin = b"".join(b"%s=%s\0" % (os.fsencode(name), os.fsencode(value)) for name, value in variables.items())
+        return cls(
+            (sys.executable, "-I", "-S", str(_STARTER), file, *words),
+            {name: os.environ[name] for name in _LIBRARIES if name in os.environ},
+            stdin=lambda report: stdin,
+            group_drains=True,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +132,8 @@ class SupervisedPlugin:
 
     A shutdown has three steps. The leader gets SIGTERM, and the SDK drains: the tools are withdrawn, and calls in
     flight go on. If the process has not ended in time, the whole group gets SIGTERM, which ends a plugin of the SDK at
-    once. Processes that are left after that get SIGKILL.
+    once. Processes that are left after that get SIGKILL. A leader that is any program may be a shell that ends at once:
+    then the rest of its group gets SIGTERM in the first step too, and has the rest of its time.
 
     Attributes:
         stopping: set when a graceful shutdown was requested.
@@ -182,7 +208,7 @@ class SupervisedPlugin:
 
     async def _wait_for_end(self, process: asyncio.subprocess.Process) -> int:
         """Waits until a process ends by itself, or shuts it down in three steps."""
-        ended = asyncio.create_task(process.wait())
+        ended = asyncio.create_task(self._until_ended(process))
         stopping, terminating, killing = (
             asyncio.create_task(event.wait()) for event in (self.stopping, self._phases.terminate, self._phases.kill)
         )
@@ -201,6 +227,15 @@ class SupervisedPlugin:
         finally:
             for task in (ended, stopping, terminating, killing):
                 task.cancel()
+
+    async def _until_ended(self, process: asyncio.subprocess.Process) -> int:
+        """Waits for the end of a leader, in a graceful shutdown also for that of its group; returns its exit code."""
+        code = await process.wait()
+        if self.command.group_drains and self.stopping.is_set():
+            _signal_group(process.pid, signal.SIGTERM)
+            while _group_runs(process.pid):
+                await asyncio.sleep(_GROUP_POLL_SECONDS)
+        return code
 
     def _report_output(self, stream: str, line: bytes) -> None:
         self.report(ReportKind.OUTPUT, line.decode(errors="replace").rstrip("\r"), stream)
@@ -240,3 +275,19 @@ async def _read_lines(pipe: int, on_line: Callable[[bytes], object]) -> None:
 def _signal_group(group: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # gone; or, on macOS, only zombies are left
         os.killpg(group, number)
+
+
+def _group_runs(group: int) -> bool:
+    """Tells whether a process of a group is left; a zombie does not count, which in a container may stay for ever."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):  # as in `_signal_group`
+        return False
+    if not sys.platform.startswith("linux"):
+        return True
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, _, its_group, *_ = status.read_text(errors="replace").rpartition(")")[2].split()
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolbus.processes.lifeline import Lifeline
-from toolbus.processes.plugin_process import CANNOT_START
+from toolbus.processes.program_starter import CANNOT_START
 from toolbus.processes.supervised_plugin import (
     KILL_SECONDS,
     Command,
