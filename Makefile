@@ -18,7 +18,7 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test thorough browser crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
+.PHONY: help run test conformance mutants thorough browser crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
 .PHONY: docs clean
 
 help: ## list the targets
@@ -29,6 +29,12 @@ run: $(VENV)/run.stamp ## start the demo: a bus, plugins and a host; Ctrl-C ends
 
 test: $(VENV)/dev.stamp ## run the tests (ARGS="tests/test_tool.py -k timeout" chooses some)
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
+
+conformance: $(VENV)/dev.stamp ## play the rules of the protocol against the clients, and write clients/CONFORMANCE.md (ARGS="--runs 20")
+	@$(BIN)/python -m tests.conformance.clients $(ARGS)
+
+mutants: $(VENV)/dev.stamp ## play clients that are broken on purpose: each has to be found by its rule (ARGS="CALL LIFE-2")
+	@$(BIN)/python -m tests.conformance.mutants $(ARGS)
 
 thorough: $(VENV)/dev.stamp ## draw ten times as many examples in the property tests (TOOLBUS_EXAMPLES=100 for more)
 	@TOOLBUS_EXAMPLES=$${TOOLBUS_EXAMPLES:-10} $(BIN)/python -m pytest -n $(TEST_WORKERS) --timeout 600 -m hypothesis $(ARGS)

@@ -29,6 +29,7 @@ OTHER_TOOLS = ("chunks", "picture", "big", "late_progress", "offer", "withdraw",
 TOOLS = (*BASIC_TOOLS, *OTHER_TOOLS)
 DRIVEN = "drive-"  # begins the ids of calls of the tool `host`
 STDERR_LINES = 20  # in a report
+LAST_WORDS_SECONDS = 0.2  # between the end of a client and what still comes of it
 STARVED_SECONDS = 0.25  # the player itself was late by so much: what it measured then says little
 
 ATTACHES: Mapping[str, Mapping[str, Any]] = {
@@ -136,7 +137,7 @@ class Player:
                 await self._steps(self._scenario.steps)
                 await self._close()
             except Mismatch as problem:
-                why = str(problem)
+                why = f"{problem}{await self._last_words()}"
                 self._trace.add("!", "player", why)
                 broken = dict.fromkeys(self._scenario.rules, why)
                 if problem.rule:
@@ -160,6 +161,13 @@ class Player:
             starved=starved,
             about=json.loads(self._bindings.get("about", "{}")),
         )
+
+    async def _last_words(self) -> str:
+        """Returns what to add to a reason where the client ended by itself."""
+        assert self._client is not None
+        await asyncio.wait({self._client.exited}, timeout=LAST_WORDS_SECONDS)
+        code = self._client.code
+        return "" if code is None else f"; the client ended with exit code {code}"
 
     async def _start(self, folder: Path) -> None:
         for name in ("plugin", "host"):
@@ -215,15 +223,15 @@ class Player:
         try:
             await asyncio.wait({task, self._client.exited}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and self._client.exited.done():
-                await asyncio.wait({task}, timeout=0.2)  # what it sent before its end
+                await asyncio.wait({task}, timeout=LAST_WORDS_SECONDS)  # what it sent before its end
             if task.done():
                 return task.result()
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
-        if (code := self._client.code) is not None:
-            raise Mismatch(f"the client ended with exit code {code}; expected: {for_what}")
+        if self._client.exited.done():
+            raise Mismatch(f"the client ended; expected: {for_what}")
         raise Mismatch(f"nothing came for {seconds:g} s; expected: {for_what}")
 
     async def _next(self, step: Mapping[str, Any], stream: Stream, for_what: str) -> Arrived:
@@ -366,7 +374,7 @@ class Player:
             raise Mismatch(f"the client still runs after {seconds:g} s; expected: its end")
         if (code == 0) != (step["expect_exit"] == "done"):
             wanted = "0" if step["expect_exit"] == "done" else "another"
-            raise Mismatch(f"the client ended with exit code {code}, expected {wanted}")
+            raise Mismatch(f"the exit code is {code}, expected {wanted}")
 
     async def _shown(self, _: Line, step: Mapping[str, Any]) -> None:
         assert self._client is not None
