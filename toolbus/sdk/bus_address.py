@@ -6,6 +6,8 @@ What is given wins over the environment, and that over the credential file.
 from __future__ import annotations
 
 import os
+import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 ADDRESS = "127.0.0.1:48930"
 FORMS = "HOST:PORT, tls:HOST:PORT, mtls:HOST:PORT or unix:PATH"
+MAX_SOCKET_PATH = 107 if sys.platform.startswith("linux") else 103  # bytes that the kernel's sockaddr_un holds
+_HOST = re.compile(r"\[[0-9A-Fa-f:.]+(%[\w.-]+)?\]|[^\s:/?#@\[\]]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +50,16 @@ class BusAddress:
         Raises:
             SetupError: it is not an address that a gRPC peer can use.
         """
-        if text.startswith("unix:") and len(text) > len("unix:"):
+        prefix, _, rest = text.partition(":")
+        if prefix == "unix" and rest:
+            if (size := len(os.fsencode(rest.removeprefix("//")))) > MAX_SOCKET_PATH:
+                raise _error(text, f"its path has {size} bytes and may have {MAX_SOCKET_PATH}: use a shorter one")
             return cls(text, text)
-        prefix, colon, rest = text.partition(":")
         tls = prefix in ("tls", "mtls")
         target = rest if tls else text
         host, _, port = target.rpartition(":")
-        if colon and rest.startswith("//") and prefix in ("http", "https"):
-            raise SetupError(
-                f"the bus's address is {quote(text)}, which is one for HTTP: hosts and plugins over gRPC take {FORMS}"
-            )
-        if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) <= 65535):
-            raise SetupError(f"the bus's address is {quote(text)}, it must be {FORMS}: write for example {ADDRESS}")
+        if not _HOST.fullmatch(host) or not (port.isascii() and port.isdecimal() and 0 < int(port) <= 65535):
+            raise _error(text, _problem(text, target))
         return cls(text, target, tls, prefix == "mtls")
 
     @property
@@ -86,6 +88,25 @@ class BusAddress:
             return ip_address(self.host).is_loopback
         except ValueError:  # a name
             return False
+
+
+def _error(text: str, rule: str) -> SetupError:
+    return SetupError(f"the bus's address is {quote(text)}, {rule}")
+
+
+def _problem(text: str, target: str) -> str:
+    """Returns what is wrong with an address, and how to fix it."""
+    scheme, slashes, _ = text.partition("://")
+    if scheme in ("http", "https") and slashes:
+        return f"which is one for HTTP: hosts and plugins over gRPC take {FORMS}"
+    fix = f"write for example {ADDRESS}"
+    if slashes:
+        fix = f"write it without {scheme}://"
+    elif _HOST.fullmatch(target):
+        fix = f"add the port, for example {ADDRESS}"
+    elif target.count(":") > 1 and re.fullmatch(r"[0-9A-Fa-f:.]+", target):
+        fix = "write an IPv6 address in brackets, for example [::1]:48930"
+    return f"it must be {FORMS}: {fix}"
 
 
 def find_credential(given: Credential | str | Path | None) -> Credential | None:
