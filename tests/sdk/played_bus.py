@@ -27,11 +27,17 @@ class PlayedStream:
 
     def __init__(self, context: Any) -> None:
         self.context = context
+        self.drained = False  # whether the peer has sent its drain, after which a bus ends the stream
 
     async def read(self) -> wire.InvokeRequest | None:
-        """Returns the next frame; None at the end."""
+        """Returns the next frame; None at the end, and after the peer's drain."""
+        if self.drained:
+            return None
         frame = await asyncio.wait_for(self.context.read(), SECONDS)
-        return None if frame is grpc.aio.EOF else frame  # type: ignore[attr-defined]
+        if frame is grpc.aio.EOF:  # type: ignore[attr-defined]
+            return None
+        self.drained = frame.HasField("drain")
+        return frame
 
     async def read_until(self, arm: str) -> wire.InvokeRequest:
         """Returns the next frame that has an arm."""

@@ -104,6 +104,7 @@ async def test_the_environment_names_credential_and_address(tmp_path: Path, monk
             await within(host.ready())
         with await asyncio.to_thread(SyncHost) as other:
             await within(asyncio.to_thread(other.ready))
+            await within(asyncio.to_thread(other.close))  # blocks while the bus of this loop ends the stream
         assert bus.keys == [("Invoke", f"Bearer {TOKEN}")] * 2
 
 

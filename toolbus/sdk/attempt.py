@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -17,6 +18,7 @@ import grpc.aio
 
 from toolbus.cancellation import is_being_cancelled
 from toolbus.errors import (
+    AlreadyAttached,
     InvalidRequest,
     NotOffered,
     NotPermitted,
@@ -57,6 +59,7 @@ FATAL: dict[grpc.StatusCode, type[ToolBusError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: RequestError,
     grpc.StatusCode.NOT_FOUND: RequestError,
     grpc.StatusCode.PERMISSION_DENIED: NotPermitted,
+    grpc.StatusCode.ALREADY_EXISTS: AlreadyAttached,
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
     grpc.StatusCode.UNIMPLEMENTED: NotOffered,
 }
@@ -67,7 +70,8 @@ HIDDEN_STATUS = "Internal error from Core"
 # What grpc reports where the two sides do not agree about TLS or its certificates, and of a server that just ended.
 _UNEXPLAINED = ("Socket closed", "handshake", "erification", "reset", "EOF")
 
-MAX_LATE_SECONDS = 1.0  # of a timer; later means that what the bus has sent was not read yet
+MAX_LATE_SECONDS = 1.0  # of a timer; later means that this process stood still: a suspended machine, a debugger
+READ_SECONDS = 0.1  # in which what waits in the socket is read, where this process was busy
 EXPIRY_WARNING_SECONDS = 7 * 86_400.0  # before a key expires
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from grpcio's stubs
@@ -108,6 +112,7 @@ class Attempt:
     """One attempt: a channel, the stream on it and its session. Everything runs on the connection's loop."""
 
     __slots__ = (
+        "_allowed",
         "_expiry_timer",
         "_finish",
         "_loop",
@@ -153,6 +158,7 @@ class Attempt:
         self._finish = False  # whether the writer half-closes once everything is written
         self._writer: asyncio.Task[None] | None = None  # None before the start
         self._silence_timer: asyncio.TimerHandle | None = None  # None before the start
+        self._allowed = settings.timings.handshake  # seconds without a message after which the bus counts as lost
         self._expiry_timer: asyncio.TimerHandle | None = None  # None while no key is known to expire
         self.session.outbox.wake = self._wake.set
 
@@ -165,6 +171,11 @@ class Attempt:
         return grpc.aio.secure_channel(bus.target, tls_credentials(self.credential), options=OPTIONS)
 
     @property
+    def reached(self) -> bool:
+        """Whether there is a connection to the bus, so that it may have read the attach."""
+        return self.attached is not None or self.channel.get_state() is grpc.ChannelConnectivity.READY
+
+    @property
     def over(self) -> bool:
         """Whether its session has ended."""
         return self.session.state is State.CLOSED
@@ -172,7 +183,17 @@ class Attempt:
     def start(self) -> None:
         """Starts the writer and the handshake timeout."""
         self._writer = self._loop.create_task(self._write())
-        self._watch_silence(self._settings.timings.handshake)
+        self._watch_silence()
+
+    def opened(self, attached: wire.Attached) -> None:
+        """Notes that the bus has answered the first attach: from now on it sends something every so many seconds."""
+        timings = self._settings.timings
+        self.live_at = self._loop.time()
+        self._allowed = 4 * attached.heartbeat_seconds if attached.heartbeat_seconds > 0 else timings.silence
+        self._watch_silence()
+        if attached.expires_seconds > 0:
+            delay = max(attached.expires_seconds - EXPIRY_WARNING_SECONDS, 0.0)
+            self._expiry_timer = self._loop.call_later(delay, self._warn_of_expiry, attached, self.live_at)
 
     async def read(self, handlers: Handlers, stalls: StallWatch) -> AttemptEnd:
         """Hands each field of each message to its handler until the stream ends; returns how it did."""
@@ -224,13 +245,8 @@ class Attempt:
         if not self.session.pending and not self.session.in_flight:
             self.half_close()
 
-    def watch_expiry(self, attached: wire.Attached) -> None:
-        """Has the log warn some days before the key of this peer expires."""
-        if attached.expires_seconds > 0:
-            delay = max(attached.expires_seconds - EXPIRY_WARNING_SECONDS, 0.0)
-            self._expiry_timer = self._loop.call_later(delay, self._warn_of_expiry, attached, self._loop.time())
-
     def _warn_of_expiry(self, attached: wire.Attached, attached_at: float) -> None:
+        """Warns some days before the key of this peer expires."""
         left = max(attached.expires_seconds - (self._loop.time() - attached_at), 0.0)
         place = self.credential.place if self.credential is not None else "this peer"
         log.warning(
@@ -258,29 +274,33 @@ class Attempt:
             log.debug("writing ended: %r", error)
             stream.cancel()
 
-    def _watch_silence(self, seconds: float) -> None:
-        due = self._loop.time() + seconds
-        self._silence_timer = self._loop.call_at(due, self._check_silence, due, seconds)
+    def _watch_silence(self) -> None:
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        due = self.session.last_heard + self._allowed
+        self._silence_timer = self._loop.call_at(due, self._check_silence, due)
 
-    def _check_silence(self, due: float, seconds: float) -> None:
-        """Gives up a bus that sends nothing; it sends a heartbeat whenever it has nothing else to send."""
-        now = self._loop.time()
-        if now - due > min(
-            seconds, MAX_LATE_SECONDS
-        ):  # this process stood still itself: a suspended machine, a debugger
-            self.session.restart_pulse(now)
-            self._watch_silence(seconds)
+    def _check_silence(self, due: float, *, was_read: bool = False) -> None:
+        """Gives up a bus that sends nothing; it sends a heartbeat whenever it has nothing else to send.
+
+        Args:
+            due: when this was to be called.
+            was_read: whether what waited in the socket at that time has been read.
+        """
+        now, session = self._loop.time(), self.session
+        if now - due > MAX_LATE_SECONDS:
+            session.restart_pulse(now)
+        elif session.last_heard + self._allowed <= now and not was_read:
+            again = partial(self._check_silence, now + READ_SECONDS, was_read=True)
+            self._silence_timer = self._loop.call_later(READ_SECONDS, again)
             return
-        if self.attached is None:  # the handshake timeout
+        elif session.last_heard + self._allowed <= now:
+            if self.attached is not None:
+                silent = now - session.last_heard
+                log.warning("the bus at %s has sent nothing for %.1f s", self._settings.address, silent)
             self.stream.cancel()
             return
-        interval = self.attached.heartbeat_seconds
-        allowed = 4 * interval if interval > 0 else self._settings.timings.silence
-        if (silent := now - self.session.last_heard) > allowed:
-            log.warning("the bus at %s has sent nothing for %.1f s", self._settings.address, silent)
-            self.stream.cancel()
-            return
-        self._watch_silence(allowed / 4)
+        self._watch_silence()
 
 
 def status_of(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:

@@ -24,7 +24,7 @@ from toolbus.errors import Code, InvalidRequest, PeerLost, Stage, ToolBusError
 from toolbus.functions.threads import ChangeSignal, Inbox, LoopThread
 from toolbus.sdk.attempt import Attempt, AttemptEnd, error_of
 from toolbus.sdk.call_barrier import CallBarrier, Postponed
-from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings
+from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.handshake import Handshake
 from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
 from toolbus.sdk.peer_delegate import Delegate, IncomingCall
@@ -38,7 +38,8 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-LARGE_RESULT = 65_536  # characters: only results above are measured in bytes
+DRAIN_TICK = 0.05  # seconds between two looks at the calls in flight, while this peer leaves
+LARGE_RESULT = 65_536  # characters: only results above are measured in bytes, of four for each at most
 
 
 class Connection:
@@ -73,6 +74,8 @@ class Connection:
         self._task: asyncio.Task[None] | None = None  # runs `_live`; None before the start
         self._error: ToolBusError | None = None  # why the connection had to end; None while it did not have to
         self._over = False  # whether the connection has ended
+        self._result_bytes = 0  # the largest result, and piece of progress, that the bus takes; 0 before an attach
+        self._unmeasured = 0  # characters of a result that are below it in any case
         self._closed_text = f"the connection of {settings.source!r} is closed"
         # What to do with each field of a message.
         self._handlers: dict[str, Callable[[Attempt, Any], None]] = {
@@ -212,13 +215,15 @@ class Connection:
         self.closing = True
         self.changes.tell()
         attempt = self._attempt
-        if attempt is not None and attempt.attached is not None:
+        if not grace_seconds:
+            self.calls.close(self._closed_text, Code.CANCELLED)
+        if attempt is not None and attempt.reached:
             attempt.session.send_drain(reason, grace_seconds)
             await self._finish_in_flight(attempt, grace_seconds)
         self.calls.close(self._closed_text, Code.CANCELLED)
         if attempt is not None and attempt is self._attempt:
             attempt.half_close()
-            if attempt.attached is not None and not attempt.session.in_flight:
+            if attempt.reached and not attempt.session.in_flight:
                 await self._until_over(attempt, self.settings.timings.half_close)
             attempt.stream.cancel()
         if self._task is not None:
@@ -238,17 +243,21 @@ class Connection:
     async def _finish_in_flight(self, attempt: Attempt, grace_seconds: float) -> None:
         """Waits until the bus, which has read our drain, ends the stream because no call is in flight any more.
 
-        Our own table does not tell: calls may be on their way that the bus sent before it read the drain.
+        Our own table does not tell: calls may be on their way that the bus sent before it read the drain. So this gives
+        the bus some time after the last call, before we half-close.
         """
-        session = attempt.session
-        deadline = self.loop.time() + grace_seconds
-        while attempt is self._attempt and (left := deadline - self.loop.time()) > 0:
-            last_heard = session.last_heard
-            await self._until_over(attempt, min(left, self.settings.timings.half_close))
-            if not session.in_flight and session.last_heard == last_heard:
+        session, clock, timings = attempt.session, self.loop.time, self.settings.timings
+        deadline = clock() + grace_seconds
+        idle_since = clock()
+        while attempt is self._attempt:
+            if session.in_flight:
+                idle_since = clock()
+                if idle_since >= deadline:
+                    log.warning("%d calls were not finished within %g s", len(session.in_flight), grace_seconds)
+                    return
+            elif clock() - idle_since >= timings.half_close:
                 return
-        if session.in_flight:
-            log.warning("%d calls were not finished within %g s", len(session.in_flight), grace_seconds)
+            await self._until_over(attempt, DRAIN_TICK)
 
     async def _until_over(self, attempt: Attempt, seconds: float) -> None:
         await self.changes.until(lambda: attempt is not self._attempt, seconds)
@@ -306,8 +315,11 @@ class Connection:
             self.calls.no_bus_reason = ""
         self._handshake.attached(attempt, attached)
         if first:
-            self.calls.opened(attempt.session, attached.limits.arguments_bytes or MESSAGE_BYTES)
-
+            assert attempt.attached is not None  # the handshake has copied it
+            limits = attempt.attached.limits
+            self._result_bytes = min(limits.result_bytes, attempt.session.max_item_bytes)
+            self._unmeasured = min(LARGE_RESULT, self._result_bytes // 4)
+            self.calls.opened(attempt.session, limits.arguments_bytes)
         if first and self.stalls.unsettled:
             self._stalled()
 
@@ -355,18 +367,18 @@ class Connection:
         if session.in_flight.pop(result.call_id, self) is self:
             return  # answered already, or its session is over
         attempt = self._attempt
-        size = len(result.output_json) + 64 + sum(block.ByteSize() for block in result.content)
-        if size > LARGE_RESULT and attempt is not None and attempt.attached is not None:
-            result = fitting(result, size, attempt.attached.limits.result_bytes or session.max_item_bytes)
+        size = len(result.output_json) + sum(block.ByteSize() for block in result.content)
+        if size > self._unmeasured:
+            result = fitting(result, size, self._result_bytes)
             size = min(size, session.max_item_bytes)
-        session.outbox.room(size).results.append(message_of(result))
+        session.outbox.room(size + 64).results.append(message_of(result))
         if attempt is not None and session.state is State.LEAVING:
             attempt.half_close_if_idle()
 
     def _report(self, item: tuple[PeerSession, pb.ToolProgress]) -> None:
         session, progress = item
-        if progress.call_id in session.in_flight:
-            session.outbox.room(progress.ByteSize()).progress.append(progress)
+        if progress.call_id in session.in_flight and (size := progress.ByteSize()) <= self._result_bytes:
+            session.outbox.room(size).progress.append(progress)
 
 
 def fitting(result: Result, size: int, limit: int) -> Result:

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from toolbus.functions.threads import ChangeSignal
-from toolbus.limits import MIB
+from toolbus.limits import MIB, Limits
 from toolbus.sdk.attempt import FATAL, Attempt, error_of
 from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings
 from toolbus.sdk.peer_delegate import Delegate
@@ -24,7 +24,7 @@ from toolbus.v1 import tool_pb2 as pb
 log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a connection
 
 ATTACH_BYTES = 12 * MIB  # tools in one message; the rest follows by Register
-DEFAULT_IN_FLIGHT = 256  # of a bus that does not state its limit
+DEFAULTS = Limits()  # of a bus that leaves some of its limits unset
 
 
 class Handshake:
@@ -76,11 +76,10 @@ class Handshake:
         first = attempt.attached is None
         attempt.attached = answer = wire.Attached()
         answer.CopyFrom(attached)
+        set_defaults(answer.limits, self._settings.max_in_flight)
         if first:
-            attempt.live_at = self._loop.time()
-            attempt.watch_expiry(answer)
-            limits = answer.limits
-            attempt.session.open(limits.calls_in_flight or DEFAULT_IN_FLIGHT, limits.message_bytes or MESSAGE_BYTES)
+            attempt.opened(answer)
+            attempt.session.open(answer.limits.calls_in_flight, answer.limits.message_bytes)
         address, source = self._settings.address, self._settings.source
         itself = bool(answer.refused) and not answer.refused_total
         if itself or self._settings.all_or_none:
@@ -149,6 +148,18 @@ def attach_of(settings: ConnectionSettings, tools: Sequence[pb.Tool], subscripti
         notices=settings.notices,
         all_or_none=settings.all_or_none,
     )
+
+
+def set_defaults(limits: wire.Limits, max_in_flight: int) -> None:
+    """Fills in the limits that the bus left unset.
+
+    Args:
+        max_in_flight: what the attach asked for.
+    """
+    limits.message_bytes = limits.message_bytes or DEFAULTS.message_bytes
+    limits.calls_in_flight = limits.calls_in_flight or max_in_flight or DEFAULTS.calls_in_flight
+    limits.arguments_bytes = limits.arguments_bytes or DEFAULTS.arguments_bytes
+    limits.result_bytes = limits.result_bytes or DEFAULTS.result_bytes
 
 
 def portions(tools: Sequence[pb.Tool]) -> list[list[pb.Tool]]:

@@ -28,6 +28,9 @@ log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a con
 
 PROBE_SECONDS = 15.0  # for all of a probe
 
+# Statuses of a bus that is there and cannot take this peer now; gRPC libraries and proxies make all others themselves.
+_LONG_PAUSES = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
+
 # Reasons of the bus's drain after which this peer must not come back.
 _FINAL_DRAINS = {
     "replaced": "another process attached with the same source and instance",
@@ -108,7 +111,10 @@ class Reconnect:
         if attempt.fatal_error is not None:
             log.error("%s", clean_line(str(attempt.fatal_error)))
             return attempt.fatal_error
-        if (end.seconds >= 0 and not self._key_ended_again(end)) or end.code not in FATAL:
+        key_ended_again = end.seconds >= 0 and self._key_ended_again(end)
+        if end.code not in FATAL:
+            return None
+        if end.code is grpc.StatusCode.UNAUTHENTICATED and end.seconds >= 0 and not key_ended_again:
             return None
         text = end.text or end.code.name
         if end.code is grpc.StatusCode.UNAUTHENTICATED:
@@ -192,9 +198,11 @@ class Reconnect:
 
     def _pause(self, end: AttemptEnd) -> float:
         timings = self._connection.settings.timings
-        self._failures = 0 if end.seconds >= timings.steady else self._failures + 1
-        refused = end.probed or end.code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OK)
-        return backoff(self._failures, timings, refused=refused)
+        if end.seconds >= timings.steady:
+            self._failures = 0
+        pause = backoff(self._failures, timings, refused=end.probed or end.code in _LONG_PAUSES)
+        self._failures += 1
+        return pause
 
 
 def foreign_owner(address: BusAddress, owner_of: Callable[[Address], int | None] = listener_owner) -> int | None:
@@ -217,7 +225,7 @@ def backoff(failures: int, timings: ConnectionTimings, *, refused: bool) -> floa
     """Returns the seconds to wait before the next attempt: exponential, with full jitter.
 
     Args:
-        failures: attempts in a row that failed.
+        failures: attempts in a row that failed before the last one.
         refused: whether the bus is there and refuses this peer, which is retried less often.
     """
     longest, first = timings.max_pause, timings.first_pause
