@@ -26,6 +26,7 @@ TABLE = ROOT / "clients" / "CONFORMANCE.md"
 REPORTS = ROOT / "clients" / "reports"
 CLIENTS: Mapping[str, Sequence[str]] = {
     "stubs": (sys.executable, str(ROOT / "clients" / "python" / "conformance.py")),
+    "sdk": (sys.executable, "-m", "toolbus.conformance.sdk_client"),
 }
 
 
