@@ -33,9 +33,10 @@ class PlayedStream:
         """Returns the next frame; None at the end, and after the peer's drain."""
         if self.drained:
             return None
-        frame = await asyncio.wait_for(self.context.read(), SECONDS)
-        if frame is grpc.aio.EOF:  # type: ignore[attr-defined]
+        read = await asyncio.wait_for(self.context.read(), SECONDS)
+        if read is grpc.aio.EOF:  # type: ignore[attr-defined]
             return None
+        frame: wire.InvokeRequest = read
         self.drained = frame.HasField("drain")
         return frame
 
