@@ -348,6 +348,25 @@ def test_any_frame_counts_as_an_answer_to_a_heartbeat(arm: str) -> None:
     assert asked == [10, 20, 30]  # so that the peer, which hears nothing else, knows that the bus is there
 
 
+@pytest.mark.parametrize("written_at", [0.01, 0.46, 3.3])
+@pytest.mark.parametrize("calls", [0, 1])
+def test_a_peer_that_only_sends_hears_something_every_10_s_and_a_tick(written_at: float, calls: int) -> None:
+    session, step = live(), 0.47
+    session.pending.update({str(number): object() for number in range(calls)})
+    heard: list[float] = []
+    for tick in range(1, 120):
+        now = tick * step
+        if now > written_at and not heard:
+            put(session.outbox, 1)
+            frames(session.outbox)
+            heard.append(written_at)
+        session.receive(request("progress"), now - 0.001)
+        session.pulse(now)
+        heard += [now for _ in frames(session.outbox)]
+    assert len(heard) > 5
+    assert all(later - earlier <= 10.0 + step for earlier, later in itertools.pairwise(heard))
+
+
 def test_a_peer_that_is_written_to_and_answers_gets_no_heartbeat() -> None:
     session = live()
     for tick in range(1, 60):
@@ -401,9 +420,11 @@ def test_a_restarted_pulse_forgets_what_was_missed() -> None:
     session.pending["1"] = object()
     ladder(session, 20)
     session.restart_pulse(1_000.0)
-    assert session.pulse(1_000.5) is Pulse.FINE
-    assert session.pulse(1_001.0) is Pulse.PROBE
+    assert session.pulse(1_000.5) is Pulse.PROBE  # the peer has heard nothing all the while
+    assert session.pulse(1_001.0) is Pulse.FINE
     assert session.missed == 0
+    assert session.pulse(1_001.5) is Pulse.PROBE
+    assert session.missed == 1
 
 
 def test_heartbeats_are_numbered_and_echoed_as_they_are() -> None:

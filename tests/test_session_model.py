@@ -88,7 +88,8 @@ class SessionModel:
         self.taken = 0
         self.pending: dict[str, int] = {}  # id → the number of its frame
         self.in_flight: set[str] = set()
-        self.heard = self.probed = self.wrote = now
+        self.heard = self.probed = now
+        self.wrote = self.judged = now  # nothing was written since; when the silence was judged last
         self.busy_since: float | None = None  # the first tick since which calls were pending
         self.unanswered = 0  # heartbeats since the last message
         self.seen_taken = 0  # messages written when the silence was judged last
@@ -139,7 +140,8 @@ class SessionModel:
         if self.half_closed or self.state not in ("live", "leaving"):
             return "fine"
         if self.taken != self.seen_taken:
-            self.seen_taken, self.wrote = self.taken, now
+            self.seen_taken, self.wrote = self.taken, self.judged
+        self.judged = now
         patience = 1.0 if self.pending or self.unanswered else 10.0
         if not self.pending:
             self.busy_since = None
@@ -332,7 +334,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.now += 3_600.0
         for session, model in zip(self.sessions, self.models, strict=True):
             session.restart_pulse(self.now)
-            model.heard = model.probed = model.wrote = self.now
+            model.heard = model.probed = self.now
             model.unanswered = 0
 
     @rule(index=WHICH, how=st.sampled_from(["drain", "leave", "half", "discard", "end"]))

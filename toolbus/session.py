@@ -252,6 +252,7 @@ class Session(Generic[Frame]):
 
     __slots__ = (
         "_busy_since",
+        "_last_check",
         "_last_sent",
         "_may_arrive",
         "_probes",
@@ -288,7 +289,8 @@ class Session(Generic[Frame]):
         self.last_probe = now  # when the last heartbeat was sent
         self.missed = 0  # heartbeats in a row without any frame since
         self._taken_before = 0  # frames that had been written at the last check of the heartbeat
-        self._last_sent = now  # when a check last saw that frames had been written
+        self._last_check = now  # when the heartbeat was checked last
+        self._last_sent = now  # since when at least nothing has been written: the check before the one that saw a frame
         self._busy_since: float | None = None  # when a check first saw the pending calls; None while there were none
         self._probes = 0  # heartbeats sent in all; their sequence number
         self.suspect = False  # whether so many were missed that the peer gets no new calls
@@ -397,7 +399,7 @@ class Session(Generic[Frame]):
 
         None is due after a frame in the interval, after a half-close or before the stream is open. After a heartbeat
         without answer the next ones follow at the busy interval. A peer that only sends gets one at the idle interval,
-        so that it can tell a quiet bus from a dead one.
+        whatever else delays its heartbeats, so that it can tell a quiet bus from a dead one.
 
         Returns:
             HUNG once, when the calls of the peer are to end; a peer that is not suspect yet becomes so with it.
@@ -405,7 +407,8 @@ class Session(Generic[Frame]):
         if self.half_closed or self.state in (State.OPENING, State.CLOSED):
             return Pulse.FINE
         if self.outbox.taken != self._taken_before:
-            self._taken_before, self._last_sent = self.outbox.taken, now
+            self._taken_before, self._last_sent = self.outbox.taken, self._last_check
+        self._last_check = now
         if not self.pending:
             self._busy_since = None
         elif self._busy_since is None:
@@ -443,13 +446,12 @@ class Session(Generic[Frame]):
         """Moves every moment by which the peer is judged, because this process was late itself."""
         self.last_heard += seconds
         self.last_probe += seconds
-        self._last_sent += seconds
         if self._busy_since is not None:
             self._busy_since += seconds
 
     def restart_pulse(self, now: float) -> None:
         """Starts counting anew, because this process stood still itself (a suspended machine, a debugger)."""
-        self.last_heard = self.last_probe = self._last_sent = now
+        self.last_heard = self.last_probe = now
         self.missed = 0
 
     def end(self) -> tuple[list[Any], list[Any]]:

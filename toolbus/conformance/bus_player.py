@@ -60,6 +60,13 @@ class Stream:
         except (grpc.RpcError, asyncio.InvalidStateError):
             return
 
+    async def headers(self) -> None:
+        """Waits for the response headers."""
+        try:
+            await asyncio.wait_for(self._call.initial_metadata(), PATIENCE_SECONDS)
+        except TimeoutError:
+            raise Mismatch(f"no response headers came for {PATIENCE_SECONDS:g} s") from None
+
     async def half_close(self) -> None:
         """Ends this direction."""
         await self._call.done_writing()
@@ -96,6 +103,7 @@ class Client:
             "expect": self._expect,
             "expect_end": self._expect_end,
             "half_close": self._half_close,
+            "headers": self._headers,
             "break": self._break,
             "rpc": self._rpc,
         }
@@ -134,6 +142,9 @@ class Client:
 
     async def _half_close(self, on: str, _: bool) -> None:
         await self._stream(on).half_close()
+
+    async def _headers(self, on: str, _: bool) -> None:
+        await self._stream(on).headers()
 
     async def _break(self, on: str, _: bool) -> None:
         await self._streams[on].close()

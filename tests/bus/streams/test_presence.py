@@ -494,6 +494,22 @@ def test_a_machine_that_stood_still_restarts_the_count_of_missed_heartbeats() ->
     assert not stream.peer.suspect
 
 
+@pytest.mark.parametrize("pause", [0.9, 1.6])
+def test_a_bus_that_is_late_all_the_time_is_not_silent_for_longer_than_it_says(pause: float) -> None:
+    core = Core()
+    stream = core.attached("plugin", tool("t"))
+    stream.read("attached")
+    heard = core.now
+    for _ in range(40):
+        core.now += pause  # 1.1 s late counts as having stood still
+        stream.send(progress=[pb.ToolProgress(call_id="none")])
+        core.presence.tick(core.now)
+        if stream.read("heartbeat"):
+            assert core.now - heard <= 10.0 + pause
+            heard = core.now
+    assert core.now - heard <= 10.0 + pause
+
+
 def test_a_bus_that_is_late_all_the_time_gives_its_peers_that_time() -> None:
     core = Core()
     host = core.peer("host")

@@ -163,6 +163,7 @@ class InvokeStream:
     async def _write(self) -> None:
         outbox, write = self._peer.outbox, self._context.write
         try:
+            await self._context.send_initial_metadata(())  # clients such as tonic's wait for it before they write
             while True:
                 frame = outbox.take()
                 if frame is not None:

@@ -283,12 +283,12 @@ class Presence(SessionTable):
         for peer in list(self.sessions.values()):
             if now > peer.leave_by:
                 self.end(peer, "it was asked to drain and did not leave within the grace it got", now)
-            elif stood_still:
+                continue
+            if stood_still:
                 peer.restart_pulse(now)
-            else:
-                if late > tick / 2:
-                    peer.delay_pulse(late)
-                self._judge_silence(peer, now)
+            elif late > tick / 2:
+                peer.delay_pulse(late)
+            self._judge_silence(peer, now)
         if self._registry.expire(now) or self.review.room_changed():
             self._on_change()
         self.handshake.expire_takeovers(now)
