@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -84,9 +84,11 @@ class Author:
     def tools(self) -> Sequence[pb.Tool]:
         return [Tool("echo").to_wire()]
 
-    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Held:
-        self.taken.append((session, call.call_id))
-        return Held()
+    def take(
+        self, connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
+    ) -> Mapping[str, Held]:
+        self.taken += [(session, call_id) for call_id in calls]
+        return {call_id: Held() for call_id in calls}
 
     def attached(self, attached: wire.Attached) -> None:
         """Hears the answer."""

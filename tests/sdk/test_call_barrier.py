@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,13 +37,12 @@ class Plugin:
         self.handlers: dict[str, Any] = {"calls": self._take_all}
         self.barrier = CallBarrier(self.handlers, self._take, lambda session, result: self.answers.append(result))
 
-    def _take(self, session: PeerSession, call: pb.ToolCall) -> Any:
-        self.begun.append(call.call_id)
-        return "running"
+    def _take(self, session: PeerSession, calls: Mapping[str, pb.ToolCall]) -> Any:
+        self.begun += calls
+        return dict.fromkeys(calls, "running")
 
     def _take_all(self, attempt: Any, calls: Iterable[pb.ToolCall]) -> None:
-        for call in calls:
-            self._take(attempt.session, call)
+        self._take(attempt.session, {call.call_id: call for call in calls})
 
     def read(self, *ids: str) -> None:
         self.handlers["calls"](SimpleNamespace(session=self.session), [pb.ToolCall(call_id=id, name="t") for id in ids])

@@ -17,9 +17,9 @@ from toolbus.bus.signals import Signals
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.declaration import llm_tool
-from toolbus.functions.threads import Workers
 from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSpec, spec_of
+from toolbus.functions.workers import Workers
 from toolbus.tool import Limits, Result, dump_arguments
 
 LOCAL_WORKERS = 32  # threads for local tools that are plain functions, as many as a plugin has

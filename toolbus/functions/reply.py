@@ -16,7 +16,7 @@ import json
 import math
 import pathlib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,7 @@ def dump_output(value: Any) -> str:
         TypeError: where JSON cannot hold it; the text names the place, the type and how to fix it.
     """
     try:
-        written = _ENCODER.encode(value)
+        written = _write(value)
         if not written.isascii():
             written.encode()
     except (TypeError, ValueError, RecursionError) as problem:
@@ -139,8 +139,26 @@ def _plain(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-# Made once: `json.dumps` with options makes one per call, which costs as much as writing a small output.
-_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
+def _writer() -> Callable[[Any], str]:
+    """Returns what writes JSON.
+
+    `json.dumps` with options makes an encoder per call, and `JSONEncoder.encode` the machine inside of it, which costs
+    as much as writing a small output. So the machine is made once; where Python has another one, the encoder is.
+    A value that contains itself ends in a RecursionError.
+    """
+    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
+    try:
+        machine: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]  # the published stubs lack it
+        encode = machine(None, _plain, json.encoder.encode_basestring, None, ":", ",", False, False, False)
+        if "".join(encode({"a": ["\u00e9", 1.5, None]}, 0)) != '{"a":["\u00e9",1.5,null]}':
+            return encoder.encode
+    except (AttributeError, TypeError):
+        return encoder.encode
+    join = "".join
+    return lambda value: join(encode(value, 0))
+
+
+_write = _writer()
 
 _FIXES: dict[Any, str] = {
     bytes: "return Reply(content=[image(data, mime)]) for media, or text",

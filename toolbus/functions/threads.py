@@ -1,15 +1,13 @@
-"""Runs work on other threads: batches for a loop, a loop on a thread of its own, worker threads for blocking handlers.
+"""Runs work on other threads: batches for a loop, a loop on a thread of its own.
 
 Nothing here knows the bus. The connection has a `LoopThread`, so that no handler can delay its heartbeats; `Inbox`
-passes calls and results to a loop with one wake-up for each batch; `Workers` runs plain functions.
+passes calls and results to a loop with one wake-up for each batch.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -147,65 +145,3 @@ class LoopThread:
         finally:
             asyncio.set_event_loop(None)
             self.loop.close()
-
-
-class Workers:
-    """Daemon threads that run plain functions, oldest first.
-
-    Unlike those of ``concurrent.futures`` they do not keep the process alive: a handler that never returns must not
-    stop a plugin from ending after its grace period.
-    """
-
-    def __init__(self, most: int, name: str) -> None:
-        if most < 1:
-            raise ValueError(f"workers is {most}, it must be at least 1: sync handlers need a thread to run on")
-        self._most = most
-        self._name = name
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads = 0  # started so far
-        self._unfinished = 0  # jobs that are running or waiting
-
-    def put(self, function: Callable[[Any], object], argument: Any = None) -> None:
-        """Has a thread call ``function(argument)``, which must not raise."""
-        with self._lock:
-            self._unfinished += 1
-            start = self._threads < min(self._most, self._unfinished)
-            if start:
-                self._threads += 1
-                number = self._threads
-        self._jobs.put((function, argument))
-        if start:
-            threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True).start()
-
-    async def run(self, function: Callable[[], T]) -> T:
-        """Runs a function on a thread, with the context variables of here; cancelling leaves it running."""
-        future: Future[T] = Future()
-        context = contextvars.copy_context()
-
-        def work(_: None) -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(context.run(function))
-                except BaseException as problem:
-                    future.set_exception(problem)
-
-        self.put(work)
-        return await asyncio.wrap_future(future)
-
-    def stop(self) -> None:
-        """Ends the threads that are idle; the others end after their job."""
-        with self._lock:
-            for _ in range(self._threads):
-                self._jobs.put(None)
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            function, argument = job
-            try:
-                function(argument)
-            except Exception:
-                log.exception("a fault of the SDK in %r", function)
-            del job, function, argument  # an idle thread must not keep the last call alive
-            with self._lock:
-                self._unfinished -= 1

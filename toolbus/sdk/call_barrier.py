@@ -7,7 +7,7 @@ when the echo comes is still wanted. Calls that wait for a thread or a place are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from toolbus.errors import Code, Stage
@@ -20,7 +20,7 @@ from toolbus.v1 import tool_pb2 as pb
 if TYPE_CHECKING:
     from toolbus.sdk.attempt import Attempt
 
-Take = Callable[[PeerSession, pb.ToolCall], IncomingCall]
+Take = Callable[[PeerSession, Mapping[str, pb.ToolCall]], Mapping[str, IncomingCall]]
 Answer = Callable[[PeerSession, Result], None]
 
 
@@ -38,7 +38,7 @@ class CallBarrier:
 
     Args:
         handlers: what the connection does with each field of a message; while the barrier is raised it takes the calls.
-        take: begins to answer a call.
+        take: begins to answer calls, given by their ids.
         answer: answers a call that never begins.
 
     Attributes:
@@ -115,4 +115,4 @@ class _HeldCall:
     def resume(self) -> None:
         """Begins the call, unless it was cancelled."""
         if not self._cancelled:
-            self.session.in_flight[self._call.call_id] = self._take(self.session, self._call)
+            self.session.in_flight.update(self._take(self.session, {self._call.call_id: self._call}))

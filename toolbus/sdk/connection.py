@@ -21,6 +21,7 @@ import grpc.aio
 
 from toolbus.cancellation import is_being_cancelled
 from toolbus.errors import Code, InvalidRequest, PeerLost, Stage, ToolBusError
+from toolbus.functions.runner import Outcome
 from toolbus.functions.threads import ChangeSignal, Inbox, LoopThread
 from toolbus.sdk.attempt import Attempt, AttemptEnd, error_of
 from toolbus.sdk.call_barrier import CallBarrier, Postponed
@@ -39,7 +40,11 @@ from toolbus.v1 import tool_pb2 as pb
 log = logging.getLogger(__name__)
 
 DRAIN_TICK = 0.05  # seconds between two looks at the calls in flight, while this peer leaves
+RESULT_OVERHEAD = 64  # bytes of a result beside its output
 LARGE_RESULT = 65_536  # characters: only results above are measured in bytes, of four for each at most
+
+Answer = tuple[PeerSession, str, Outcome]
+"""The end of a call of the bus: the session it came on, its id there, how it ended."""
 
 
 class Connection:
@@ -112,7 +117,11 @@ class Connection:
 
     def answer(self, session: PeerSession, result: Result) -> None:
         """Answers a call of the bus. Only the first answer is sent, and none once the session is over."""
-        self._inbox.put(self._answer, (session, result))
+        self._inbox.put(self._answer_all, [(session, result.call_id, result)])
+
+    def answer_all(self, answers: list[Answer]) -> None:
+        """Answers several calls, each as `answer` does."""
+        self._inbox.put(self._answer_all, answers)
 
     def report(self, session: PeerSession, progress: pb.ToolProgress) -> None:
         """Sends progress of a call of the bus."""
@@ -335,10 +344,9 @@ class Connection:
         self._barrier.postpone(job)
 
     def _on_calls(self, attempt: Attempt, calls: Iterable[pb.ToolCall]) -> None:
-        session, take = attempt.session, self.delegate.take
-        for call in calls:
-            if call.call_id not in session.in_flight:
-                session.in_flight[call.call_id] = take(self, session, call)
+        in_flight = attempt.session.in_flight
+        new = {call_id: call for call in calls if (call_id := call.call_id) not in in_flight}
+        in_flight.update(self.delegate.take(self, attempt.session, new))
 
     def _on_cancels(self, attempt: Attempt, cancels: Iterable[pb.ToolCancel]) -> None:
         for cancel in cancels:
@@ -362,18 +370,28 @@ class Connection:
         reason = clean_line(attempt.drain_reason)
         log.info("the bus at %s asks this peer to disconnect: %s", self.settings.address, reason)
 
-    def _answer(self, item: tuple[PeerSession, Result]) -> None:
-        session, result = item
-        if session.in_flight.pop(result.call_id, self) is self:
-            return  # answered already, or its session is over
-        attempt = self._attempt
+    def _answer_all(self, answers: list[Answer]) -> None:
+        session, unmeasured = None, self._unmeasured
+        for session, call_id, outcome in answers:
+            if session.in_flight.pop(call_id, self) is self:
+                continue  # answered already, or its session is over
+            if type(outcome) is not str or len(outcome) > unmeasured:
+                self._answer(session, Result(call_id, outcome) if isinstance(outcome, str) else outcome)
+                continue
+            outbox = session.outbox
+            outbox.room(len(outcome) + RESULT_OVERHEAD)
+            message = outbox.add_result()
+            message.call_id = call_id
+            message.output_json = outcome
+        if self._attempt is not None and session is not None and session.state is State.LEAVING:
+            self._attempt.half_close_if_idle()
+
+    def _answer(self, session: PeerSession, result: Result) -> None:
         size = len(result.output_json) + sum(block.ByteSize() for block in result.content)
         if size > self._unmeasured:
             result = fitting(result, size, self._result_bytes)
             size = min(size, session.max_item_bytes)
-        session.outbox.room(size + 64).results.append(message_of(result))
-        if attempt is not None and session.state is State.LEAVING:
-            attempt.half_close_if_idle()
+        session.outbox.room(size + RESULT_OVERHEAD).results.append(message_of(result))
 
     def _report(self, item: tuple[PeerSession, pb.ToolProgress]) -> None:
         session, progress = item

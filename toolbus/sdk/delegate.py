@@ -12,6 +12,7 @@ from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming_calls import Runner
 from toolbus.sdk.listing import CatalogChange
 from toolbus.sdk.outgoing_calls import PeerSession
+from toolbus.sdk.peer_delegate import IncomingCall
 from toolbus.sdk.standing import Standing
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -80,8 +81,10 @@ class PluginDelegate:
     def subscriptions(self) -> Sequence[Any]:
         return (wire.SUBSCRIPTION_CATALOG,) if self._hooks.wants("tools_changed") else ()
 
-    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Any:
-        return self._runner.take(connection, session, call)
+    def take(
+        self, connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
+    ) -> Mapping[str, IncomingCall]:
+        return self._runner.take(connection, session, calls)
 
     def attached(self, attached: wire.Attached) -> None:
         if len(self._tools) > attached.refused_total:  # the permission may have been granted while there was no stream

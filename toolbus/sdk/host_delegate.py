@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from toolbus.errors import Code, Stage
 from toolbus.sdk.listing import CatalogChange, ListedTool
 from toolbus.sdk.notification import Notification
 from toolbus.sdk.outgoing_calls import PeerSession
-from toolbus.sdk.peer_delegate import Delegate
+from toolbus.sdk.peer_delegate import ANSWERED, Delegate, IncomingCall
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -48,9 +48,13 @@ class HostDelegate(Delegate):
     def notifications_after(self) -> int:
         return self._newest
 
-    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Any:
+    def take(
+        self, connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
+    ) -> Mapping[str, IncomingCall]:
         error = CallError(Code.NOT_FOUND, "this peer offers no tools", Stage.NOT_DISPATCHED)
-        connection.answer(session, Result(call.call_id, is_error=True, error=error))
+        for call_id in calls:
+            connection.answer(session, Result(call_id, is_error=True, error=error))
+        return dict.fromkeys(calls, ANSWERED)
 
     def event(self, event: wire.Event) -> None:
         match event.WhichOneof("kind"):

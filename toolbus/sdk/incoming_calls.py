@@ -1,26 +1,33 @@
 """Runs the calls that the bus sends to a plugin, off the connection's thread, and answers each exactly once.
 
 Async handlers run as tasks on the plugin's handler loop, plain functions on its workers. The connection's thread only
-hands over. A call that is cancelled or times out before it begins is answered without running it.
+hands over: all calls of a message at once, and what ends at the same time goes back at once, since each crossing
+between threads costs more than a call. A call that is cancelled or times out before it begins is answered without
+running it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Mapping
 from concurrent.futures import Future
+from contextvars import Context
 from functools import partial
 from typing import Any
 
 from toolbus.errors import Code, Stage
+from toolbus.functions.call_context import NO_CONTEXT, CallContext
 from toolbus.functions.call_options import CallOptions
-from toolbus.functions.runner import run_handler
+from toolbus.functions.runner import Outcome, Unfinished, finish_plain, run_async, run_plain
 from toolbus.functions.scope import ToolScope
-from toolbus.functions.threads import Inbox, Workers
+from toolbus.functions.threads import Inbox
 from toolbus.functions.tool_spec import ToolSet, ToolSpec
-from toolbus.sdk.connection import Connection
+from toolbus.functions.workers import Workers
+from toolbus.sdk.connection import Answer, Connection
 from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
+from toolbus.sdk.peer_delegate import ANSWERED, IncomingCall
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -32,27 +39,34 @@ class Job:
 
     Attributes:
         begun: whether the handler runs or has run; set before the scope is looked at.
+        running: whether the handler's task has made its first step.
         task: what runs the handler; None before it begins, and for a plain function that awaits nothing.
     """
 
-    __slots__ = ("_connection", "_runner", "arguments_json", "begun", "scope", "seconds", "session", "spec", "task")
+    __slots__ = (
+        "_runner",
+        "arguments_json",
+        "begun",
+        "running",
+        "scope",
+        "seconds",
+        "session",
+        "spec",
+        "task",
+    )
 
     def __init__(
-        self, connection: Connection, session: PeerSession, spec: ToolSpec, call: pb.ToolCall, runner: Runner
+        self, runner: Runner, session: PeerSession, spec: ToolSpec, scope: ToolScope, arguments_json: str, limit: float
     ) -> None:
-        self._connection = connection
         self._runner = runner
         self.session = session
         self.spec = spec
-        self.arguments_json = call.arguments_json
-        self.seconds = call.timeout_seconds
+        self.scope = scope
+        self.arguments_json = arguments_json
+        self.seconds = limit
         self.begun = False
-        self.task: asyncio.Task[Result] | None = None
-        self.scope = ToolScope.of(
-            call,
-            send_progress=partial(connection.report, session),
-            caller=partial(_call, connection, session),
-        )
+        self.running = False
+        self.task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Job {self.scope!r}>"
@@ -65,20 +79,17 @@ class Job:
         elif self.spec.is_async or self.task is not None:
             self._runner.cancel(self)
 
-    def answer(self, result: Result) -> None:
-        """Hands the result to the connection, from any thread; the first one counts."""
-        self._connection.answer(self.session, result)
-
-    def begin(self) -> bool:
+    def begin(self, now: float) -> bool:
         """Tells whether to run the handler; answers a call that was cancelled or timed out."""
         self.begun = True  # before the look at the scope: `cancel` looks the other way round
-        left = self.scope.time_left()
+        scope = self.scope
+        left = 1.0 if scope.deadline is None else scope.deadline - now
         if self.seconds - left > QUEUED_SECONDS:  # it waited, perhaps while this process stood still
             self.begun = False
-            if self._connection.postpone(self):
+            if self._runner.postpone(self):
                 return False
             self.begun = True
-        if self.scope.is_cancelled or left <= 0:
+        if scope.cancel_reason is not None or left <= 0:
             self.refuse()
             return False
         return True
@@ -95,10 +106,9 @@ class Job:
         else:
             code, limit = Code.DEADLINE_EXCEEDED, ("timeout_seconds", self.seconds)
             text = f"the call of {name} waited for all of its {self.seconds:g} s in the plugin's queue and never began"
-        error = CallError(code, text, Stage.NOT_DISPATCHED, limit=limit)
         self.scope.end()
         self.arguments_json = ""  # it may wait in a queue for long, behind handlers that never end
-        self.answer(Result(self.scope.call_id, is_error=True, error=error))
+        self._runner.fail(self, CallError(code, text, Stage.NOT_DISPATCHED, limit=limit))
 
 
 class Runner:
@@ -115,87 +125,179 @@ class Runner:
         self._inbox = Inbox(loop)
         self._workers = workers
         self._limit = limit
+        self._connection: Connection | None = None  # None before the first call
         self._queue: deque[Job] = deque()  # async calls that wait for a place; the handler loop's
         self._running: set[Job] = set()  # async calls that have one; the handler loop's
+        self._answers: list[Answer] = []  # of async calls, until the end of the loop's turn
+        self._will_send = False  # whether the loop comes to them
+        self._plain_answers: deque[Answer] = deque()  # until a worker is at rest
+        workers.at_rest = self._send_plain_answers
 
     def __repr__(self) -> str:
         return f"<Runner running={len(self._running)} queued={len(self._queue)}>"
 
-    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> Job | _Answered:
-        """Begins to answer a call; on the connection's loop."""
-        spec = self._tools.get(call.name)
-        if spec is None:
-            text = f"this plugin no longer offers {call.name!r}: list the tools again"
-            error = CallError(Code.NOT_FOUND, text, Stage.NOT_DISPATCHED)
-            connection.answer(session, Result(call.call_id, is_error=True, error=error))
-            return _ANSWERED
-        job = Job(connection, session, spec, call, self)
-        self.queue(job)
-        return job
+    # On the connection's loop.
+
+    def take(
+        self, connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
+    ) -> Mapping[str, IncomingCall]:
+        """Begins to answer calls."""
+        self._connection = connection
+        report, caller = partial(connection.report, session), partial(_call, connection, session)
+        now, get = time.monotonic(), self._tools.get
+        taken: dict[str, IncomingCall] = {}
+        plain: list[Job] = []
+        on_loop: list[Job] = []
+        for call_id, call in calls.items():
+            name, seconds = call.name, call.timeout_seconds
+            if (spec := get(name)) is None:
+                text = f"this plugin no longer offers {name!r}: list the tools again"
+                error = CallError(Code.NOT_FOUND, text, Stage.NOT_DISPATCHED)
+                connection.answer(session, Result(call_id, is_error=True, error=error))
+                taken[call_id] = ANSWERED
+                continue
+            scope = ToolScope(
+                call_id,
+                name,
+                context=CallContext.from_wire(call.context) if call.HasField("context") else NO_CONTEXT,
+                deadline=now + seconds if seconds > 0 else None,
+                send_progress=report,
+                caller=caller,
+                request_id=call.request_id,
+            )
+            taken[call_id] = job = Job(self, session, spec, scope, call.arguments_json, seconds)
+            (on_loop if spec.is_async else plain).append(job)
+        if plain:
+            self._workers.put_all(self._run_plain, plain)
+        if on_loop:
+            self._put_on_loop(on_loop)
+        return taken
 
     def queue(self, job: Job) -> None:
         """Has a call begin as soon as there is a thread or a place for it."""
-        if not job.spec.is_async:
-            self._workers.put(self._run_sync, job)
-        elif not self._inbox.put(self._begin, job):
-            error = CallError(Code.UNAVAILABLE, "the plugin's loop is closed", Stage.NOT_DISPATCHED, retry_safe=True)
-            job.answer(Result(job.scope.call_id, is_error=True, error=error))
+        if job.spec.is_async:
+            self._put_on_loop([job])
+        else:
+            self._workers.put(self._run_plain, job)
+
+    def _put_on_loop(self, jobs: list[Job]) -> None:
+        if not self._inbox.put(self._begin_all, jobs):
+            for job in jobs:
+                self.fail(job, CallError(Code.UNAVAILABLE, "the plugin's loop is closed", Stage.NOT_DISPATCHED, True))
 
     def cancel(self, job: Job) -> None:
         """Cancels the task of an async call that has begun."""
         self._inbox.put(self._cancel, job)
 
+    # From any thread.
+
+    def postpone(self, job: Job) -> bool:
+        """Holds a call that waited in a queue; returns False where it may begin."""
+        return self._connection is not None and self._connection.postpone(job)
+
+    def fail(self, job: Job, error: CallError) -> None:
+        """Answers a call whose handler did not run to its end."""
+        assert self._connection is not None  # it came from there
+        self._connection.answer(job.session, Result(job.scope.call_id, is_error=True, error=error))
+
     # On the handler loop.
 
-    def _begin(self, job: Job) -> None:
+    def _begin_all(self, jobs: list[Job]) -> None:
+        now = time.monotonic()
+        begun = [job for job in jobs if self._begin(job, now)]
+        if begun:
+            self._will_send = True
+            self._loop.call_soon(self._after_first_steps, begun)  # right behind them
+
+    def _begin(self, job: Job, now: float) -> bool:
         if len(self._running) >= self._limit:
             self._queue.append(job)
-        elif job.begin():
-            self._running.add(job)
-            job.task = self._loop.create_task(run_handler(job.spec, job.arguments_json, job.scope, self._workers.run))
-            job.task.add_done_callback(partial(self._done, job))
+            return False
+        if not job.begin(now):
+            return False
+        self._running.add(job)
+        job.task = self._loop.create_task(self._run_async(job))
+        return True
 
-    def _done(self, job: Job, task: asyncio.Task[Result]) -> None:
+    async def _run_async(self, job: Job) -> None:
+        job.running = True
+        self._end(job, await run_async(job.spec, job.arguments_json, job.scope))
+
+    async def _finish_plain(self, job: Job, unfinished: Unfinished) -> None:
+        job.running = True
+        self._end(job, await finish_plain(job.spec, job.scope, unfinished))
+
+    def _end(self, job: Job, outcome: Outcome) -> None:
         self._running.discard(job)
         job.task = None
-        if task.cancelled():  # before its first step, where no handler could catch it
-            why = job.scope.cancel_reason or "the plugin stopped"
-            error = CallError(Code.CANCELLED, f"the call of {job.spec.tool.name} was cancelled: {why}", Stage.ACCEPTED)
-            job.answer(Result(job.scope.call_id, is_error=True, error=error))
-        elif (problem := task.exception()) is not None:
-            job.answer(_fault(job, problem))
-        else:
-            job.answer(task.result())
-        while self._queue and len(self._running) < self._limit:
-            self._begin(self._queue.popleft())
+        if not self._will_send:
+            self._will_send = True
+            self._loop.call_soon(self._send_answers)
+        self._answers.append((job.session, job.scope.call_id, outcome))
+        if self._queue:
+            self._begin_queued()
 
-    @staticmethod
-    def _cancel(job: Job) -> None:
-        if job.task is not None:
+    def _begin_queued(self) -> None:
+        now = time.monotonic()
+        while self._queue and len(self._running) < self._limit:
+            job = self._queue.popleft()
+            if self._begin(job, now):
+                self._loop.call_soon(self._after_first_steps, [job])
+
+    def _after_first_steps(self, jobs: list[Job]) -> None:
+        """Answers for tasks that were cancelled before their first step, which runs nothing of them."""
+        for job in jobs:
+            if not job.running and (task := job.task) is not None and task.cancelled():
+                self._running.discard(job)
+                job.task = None
+                job.scope.end()
+                why = job.scope.cancel_reason or "the plugin stopped"
+                text = f"the call of {job.spec.tool.name} was cancelled: {why}"
+                self.fail(job, CallError(Code.CANCELLED, text, Stage.ACCEPTED))
+        if self._queue:
+            self._begin_queued()
+        self._send_answers()
+
+    def _send_answers(self) -> None:
+        self._will_send = False
+        if self._answers and self._connection is not None:
+            answers, self._answers = self._answers, []
+            self._connection.answer_all(answers)
+
+    def _cancel(self, job: Job) -> None:
+        if job.task is not None and job.running:  # else its first step will see it
             job.task.cancel(job.scope.cancel_reason)
+
+    def _go_on(self, item: tuple[Job, Unfinished, Context]) -> None:
+        job, unfinished, context = item
+        self._running.add(job)
+        job.task = self._loop.create_task(self._finish_plain(job, unfinished), context=context)
+        self._loop.call_soon(self._after_first_steps, [job])
 
     # On a worker's thread.
 
-    def _run_sync(self, job: Job) -> None:
+    def _run_plain(self, job: Job) -> None:
         """Runs a plain function here from beginning to end: no loop, no task, no hop."""
-        if not job.begin():
+        if not job.begin(time.monotonic()):
             return
-        running = run_handler(job.spec, job.arguments_json, job.scope, _inline)
-        try:
-            running.send(None)
-        except StopIteration as end:
-            job.answer(end.value)
-        except BaseException as problem:
-            job.answer(_fault(job, problem))
-        else:  # it handed back something to wait for, which needs the loop
-            if not self._inbox.put(self._go_on, (job, running)):
-                running.close()
+        context = Context()  # of its own: what one call sets, the next on this thread must not see
+        outcome = context.run(run_plain, job.spec, job.arguments_json, job.scope)
+        if isinstance(outcome, Unfinished):  # it handed back something to wait for, which needs the loop
+            self._inbox.put(self._go_on, (job, outcome, context))
+        else:
+            self._plain_answers.append((job.session, job.scope.call_id, outcome))
 
-    def _go_on(self, item: tuple[Job, Any]) -> None:
-        job, running = item
-        self._running.add(job)
-        job.task = self._loop.create_task(running)
-        job.task.add_done_callback(partial(self._done, job))
+    def _send_plain_answers(self) -> None:
+        """Sends what has ended since the last time; the watch of the workers calls it too."""
+        waiting = self._plain_answers
+        if waiting and self._connection is not None:
+            answers: list[Answer] = []
+            try:
+                while True:
+                    answers.append(waiting.popleft())
+            except IndexError:
+                pass
+            self._connection.answer_all(answers)
 
 
 def _call(
@@ -212,34 +314,3 @@ def _call(
 def _resolve(out: OutgoingCall, result: Any) -> None:
     if out.target.set_running_or_notify_cancel():
         out.target.set_result(result)
-
-
-class _Answered:
-    """Stands for a call that was answered on the spot."""
-
-    def cancel(self, reason: str) -> None:
-        """Does nothing: its answer is on its way."""
-
-
-class _Pause:
-    """Awaited, it hands control back to the code that drives the coroutine by hand."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield
-
-
-async def _inline(function: Callable[[], Any]) -> Any:
-    returned = function()
-    if not isinstance(returned, Result):
-        await _Pause()
-    return returned
-
-
-def _fault(job: Job, problem: BaseException) -> Result:
-    error = CallError(
-        Code.INTERNAL, f"a fault of the SDK while it ran {job.spec.tool.name}: {problem!r}", Stage.ACCEPTED
-    )
-    return Result(job.scope.call_id, is_error=True, error=error)
-
-
-_ANSWERED = _Answered()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from toolbus.sdk.outgoing_calls import PeerSession
@@ -20,14 +20,30 @@ class IncomingCall(Protocol):
         """Cancels it; it still has to be answered while its session lives."""
 
 
+class Answered:
+    """Stands for a call that was answered on the spot."""
+
+    def cancel(self, reason: str) -> None:
+        """Does nothing: its answer is on its way."""
+
+
+ANSWERED = Answered()
+
+
 class Delegate(Protocol):
     """What a peer does besides calling. Everything runs on the connection's loop and must not block."""
 
     def tools(self) -> Sequence[pb.Tool]:
         """Returns the tools to declare now."""
 
-    def take(self, connection: Connection, session: PeerSession, call: pb.ToolCall) -> IncomingCall:
-        """Begins to answer a call, later and once, by ``connection.answer``; nothing of ``call`` may be kept."""
+    def take(
+        self, connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
+    ) -> Mapping[str, IncomingCall]:
+        """Begins to answer the calls of one message, each later and once, by `Connection.answer` or `answer_all`.
+
+        Args:
+            calls: by their ids; nothing of them may be kept.
+        """
 
     def attached(self, attached: wire.Attached) -> None:
         """Takes the bus's answer to an attach, which says what became of each of the tools."""

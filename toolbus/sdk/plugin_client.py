@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack, overload
 from toolbus.errors import PeerLost, RequestError, SetupError
 from toolbus.functions.declaration import describe, meta_of
 from toolbus.functions.scope import ToolScope
-from toolbus.functions.threads import Workers
 from toolbus.functions.tool_definition import ToolDefinition
 from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
+from toolbus.functions.workers import Workers
 from toolbus.neko.plugin_base import NekoPluginBase, source_of, tools_of
 from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
 from toolbus.neko.plugin_services import outlet_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from toolbus.errors import PeerLost, SetupError, ToolBusError
-from toolbus.functions.threads import Workers
+from toolbus.functions.workers import Workers
 from toolbus.local_users import Address, listener_owner, show_user, unmapped_uid
 from toolbus.sdk.attempt import FATAL, Attempt, AttemptEnd, error_of
 from toolbus.sdk.bus_address import BusAddress

@@ -28,7 +28,7 @@ from toolbus.bus.local import LocalCaller, OnProgress
 from toolbus.bus.tasks import TaskManager
 from toolbus.cancellation import is_being_cancelled
 from toolbus.errors import Code, SetupError, Stage
-from toolbus.functions.threads import Workers
+from toolbus.functions.workers import Workers
 from toolbus.tool import MAX_LEVEL, MIB, TASK_SECONDS, CallError, Limits, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 

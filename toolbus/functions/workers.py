@@ -1,0 +1,213 @@
+"""Runs plain functions on worker threads: those that are put together on one, as long as none of them blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from toolbus.functions.threads import Job
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 0.001  # seconds that a job may wait for the one before it
+_QUICK_JOBS = 16  # that are begun in this time where threads get on
+_QUIET_LOOKS = 8  # of the watch, before it waits for an alarm: waking it for each message would cost more
+_FULL_PAUSE = 0.05  # seconds between two looks while every thread is busy
+
+
+class Workers:
+    """Daemon threads that run plain functions, oldest first.
+
+    Waking a thread costs more than a short function, so one thread runs what was put together. Only where it does not
+    get on, because a function blocks, others are woken: a watch looks every `PATIENCE` seconds while jobs wait.
+
+    Unlike those of ``concurrent.futures`` they do not keep the process alive: a handler that never returns must not
+    stop a plugin from ending after its grace period.
+
+    Attributes:
+        at_rest: called on a thread that has no more jobs, and by the watch: for what is sent together.
+    """
+
+    def __init__(self, most: int, name: str) -> None:
+        if most < 1:
+            raise ValueError(f"workers is {most}, it must be at least 1: sync handlers need a thread to run on")
+        self.at_rest: Callable[[], object] = _nothing
+        self._most = most
+        self._name = name
+        self._jobs: deque[Job] = deque()  # that no thread has taken yet
+        self._idle: deque[threading.Lock] = deque()  # of threads that wait, each for its own
+        self._lock = threading.Lock()  # guards the numbers of threads
+        self._threads = 0  # that run or wait
+        self._started = 0  # threads so far
+        self._put = 0  # jobs so far
+        self._moved = 0.0  # when a thread last took a job or was woken for one
+        self._watching = False  # whether the watch looks
+        self._jobs_came = False  # whether there was a reason to watch since it last looked
+        self._is_full = False  # whether jobs wait and no thread is left to wake
+        self._alarm: queue.SimpleQueue[bool] = queue.SimpleQueue()  # wakes the watch; False ends it
+        self._has_watch = False
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        return f"<Workers {self._name} threads={self._threads} idle={len(self._idle)} jobs={len(self._jobs)}>"
+
+    def put(self, function: Callable[[Any], object], argument: Any = None) -> None:
+        """Has a thread call ``function(argument)``, which must not raise."""
+        self._put += 1
+        self._jobs.append((function, argument))
+        if not self._wake_first():
+            self._watch_jobs()
+
+    def put_all(self, function: Callable[[Any], object], arguments: Sequence[Any]) -> None:
+        """Has threads call ``function`` with each of the arguments."""
+        self._put += len(arguments)
+        self._jobs.extend([(function, argument) for argument in arguments])
+        if not self._wake_first() or len(arguments) > 1:
+            self._watch_jobs()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Runs a function on a thread, with the context variables of here; cancelling leaves it running."""
+        future: Future[T] = Future()
+        context = contextvars.copy_context()
+
+        def work(_: None) -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(context.run(function))
+                except BaseException as problem:
+                    future.set_exception(problem)
+
+        self.put(work)
+        return await asyncio.wrap_future(future)
+
+    def stop(self) -> None:
+        """Ends the threads that are idle; the others end after the last job."""
+        self._stopped = True
+        while self._wake_idle():
+            pass
+        self._alarm.put(False)
+
+    def _wake_first(self) -> bool:
+        """Wakes a thread for a job, unless one that took a job just now will come to it; returns whether it did."""
+        now = time.monotonic()
+        if now - self._moved < PATIENCE and self._threads > len(self._idle):
+            return False
+        self._moved = now
+        return self._wake_idle() or self._start_thread()
+
+    def _wake_idle(self) -> bool:
+        try:
+            self._idle.pop().release()  # the one that ran last
+        except IndexError:
+            return False
+        return True
+
+    def _start_thread(self) -> bool:
+        with self._lock:
+            if self._threads >= self._most:
+                return False
+            self._threads += 1
+            self._started += 1
+            number = self._started
+        threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True).start()
+        return True
+
+    def _run(self) -> None:
+        woken = threading.Lock()
+        woken.acquire()
+        jobs = self._jobs
+        while True:
+            try:
+                function, argument = jobs.popleft()
+            except IndexError:
+                if not self._rest(woken):
+                    return
+                continue
+            self._moved = time.monotonic()
+            try:
+                function(argument)
+            except Exception:
+                log.exception("a fault of the SDK in %r", function)
+            del function, argument  # an idle thread must not keep the last call alive
+            if jobs:  # the next may block, with others or with results behind it
+                if self._is_full:
+                    self.at_rest()
+                elif not self._watching:
+                    self._watch_jobs()
+
+    def _rest(self, woken: threading.Lock) -> bool:
+        """Waits for the next job on a thread that found none; returns False where the thread ends instead."""
+        self.at_rest()
+        self._idle.append(woken)  # before the look: `put` looks the other way round
+        if self._jobs or self._stopped:
+            try:
+                self._idle.remove(woken)
+            except ValueError:
+                pass  # it was woken just now
+            else:
+                if self._jobs:
+                    return True
+                with self._lock:
+                    self._threads -= 1
+                return False
+        woken.acquire()
+        return True
+
+    def _watch_jobs(self) -> None:
+        self._jobs_came = True
+        if self._watching and not self._is_full:
+            return
+        with self._lock:
+            start, self._has_watch = not self._has_watch, True
+            self._watching = True
+        self._alarm.put(True)
+        if start:
+            threading.Thread(target=self._watch, name=f"{self._name}-watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Wakes a thread for each job that waits, where those that run do not get on."""
+        while self._alarm.get():
+            quiet = 0  # looks in a row without a reason
+            put, waiting = self._put, len(self._jobs)
+            while quiet < _QUIET_LOOKS and not self._stopped:
+                time.sleep(PATIENCE)
+                self.at_rest()
+                put_before, put, waiting_before, waiting = put, self._put, waiting, len(self._jobs)
+                came = put - put_before
+                if waiting > came and waiting_before + came - waiting < _QUICK_JOBS:
+                    self._spread(waiting)
+                quiet = 0 if waiting or self._jobs_came else quiet + 1
+                self._jobs_came = False
+            self._watching = False
+            if self._stopped:
+                break
+            if self._jobs:  # they came just now
+                self._watch_jobs()
+        with self._lock:
+            self._has_watch = self._watching = False
+
+    def _spread(self, jobs: int) -> None:
+        """Wakes threads for jobs that wait; where there are none, waits until a job is put or some time has passed."""
+        while jobs and (self._wake_idle() or self._start_thread()):
+            jobs -= 1
+        if jobs:
+            self._is_full = True
+            self.at_rest()
+            with suppress(queue.Empty):
+                self._alarm.get(timeout=_FULL_PAUSE)
+            self._is_full = False
+
+
+def _nothing() -> None:
+    """Does nothing: the default until something is sent together."""
