@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import logging
 import socket
 from collections.abc import AsyncIterator
@@ -234,6 +235,37 @@ async def test_a_cancelled_call_closes_its_connection_and_frees_its_slot(bus: Bu
     await until(lambda: plugin.opened == 0 and not handler.pending, "the connection to be closed", seconds=1.0)
     plugin.let_go.set()
     assert (await soon(bus, "held", {"n": 1})).unwrap() == {"n": 1}
+
+
+async def test_of_a_cancelled_call_the_rest_of_its_request_is_not_sent() -> None:
+    loop = asyncio.get_running_loop()
+    began, cancelled, size = loop.create_future(), asyncio.Event(), loop.create_future()
+
+    async def read_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        read = len(await reader.readexactly(1))
+        began.set_result(None)
+        await cancelled.wait()
+        with contextlib.suppress(ConnectionResetError):
+            while piece := await reader.read(MIB):
+                read += len(piece)
+        writer.close()
+        size.set_result(read)
+
+    text = "x" * 8 * MIB  # its request is twice as long, since it has the text as the model wrote it, too
+    async with (
+        running_bus(limits=Limits(arguments_bytes=len(text) + 100)) as bus,
+        await asyncio.start_server(read_late, "127.0.0.1", 0) as server,
+    ):
+        await offer(bus, {"late": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/late"})
+        call = asyncio.create_task(bus.call("late", {"text": text}))
+        await asyncio.wait_for(began, WAIT_SECONDS)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        (handler,) = bus.list()[0].entry.handlers()
+        await until(lambda: not handler.pending, "the exchange to end")
+        cancelled.set()
+        assert await asyncio.wait_for(size, WAIT_SECONDS) < 2 * len(text)
 
 
 # -- connections -------------------------------------------------------------------------------------------------------

@@ -264,6 +264,7 @@ async def test_a_plugin_that_was_started_again_in_one_run_outlives_a_bus_that_is
         async with start() as bus, Legacy.of(bus) as legacy:
             for name in ("x", "y"):
                 await legacy.ask("register", name=name, callback_url=plugin.url())
+            assert not (await bus.call("x")).is_error
             restart(plugin)
             assert stored_listeners(tmp_path) != [plugin.listener_id] * 2
             assert not (await bus.call("x")).is_error

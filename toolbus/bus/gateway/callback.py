@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import errno
 import functools
-import io
 import logging
 import os
 import random
@@ -25,12 +24,14 @@ import aiohttp
 
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.gateway import callback_messages, callback_proof
 from toolbus.bus.gateway.callback_context import context_headers
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
+from toolbus.bus.gateway.callback_request import CallbackRequest, CallbackResponse
 from toolbus.bus.outbound import open_session, refusal_of
 from toolbus.errors import INTERNAL_DETAIL, Code, Stage
-from toolbus.tool import MIB, CallError, Limits, Result
+from toolbus.tool import CallError, Limits, Result
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.callbacks")
@@ -88,7 +89,7 @@ class Callbacks:
         self._limits = limits
         self._signals = signals
         self._session: aiohttp.ClientSession | None = None  # None until the first call
-        self._running: dict[str, asyncio.Task[None]] = {}  # exchanges, by the bus's call id
+        self._running: dict[Call, asyncio.Task[None]] = {}  # exchanges
         self._proving: dict[CallbackHandler, asyncio.Task[str]] = {}  # challenges that are not answered yet
         self._awaiting: dict[Origin, asyncio.Task[None]] = {}  # those whose plugin registered before it listens
 
@@ -98,7 +99,9 @@ class Callbacks:
     async def stop(self) -> None:
         """Cancels the exchanges that still run and closes every connection."""
         running = [*self._running.values(), *self._proving.values(), *self._awaiting.values()]
-        for task in running:
+        for call in list(self._running):
+            self.cancel(call)
+        for task in (*self._proving.values(), *self._awaiting.values()):
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         if self._session is not None:
@@ -109,21 +112,20 @@ class Callbacks:
 
     def start(self, handler: CallbackHandler, call: Call) -> None:
         """Starts the exchange for a call."""
-        task = asyncio.get_running_loop().create_task(self._run(handler, call))
-        self._running[call.id] = task
-        task.add_done_callback(functools.partial(self._done, handler, call))
+        self._running[call] = asyncio.get_running_loop().create_task(self._run(handler, call))
 
     def cancel(self, call: Call) -> None:
         """Cancels the exchange for a call; its connection is closed, since a response may still come over it."""
-        task = self._running.get(call.id)
+        task = self._running.get(call)
         if task is not None:
+            task.add_done_callback(functools.partial(self._cancelled, call))
             task.cancel()
 
-    def _done(self, handler: CallbackHandler, call: Call, task: asyncio.Task[None]) -> None:
+    def _cancelled(self, call: Call, task: asyncio.Task[None]) -> None:
         """Ends the call of an exchange that was cancelled, perhaps before its first step."""
-        self._running.pop(call.id, None)
-        if call.id in handler.pending:
-            self._dispatcher.results(handler, [pb.ToolResult(call_id=call.id, is_error=True)], time.monotonic())
+        self._running.pop(call, None)
+        if call.id in call.handler.pending:
+            self._end(call.handler, call, pb.ToolResult(is_error=True))
 
     async def _run(self, handler: CallbackHandler, call: Call) -> None:
         try:
@@ -131,6 +133,10 @@ class Callbacks:
         except Exception:
             log.exception("a fault of the bus in call %.80r of %.80r", call.call_id, call.entry.name)
             result = _failure(Code.INTERNAL, INTERNAL_DETAIL, Stage.UNKNOWN)
+        del self._running[call]
+        self._end(handler, call, result)
+
+    def _end(self, handler: Handler, call: Call, result: pb.ToolResult) -> None:
         result.call_id = call.id
         self._dispatcher.results(handler, [result], time.monotonic())
 
@@ -138,44 +144,30 @@ class Callbacks:
         """Posts one call and reads the response (REST-40, REST-42)."""
         name, origin = call.entry.bare_name, handler.origin
         body = callback_messages.callback_body(name, call.arguments_json, call.call_id)
-        headers = handler.headers
-        if handler.wants_context:
-            headers = {**headers, **context_headers(call)}
+        headers = context_headers(call) if handler.wants_context else {}
         if handler.secret:
             nonce = callback_proof.nonce()
             signature = callback_proof.signature(handler.secret, nonce, body)
-            headers = {**headers, callback_proof.SIGNATURE: f"{nonce}:{signature}"}
+            headers[callback_proof.SIGNATURE] = f"{nonce}:{signature}"
         try:
-            doubt = await self._doubt(handler)
+            doubt = await self._doubt(handler) if handler.secret or handler.is_restored else ""
             if doubt:
                 message = f"tool {name!r}: nothing was sent to {origin}: {doubt}"
                 return _failure(Code.UNAVAILABLE, message, Stage.NOT_DISPATCHED, retry_safe=True)
-            async with self._open_session().post(
-                handler.url,
-                # aiohttp warns of large bodies in one piece: each is at most twice the limit of arguments.
-                data=body if len(body) < MIB else io.BytesIO(body),
-                headers=headers,
-                allow_redirects=False,
-            ) as response:
+            session = self._open_session()
+            if handler.request is None:
+                handler.request = CallbackRequest(session, handler.url, handler.headers)
+            response = await handler.request.send(session, body, headers)
+            try:
                 origin.reset_failures()
                 if not origin.online:  # it went offline while this call was in flight
                     self.bring_online(origin)
-                limit = self._limits.callback_bytes
-                content = await _read(response.content, limit)
-                encoding = response.headers.get("Content-Encoding")
-                if encoding and content:
-                    try:
-                        content = callback_messages.decompress(content, encoding, limit)
-                    except ValueError as error:
-                        return _failure(Code.TOOL, f"tool {name!r} sent a response that {error}", Stage.ACCEPTED)
-                if content is None:
-                    return _too_large(name, limit)
-                result = callback_messages.read_response(response.status, content, response.charset or "utf-8", name)
-                self._weigh(handler, response.status, result)
-                return result
+                return await self._result(handler, name, response)
+            finally:
+                response.release()
         except aiohttp.ClientConnectorError as error:
             return self._not_connected(handler, name, error)
-        except aiohttp.ClientResponseError as error:
+        except aiohttp.http_exceptions.HttpProcessingError as error:
             origin.reset_failures()
             reason = " ".join(error.message.split()).rstrip(" ^")[:200]  # it has several lines, with a caret below
             return _failure(
@@ -193,12 +185,28 @@ class Callbacks:
                 Stage.DISPATCHED,
             )
 
-    def _weigh(self, handler: CallbackHandler, status: int, result: pb.ToolResult) -> None:
+    async def _result(self, handler: CallbackHandler, name: str, response: CallbackResponse) -> pb.ToolResult:
+        """Reads a response (REST-42)."""
+        limit = self._limits.callback_bytes
+        content = await _read(response.content, limit)
+        encoding = response.headers.get("Content-Encoding")
+        if encoding and content:
+            try:
+                content = callback_messages.decompress(content, encoding, limit)
+            except ValueError as error:
+                return _failure(Code.TOOL, f"tool {name!r} sent a response that {error}", Stage.ACCEPTED)
+        if content is None:
+            return _too_large(name, limit)
+        result = callback_messages.read_response(response.status, content, response.charset or "utf-8", name)
+        self._weigh(handler, response, result)
+        return result
+
+    def _weigh(self, handler: CallbackHandler, response: CallbackResponse, result: pb.ToolResult) -> None:
         """Notes what an answer says about the registration: whether the plugin still has the tool.
 
         What was registered in this run of the bus is the plugin's own business (REST-42).
         """
-        reason = result.error.reason
+        reason, status = result.error.reason, response.status
         if handler.is_restored:
             if reason == callback_messages.NOT_REGISTERED:
                 self._signals.disowned(handler, reason)
@@ -206,15 +214,20 @@ class Callbacks:
                 self._signals.disowned(handler, f"HTTP {status}")
         if 200 <= status < 300 and reason not in callback_messages.NOT_THERE:
             handler.has_answered = True
-            if not (handler.is_restored or handler.secret):  # perhaps its plugin was started again in this run
+            if handler.is_restored or handler.secret:
+                return
+            # Perhaps its plugin was started again in this run: then this is the first answer over a new connection.
+            # Asking the kernel at each answer would take as long as reading it.
+            if response.is_first or not handler.listener:
                 listener = handler.origin.listener()
                 if listener and listener != handler.listener:
                     self._signals.learned(handler.origin)  # at once: a kill of the bus must not lose it
 
     async def _doubt(self, handler: CallbackHandler) -> str:
-        """Returns why the program at a handler's URL may not be its plugin; empty where it may get the call."""
-        if not handler.secret and not handler.is_restored:
-            return ""
+        """Returns why the program at a URL may not be the plugin that a secret or a restored tool belongs to.
+
+        Empty where it may get the call.
+        """
         listener = handler.origin.listener()
         if handler.recognizes(listener):
             return ""

@@ -25,6 +25,7 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
     from toolbus.bus.gateway.callback import Callbacks
+    from toolbus.bus.gateway.callback_request import CallbackRequest
 
 
 class Origin:
@@ -99,6 +100,7 @@ class CallbackHandler:
         doubt: why the program there did not prove that it is the plugin; empty where it did, or was not asked.
         has_answered: whether the tool gave a result since it was restored.
         wants_context: whether its plugin asked for the context of calls, in headers.
+        request: what the requests of its calls have in common; None before the first.
     """
 
     __slots__ = (
@@ -113,7 +115,19 @@ class CallbackHandler:
             "listener",
             "max_in_flight",
         ),
-        *("offered", "origin", "pending", "proven_by", "secret", "slots", "source", "stuck", "target", "url"),
+        *(
+            "offered",
+            "origin",
+            "pending",
+            "proven_by",
+            "request",
+            "secret",
+            "slots",
+            "source",
+            "stuck",
+            "target",
+            "url",
+        ),
         "wants_context",
     )
 
@@ -143,6 +157,7 @@ class CallbackHandler:
         self.is_confirmed = True
         self.doubt = ""
         self.has_answered = False
+        self.request: CallbackRequest | None = None
         self.max_in_flight = in_flight
         self.pending: dict[str, Any] = {}
         self.slots = Slots()
