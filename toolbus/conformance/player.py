@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from toolbus.conformance.client_process import ClientProcess
 from toolbus.conformance.items import Expectation
+from toolbus.conformance.keys import FIRST_TOKEN, address_of, write_credential
 from toolbus.conformance.match import Bindings, Mismatch, check, fill
 from toolbus.conformance.proxy import Proxy
 from toolbus.conformance.script import Scenario, verb_of
@@ -77,7 +78,7 @@ class Played:
     stderr: Sequence[str]
     seconds: float
     starved: bool
-    about: Mapping[str, str]
+    about: Mapping[str, Any]
 
 
 class Player:
@@ -95,12 +96,14 @@ class Player:
         self._trace = Trace()
         self._lines: dict[str, Line] = {}  # "plugin" and "host"
         self._client: ClientProcess | None = None
+        self._credential: Path | None = None  # the file that the client got; None for none
         self._tools: set[str] = set()  # that the client offers
         self._outcomes: dict[str, Any] = {}  # results of driven calls that no step has asked for yet, by their ids
         self._opened = False  # whether the client has ever opened a stream
         self._verbs: dict[str, Callable[[Line, Mapping[str, Any]], Awaitable[None]]] = {
             "accept": self._accept,
             "stream": self._open,
+            "no_stream": self._no_stream,
             "send": self._send,
             "expect": self._expect,
             "quiet": self._quiet,
@@ -117,6 +120,7 @@ class Player:
             "drive": self._drive,
             "outcome": self._outcome,
             "rpc": self._rpc,
+            "renew": self._renew,
             "shown": self._shown,
             "best_of": self._best_of,
         }
@@ -172,10 +176,22 @@ class Player:
     async def _start(self, folder: Path) -> None:
         for name in ("plugin", "host"):
             path = folder / f"{name}.sock" if self._scenario.unix else None
-            self._lines[name] = line = Line(name, Proxy(path), self._trace)
+            self._lines[name] = line = Line(name, Proxy(path), self._trace, self._scenario.access)
             await line.start()
-        environment = {"TOOLBUS_ADDRESS": self._lines["plugin"].proxy.address, "TOOLBUS_TOKEN": TOKEN}
+        environment = {"TOOLBUS_ADDRESS": self._address("plugin"), "TOOLBUS_TOKEN": TOKEN}
+        if self._scenario.access != "none":
+            self._credential = folder / "credential.toml"
+            self._write_credential(FIRST_TOKEN)
+            environment["TOOLBUS_CREDENTIAL"] = str(self._credential)
         self._client = await ClientProcess.start(self._command, environment)
+
+    def _address(self, line: str) -> str:
+        return address_of(self._scenario.access, self._lines[line].proxy.address)
+
+    def _write_credential(self, token: str) -> None:
+        assert self._credential is not None
+        scenario = self._scenario
+        write_credential(self._credential, scenario.access, self._address("plugin"), token, mode=scenario.mode)
 
     async def _stop(self) -> None:
         if self._client is not None:
@@ -264,6 +280,7 @@ class Player:
             raise Mismatch(f"the first message has {arrived.arm}: it must have attach", "OPEN-1")
         attach = arrived.item
         check(expected, attach, self._bindings, "attach")
+        check(step.get("metadata", {}), stream.metadata, self._bindings, "metadata")
         if line.instance and attach["instance"] != line.instance:
             text = f"the instance is {attach['instance']!r}; this client attached as {line.instance!r} before"
             raise Mismatch(text, "OPEN-4")
@@ -275,6 +292,12 @@ class Player:
         await self._open(line, step)
         names = sorted(self._tools) if line.name == "plugin" else []
         await self._current(line).send({"attached": {**ATTACHED, "registered": names, **step.get("with", {})}})
+
+    async def _no_stream(self, line: Line, step: Mapping[str, Any]) -> None:
+        await self._within(step, line.proxy.attempted.wait(), "a connection")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(line.streams.get(), step["no_stream"])
+            raise Mismatch("came: a stream; expected: none")
 
     async def _send(self, line: Line, step: Mapping[str, Any]) -> None:
         frame = step["send"]
@@ -322,6 +345,7 @@ class Player:
         if request.method != step["rpc"]:
             raise Mismatch(f"came: a request {request.method}; expected: {step['rpc']}")
         check(step.get("request", {}), request.message, self._bindings, request.method)
+        check(step.get("metadata", {}), request.metadata, self._bindings, "metadata")
         status = step.get("status", "OK")
         answer = fill(step.get("response", {}), self._bindings) if status == "OK" else step.get("text", status)
         request.answer.set_result((status, answer))
@@ -376,6 +400,10 @@ class Player:
             wanted = "0" if step["expect_exit"] == "done" else "another"
             raise Mismatch(f"the exit code is {code}, expected {wanted}")
 
+    async def _renew(self, _: Line, step: Mapping[str, Any]) -> None:
+        self._trace.add("!", "client", f"the credential is written anew: {step['renew']}")
+        self._write_credential(step["renew"])
+
     async def _shown(self, _: Line, step: Mapping[str, Any]) -> None:
         assert self._client is not None
         await self._within(
@@ -387,7 +415,7 @@ class Player:
     async def _drive(self, line: Line, step: Mapping[str, Any]) -> None:
         wanted = dict(step["drive"])
         call = {"call_id": f"{DRIVEN}{wanted.pop('id')}", "name": "host"}
-        call["arguments_json"] = json.dumps({"address": self._lines["host"].proxy.address, **wanted})
+        call["arguments_json"] = json.dumps({"address": self._address("host"), **wanted})
         await self._send(self._lines["plugin"], {"send": {"calls": [call]}})
 
     async def _outcome(self, _: Line, step: Mapping[str, Any]) -> None:

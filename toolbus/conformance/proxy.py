@@ -23,6 +23,7 @@ class Proxy:
 
     Attributes:
         attempts: when clients have connected, by ``loop.time()``.
+        attempted: set once there was one.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -37,6 +38,7 @@ class Proxy:
         self._connections: dict[int, tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = {}  # by our port there
         self._tasks: set[asyncio.Task[None]] = set()
         self.attempts: list[float] = []
+        self.attempted = asyncio.Event()
         if path is None:
             self._holder = _bound(0)
             self._port = self._holder.getsockname()[1]
@@ -87,6 +89,7 @@ class Proxy:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.attempts.append(self._loop.time())
+        self.attempted.set()
         if self._refusing:
             _reset(writer)
             return

@@ -10,14 +10,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from toolbus.conformance.keys import ACCESS
+
 HERE = Path(__file__).parent
 LEVELS = ("must", "should")
-ROLES = ("plugin", "host")
+ROLES = ("plugin", "host", "remote")
 PREPARED = ("on", "within", "not_before", "rule")  # what every step may have beside its verb
 # The verbs of steps, each with what else it may have.
 VERBS: Mapping[str, tuple[str, ...]] = {
-    "accept": ("with",),
-    "stream": (),
+    "accept": ("with", "metadata"),
+    "stream": ("metadata",),
+    "no_stream": (),
     "send": (),
     "expect": ("messages",),
     "quiet": (),
@@ -33,7 +36,8 @@ VERBS: Mapping[str, tuple[str, ...]] = {
     "stall": (),
     "drive": (),
     "outcome": (),
-    "rpc": ("request", "response", "status", "text"),
+    "rpc": ("request", "response", "status", "text", "metadata"),
+    "renew": (),
     "shown": (),
     "best_of": ("at_most", "steps"),
 }
@@ -50,7 +54,7 @@ class Rule:
     Attributes:
         id: for example `CALL-9`.
         level: `must` or `should`.
-        role: `plugin` or `host`.
+        role: `plugin`, `host`, or `remote` for clients that reach a bus on another machine.
         says: the rule, in a sentence.
         anchor: the section of docs/protocol.md that it is from.
     """
@@ -71,12 +75,16 @@ class Scenario:
         rules: the ids of the rules that it shows.
         steps: what happens, in order.
         unix: whether the address is a unix socket.
+        access: how the bus is reached, one of `keys.ACCESS`.
+        mode: of the credential file.
     """
 
     name: str
     rules: tuple[str, ...]
     steps: tuple[Mapping[str, Any], ...]
     unix: bool = False
+    access: str = "none"
+    mode: int = 0o600
 
 
 @cache
@@ -115,7 +123,7 @@ def verb_of(step: Mapping[str, Any]) -> str:
 
 def _scenario(read: dict[str, Any]) -> Scenario:
     name = read["scenario"]
-    if unknown := read.keys() - {"scenario", "rules", "steps", "unix"}:
+    if unknown := read.keys() - {"scenario", "rules", "steps", "unix", "access", "mode"}:
         raise ScriptError(f"the scenario {name!r} has {sorted(unknown)}, which means nothing")
     steps = tuple(read["steps"])
     named = {*read["rules"], *(step["rule"] for step in _all(steps) if "rule" in step)}
@@ -125,7 +133,11 @@ def _scenario(read: dict[str, Any]) -> Scenario:
         verbs = [verb for verb in VERBS if verb in step]
         if len(verbs) != 1 or (unknown := step.keys() - {*PREPARED, verbs[0], *VERBS[verbs[0]]}):
             raise ScriptError(f"the scenario {name!r} has a step that no player can play: {step}")
-    return Scenario(name, tuple(read["rules"]), steps, bool(read.get("unix")))
+    access = read.get("access", "none")
+    if access not in ACCESS:
+        raise ScriptError(f"the scenario {name!r} has the access {access!r}; there are {', '.join(ACCESS)}")
+    mode = int(read.get("mode", "600"), 8)
+    return Scenario(name, tuple(read["rules"]), steps, bool(read.get("unix")), access, mode)
 
 
 def _all(steps: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

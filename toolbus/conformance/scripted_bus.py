@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import grpc
 from google.protobuf import json_format
 
 from toolbus.conformance.items import Item, items_of
+from toolbus.conformance.keys import server_credentials
 from toolbus.conformance.match import Mismatch
 from toolbus.conformance.proxy import Proxy
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -71,6 +72,7 @@ class Stream:
         self._line = line
         self._context = context
         self._port = int(context.peer().rpartition(":")[2])
+        self.metadata = dict(context.invocation_metadata())
         self.ending: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()  # status and text
         self.arrived: asyncio.Queue[Arrived] = asyncio.Queue()
         self.pending: set[str] = set()  # ids of calls that were sent and not yet answered
@@ -87,7 +89,8 @@ class Stream:
             async for request in requests:
                 number += 1
                 items = items_of(request)
-                self._line.trace.add("→", self._line.name, dict(items) or "an empty message")
+                shown = json_format.MessageToDict(request, preserving_proto_field_name=True)
+                self._line.trace.add("→", self._line.name, shown or "an empty message")
                 self._check(request, items, number)
                 for arm, item in items:
                     self.arrived.put_nowait(Arrived(arm, item, number))
@@ -158,6 +161,7 @@ class Request:
 
     method: str
     message: Any
+    metadata: Mapping[str, str | bytes]
     answer: asyncio.Future[tuple[str, Any]]  # a status, and the response or a text
 
 
@@ -169,7 +173,7 @@ class Line(rpc.ToolBusServiceServicer):
         requests: those of the other RPCs, likewise.
     """
 
-    def __init__(self, name: str, proxy: Proxy, trace: Trace) -> None:
+    def __init__(self, name: str, proxy: Proxy, trace: Trace, access: str) -> None:
         self.name = name
         self.proxy = proxy
         self.trace = trace
@@ -177,6 +181,7 @@ class Line(rpc.ToolBusServiceServicer):
         self.requests: asyncio.Queue[Request] = asyncio.Queue()
         self.current: Stream | None = None  # the one that the scenario plays on
         self.instance = ""  # of its attaches, the same in all of them
+        self._access = access
         self._all: list[Stream] = []
         options = [("grpc.max_receive_message_length", RECEIVED_BYTES), ("grpc.so_reuseport", 0)]
         self._server = grpc.aio.server(options=options)
@@ -185,7 +190,11 @@ class Line(rpc.ToolBusServiceServicer):
     async def start(self) -> None:
         """Begins to take streams in."""
         rpc.add_ToolBusServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call,unused-ignore]
-        self._port = self._server.add_insecure_port("127.0.0.1:0")
+        credentials = server_credentials(self._access)
+        if credentials is None:
+            self._port = self._server.add_insecure_port("127.0.0.1:0")
+        else:
+            self._port = self._server.add_secure_port("127.0.0.1:0", credentials)
         await self._server.start()
         await self.proxy.open(self._port)
 
@@ -225,7 +234,8 @@ class Line(rpc.ToolBusServiceServicer):
             message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
         )
         self.trace.add("→", self.name, f"{method} {shown}")
-        request = Request(method, shown, asyncio.get_running_loop().create_future())
+        metadata = dict(context.invocation_metadata())
+        request = Request(method, shown, metadata, asyncio.get_running_loop().create_future())
         self.requests.put_nowait(request)
         status, answer = await request.answer
         self.trace.add("←", self.name, f"{method} {status} {answer}")

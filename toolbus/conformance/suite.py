@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from toolbus.conformance.player import BASIC_TOOLS, Played, Player
-from toolbus.conformance.script import Rule, Scenario, rules, scenarios
+from toolbus.conformance.script import ROLES, Rule, Scenario, rules, scenarios
 
+UNSAID = "the client's tool about does not name this role among its roles"
 REPLAYS = 2  # of a scenario that failed while this process did not get the processor
 ABOUT = Scenario(
     "the client tells about itself",
@@ -57,7 +59,7 @@ class Outcome:
         starts: whether it opened a stream at all.
     """
 
-    about: Mapping[str, str]
+    about: Mapping[str, Any]
     starts: bool
     judged: Sequence[Judged]
     stderr: Sequence[str] = ()
@@ -101,8 +103,8 @@ class Choice:
                     f"there is no rule {named!r}: the groups are {', '.join(sorted(groups))}; --list shows all rules"
                 )
         for role in self.roles:
-            if role not in ("plugin", "host"):
-                raise NoSuchRule(f"there is no role {role!r}: the roles are plugin and host")
+            if role not in ROLES:
+                raise NoSuchRule(f"there is no role {role!r}: the roles are {', '.join(ROLES)}")
         return [
             rule
             for rule in there.values()
@@ -135,7 +137,9 @@ async def run(
     first = await _play(command, ABOUT, patience)
     if first.exited_early:
         return Outcome({}, False, (), first.stderr)
-    wanted = [each for each in scenarios() if chosen.keys() & set(each.rules)]
+    claimed = {*choice.roles, *first.about.get("roles", ROLES[:2])}
+    played_rules = {rule.id for rule in chosen.values() if rule.role in claimed}
+    wanted = [each for each in scenarios() if played_rules & set(each.rules)]
     room = asyncio.Semaphore(jobs)
     finished = 0
 
@@ -150,7 +154,11 @@ async def run(
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(play(each)) for each in wanted]
     played = [task.result() for task in tasks]
-    return Outcome(first.about, True, [_judge(rule, played, choice) for rule in chosen.values()])
+    judged = [
+        _judge(rule, played, choice) if rule.role in claimed else Judged(rule, Verdict.UNCLAIMED, UNSAID, first)
+        for rule in chosen.values()
+    ]
+    return Outcome(first.about, True, judged)
 
 
 async def _play(command: Sequence[str], scenario: Scenario, patience: float) -> Played:
