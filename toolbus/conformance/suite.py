@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from toolbus.conformance.player import BASIC_TOOLS, Played, Player
+from toolbus.conformance.player import Played, Player
 from toolbus.conformance.script import ROLES, Rule, Scenario, rules, scenarios
+from toolbus.conformance.stream_verbs import BASIC_TOOLS
 
 UNSAID = "the client's tool about does not name this role among its roles"
 REPLAYS = 2  # of a scenario that failed while this process did not get the processor

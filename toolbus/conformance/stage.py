@@ -1,0 +1,138 @@
+"""Sets the stage for one scenario: a scripted bus, a client in a process of its own, and how to wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from toolbus.conformance.client_process import ClientProcess
+from toolbus.conformance.keys import FIRST_TOKEN, address_of, write_credential
+from toolbus.conformance.match import Bindings, Mismatch
+from toolbus.conformance.proxy import Proxy
+from toolbus.conformance.script import Scenario
+from toolbus.conformance.scripted_bus import Arrived, Line, Stream, Trace
+
+PATIENCE_SECONDS = 5.0  # for a step that names no time
+TOKEN = "conformance-token"
+DRIVEN = "drive-"  # begins the ids of calls of the tool `host`
+LAST_WORDS_SECONDS = 0.2  # between the end of a client and what still comes of it
+
+T = TypeVar("T")
+
+
+class Stage:
+    """What one scenario is played on.
+
+    Args:
+        command: starts the client.
+        patience: by what all times that the client may take are multiplied.
+
+    Attributes:
+        bindings: values that the scenario remembers.
+        lines: the addresses of the scripted bus, "plugin" and "host".
+        client: the process of the client; None before the start.
+        tools: that the client offers.
+        outcomes: results of driven calls that no step has asked for yet, by their ids.
+        opened: whether the client has ever opened a stream.
+    """
+
+    def __init__(self, command: Sequence[str], scenario: Scenario, patience: float) -> None:
+        self._command = command
+        self._scenario = scenario
+        self.patience = patience
+        self.bindings: Bindings = {}
+        self.trace = Trace()
+        self.lines: dict[str, Line] = {}
+        self.client: ClientProcess | None = None
+        self.tools: set[str] = set()
+        self.outcomes: dict[str, Any] = {}
+        self.opened = False
+        self._credential: Path | None = None  # the file that the client got; None for none
+
+    async def last_words(self) -> str:
+        """Returns what to add to a reason where the client ended by itself."""
+        assert self.client is not None
+        await asyncio.wait({self.client.exited}, timeout=LAST_WORDS_SECONDS)
+        code = self.client.code
+        return "" if code is None else f"; the client ended with exit code {code}"
+
+    async def start(self, folder: Path) -> None:
+        """Starts the bus and the client.
+
+        Raises:
+            OSError: the client cannot be started.
+        """
+        for name in ("plugin", "host"):
+            path = folder / f"{name}.sock" if self._scenario.unix else None
+            self.lines[name] = line = Line(name, Proxy(path), self.trace, self._scenario.access)
+            await line.start()
+        environment = {"TOOLBUS_ADDRESS": self.address("plugin"), "TOOLBUS_TOKEN": TOKEN}
+        if self._scenario.access != "none":
+            self._credential = folder / "credential.toml"
+            self.write_credential(FIRST_TOKEN)
+            environment["TOOLBUS_CREDENTIAL"] = str(self._credential)
+        self.client = await ClientProcess.start(self._command, environment)
+
+    def address(self, line: str) -> str:
+        """Returns what the client is told to connect to."""
+        return address_of(self._scenario.access, self.lines[line].proxy.address)
+
+    def write_credential(self, token: str) -> None:
+        """Writes the client's credential."""
+        assert self._credential is not None
+        scenario = self._scenario
+        write_credential(self._credential, scenario.access, self.address("plugin"), token, mode=scenario.mode)
+
+    async def stop(self) -> None:
+        """Ends both at once."""
+        if self.client is not None:
+            await self.client.stop()
+        for line in self.lines.values():
+            await line.stop()
+
+    async def within(self, step: Mapping[str, Any], waiting: Awaitable[T], for_what: str) -> T:
+        """Waits for something of the client, as long as the step allows, or until the client ends.
+
+        Raises:
+            Mismatch: it did not come, or the client ended.
+        """
+        assert self.client is not None
+        seconds = step.get("within", PATIENCE_SECONDS) * self.patience
+        task = asyncio.ensure_future(waiting)
+        try:
+            await asyncio.wait({task, self.client.exited}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and self.client.exited.done():
+                await asyncio.wait({task}, timeout=LAST_WORDS_SECONDS)  # what it sent before its end
+            if task.done():
+                return task.result()
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        if self.client.exited.done():
+            raise Mismatch(f"the client ended; expected: {for_what}")
+        raise Mismatch(f"nothing came for {seconds:g} s; expected: {for_what}")
+
+    async def next(self, step: Mapping[str, Any], stream: Stream, for_what: str) -> Arrived:
+        """Returns the next thing on a stream, after the checks of every scenario."""
+        while True:
+            arrived = await self.within(step, stream.arrived.get(), for_what)
+            stream.take(arrived)
+            if not self.is_outcome(arrived):
+                return arrived
+
+    def is_outcome(self, arrived: Arrived) -> bool:
+        """Tells whether something is the result of a driven call, and keeps it for the step that asks for it."""
+        if arrived.arm != "results" or not arrived.item["call_id"].startswith(DRIVEN):
+            return False
+        self.outcomes[arrived.item["call_id"]] = arrived.item
+        return True
+
+    def current(self, line: Line) -> Stream:
+        """Returns the stream that the scenario plays on."""
+        if line.current is None:
+            raise ValueError(f"the scenario is wrong: nothing was accepted on {line.name} before this step")
+        return line.current

@@ -1,0 +1,143 @@
+"""Implements the steps of scenarios that play on streams; each method is the verb of that name (README.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from toolbus.conformance.items import Expectation
+from toolbus.conformance.match import Mismatch, check, fill
+from toolbus.conformance.scripted_bus import Line
+from toolbus.conformance.stage import DRIVEN, Stage
+
+BASIC_TOOLS = ("echo", "fail", "slow", "steps", "meet", "relay", "context")
+OTHER_TOOLS = ("chunks", "picture", "big", "late_progress", "offer", "withdraw", "about", "host")
+TOOLS = (*BASIC_TOOLS, *OTHER_TOOLS)
+ATTACHES: Mapping[str, Mapping[str, Any]] = {
+    "plugin": {"protocol_version": 1, "source": "conformance"},
+    "host": {"protocol_version": 1, "source": "conformance-host"},
+}
+ATTACHED: Mapping[str, Any] = {
+    "session_id": "5e55101d5e55101d5e55101d5e55101d",
+    "bus_id": "conformance",
+    "boot_id": "conformance",
+    "heartbeat_seconds": 10,
+    "revision": "1",
+    "protocol_version": 1,
+    "bus_version": "0",
+}
+
+
+class Unclaimed(Exception):
+    """The client does not offer a tool that the scenario needs."""
+
+
+class StreamVerbs:
+    """Streams, requests, and the client's own host."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    async def open(self, line: Line, step: Mapping[str, Any]) -> None:
+        expected = {**ATTACHES[line.name], **(step.get("stream") or step.get("accept") or {})}
+        line.current = stream = await self._stage.within(step, line.streams.get(), f"a new stream ({line.name})")
+        self._stage.opened = True
+        arrived = await self._stage.next(step, stream, "attach")
+        if arrived.arm != "attach":
+            raise Mismatch(f"the first message has {arrived.arm}: it must have attach", "OPEN-1")
+        attach = arrived.item
+        check(expected, attach, self._stage.bindings, "attach")
+        check(step.get("metadata", {}), stream.metadata, self._stage.bindings, "metadata")
+        if line.instance and attach["instance"] != line.instance:
+            text = f"the instance is {attach['instance']!r}; this client attached as {line.instance!r} before"
+            raise Mismatch(text, "OPEN-4")
+        line.instance = attach["instance"]
+        if line.name == "plugin":
+            self._stage.tools = {tool["name"] for tool in attach["tools"]}
+
+    async def accept(self, line: Line, step: Mapping[str, Any]) -> None:
+        await self.open(line, step)
+        names = sorted(self._stage.tools) if line.name == "plugin" else []
+        await self._stage.current(line).send({"attached": {**ATTACHED, "registered": names, **step.get("with", {})}})
+
+    async def no_stream(self, line: Line, step: Mapping[str, Any]) -> None:
+        await self._stage.within(step, line.proxy.attempted.wait(), "a connection")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(line.streams.get(), step["no_stream"])
+            raise Mismatch("came: a stream; expected: none")
+
+    async def send(self, line: Line, step: Mapping[str, Any]) -> None:
+        frame = step["send"]
+        if line.name == "plugin":
+            for call in frame.get("calls", ()):
+                if call["name"] in TOOLS and call["name"] not in self._stage.tools:
+                    raise Unclaimed(call["name"])
+        await self._stage.current(line).send(frame)
+
+    async def expect(self, line: Line, step: Mapping[str, Any]) -> None:
+        stream = self._stage.current(line)
+        expectation = Expectation(step["expect"])
+        messages = set()
+        while expectation.wanted:
+            arrived = await self._stage.next(step, stream, repr(expectation))
+            messages.add(arrived.message)
+            expectation.take(arrived.arm, arrived.item, self._stage.bindings)
+        if "messages" in step:
+            check(step["messages"], len(messages), self._stage.bindings, "the number of messages")
+
+    async def quiet(self, line: Line, step: Mapping[str, Any]) -> None:
+        stream = self._stage.current(line)
+        try:
+            async with asyncio.timeout(step["quiet"]):
+                while True:
+                    arrived = await stream.arrived.get()
+                    stream.take(arrived)
+                    if not self._stage.is_outcome(arrived):
+                        break
+        except TimeoutError:
+            return
+        raise Mismatch(f"came: {arrived.arm} {arrived.item}; expected: nothing for {step['quiet']} s")
+
+    async def end(self, line: Line, step: Mapping[str, Any]) -> None:
+        status = step["end"]
+        self._stage.current(line).end(status, step.get("text", f"the scenario ends the stream with {status}"))
+
+    async def expect_half_close(self, line: Line, step: Mapping[str, Any]) -> None:
+        arrived = await self._stage.next(step, self._stage.current(line), "the end of the client's direction")
+        if arrived.arm != "half_close":
+            raise Mismatch(f"came: {arrived.arm} {arrived.item}; expected: the end of the client's direction")
+
+    async def rpc(self, line: Line, step: Mapping[str, Any]) -> None:
+        request = await self._stage.within(step, line.requests.get(), f"a request {step['rpc']}")
+        if request.method != step["rpc"]:
+            raise Mismatch(f"came: a request {request.method}; expected: {step['rpc']}")
+        check(step.get("request", {}), request.message, self._stage.bindings, request.method)
+        check(step.get("metadata", {}), request.metadata, self._stage.bindings, "metadata")
+        status = step.get("status", "OK")
+        answer = fill(step.get("response", {}), self._stage.bindings) if status == "OK" else step.get("text", status)
+        request.answer.set_result((status, answer))
+
+    async def drive(self, line: Line, step: Mapping[str, Any]) -> None:
+        wanted = dict(step["drive"])
+        call = {"call_id": f"{DRIVEN}{wanted.pop('id')}", "name": "host"}
+        call["arguments_json"] = json.dumps({"address": self._stage.address("host"), **wanted})
+        await self.send(self._stage.lines["plugin"], {"send": {"calls": [call]}})
+
+    async def outcome(self, _: Line, step: Mapping[str, Any]) -> None:
+        wanted = dict(step["outcome"])
+        call_id = f"{DRIVEN}{wanted.pop('id')}"
+        stream = self._stage.current(self._stage.lines["plugin"])
+        while call_id not in self._stage.outcomes:
+            arrived = await self._stage.within(step, stream.arrived.get(), f"the result of the tool host: {wanted}")
+            stream.take(arrived)
+            if not self._stage.is_outcome(arrived):
+                raise Mismatch(f"came: {arrived.arm} {arrived.item}; expected: the result of the tool host: {wanted}")
+        check(
+            {"is_error": False, "output_json": {"$parsed": wanted}},
+            self._stage.outcomes.pop(call_id),
+            self._stage.bindings,
+            "what the application saw",
+        )

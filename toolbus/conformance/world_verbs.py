@@ -1,0 +1,76 @@
+"""Implements the steps of scenarios that are done to the client from outside; each method is the verb of that name."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal as signals
+from collections.abc import Mapping
+from typing import Any
+
+from toolbus.conformance.match import Mismatch
+from toolbus.conformance.scripted_bus import Line
+from toolbus.conformance.stage import PATIENCE_SECONDS, Stage
+
+
+class WorldVerbs:
+    """The network, and the client's process."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    async def port(self, line: Line, step: Mapping[str, Any]) -> None:
+        await line.set_port(step["port"])
+
+    async def attempts(self, line: Line, step: Mapping[str, Any]) -> None:
+        rule, attempts = step["attempts"], line.proxy.attempts
+        first = len(attempts)
+        await asyncio.sleep(rule["during"])
+        came = attempts[first:]
+        if not rule.get("at_least", 0) <= len(came) <= rule.get("at_most", len(came)):
+            raise Mismatch(f"{len(came)} attempts in {rule['during']} s; expected: {rule}")
+        pauses = [later - earlier for earlier, later in itertools.pairwise(came)]
+        if "longest_pause" in rule and pauses and max(pauses) > rule["longest_pause"] * self._stage.patience:
+            raise Mismatch(f"a pause of {max(pauses):.2f} s between two attempts; expected: {rule}")
+
+    async def cut(self, line: Line, _: Mapping[str, Any]) -> None:
+        self._stage.trace.add("!", line.name, "the connection is reset")
+        self._stage.current(line).cut()
+
+    async def stall(self, line: Line, step: Mapping[str, Any]) -> None:
+        self._stage.trace.add("!", line.name, "nothing passes" if step["stall"] else "everything passes again")
+        line.proxy.stall(step["stall"])
+
+    async def wait(self, _: Line, step: Mapping[str, Any]) -> None:
+        await asyncio.sleep(step["wait"])
+
+    async def leave(self, _: Line, __: Mapping[str, Any]) -> None:
+        assert self._stage.client is not None
+        self._stage.trace.add("!", "client", "SIGTERM")
+        self._stage.client.signal(signals.SIGTERM)
+
+    async def signal(self, _: Line, step: Mapping[str, Any]) -> None:
+        assert self._stage.client is not None
+        self._stage.trace.add("!", "client", f"SIG{step['signal']}")
+        self._stage.client.signal(signals.Signals[f"SIG{step['signal']}"])
+
+    async def expect_exit(self, _: Line, step: Mapping[str, Any]) -> None:
+        assert self._stage.client is not None
+        seconds = step.get("within", PATIENCE_SECONDS) * self._stage.patience
+        await asyncio.wait({self._stage.client.exited}, timeout=seconds)
+        code = self._stage.client.code
+        if code is None:
+            raise Mismatch(f"the client still runs after {seconds:g} s; expected: its end")
+        if (code == 0) != (step["expect_exit"] == "done"):
+            wanted = "0" if step["expect_exit"] == "done" else "another"
+            raise Mismatch(f"the exit code is {code}, expected {wanted}")
+
+    async def renew(self, _: Line, step: Mapping[str, Any]) -> None:
+        self._stage.trace.add("!", "client", f"the credential is written anew: {step['renew']}")
+        self._stage.write_credential(step["renew"])
+
+    async def shown(self, _: Line, step: Mapping[str, Any]) -> None:
+        assert self._stage.client is not None
+        await self._stage.within(
+            step, self._stage.client.shows(step["shown"]), f"the text {step['shown']!r} in the client's output"
+        )
