@@ -7,7 +7,9 @@ import re
 import pytest
 
 from tests.conformance.mutants import ROOT, Mutant, mutants
-from toolbus.conformance.script import Rule, rules, scenarios
+from toolbus.conformance.script import VERBS, Rule, rules, scenarios
+from toolbus.conformance.stream_verbs import StreamVerbs
+from toolbus.conformance.world_verbs import WorldVerbs
 
 
 def _anchors() -> set[str]:
@@ -23,6 +25,10 @@ def test_each_rule_is_from_a_section_of_the_protocol(rule: Rule) -> None:
 def test_each_scenario_has_a_name_of_its_own() -> None:
     names = [each.name for each in scenarios()]
     assert len(names) == len(set(names))
+
+
+def test_each_verb_of_a_step_can_be_played() -> None:
+    assert {verb for verb in VERBS if not hasattr(StreamVerbs, verb) and not hasattr(WorldVerbs, verb)} == {"best_of"}
 
 
 @pytest.mark.parametrize("mutant", mutants(), ids=str)

@@ -41,7 +41,7 @@ class StreamVerbs:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
 
-    async def open(self, line: Line, step: Mapping[str, Any]) -> None:
+    async def stream(self, line: Line, step: Mapping[str, Any]) -> None:
         expected = {**ATTACHES[line.name], **(step.get("stream") or step.get("accept") or {})}
         line.current = stream = await self._stage.within(step, line.streams.get(), f"a new stream ({line.name})")
         self._stage.opened = True
@@ -59,7 +59,7 @@ class StreamVerbs:
             self._stage.tools = {tool["name"] for tool in attach["tools"]}
 
     async def accept(self, line: Line, step: Mapping[str, Any]) -> None:
-        await self.open(line, step)
+        await self.stream(line, step)
         names = sorted(self._stage.tools) if line.name == "plugin" else []
         await self._stage.current(line).send({"attached": {**ATTACHED, "registered": names, **step.get("with", {})}})
 
