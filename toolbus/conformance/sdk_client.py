@@ -115,7 +115,8 @@ class AsyncTools:
     async def about(self) -> Any:
         """Names the client library."""
         language = f"python {sys.version_info.major}.{sys.version_info.minor}"
-        return {"name": "toolbus.sdk", "version": toolbus.__version__, "language": language}
+        roles = ["plugin", "host", "remote"]
+        return {"name": "toolbus.sdk", "version": toolbus.__version__, "language": language, "roles": roles}
 
 
 class PlainTools:
