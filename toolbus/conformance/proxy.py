@@ -12,6 +12,8 @@ import struct
 from pathlib import Path
 
 CHUNK_BYTES = 65_536
+Way = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST at once
 
 
@@ -100,21 +102,27 @@ class Proxy:
             return
         port = there.get_extra_info("sockname")[1]
         self._connections[port] = (writer, there)
-        for source, sink in ((reader, there), (there_reader, writer)):
-            task = self._loop.create_task(self._pump(source, sink, port))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        task = self._loop.create_task(self._connect((reader, there), (there_reader, writer), port))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, port: int) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(CHUNK_BYTES):
-                await self._flowing.wait()
-                sink.write(data)
-                await sink.drain()
-            with contextlib.suppress(RuntimeError):
-                sink.close()
-            return
-        self.cut(port)
+    async def _connect(self, there: Way, back: Way, port: int) -> None:
+        """Passes bytes both ways until both have ended; a reset of one side resets the other."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pump(*there))
+                group.create_task(self._pump(*back))
+        except* OSError:
+            self.cut(port)
+        for writer in self._connections.pop(port, ()):
+            writer.close()
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(CHUNK_BYTES):
+            await self._flowing.wait()
+            sink.write(data)
+            await sink.drain()
+        sink.write_eof()
 
 
 def _bound(port: int) -> socket.socket:
