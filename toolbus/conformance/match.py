@@ -114,9 +114,18 @@ def _check_placeholder(expected: dict[str, Any], actual: Any, bindings: Bindings
 
 def _same_json(rule: Any, text: str) -> bool:
     try:
-        return bool(json.loads(text) == rule)
+        return _same(rule, json.loads(text))
     except ValueError:
         return False
+
+
+def _same(rule: Any, actual: Any) -> bool:
+    """Tells whether two values are the same JSON: true is not 1, and 1.0 is."""
+    if isinstance(rule, dict) and isinstance(actual, dict):
+        return rule.keys() == actual.keys() and all(_same(rule[key], actual[key]) for key in rule)
+    if isinstance(rule, list) and isinstance(actual, list):
+        return len(rule) == len(actual) and all(_same(one, other) for one, other in zip(rule, actual, strict=True))
+    return bool(rule == actual) and isinstance(rule, bool) == isinstance(actual, bool)
 
 
 def _fits_parsed(rule: Any, text: str, bindings: Bindings) -> bool:

@@ -92,7 +92,7 @@ class Player:
         assert self._stage.client is not None
         return Played(
             scenario=self._scenario,
-            broken=broken,
+            broken={**self._stage.aside, **broken},
             unclaimed=unclaimed,
             exited_early=not self._stage.opened,
             tools=sorted(self._stage.tools),
@@ -131,8 +131,8 @@ class Player:
             stream = line.current
             if stream is None or stream.over:
                 continue
-            if stream.pending:
-                raise Mismatch(f"the calls {sorted(stream.pending)} were never answered", "CALL-1")
+            if stream.always.pending:
+                raise Mismatch(f"the calls {sorted(stream.always.pending)} were never answered", "CALL-1")
             await stream.send({"heartbeat": {"sequence": FENCE}})
             await self._streams.expect(line, {"expect": {"heartbeat": {"sequence": FENCE}}})
 

@@ -21,14 +21,17 @@ VERBS: Mapping[str, tuple[str, ...]] = {
     "accept": ("with", "metadata"),
     "stream": ("metadata",),
     "no_stream": (),
-    "send": (),
+    "send": ("unknown",),
     "expect": ("messages",),
+    "declared": ("with", "meanwhile"),
     "quiet": (),
+    "read": (),
     "end": ("text",),
     "expect_half_close": (),
     "expect_exit": (),
     "leave": (),
     "signal": (),
+    "restart": (),
     "wait": (),
     "port": (),
     "attempts": (),
@@ -38,7 +41,7 @@ VERBS: Mapping[str, tuple[str, ...]] = {
     "outcome": (),
     "rpc": ("request", "response", "status", "text", "metadata"),
     "renew": (),
-    "shown": (),
+    "shown": ("times",),
     "best_of": ("at_most", "steps"),
 }
 
@@ -122,6 +125,7 @@ def verb_of(step: Mapping[str, Any]) -> str:
 
 
 def _scenario(read: dict[str, Any]) -> Scenario:
+    read = repeated(read)
     name = read["scenario"]
     if unknown := read.keys() - {"scenario", "rules", "steps", "unix", "access", "mode"}:
         raise ScriptError(f"the scenario {name!r} has {sorted(unknown)}, which means nothing")
@@ -144,3 +148,31 @@ def _all(steps: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     for step in steps:
         yield step
         yield from _all(step.get("steps", ()))
+
+
+def repeated(value: Any) -> Any:
+    """Writes out lists with {"$times": n, "item": …}: n items, with `<n>` in texts for the number of the item.
+
+    {"$number": true} is the number itself.
+    """
+    if isinstance(value, dict):
+        return {key: repeated(item) for key, item in value.items()}
+    if not isinstance(value, list):
+        return value
+    written: list[Any] = []
+    for item in value:
+        if isinstance(item, dict) and "$times" in item:
+            written += [_numbered(item["item"], number) for number in range(1, item["$times"] + 1)]
+        else:
+            written.append(repeated(item))
+    return written
+
+
+def _numbered(value: Any, number: int) -> Any:
+    if value == {"$number": True}:
+        return number
+    if isinstance(value, dict):
+        return {key: _numbered(item, number) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_numbered(item, number) for item in value]
+    return value.replace("<n>", str(number)) if isinstance(value, str) else value

@@ -1,6 +1,6 @@
 """Takes the bus's part on a real gRPC server: streams and requests wait here for what a scenario does with them.
 
-What every client has to keep in every scenario is checked here, and named by its rule.
+What every client has to keep in every scenario is checked on the way, by always.py.
 """
 
 from __future__ import annotations
@@ -8,25 +8,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf import json_format
+from google.protobuf.message import Message
 
-from toolbus.conformance.items import Item, items_of
+from toolbus.conformance.always import Always
+from toolbus.conformance.items import items_of
 from toolbus.conformance.keys import server_credentials
 from toolbus.conformance.match import Mismatch
 from toolbus.conformance.proxy import Proxy
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 
-FRAME_ITEMS = 128
-FRAME_BYTES = 1024 * 1024
 TRACED_CHARACTERS = 400  # of each message
 TRACED_MESSAGES = 60
 RECEIVED_BYTES = 64 * 1024 * 1024  # larger than any message of a client may be
+# A field that no version of the protocol has, once as each kind of the wire: a number, 8 bytes, a text, 4 bytes.
+UNKNOWN = b"\xc0\x3e\x07\xc9\x3e12345678\xd2\x3e\x05later\xdd\x3e1234"
 RESPONSES: dict[str, type[Any]] = {
     "Register": wire.RegisterResponse,
     "Unregister": wire.UnregisterResponse,
@@ -75,9 +77,10 @@ class Stream:
         self.metadata = dict(context.invocation_metadata())
         self.ending: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()  # status and text
         self.arrived: asyncio.Queue[Arrived] = asyncio.Queue()
-        self.pending: set[str] = set()  # ids of calls that were sent and not yet answered
-        self.own: set[str] = set()  # ids of all calls that the client made here
-        self.beats: set[str] = set()  # sequences of heartbeats that are not yet echoed
+        self.always = Always()
+        self.reads = asyncio.Event()  # set while the bus reads
+        self.reads.set()
+        self.session_id = f"{line.next_session():032x}"
         self.over = False  # whether either side has ended its direction
 
     async def read(self, requests: AsyncIterator[wire.InvokeRequest]) -> None:
@@ -91,30 +94,29 @@ class Stream:
                 items = items_of(request)
                 shown = json_format.MessageToDict(request, preserving_proto_field_name=True)
                 self._line.trace.add("→", self._line.name, shown or "an empty message")
-                self._check(request, items, number)
+                rule, why = self.always.message(request, len(items), number)
+                if rule:
+                    self._fault(rule, why, number)
                 for arm, item in items:
                     self.arrived.put_nowait(Arrived(arm, item, number))
+                await self.reads.wait()
         except grpc.RpcError:
             pass
         self.arrived.put_nowait(Arrived("half_close", None, number))
 
-    def _check(self, request: wire.InvokeRequest, items: list[Item], number: int) -> None:
-        if not 1 <= len(items) <= FRAME_ITEMS:
-            self._fault("FRAME-1", f"a message of {len(items)} items: a message has 1 to {FRAME_ITEMS}", number)
-        if len(items) > 1 and (size := request.ByteSize()) > FRAME_BYTES:
-            self._fault("FRAME-2", f"a message of {size} bytes: one of several items has up to {FRAME_BYTES}", number)
-        if number == 1 and items[0][0] != "attach":
-            self._fault("OPEN-1", f"the first message begins with {items[0][0]!r}: it must have attach", number)
-
     def _fault(self, rule: str, text: str, number: int) -> None:
         self.arrived.put_nowait(Arrived("fault", text, number, rule))
 
-    async def send(self, frame: dict[str, Any]) -> None:
-        """Sends a message and notes what it asks of the client."""
+    async def send(self, frame: dict[str, Any], *, unknown: bool = False) -> None:
+        """Sends a message and notes what it asks of the client.
+
+        Args:
+            unknown: adds a field that the client cannot know to the message and to each message in it.
+        """
         message = json_format.ParseDict(frame, wire.InvokeResponse())
-        self.pending.update(call.call_id for call in message.calls)
-        if message.HasField("heartbeat") and not message.heartbeat.from_peer:
-            self.beats.add(str(message.heartbeat.sequence))
+        self.always.sent(message)
+        if unknown:
+            _add_unknown(message)
         self._line.trace.add("←", self._line.name, frame)
         await self._context.write(message)
 
@@ -124,23 +126,10 @@ class Stream:
         Raises:
             Mismatch: it breaks a rule, which the error names.
         """
-        arm, item = arrived.arm, arrived.item
-        if arm == "fault":
-            raise Mismatch(item, arrived.rule)
-        if arm in ("results", "progress") and item["call_id"] not in self.pending:
-            rule = "CALL-1" if arm == "results" else "CALL-12"
-            raise Mismatch(f"{arm} for a call that this stream does not have, or that was answered: {item}", rule)
-        if arm == "results":
-            self.pending.remove(item["call_id"])
-        if arm == "calls":
-            if item["call_id"] in self.own:
-                raise Mismatch(f"the id {item['call_id']!r} was used for a second call of this stream", "NEST-6")
-            self.own.add(item["call_id"])
-        if arm == "heartbeat" and not item["from_peer"]:
-            if item["sequence"] not in self.beats:
-                raise Mismatch(f"an echo that no heartbeat asked for, or a second one: {item}", "FRAME-9")
-            self.beats.remove(item["sequence"])
-        self.over = self.over or arm == "half_close"
+        if arrived.arm == "fault":
+            raise Mismatch(arrived.item, arrived.rule)
+        self.always.item(arrived.arm, arrived.item)
+        self.over = self.over or arrived.arm == "half_close"
 
     def cut(self) -> None:
         """Resets the connection that carries it."""
@@ -153,6 +142,14 @@ class Stream:
         if not self.ending.done():
             self._line.trace.add("!", self._line.name, f"the stream ends with {status} {text}")
             self.ending.set_result((status, text))
+
+
+def _add_unknown(message: Message) -> None:
+    for _, value in message.ListFields():
+        for each in value if isinstance(value, Sequence) else (value,):
+            if isinstance(each, Message):
+                _add_unknown(each)
+    message.MergeFromString(UNKNOWN)
 
 
 @dataclass(slots=True)
@@ -181,8 +178,10 @@ class Line(rpc.ToolBusServiceServicer):
         self.requests: asyncio.Queue[Request] = asyncio.Queue()
         self.current: Stream | None = None  # the one that the scenario plays on
         self.instance = ""  # of its attaches, the same in all of them
+        self.others: set[str] = set()  # instances of processes before
         self._access = access
         self._all: list[Stream] = []
+        self._sessions = 0x5E55101D5E55101D << 64  # rises with each stream
         options = [("grpc.max_receive_message_length", RECEIVED_BYTES), ("grpc.so_reuseport", 0)]
         self._server = grpc.aio.server(options=options)
         self._port = 0
@@ -204,6 +203,18 @@ class Line(rpc.ToolBusServiceServicer):
         for stream in self._all:
             stream.ending.cancel()
         await self._server.stop(0)
+
+    def forget(self) -> None:
+        """Takes note that the client's process is another one from now on."""
+        self.others.add(self.instance)
+        self.instance, self.current = "", None
+        while not self.streams.empty():
+            self.streams.get_nowait()
+
+    def next_session(self) -> int:
+        """Returns the id of a new session, as a number."""
+        self._sessions += 1
+        return self._sessions
 
     async def set_port(self, how: str) -> None:
         """Opens its port, closes it, or has it reset whoever connects."""

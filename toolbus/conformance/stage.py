@@ -37,6 +37,7 @@ class Stage:
         tools: that the client offers.
         outcomes: results of driven calls that no step has asked for yet, by their ids.
         opened: whether the client has ever opened a stream.
+        aside: rules that were broken without harm to the scenario, each with the reason.
     """
 
     def __init__(self, command: Sequence[str], scenario: Scenario, patience: float) -> None:
@@ -50,6 +51,8 @@ class Stage:
         self.tools: set[str] = set()
         self.outcomes: dict[str, Any] = {}
         self.opened = False
+        self.aside: dict[str, str] = {}
+        self._environment: dict[str, str] = {}  # of the client
         self._credential: Path | None = None  # the file that the client got; None for none
 
     async def last_words(self) -> str:
@@ -74,7 +77,16 @@ class Stage:
             self._credential = folder / "credential.toml"
             self.write_credential(FIRST_TOKEN)
             environment["TOOLBUS_CREDENTIAL"] = str(self._credential)
+        self._environment = environment
         self.client = await ClientProcess.start(self._command, environment)
+
+    async def restart(self) -> None:
+        """Kills the client, and starts it again."""
+        assert self.client is not None
+        await self.client.stop()
+        for line in self.lines.values():
+            line.forget()
+        self.client = await ClientProcess.start(self._command, self._environment)
 
     def address(self, line: str) -> str:
         """Returns what the client is told to connect to."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolbus.conformance.items import Expectation
 from toolbus.conformance.match import Mismatch, check, fill
-from toolbus.conformance.scripted_bus import Line
-from toolbus.conformance.stage import DRIVEN, Stage
+from toolbus.conformance.scripted_bus import Arrived, Line, Request, Stream
+from toolbus.conformance.stage import DRIVEN, TOKEN, Stage
 
 BASIC_TOOLS = ("echo", "fail", "slow", "steps", "meet", "relay", "context")
 OTHER_TOOLS = ("chunks", "picture", "big", "late_progress", "offer", "withdraw", "about", "host")
@@ -21,13 +21,23 @@ ATTACHES: Mapping[str, Mapping[str, Any]] = {
     "host": {"protocol_version": 1, "source": "conformance-host"},
 }
 ATTACHED: Mapping[str, Any] = {
-    "session_id": "5e55101d5e55101d5e55101d5e55101d",
     "bus_id": "conformance",
     "boot_id": "conformance",
     "heartbeat_seconds": 10,
     "revision": "1",
     "protocol_version": 1,
     "bus_version": "0",
+    "limits": {
+        "message_bytes": 16777216,
+        "calls_in_flight": 256,
+        "arguments_bytes": 1048576,
+        "result_bytes": 4194304,
+        "schema_bytes": 262144,
+        "description_bytes": 16384,
+        "tools": 100000,
+        "call_depth": 8,
+        "grace_seconds": 5,
+    },
 }
 
 
@@ -49,11 +59,15 @@ class StreamVerbs:
         if arrived.arm != "attach":
             raise Mismatch(f"the first message has {arrived.arm}: it must have attach", "OPEN-1")
         attach = arrived.item
+        if attach["token"] != TOKEN:
+            self._stage.aside["OPEN-5"] = f"the token of the attach is {attach['token']!r}, not TOOLBUS_TOKEN"
         check(expected, attach, self._stage.bindings, "attach")
         check(step.get("metadata", {}), stream.metadata, self._stage.bindings, "metadata")
         if line.instance and attach["instance"] != line.instance:
             text = f"the instance is {attach['instance']!r}; this client attached as {line.instance!r} before"
             raise Mismatch(text, "OPEN-4")
+        if attach["instance"] in line.others:
+            raise Mismatch(f"the instance {attach['instance']!r} is that of a process before", "OPEN-4")
         line.instance = attach["instance"]
         if line.name == "plugin":
             self._stage.tools = {tool["name"] for tool in attach["tools"]}
@@ -61,7 +75,60 @@ class StreamVerbs:
     async def accept(self, line: Line, step: Mapping[str, Any]) -> None:
         await self.stream(line, step)
         names = sorted(self._stage.tools) if line.name == "plugin" else []
-        await self._stage.current(line).send({"attached": {**ATTACHED, "registered": names, **step.get("with", {})}})
+        await self._answer(self._stage.current(line), names, step)
+
+    async def _answer(self, stream: Stream, names: Iterable[str], step: Mapping[str, Any]) -> None:
+        """Answers an attach."""
+        answer = {**ATTACHED, "session_id": stream.session_id, "registered": sorted(names), **step.get("with", {})}
+        await stream.send({"attached": answer})
+
+    async def declared(self, line: Line, step: Mapping[str, Any]) -> None:
+        stream, wanted = self._stage.current(line), step["declared"]
+        has, lacks = set(wanted.get("has", ())), set(wanted.get("lacks", ()))
+        meanwhile = Expectation(step.get("meanwhile", {}))
+        text = f"tools declared again, with {sorted(has)} and without {sorted(lacks)} {meanwhile!r}"
+        came: asyncio.Queue[Arrived | Request] = asyncio.Queue()
+        done = False
+        while not done or meanwhile.wanted:
+            waiting = [asyncio.ensure_future(_move(queue, came)) for queue in (stream.arrived, line.requests)]
+            try:
+                await self._stage.within(step, asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED), text)
+            finally:
+                for task in waiting:
+                    task.cancel()
+            while not came.empty():
+                each = came.get_nowait()
+                if isinstance(each, Request):
+                    self._changed(stream, each)
+                else:
+                    stream.take(each)
+                    if each.arm == "attach":
+                        self._stage.tools = {tool["name"] for tool in each.item["tools"]}
+                        await self._answer(stream, self._stage.tools, step)
+                    elif not self._stage.is_outcome(each):
+                        meanwhile.take(each.arm, each.item, self._stage.bindings)
+                        continue
+                done = has <= self._stage.tools and not lacks & self._stage.tools
+
+    def _changed(self, stream: Stream, request: Request) -> None:
+        """Does what a Register or Unregister asks for."""
+        message = request.message
+        if request.method not in ("Register", "Unregister"):
+            raise Mismatch(f"came: a request {request.method}; expected: tools declared again")
+        if message["session_id"] != stream.session_id:
+            text = f"{request.method} of the session {message['session_id']!r}; this stream has {stream.session_id!r}"
+            raise Mismatch(text, "OPEN-9")
+        if request.method == "Register":
+            names = {tool["name"] for tool in message["tools"]}
+            self._stage.tools |= names
+            request.answer.set_result(("OK", {"registered": sorted(names), "success": True}))
+        else:
+            self._stage.tools.discard(message["name"])
+            request.answer.set_result(("OK", {}))
+
+    async def read(self, line: Line, step: Mapping[str, Any]) -> None:
+        reads = self._stage.current(line).reads
+        (reads.set if step["read"] else reads.clear)()
 
     async def no_stream(self, line: Line, step: Mapping[str, Any]) -> None:
         await self._stage.within(step, line.proxy.attempted.wait(), "a connection")
@@ -75,7 +142,7 @@ class StreamVerbs:
             for call in frame.get("calls", ()):
                 if call["name"] in TOOLS and call["name"] not in self._stage.tools:
                     raise Unclaimed(call["name"])
-        await self._stage.current(line).send(frame)
+        await self._stage.current(line).send(frame, unknown=step.get("unknown", False))
 
     async def expect(self, line: Line, step: Mapping[str, Any]) -> None:
         stream = self._stage.current(line)
@@ -141,3 +208,7 @@ class StreamVerbs:
             self._stage.bindings,
             "what the application saw",
         )
+
+
+async def _move(queue: asyncio.Queue[Any], to: asyncio.Queue[Any]) -> None:
+    to.put_nowait(await queue.get())

@@ -54,6 +54,10 @@ class WorldVerbs:
         self._stage.trace.add("!", "client", f"SIG{step['signal']}")
         self._stage.client.signal(signals.Signals[f"SIG{step['signal']}"])
 
+    async def restart(self, _: Line, __: Mapping[str, Any]) -> None:
+        self._stage.trace.add("!", "client", "killed, and started again")
+        await self._stage.restart()
+
     async def expect_exit(self, _: Line, step: Mapping[str, Any]) -> None:
         assert self._stage.client is not None
         seconds = step.get("within", PATIENCE_SECONDS) * self._stage.patience
@@ -71,6 +75,8 @@ class WorldVerbs:
 
     async def shown(self, _: Line, step: Mapping[str, Any]) -> None:
         assert self._stage.client is not None
-        await self._stage.within(
-            step, self._stage.client.shows(step["shown"]), f"the text {step['shown']!r} in the client's output"
-        )
+        client, text = self._stage.client, step["shown"]
+        await self._stage.within(step, client.shows(text), f"the text {text!r} in the client's output")
+        lines = [each for each in client.lines if text in each]
+        if len(lines) > step.get("times", len(lines)):
+            raise Mismatch(f"{len(lines)} lines have the text {text!r}; expected: {step['times']}: {lines}")
