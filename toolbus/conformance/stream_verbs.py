@@ -203,7 +203,7 @@ class StreamVerbs:
             if not self._stage.is_outcome(arrived):
                 raise Mismatch(f"came: {arrived.arm} {arrived.item}; expected: the result of the tool host: {wanted}")
         check(
-            {"is_error": False, "output_json": {"$parsed": wanted}},
+            {"is_error": False, "output_json": {"$parsed": wanted} if wanted else {"$any": True}},
             self._stage.outcomes.pop(call_id),
             self._stage.bindings,
             "what the application saw",
