@@ -16,6 +16,7 @@ from toolbus.conformance.script import Scenario
 from toolbus.conformance.scripted_bus import Arrived, Line, Stream, Trace
 
 PATIENCE_SECONDS = 5.0  # for a step that names no time
+START_SECONDS = 30.0  # for the first stream: some languages take long to start, on a busy machine above all
 TOKEN = "conformance-token"
 DRIVEN = "drive-"  # begins the ids of calls of the tool `host`
 LAST_WORDS_SECONDS = 0.2  # between the end of a client and what still comes of it
@@ -113,6 +114,8 @@ class Stage:
         """
         assert self.client is not None
         seconds = step.get("within", PATIENCE_SECONDS) * self.patience
+        if not self.opened:
+            seconds = max(seconds, START_SECONDS)
         task = asyncio.ensure_future(waiting)
         try:
             await asyncio.wait({task, self.client.exited}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
