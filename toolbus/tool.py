@@ -323,7 +323,7 @@ class Result:
             output_json=message.output_json or "null",
             is_error=message.is_error,
             error=CallError.from_wire(message.error) if message.HasField("error") else None,
-            content=_copies(message.content),
+            content=_copies(message.content) if message.content else (),  # iterating over nothing takes 3 µs
         )
 
     def to_wire(self) -> pb.ToolResult:

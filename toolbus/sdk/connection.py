@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -22,7 +22,7 @@ import grpc.aio
 from toolbus.cancellation import is_being_cancelled
 from toolbus.errors import Code, InvalidRequest, PeerLost, Stage, ToolBusError
 from toolbus.functions.runner import Outcome
-from toolbus.functions.threads import ChangeSignal, Inbox, LoopThread
+from toolbus.functions.threads import ChangeSignal, Inbox
 from toolbus.sdk.attempt import Attempt, AttemptEnd, error_of
 from toolbus.sdk.call_barrier import CallBarrier, Postponed
 from toolbus.sdk.connection_settings import ConnectionSettings
@@ -30,6 +30,7 @@ from toolbus.sdk.handshake import Handshake
 from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
 from toolbus.sdk.peer_delegate import Delegate, IncomingCall
 from toolbus.sdk.reconnect import Reconnect
+from toolbus.sdk.shared_loop import SharedLoop
 from toolbus.session import State
 from toolbus.stall import StallWatch
 from toolbus.text import clean_line
@@ -52,6 +53,7 @@ class Connection:
 
     Attributes:
         calls: the calls that this peer makes.
+        shared: runs the loop, on a thread of its own or in turns of a program's loop.
         changes: fires when the state changes, for coroutines that wait for one.
         stalls: tells when this process stood still.
         closing: whether this peer wants to end the connection.
@@ -62,8 +64,8 @@ class Connection:
     def __init__(self, settings: ConnectionSettings, delegate: Delegate) -> None:
         self.settings = settings
         self.delegate = delegate
-        self._thread = LoopThread(f"toolbus-{settings.source}")
-        self.loop = self._thread.loop
+        self.shared = SharedLoop(f"toolbus-{settings.source}")
+        self.loop = self.shared.loop
         self._inbox = Inbox(self.loop)
         self.calls = OutgoingCalls(self.loop, settings.address, secrets.token_hex(4))
         self.changes = ChangeSignal(self.loop)
@@ -103,17 +105,25 @@ class Connection:
 
     def start(self) -> None:
         """Starts the thread, which begins to connect."""
-        self._thread.start()
+        self.shared.start()
         self._inbox.put(self._begin)
 
     def begin(self, out: OutgoingCall) -> None:
         """Sends a call; its result comes through ``out.deliver``."""
-        if not self._inbox.put(self.calls.begin, out):
-            out.fail(Code.UNAVAILABLE, "this connection is closed: make a new one", Stage.NOT_DISPATCHED)
+        self.begin_many((out,))
 
-    def cancel(self, out: OutgoingCall) -> None:
-        """Cancels a call; nothing is delivered for it afterwards."""
-        self._inbox.put(self.calls.cancel, out)
+    def begin_many(self, calls: Sequence[OutgoingCall], loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Sends calls together; ``loop`` is the running one, where it shares its turns (`SharedLoop.join`)."""
+        begin = self.calls.begin_many
+        if loop is not None and self.shared.turn(loop, begin, calls):
+            return
+        if not self._inbox.put(begin, calls):
+            for out in calls:
+                out.fail(Code.UNAVAILABLE, "this connection is closed: make a new one", Stage.NOT_DISPATCHED)
+
+    def cancel(self, *calls: OutgoingCall) -> None:
+        """Cancels calls; nothing is delivered for them afterwards."""
+        self._inbox.put(self.calls.cancel_many, calls)
 
     def answer(self, session: PeerSession, result: Result) -> None:
         """Answers a call of the bus. Only the first answer is sent, and none once the session is over."""
@@ -152,13 +162,13 @@ class Connection:
             PeerLost: the connection is closed.
         """
         try:
-            return self._thread.ask(coroutine)
+            return self.shared.ask(coroutine)
         except RuntimeError:
             raise PeerLost("this connection is closed: make a new one") from None
 
     def stop_thread(self) -> None:
         """Ends the thread; for after `close`."""
-        self._thread.stop()
+        self.shared.stop()
         self._inbox.run_left()  # calls that another thread made meanwhile: they end in an error
 
     # -- on the loop ---------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Lists and calls tools of a bus: `Host` for asyncio, `SyncHost` for programs that block.
 
-Both are thin: the connection does the work on its own thread. `Host` waits for it on the caller's loop, `SyncHost` on
-the caller's thread.
+Both are thin: the connection does the work. `Host` has it run in turns of the first loop that calls (`SharedLoop`), and
+`SyncHost` on its own thread, for which the caller's thread waits.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import functools
 import logging
 import os
 import queue
+import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from pathlib import Path
@@ -25,13 +25,14 @@ from toolbus.functions.call_context import CallContext
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.threads import Inbox
 from toolbus.sdk.bus_address import find_credential
+from toolbus.sdk.caller import Arguments, Batch, Caller, OnProgress, deliver
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.generation import LEND_SECONDS, LENT_IN_FLIGHT, MAX_TOKENS, Generate, lend
 from toolbus.sdk.host_delegate import Feed, HostDelegate
 from toolbus.sdk.listing import CatalogChange, Listing, list_request
 from toolbus.sdk.notification import Notification
-from toolbus.sdk.outgoing_calls import OutgoingCall, set_result
+from toolbus.sdk.outgoing_calls import OutgoingCall
 from toolbus.tool import Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
@@ -43,9 +44,6 @@ log = logging.getLogger(__name__)
 
 LIST_SECONDS = 30.0  # for a listing, waiting for a connection included
 CLOSE_SECONDS = 10.0
-
-OnProgress = Callable[[Progress], object]
-Arguments = Mapping[str, Any] | str | None
 
 
 class _Base:
@@ -146,9 +144,18 @@ class Host(_Base):
     """
 
     @functools.cached_property
-    def _inboxes(self) -> weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Inbox]:
-        """One inbox for each loop: the results of a frame reach it with one wake-up."""
+    def _callers(self) -> weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Caller]:
+        """The caller of each loop: what the tasks of one turn call reaches the connection together."""
         return weakref.WeakKeyDictionary()
+
+    _caller: Caller | None = None  # that of the loop that called last; None before the first call and once closed
+
+    def _caller_of(self, loop: asyncio.AbstractEventLoop) -> Caller:
+        connection = self._begin()
+        if loop not in self._callers:
+            self._callers[loop] = Caller(connection, loop)
+        self._caller = caller = self._callers[loop]
+        return caller
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -198,31 +205,41 @@ class Host(_Base):
         Raises:
             TypeError, ValueError: JSON cannot hold the arguments, or the timeout is not above 0.
         """
-        connection = self._connection if self._began and not self._closed else self._begin()
         loop = asyncio.get_running_loop()
-        inbox = self._inboxes.get(loop)
-        if inbox is None:
-            inbox = self._inboxes[loop] = Inbox(loop)
+        caller = self._caller
+        if caller is None or caller.loop is not loop:
+            caller = self._caller_of(loop)
         future: asyncio.Future[Result] = loop.create_future()
         out = OutgoingCall(
             name,
             dump_arguments(arguments),
-            _deliver,
-            (inbox, future, on_progress),
+            deliver,
+            (caller, future, on_progress),
             CallOptions.of(timeout, role, context, schema_hash, background_after),
             wants_progress=on_progress is not None,
         )
-        connection.begin(out)
+        caller.begin(out)
         try:
             return await future
         except asyncio.CancelledError:
-            connection.cancel(out)
+            self._connection.cancel(out)
             raise
 
     async def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
         """Calls several tools at once. Results stand in the order of the calls."""
-        texts = [(name, dump_arguments(arguments)) for name, arguments in calls]  # none is sent where one cannot be
-        return list(await asyncio.gather(*(self.call(name, text, timeout=timeout) for name, text in texts)))
+        if not calls:
+            return []
+        loop = asyncio.get_running_loop()
+        caller = self._caller_of(loop)
+        future: asyncio.Future[None] = loop.create_future()
+        batch = Batch(calls, timeout, lambda: caller.set_result(future, None))
+        caller.begin_many(batch.calls)
+        try:
+            await future
+        except asyncio.CancelledError:
+            self._connection.cancel(*batch.calls)
+            raise
+        return batch.results
 
     async def list(
         self,
@@ -340,7 +357,7 @@ class Host(_Base):
         if self._closed or not self._began:
             self._closed = True
             return
-        self._closed = True
+        self._closed, self._caller = True, None
         await self._run(self._connection.close())
         await asyncio.to_thread(self._connection.stop_thread)
 
@@ -400,18 +417,17 @@ class SyncHost(_Base):
     def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
         """As `Host.call_many`."""
         connection = self._begin()
-        options = CallOptions(timeout)
-        pending: list[OutgoingCall] = []
-        for name, arguments in calls:  # none is sent where one cannot be
-            pending.append(OutgoingCall(name, dump_arguments(arguments), set_result, Future(), options))
-        for out in pending:
-            connection.begin(out)
+        if not calls:
+            return []
+        done = threading.Event()
+        batch = Batch(calls, timeout, done.set)
+        connection.begin_many(batch.calls)
         try:
-            return [out.target.result() for out in pending]
+            done.wait()
         except BaseException:
-            for out in pending:
-                connection.cancel(out)
+            connection.cancel(*batch.calls)
             raise
+        return batch.results
 
     def list(
         self,
@@ -473,24 +489,6 @@ class SyncHost(_Base):
 
     def _run(self, coroutine: Any) -> Any:
         return self._connection.submit(coroutine).result()
-
-
-def _deliver(out: OutgoingCall, message: Result | Progress) -> None:
-    """Hands something to the loop of a call's caller."""
-    out.target[0].put(_arrive, (out.target, message))
-
-
-def _arrive(item: tuple[tuple[Inbox, asyncio.Future[Result], OnProgress | None], Result | Progress]) -> None:
-    (_, future, on_progress), came = item
-    if future.done():
-        return  # cancelled meanwhile
-    if isinstance(came, Result):
-        future.set_result(came)
-    elif on_progress is not None:
-        try:
-            on_progress(came)
-        except Exception:
-            log.exception("on_progress raised; the call goes on")
 
 
 def _put(out: OutgoingCall, came: Result | Progress) -> None:

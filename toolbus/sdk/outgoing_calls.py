@@ -71,27 +71,19 @@ class OutgoingCall:
         last_refusal: the newest refusal of those at the latest stage; None before the first.
         accepted: whether progress has shown that the plugin works on it.
         ended: whether the caller has its result, or has gone.
+
+    What most calls never change is set on the class: every call would pay for it.
     """
 
-    __slots__ = (
-        "accepted",
-        "arguments_json",
-        "attempts",
-        "call_id",
-        "deliver",
-        "ended",
-        "frame",
-        "guard_deadline",
-        "last_refusal",
-        "name",
-        "options",
-        "parent_session",
-        "soft_deadline",
-        "started_at",
-        "target",
-        "timeout",
-        "wants_progress",
-    )
+    timeout: float | None = None
+    parent_session: PeerSession | None = None
+    wants_progress = False
+    call_id = ""
+    frame = 0
+    attempts = 0
+    last_refusal: Result | None = None
+    accepted = False
+    ended = False
 
     def __init__(
         self,
@@ -104,30 +96,29 @@ class OutgoingCall:
         parent_session: PeerSession | None = None,
         wants_progress: bool = False,
     ) -> None:
+        self.name = escape_surrogates(name)
+        self.arguments_json = escape_surrogates(arguments_json)
+        self.deliver = deliver
+        self.target = target
+        self.options = options
+        self.started_at = now = time.monotonic()
+        if parent_session is not None:
+            self.parent_session = parent_session
+        if wants_progress:
+            self.wants_progress = True
+        if options is NO_OPTIONS:
+            self.soft_deadline = now + DEFAULT_TIMEOUT_SECONDS
+            self.guard_deadline = now + (MAX_TIMEOUT_SECONDS + GUARD_SLACK)
+            return
         timeout, background_after = options.timeout, options.background_after
         if timeout is not None and not timeout > 0:  # NaN fails this too
             raise ValueError(f"timeout is {timeout!r} s, it must be more than 0; None means the tool's own")
         if background_after is not None and not background_after > 0:
             raise ValueError(f"background_after is {background_after!r} s, it must be more than 0; None means never")
         limit = MAX_TIMEOUT_SECONDS if background_after is None else TASK_SECONDS  # the bus gives no more
-        self.name = escape_surrogates(name)
-        self.arguments_json = escape_surrogates(arguments_json)
-        self.deliver = deliver
-        self.target = target
         self.timeout = timeout = None if timeout is None else min(timeout, limit)
-        self.options = options
-        self.parent_session = parent_session
-        self.wants_progress = wants_progress
-        now = time.monotonic()
-        self.started_at = now
         self.soft_deadline = now + (background_after or timeout or DEFAULT_TIMEOUT_SECONDS)
         self.guard_deadline = now + min(timeout or MAX_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS) + GUARD_SLACK
-        self.call_id = ""
-        self.frame = 0
-        self.attempts = 0
-        self.last_refusal: Result | None = None
-        self.accepted = False
-        self.ended = False
 
     def __repr__(self) -> str:
         return f"<OutgoingCall {self.name} {self.call_id or 'waiting'}{' ended' if self.ended else ''}>"
@@ -136,9 +127,10 @@ class OutgoingCall:
         """Gives the caller its result, once."""
         if not self.ended:
             self.ended = True
-            refusal = self.last_refusal.error if self.last_refusal is not None else None
-            if refusal is not None and result.error is not None and result.error.stage < refusal.stage:
-                result = self.last_refusal or result  # an earlier attempt may have run, which the caller has to know
+            if result.error is not None and self.last_refusal is not None:
+                refusal = self.last_refusal.error
+                if refusal is not None and result.error.stage < refusal.stage:
+                    result = self.last_refusal  # an earlier attempt may have run, which the caller has to know
             self.deliver(self, result)
 
     def fail(
@@ -193,6 +185,16 @@ class OutgoingCalls:
         elif self._waiting or not self._send(out):
             self._waiting.append(out)
             self._watch(out.soft_deadline)
+
+    def begin_many(self, calls: Iterable[OutgoingCall]) -> None:
+        """Sends calls, in their order."""
+        for out in calls:
+            self.begin(out)
+
+    def cancel_many(self, calls: Iterable[OutgoingCall]) -> None:
+        """Cancels calls."""
+        for out in calls:
+            self.cancel(out)
 
     def cancel(self, out: OutgoingCall, reason: str = _CANCELLED) -> None:
         """Cancels a call: its caller has gone, so nothing is delivered any more."""

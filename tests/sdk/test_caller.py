@@ -1,0 +1,122 @@
+"""Caller: the calls of one turn of a program's loop travel together, and so do the ends of a batch."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextvars import ContextVar
+
+import pytest
+
+from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
+from tests.support.waiting import within
+from toolbus.sdk import Host
+from toolbus.tool import Progress
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+USER: ContextVar[str] = ContextVar("USER", default="")
+
+
+def answers(frame: wire.InvokeRequest) -> list[pb.ToolResult]:
+    return [pb.ToolResult(call_id=call.call_id, output_json=call.arguments_json) for call in frame.calls]
+
+
+async def test_calls_that_tasks_make_in_one_turn_travel_in_one_message_and_so_do_their_next_ones() -> None:
+    sizes: list[int] = []
+
+    async def serve(stream: PlayedStream) -> None:
+        await stream.accept()
+        while (frame := await stream.read()) is not None:
+            if frame.calls:
+                sizes.append(len(frame.calls))
+                await stream.write(results=answers(frame))
+
+    async def call(host: Host, number: int) -> list[str]:
+        return [(await host.call("echo", f"{number}{again}")).output_json for again in range(3)]
+
+    async with played_bus(serve) as bus, Host(bus.address) as host:
+        await within(host.call("echo"))  # the connection is there
+        found = await within(asyncio.gather(*(call(host, number) for number in range(1, 31))))
+    assert found == [[f"{number}{again}" for again in range(3)] for number in range(1, 31)]
+    assert sizes == [1, 30, 30, 30]
+
+
+async def test_cancelling_many_calls_cancels_each_of_them_at_the_bus() -> None:
+    begun, cancelled = asyncio.Event(), set[str]()
+    seen = set[str]()
+    done = asyncio.Event()
+
+    async def hold(stream: PlayedStream) -> None:
+        await stream.accept()
+        while (frame := await stream.read()) is not None:
+            seen.update(call.call_id for call in frame.calls)
+            if seen:
+                begun.set()
+            cancelled.update(cancel.call_id for cancel in frame.cancels)
+            if len(cancelled) == 3:
+                done.set()
+
+    async with played_bus(hold) as bus, Host(bus.address) as host:
+        calling = asyncio.create_task(host.call_many([("echo", None)] * 3))
+        await within(begun.wait())
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await within(calling)
+        await within(done.wait())
+    assert cancelled == seen
+
+
+async def test_a_host_whose_program_blocks_echoes_heartbeats_and_takes_results() -> None:
+    echoed = threading.Event()
+    goes_on = asyncio.Event()
+
+    async def beat(stream: PlayedStream) -> None:
+        await stream.accept()
+        calls = await stream.read_until("calls")
+        goes_on.set()
+        for sequence in (7, 8):
+            await stream.write(heartbeat=wire.Heartbeat(sequence=sequence))
+            frame = await stream.read_until("heartbeat")
+            assert frame.heartbeat.sequence == sequence
+        await stream.write(results=answers(calls))
+        echoed.set()
+        while await stream.read() is not None:
+            pass
+
+    def program(address: str, here: asyncio.AbstractEventLoop) -> str:
+        async def run() -> str:
+            async with Host(address) as host:
+                calling = asyncio.create_task(host.call("echo", '"late"'))
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(goes_on.wait(), here))
+                assert echoed.wait(SECONDS)  # blocks this loop
+                return (await calling).output_json
+
+        return asyncio.run(run())
+
+    async with played_bus(beat) as bus:
+        assert await within(asyncio.to_thread(program, bus.address, asyncio.get_running_loop())) == '"late"'
+
+
+async def test_progress_comes_on_the_loop_of_the_caller_before_the_result_and_nobody_sees_its_variables() -> None:
+    async def serve(stream: PlayedStream) -> None:
+        await stream.accept()
+        while (frame := await stream.read()) is not None:
+            for call in frame.calls:
+                steps = [pb.ToolProgress(call_id=call.call_id, progress=step) for step in (1, 2)]
+                await stream.write(progress=steps, results=answers(frame))
+
+    async with played_bus(serve) as bus, Host(bus.address) as host:
+        for _ in range(3):  # on the connection's thread, then in turns of this loop
+            seen: list[object] = []
+
+            def note(progress: Progress, seen: list[object] = seen) -> None:
+                seen.append((progress.progress, asyncio.get_running_loop(), USER.get()))
+
+            token = USER.set("mallory")
+            result = await within(host.call("echo", on_progress=note))
+            seen.append(result.output_json)
+            USER.reset(token)
+            here = asyncio.get_running_loop()
+            assert seen == [(1.0, here, ""), (2.0, here, ""), "{}"]
+            await asyncio.sleep(0.02)

@@ -1,0 +1,230 @@
+"""SharedLoop: a connection's loop in turns of the program's, and on a thread where the program holds its own up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import within
+from toolbus.sdk.shared_loop import SharedLoop
+
+SECONDS = 20.0
+
+
+@pytest.fixture(name="shared")
+async def started() -> AsyncIterator[SharedLoop]:
+    loop = SharedLoop("shared")
+    loop.start()
+    yield loop
+    await asyncio.to_thread(loop.stop)
+    assert not loop.alive
+
+
+async def thread_of(shared: SharedLoop) -> int:
+    """Returns the thread that runs the loop now."""
+
+    async def look() -> int:
+        return threading.get_ident()
+
+    return await within(asyncio.wrap_future(shared.ask(look())))
+
+
+async def lent(shared: SharedLoop) -> None:
+    """Waits until the running loop runs the other one."""
+
+    async def wait() -> None:
+        while await thread_of(shared) != threading.get_ident():
+            await asyncio.sleep(0.005)
+
+    shared.join(asyncio.get_running_loop())
+    await within(wait())
+
+
+async def test_without_a_program_the_loop_runs_on_its_thread(shared: SharedLoop) -> None:
+    assert await thread_of(shared) != threading.get_ident()
+
+
+async def test_a_program_runs_the_loop_in_its_turns_and_both_loops_know_which_one_runs(shared: SharedLoop) -> None:
+    await lent(shared)
+    program = asyncio.get_running_loop()
+    seen: list[Any] = []
+
+    def look(argument: str) -> None:
+        seen.append((argument, asyncio.get_running_loop(), shared.in_turn_of, threading.get_ident()))
+
+    assert shared.turn(program, look, "at once")
+    assert seen == [("at once", shared.loop, program, threading.get_ident())]
+    assert asyncio.get_running_loop() is program
+    assert shared.in_turn_of is None
+
+
+async def test_timers_and_sockets_of_the_loop_go_on_in_the_turns_of_the_program(shared: SharedLoop) -> None:
+    await lent(shared)
+
+    async def work() -> list[int]:
+        threads = []
+        reads, writes = os.pipe()
+        try:
+            for _ in range(3):
+                readable = asyncio.Event()
+                asyncio.get_running_loop().add_reader(reads, readable.set)
+                asyncio.get_running_loop().call_later(0.01, os.write, writes, b"x")
+                await readable.wait()
+                os.read(reads, 1)
+                threads.append(threading.get_ident())
+        finally:
+            asyncio.get_running_loop().remove_reader(reads)
+            os.close(reads)
+            os.close(writes)
+        return threads
+
+    threads = await within(asyncio.wrap_future(shared.ask(work())))
+    assert threads == [threading.get_ident()] * 3
+
+
+async def test_a_program_that_blocks_does_not_hold_up_the_loop_and_gets_it_back_afterwards(shared: SharedLoop) -> None:
+    for _ in range(2):
+        await lent(shared)
+        ticked = threading.Event()
+        threads: list[int] = []
+
+        def tick(ticked: threading.Event = ticked, threads: list[int] = threads) -> None:
+            threads.append(threading.get_ident())
+            if len(threads) < 3:
+                shared.loop.call_later(0.01, tick)
+            else:
+                ticked.set()
+
+        shared.loop.call_soon_threadsafe(tick)
+        assert ticked.wait(SECONDS)  # blocks the program's loop
+        assert threading.get_ident() not in threads
+
+
+async def test_while_the_thread_has_the_loop_a_turn_of_the_program_is_refused(shared: SharedLoop) -> None:
+    await lent(shared)
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        release.wait(SECONDS)
+
+    shared.loop.call_soon_threadsafe(hold)
+    assert held.wait(SECONDS)
+    ran: list[int] = []
+    assert not shared.turn(asyncio.get_running_loop(), ran.append, 1)
+    release.set()
+    await lent(shared)
+    assert not ran
+    assert shared.turn(asyncio.get_running_loop(), ran.append, 2)
+    assert ran == [2]
+
+
+async def test_a_stream_that_is_always_ready_leaves_the_program_its_turns(shared: SharedLoop) -> None:
+    await lent(shared)
+    reads, writes = os.pipe()
+    os.write(writes, b"x")  # never read
+    seen = [0]
+
+    def note() -> None:
+        seen[0] += 1
+
+    shared.turn(asyncio.get_running_loop(), lambda _: shared.loop.add_reader(reads, note), None)
+    while seen[0] < 5:
+        before = seen[0]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert seen[0] <= before + 2
+    shared.turn(asyncio.get_running_loop(), lambda _: shared.loop.remove_reader(reads), None)
+    os.close(reads)
+    os.close(writes)
+
+
+async def test_what_raises_in_the_loop_does_not_reach_the_program(shared: SharedLoop) -> None:
+    await lent(shared)
+    problems: list[Any] = []
+    shared.loop.set_exception_handler(lambda loop, context: problems.append(context["exception"]))
+
+    def fail(_: Any) -> None:
+        raise ValueError("broken")
+
+    assert shared.turn(asyncio.get_running_loop(), fail, None)
+    assert [str(problem) for problem in problems] == ["broken"]
+    await lent(shared)
+
+
+def in_a_loop_of_its_own(shared: SharedLoop, then: Callable[[], None] = lambda: None) -> None:
+    """Lends a loop that ends without a word."""
+
+    async def program() -> None:
+        await lent(shared)
+        then()
+
+    asyncio.run(program())
+
+
+async def test_after_a_program_whose_loop_has_ended_the_thread_goes_on_until_another_joins(shared: SharedLoop) -> None:
+    await asyncio.to_thread(in_a_loop_of_its_own, shared)
+    assert await thread_of(shared) != threading.get_ident()
+    await lent(shared)
+
+
+async def test_only_the_first_of_two_loops_lends_its_turns(shared: SharedLoop) -> None:
+    await lent(shared)
+
+    async def other() -> bool:
+        shared.join(asyncio.get_running_loop())
+        return shared.turn(asyncio.get_running_loop(), print, None)
+
+    assert not await asyncio.to_thread(asyncio.run, other())
+    await lent(shared)
+
+
+@pytest.mark.parametrize("ends", ["running", "ended"])
+def test_a_stopped_loop_leaves_neither_tasks_nor_files_open(ends: str) -> None:
+    files = len([*Path("/proc/self/fd").iterdir()]) if Path("/proc/self/fd").exists() else 0
+    cancelled: list[str] = []
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append("task")
+            raise
+
+    async def program() -> None:
+        shared.start()
+        await lent(shared)
+        shared.ask(forever())
+        await thread_of(shared)
+        if ends == "running":
+            await asyncio.to_thread(shared.stop)
+            while not shared.loop.is_closed():
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the program's turn to let go
+            assert not shared.turn(asyncio.get_running_loop(), print, None)
+
+    shared = SharedLoop("shared")
+    asyncio.run(program())
+    shared.stop()
+    assert not shared.alive
+    assert cancelled == ["task"]
+    if files:
+        assert len([*Path("/proc/self/fd").iterdir()]) <= files
+
+
+async def test_a_loop_may_be_stopped_from_within(shared: SharedLoop) -> None:
+    await lent(shared)
+    shared.turn(asyncio.get_running_loop(), lambda _: shared.stop(), None)
+
+    async def ended() -> None:
+        while shared.alive:
+            await asyncio.sleep(0.005)
+
+    await within(ended())
+    assert shared.loop.is_closed()

@@ -1,0 +1,133 @@
+"""Passes the calls of a program's loop to the connection and their results back, once for each turn of the loop.
+
+`Host` has a `Caller` for each loop that it is used on. What the tasks of one turn call goes to the connection together;
+what one message brings is delivered at once where the connection runs in the program's own turns (`SharedLoop`), and
+with one wake-up where it runs on its thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
+from typing import TYPE_CHECKING, Any
+
+from toolbus.functions.call_options import CallOptions
+from toolbus.functions.threads import Inbox
+from toolbus.sdk.outgoing_calls import OutgoingCall
+from toolbus.tool import Progress, Result, dump_arguments
+
+if TYPE_CHECKING:
+    from toolbus.sdk.connection import Connection
+
+log = logging.getLogger(__name__)
+
+OnProgress = Callable[[Progress], object]
+Arguments = Mapping[str, Any] | str | None
+Asked = tuple[str, Arguments]
+"""The name of a tool, and the arguments of a call: what JSON can hold, or JSON text."""
+
+
+class Caller:
+    """The calls that one loop makes on one connection."""
+
+    __slots__ = ("_begun", "_connection", "_context", "_inbox", "_shared", "loop")
+
+    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._connection = connection
+        self._shared = connection.shared
+        self._inbox = Inbox(loop)
+        self._begun: list[OutgoingCall] = []  # in this turn of the loop
+        self._context = Context()  # of what runs here: no variable of a caller is seen in it
+        self._shared.join(loop)
+
+    def begin(self, out: OutgoingCall) -> None:
+        """Sends a call, with all others of this turn."""
+        if not self._begun:
+            self.loop.call_soon(self._send, context=self._context)
+        self._begun.append(out)
+
+    def begin_many(self, calls: Sequence[OutgoingCall]) -> None:
+        """Sends several calls, with all others of this turn."""
+        for out in calls:
+            self.begin(out)
+
+    def run(self, function: Callable[[Any], object], argument: Any = None) -> None:
+        """Has this loop call a function soon; on the connection's loop."""
+        if self._shared.in_turn_of is self.loop:
+            self.loop.call_soon(function, argument, context=self._context)
+        else:
+            self._inbox.put(function, argument)
+
+    def set_result(self, future: asyncio.Future[Any], result: Any) -> None:
+        """Ends what a task of this loop waits for; on the connection's loop."""
+        if self._shared.in_turn_of is self.loop:  # on the thread of the task
+            if not future.done():
+                future.set_result(result)
+        else:
+            self._inbox.put(_set_result, (future, result))
+
+    def _send(self) -> None:
+        calls, self._begun = self._begun, []
+        self._connection.begin_many(calls, self.loop)
+
+
+def deliver(out: OutgoingCall, came: Result | Progress) -> None:
+    """Delivers to the task that waits for a call; the target is its `Caller`, future and ``on_progress``."""
+    caller, future, on_progress = out.target
+    if isinstance(came, Result):
+        caller.set_result(future, came)
+    else:
+        caller.run(_report, (future, on_progress, came))
+
+
+class Batch:
+    """Calls that are waited for together."""
+
+    __slots__ = ("_done", "_left", "calls")
+
+    def __init__(self, calls: Sequence[Asked], timeout: float | None, done: Callable[[], object]) -> None:
+        """Makes the calls, without sending them.
+
+        Args:
+            calls: names and arguments.
+            timeout: seconds; None means each tool's own.
+            done: called when all have ended, on the connection's loop.
+
+        Raises:
+            TypeError, ValueError: JSON cannot hold some arguments, or the timeout is not above 0.
+        """
+        options = CallOptions.of(timeout, None, None, "", None)
+        self.calls = [
+            OutgoingCall(name, dump_arguments(arguments), self._ended, options=options) for name, arguments in calls
+        ]
+        self._left = len(self.calls)
+        self._done = done
+
+    @property
+    def results(self) -> list[Result]:
+        """The results in the order of the calls, once all have ended."""
+        return [out.target for out in self.calls]
+
+    def _ended(self, out: OutgoingCall, result: Result | Progress) -> None:
+        out.target = result
+        self._left -= 1
+        if not self._left:
+            self._done()
+
+
+def _set_result(item: tuple[asyncio.Future[Any], Any]) -> None:
+    future, result = item
+    if not future.done():  # else it was cancelled meanwhile
+        future.set_result(result)
+
+
+def _report(item: tuple[asyncio.Future[Result], OnProgress | None, Progress]) -> None:
+    future, on_progress, progress = item
+    if on_progress is not None and not future.cancelled():
+        try:
+            on_progress(progress)
+        except Exception:
+            log.exception("on_progress raised; the call goes on")

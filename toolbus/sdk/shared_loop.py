@@ -1,0 +1,285 @@
+"""Runs the connection's loop in turns of the program's own loop, and on a thread whenever that one is held up.
+
+A switch of threads costs more than a call: a wake-up each way, and two threads that wait for one interpreter lock. So a
+program on asyncio lends its loop (`join`): what is ready in the connection's loop then runs in one turn of the
+program's, on the program's thread. A guard looks every `GUARD_SECONDS` whether something is due that nobody runs,
+because the program computes or blocks. It then runs the loop on its own thread, until the program's loop asks for it
+back. So heartbeats are answered whatever the program does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import Context
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+GUARD_SECONDS = 0.1  # a program that holds its loop up is noticed after one to two of these: far below a stall
+
+_CAN_SHARE = hasattr(selectors.DefaultSelector, "fileno")  # epoll and kqueue: another loop can wait for all of it
+
+
+class _TurnSelector(selectors.DefaultSelector):
+    """Waits, where the loop has a thread to itself; where it runs in turns, it ends the turn instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end_turn: Callable[[], None] | None = None  # None while the loop has a thread to itself
+        self.looks = False  # whether this turn has yet to look what is ready; once is enough, and it goes on for ever
+        self.pause: float | None = None  # how long the loop would have waited when its turn ended; None is for ever
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.end_turn is None:
+            return super().select(timeout)
+        if self.looks:
+            self.looks = False
+            if ready := super().select(0):
+                return ready
+        if timeout is None or timeout > 0:
+            self.pause = timeout
+            self.end_turn()
+        return []
+
+    def anything_ready(self) -> bool:
+        """Tells, on any thread, whether something can be read or written."""
+        return bool(super().select(0))
+
+
+class SharedLoop:
+    """An asyncio loop with a daemon thread of its own, which another loop may run instead.
+
+    Attributes:
+        in_turn_of: the loop in a turn of which it runs just now; None while it does not, or runs on its thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._selector = _TurnSelector()
+        loop = asyncio.SelectorEventLoop(self._selector) if _CAN_SHARE else asyncio.new_event_loop()
+        self.loop: asyncio.AbstractEventLoop = loop
+        self.in_turn_of: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._lock = threading.Lock()  # whoever runs the loop holds it
+        self._program: asyncio.AbstractEventLoop | None = None  # the loop that lends its turns; None while none does
+        self._fd = -1  # readable while something is ready; the program's own, so that it may outlive the loop
+        self._lent = False  # whether the program runs the loop; read and written on the program's thread
+        self._asked = False  # whether the program has asked for the loop and does not have it yet
+        self._timer: asyncio.TimerHandle | None = None  # the program's, for the nearest timer of the loop
+        self._timer_at = 0.0  # when that fires, by `time.monotonic()`
+        self._due = 0.0  # when a turn is due at the latest, by the same clock
+        self._turns = 0  # so far, by which the guard sees that the program runs
+        self._stopped = threading.Event()
+        self._finishing = False  # whether the loop only runs its last tasks
+        self._context = Context()  # what the program's turns begin in; nothing of a caller's
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def ask(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Runs a coroutine on the loop; the future may be waited for on any other thread.
+
+        Raises:
+            RuntimeError: the loop is closed.
+        """
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        except RuntimeError:
+            coroutine.close()
+            raise
+
+    def join(self, program: asyncio.AbstractEventLoop) -> None:
+        """Has the running loop run this one in its turns from now on; the first to join does, until it is closed."""
+        if not _CAN_SHARE or self._stopped.is_set():
+            return
+        if self._program is not None:
+            if not self._program.is_closed():
+                return
+            self._forget_program()
+        self._program = program
+        self._fd = os.dup(self._selector.fileno())
+        self._ask_back()
+
+    def turn(self, program: asyncio.AbstractEventLoop, function: Callable[[Any], object], argument: Any) -> bool:
+        """Runs a function of one argument in a turn of the loop that calls this, at once.
+
+        Returns:
+            False where it did not, because the loop runs elsewhere now.
+        """
+        if program is not self._program or not self._may_run():
+            return False
+        try:
+            self.loop.call_soon(function, argument, context=self._context)
+            self._run_turn(program, looks=False)
+        finally:
+            self._lock.release()
+        return True
+
+    def stop(self, wait: float = 5.0) -> None:
+        """Ends the loop and waits for the thread; in the loop itself it only ends the loop."""
+        self._stopped.set()
+        try:
+            self.loop.call_soon_threadsafe(self._interrupt)
+        except RuntimeError:
+            return
+        if asyncio._get_running_loop() is not self.loop and self._thread.is_alive():
+            self._thread.join(wait)
+
+    # -- on the program's thread ---------------------------------------------------------------------------------
+
+    def _may_run(self) -> bool:
+        """Takes the lock; where the guard has it, asks for the loop, as soon as the guard can give it."""
+        if self._lent and self._lock.acquire(blocking=False):
+            if not self._stopped.is_set():
+                return True
+            self._lock.release()
+        self._ask_back()
+        return False
+
+    def _run_turn(self, program: asyncio.AbstractEventLoop, *, looks: bool) -> None:
+        """Runs the loop until it would wait."""
+        selector = self._selector
+        selector.looks, selector.pause = looks, 0.0
+        self.in_turn_of = program
+        asyncio._set_running_loop(None)  # else the loop refuses to run inside the other
+        try:
+            self.loop.run_forever()
+        finally:
+            asyncio._set_running_loop(program)
+            self.in_turn_of = None
+            self._turns += 1
+            self._plan(program, selector.pause)
+
+    def _plan(self, program: asyncio.AbstractEventLoop, pause: float | None) -> None:
+        """Has the program run a turn when the loop's next timer is due, or soon where it was interrupted."""
+        if pause is None:
+            self._due = math.inf
+            return
+        self._due = due = time.monotonic() + pause
+        if self._timer is not None:
+            if self._timer_at <= due:
+                return  # it fires early, and plans anew
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = program.call_later(pause, self._timer_fires)
+
+    def _timer_fires(self) -> None:
+        self._timer = None
+        self._look()
+
+    def _look(self) -> None:
+        """Runs what is ready."""
+        program = self._program
+        if program is not None and self._may_run():
+            try:
+                self._run_turn(program, looks=True)
+            finally:
+                self._lock.release()
+
+    def _ask_back(self) -> None:
+        self._let_go()
+        if not self._asked and not self._stopped.is_set():
+            self._asked = True
+            with suppress(RuntimeError):  # it was closed just now
+                self.loop.call_soon_threadsafe(self._interrupt)
+
+    def _get_back(self) -> None:
+        """Takes over from the guard."""
+        self._asked = False
+        if self._program is not None and self._fd >= 0 and not self._stopped.is_set():
+            self._lent = True
+            self._program.add_reader(self._fd, self._look)
+            self._look()
+
+    def _let_go(self) -> None:
+        if self._lent and self._program is not None:
+            self._lent = False
+            self._program.remove_reader(self._fd)
+
+    def _forget_program(self) -> None:
+        """Lends nothing any more; on the program's thread, or once its loop is closed."""
+        if self._program is not None and not self._program.is_closed():
+            self._let_go()
+            if self._timer is not None:
+                self._timer.cancel()
+        self._lent, self._program, self._timer = False, None, None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    # -- on the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            with self._lock:
+                self._run_alone()
+            if not self._stopped.is_set():
+                self._lend()
+        with self._lock:
+            self._finish()
+        program = self._program
+        try:
+            if program is not None:
+                program.call_soon_threadsafe(self._forget_program)
+        except RuntimeError:  # it is closed
+            self._forget_program()
+
+    def _run_alone(self) -> None:
+        """Runs the loop until the program asks for it, or all is over."""
+        self._selector.end_turn = None
+        asyncio.set_event_loop(self.loop)
+        try:
+            while not self._stopped.is_set():
+                self.loop.run_forever()
+                if self._asked:
+                    break
+        finally:
+            asyncio.set_event_loop(None)
+        self._due = 0.0  # there may be more to do
+        self._selector.end_turn = self.loop.stop
+
+    def _lend(self) -> None:
+        """Gives the loop to the program; returns when something is due and the program does not run it."""
+        program = self._program
+        try:
+            if program is not None:
+                program.call_soon_threadsafe(self._get_back)
+        except RuntimeError:  # it is closed
+            self._asked = False
+            return
+        turns = -1
+        while not self._stopped.wait(GUARD_SECONDS):
+            if turns == self._turns and (time.monotonic() >= self._due or self._selector.anything_ready()):
+                return
+            turns = self._turns
+
+    def _interrupt(self) -> None:
+        """Ends the run of the loop, so that whoever runs it looks what is wanted; not that of its last tasks."""
+        if not self._finishing:
+            self.loop.stop()
+
+    def _finish(self) -> None:
+        self._finishing = True
+        self._selector.end_turn = None
+        asyncio.set_event_loop(self.loop)
+        try:
+            left = asyncio.all_tasks(self.loop)
+            for task in left:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        finally:
+            asyncio.set_event_loop(None)
+            self.loop.close()
