@@ -257,3 +257,20 @@ async def test_a_call_that_was_answered_is_not_kept_alive(made: Callable[..., Pl
     finally:
         gc.enable()
     assert len(scopes) == 6
+
+
+async def test_a_call_of_the_bus_has_every_attribute_of_a_scope(made: Callable[..., Plugin]) -> None:
+    def idle() -> None:
+        """Does nothing."""
+
+    plugin = made(idle)
+    job = plugin.read("idle", "1")["1"]
+    await plugin.answered(1)
+    scope = ToolScope.of(pb.ToolCall(call_id="1", name="idle", timeout_seconds=60.0))
+    names = {name for name in dir(ToolScope) if not name.startswith("_") and not callable(getattr(ToolScope, name))}
+    assert {"call_id", "cancelled", "deadline"} <= names
+    same = names - {"cancelled", "can_call", "deadline"}
+    assert {name: getattr(job, name) for name in same} == {name: getattr(scope, name) for name in same}
+    assert (job.can_call, job.cancelled.is_set(), repr(job)) == (True, False, "<Job idle 1 ended>")
+    assert 0 < job.time_left() <= 60.0
+    job.progress(0.5)

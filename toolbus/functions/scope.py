@@ -121,7 +121,7 @@ class ToolScope:
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else f"cancelled: {self.cancel_reason}" if self.is_cancelled else "running"
-        return f"<ToolScope {self.tool} {self.call_id} {state}>"
+        return f"<{type(self).__name__} {self.tool} {self.call_id} {state}>"
 
     @property
     def cancelled(self) -> threading.Event:

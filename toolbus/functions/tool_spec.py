@@ -48,6 +48,7 @@ class ToolSpec:
         converters: what brings an argument into the hinted type, where the schema came from hints.
         takes_dict: whether the handler takes all arguments as one dict (`ToolDefinition`) instead of as keywords.
         prepare: what becomes of the arguments before they are checked and converted; None where nothing does.
+        is_async: whether cancelling means cancelling a task; a sync handler can only look at its scope.
     """
 
     tool: Tool
@@ -59,11 +60,10 @@ class ToolSpec:
     converters: tuple[tuple[str, conversion.Converter], ...] = ()
     takes_dict: bool = False
     prepare: Callable[[dict[str, Any], ToolScope], dict[str, Any]] | None = field(default=None, compare=False)
+    is_async: bool = field(init=False, compare=False)
 
-    @property
-    def is_async(self) -> bool:
-        """Whether cancelling means cancelling a task; a sync handler can only look at its scope."""
-        return self.kind in (HandlerKind.ASYNC, HandlerKind.ASYNC_GENERATOR)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_async", self.kind in (HandlerKind.ASYNC, HandlerKind.ASYNC_GENERATOR))
 
 
 def spec_of(handler: Callable[..., Any], meta: LlmToolMeta | None = None, *, takes_dict: bool = False) -> ToolSpec:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextvars import Context
 from functools import partial
@@ -21,7 +21,7 @@ from toolbus.errors import Code, Stage
 from toolbus.functions.call_context import NO_CONTEXT, CallContext
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.runner import Outcome, Unfinished, finish_plain, run_async, run_plain
-from toolbus.functions.scope import ToolScope
+from toolbus.functions.scope import NestedCaller, ToolScope
 from toolbus.functions.threads import Inbox
 from toolbus.functions.tool_spec import ToolSet, ToolSpec
 from toolbus.functions.workers import Workers
@@ -33,47 +33,50 @@ from toolbus.v1 import tool_pb2 as pb
 
 QUEUED_SECONDS = 0.5  # in a queue, after which a call asks before it begins; below the shortest stop that counts
 
+Link = tuple[Callable[[pb.ToolProgress], None], NestedCaller]
+"""How the calls of a session report progress and call other tools."""
 
-class Job:
-    """One call of the bus.
+
+class Job(ToolScope):
+    """One call of the bus, and what its handler sees of it.
+
+    It is both, since each object that a call needs makes it a twentieth slower.
 
     Attributes:
-        begun: whether the handler runs or has run; set before the scope is looked at.
+        begun: whether the handler runs or has run; set before the look whether the call was cancelled.
         running: whether the handler's task has made its first step.
         task: what runs the handler; None before it begins, and for a plain function that awaits nothing.
     """
 
-    __slots__ = (
-        "_runner",
-        "arguments_json",
-        "begun",
-        "running",
-        "scope",
-        "seconds",
-        "session",
-        "spec",
-        "task",
-    )
+    __slots__ = ("_runner", "arguments_json", "begun", "running", "seconds", "session", "spec", "task")
 
     def __init__(
-        self, runner: Runner, session: PeerSession, spec: ToolSpec, scope: ToolScope, arguments_json: str, limit: float
+        self, runner: Runner, session: PeerSession, spec: ToolSpec, call: pb.ToolCall, now: float, link: Link
     ) -> None:
+        # Not by the base: its keywords take as long as all of this. A test compares the two.
+        self.call_id = call_id = call.call_id
+        self.request_id = call.request_id or call_id
+        self.tool = call.name
+        self.context = CallContext.from_wire(call.context) if call.HasField("context") else NO_CONTEXT
+        self.seconds = seconds = call.timeout_seconds
+        self.deadline = now + seconds if seconds > 0 else None
+        self.principal = None
+        self.caller_source = ""
+        self.cancel_reason = None
+        self._send_progress, self._caller = link
+        self._event = None
+        self._ended = False
         self._runner = runner
         self.session = session
         self.spec = spec
-        self.scope = scope
-        self.arguments_json = arguments_json
-        self.seconds = limit
+        self.arguments_json = call.arguments_json
         self.begun = False
         self.running = False
         self.task: asyncio.Task[None] | None = None
 
-    def __repr__(self) -> str:
-        return f"<Job {self.scope!r}>"
-
-    def cancel(self, reason: str) -> None:
+    def cancel(self, reason: str = "cancelled") -> None:
         """Cancels the call; on the connection's loop."""
-        self.scope.cancel(reason)
+        super().cancel(reason)
         if not self.begun:
             self.refuse()  # what would begin it now looks at the scope
         elif self.spec.is_async or self.task is not None:
@@ -82,14 +85,13 @@ class Job:
     def begin(self, now: float) -> bool:
         """Tells whether to run the handler; answers a call that was cancelled or timed out."""
         self.begun = True  # before the look at the scope: `cancel` looks the other way round
-        scope = self.scope
-        left = 1.0 if scope.deadline is None else scope.deadline - now
+        left = 1.0 if self.deadline is None else self.deadline - now
         if self.seconds - left > QUEUED_SECONDS:  # it waited, perhaps while this process stood still
             self.begun = False
             if self._runner.postpone(self):
                 return False
             self.begun = True
-        if scope.cancel_reason is not None or left <= 0:
+        if self.cancel_reason is not None or left <= 0:
             self.refuse()
             return False
         return True
@@ -101,12 +103,12 @@ class Job:
     def refuse(self) -> None:
         """Answers a call that never began."""
         name, limit = self.spec.tool.name, None
-        if self.scope.is_cancelled:
-            code, text = Code.CANCELLED, f"the call of {name} was cancelled before it began: {self.scope.cancel_reason}"
+        if self.is_cancelled:
+            code, text = Code.CANCELLED, f"the call of {name} was cancelled before it began: {self.cancel_reason}"
         else:
             code, limit = Code.DEADLINE_EXCEEDED, ("timeout_seconds", self.seconds)
             text = f"the call of {name} waited for all of its {self.seconds:g} s in the plugin's queue and never began"
-        self.scope.end()
+        self.end()
         self.arguments_json = ""  # it may wait in a queue for long, behind handlers that never end
         self._runner.fail(self, CallError(code, text, Stage.NOT_DISPATCHED, limit=limit))
 
@@ -143,29 +145,19 @@ class Runner:
     ) -> Mapping[str, IncomingCall]:
         """Begins to answer calls."""
         self._connection = connection
-        report, caller = partial(connection.report, session), partial(_call, connection, session)
+        link: Link = partial(connection.report, session), partial(_call, connection, session)
         now, get = time.monotonic(), self._tools.get
         taken: dict[str, IncomingCall] = {}
         plain: list[Job] = []
         on_loop: list[Job] = []
         for call_id, call in calls.items():
-            name, seconds = call.name, call.timeout_seconds
-            if (spec := get(name)) is None:
-                text = f"this plugin no longer offers {name!r}: list the tools again"
+            if (spec := get(call.name)) is None:
+                text = f"this plugin no longer offers {call.name!r}: list the tools again"
                 error = CallError(Code.NOT_FOUND, text, Stage.NOT_DISPATCHED)
                 connection.answer(session, Result(call_id, is_error=True, error=error))
                 taken[call_id] = ANSWERED
                 continue
-            scope = ToolScope(
-                call_id,
-                name,
-                context=CallContext.from_wire(call.context) if call.HasField("context") else NO_CONTEXT,
-                deadline=now + seconds if seconds > 0 else None,
-                send_progress=report,
-                caller=caller,
-                request_id=call.request_id,
-            )
-            taken[call_id] = job = Job(self, session, spec, scope, call.arguments_json, seconds)
+            taken[call_id] = job = Job(self, session, spec, call, now, link)
             (on_loop if spec.is_async else plain).append(job)
         if plain:
             self._workers.put_all(self._run_plain, plain)
@@ -198,7 +190,7 @@ class Runner:
     def fail(self, job: Job, error: CallError) -> None:
         """Answers a call whose handler did not run to its end."""
         assert self._connection is not None  # it came from there
-        self._connection.answer(job.session, Result(job.scope.call_id, is_error=True, error=error))
+        self._connection.answer(job.session, Result(job.call_id, is_error=True, error=error))
 
     # On the handler loop.
 
@@ -216,16 +208,16 @@ class Runner:
         if not job.begin(now):
             return False
         self._running.add(job)
-        job.task = self._loop.create_task(self._run_async(job))
+        job.task = self._loop.create_task(self._run_async(job), name=job.tool)
         return True
 
     async def _run_async(self, job: Job) -> None:
         job.running = True
-        self._end(job, await run_async(job.spec, job.arguments_json, job.scope))
+        self._end(job, await run_async(job.spec, job.arguments_json, job))
 
     async def _finish_plain(self, job: Job, unfinished: Unfinished) -> None:
         job.running = True
-        self._end(job, await finish_plain(job.spec, job.scope, unfinished))
+        self._end(job, await finish_plain(job.spec, job, unfinished))
 
     def _end(self, job: Job, outcome: Outcome) -> None:
         self._running.discard(job)
@@ -233,7 +225,7 @@ class Runner:
         if not self._will_send:
             self._will_send = True
             self._loop.call_soon(self._send_answers)
-        self._answers.append((job.session, job.scope.call_id, outcome))
+        self._answers.append((job.session, job.call_id, outcome))
         if self._queue:
             self._begin_queued()
 
@@ -250,8 +242,8 @@ class Runner:
             if not job.running and (task := job.task) is not None and task.cancelled():
                 self._running.discard(job)
                 job.task = None
-                job.scope.end()
-                why = job.scope.cancel_reason or "the plugin stopped"
+                job.end()
+                why = job.cancel_reason or "the plugin stopped"
                 text = f"the call of {job.spec.tool.name} was cancelled: {why}"
                 self.fail(job, CallError(Code.CANCELLED, text, Stage.ACCEPTED))
         if self._queue:
@@ -266,7 +258,7 @@ class Runner:
 
     def _cancel(self, job: Job) -> None:
         if job.task is not None and job.running:  # else its first step will see it
-            job.task.cancel(job.scope.cancel_reason)
+            job.task.cancel(job.cancel_reason)
 
     def _go_on(self, item: tuple[Job, Unfinished, Context]) -> None:
         job, unfinished, context = item
@@ -281,11 +273,11 @@ class Runner:
         if not job.begin(time.monotonic()):
             return
         context = Context()  # of its own: what one call sets, the next on this thread must not see
-        outcome = context.run(run_plain, job.spec, job.arguments_json, job.scope)
+        outcome = context.run(run_plain, job.spec, job.arguments_json, job)
         if isinstance(outcome, Unfinished):  # it handed back something to wait for, which needs the loop
             self._inbox.put(self._go_on, (job, outcome, context))
         else:
-            self._plain_answers.append((job.session, job.scope.call_id, outcome))
+            self._plain_answers.append((job.session, job.call_id, outcome))
 
     def _send_plain_answers(self) -> None:
         """Sends what has ended since the last time; the watch of the workers calls it too."""
