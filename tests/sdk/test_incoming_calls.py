@@ -29,13 +29,23 @@ from toolbus.v1 import tool_pb2 as pb
 VALUE: ContextVar[str] = ContextVar("VALUE", default="unset")
 
 
+class Alone:
+    """Stands for a loop of the connection that keeps to its thread."""
+
+    in_turn_of = None
+
+    def join(self, program: asyncio.AbstractEventLoop) -> None:
+        """Does nothing."""
+
+
 class Line:
     """Stands for the connection: notes what it is handed, and of several answers to a call the first."""
 
     def __init__(self) -> None:
         self.batches: list[list[Answer]] = []  # as they were handed over
+        self.shared = Alone()
 
-    def answer_all(self, answers: list[Answer]) -> None:
+    def answer_all(self, answers: list[Answer], loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.batches.append([answer for answer in answers if answer[1] not in self.ids])
 
     def answer(self, session: PeerSession, result: Result) -> None:

@@ -129,9 +129,10 @@ class Connection:
         """Answers a call of the bus. Only the first answer is sent, and none once the session is over."""
         self._inbox.put(self._answer_all, [(session, result.call_id, result)])
 
-    def answer_all(self, answers: list[Answer]) -> None:
-        """Answers several calls, each as `answer` does."""
-        self._inbox.put(self._answer_all, answers)
+    def answer_all(self, answers: list[Answer], loop: asyncio.AbstractEventLoop | None = None) -> None:
+        """Answers several calls, each as `answer` does; ``loop`` is that of `begin_many`."""
+        if loop is None or not self.shared.turn(loop, self._answer_all, answers):
+            self._inbox.put(self._answer_all, answers)
 
     def report(self, session: PeerSession, progress: pb.ToolProgress) -> None:
         """Sends progress of a call of the bus."""

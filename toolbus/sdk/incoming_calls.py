@@ -173,7 +173,9 @@ class Runner:
             self._workers.put(self._run_plain, job)
 
     def _put_on_loop(self, jobs: list[Job]) -> None:
-        if not self._inbox.put(self._begin_all, jobs):
+        if self._connection is not None and self._connection.shared.in_turn_of is self._loop:
+            self._loop.call_soon(self._begin_all, jobs)
+        elif not self._inbox.put(self._begin_all, jobs):
             for job in jobs:
                 self.fail(job, CallError(Code.UNAVAILABLE, "the plugin's loop is closed", Stage.NOT_DISPATCHED, True))
 
@@ -195,6 +197,8 @@ class Runner:
     # On the handler loop.
 
     def _begin_all(self, jobs: list[Job]) -> None:
+        if self._connection is not None:
+            self._connection.shared.join(self._loop)
         now = time.monotonic()
         begun = [job for job in jobs if self._begin(job, now)]
         if begun:
@@ -254,7 +258,7 @@ class Runner:
         self._will_send = False
         if self._answers and self._connection is not None:
             answers, self._answers = self._answers, []
-            self._connection.answer_all(answers)
+            self._connection.answer_all(answers, self._loop)
 
     def _cancel(self, job: Job) -> None:
         if job.task is not None and job.running:  # else its first step will see it

@@ -119,7 +119,7 @@ class SharedLoop:
         Returns:
             False where it did not, because the loop runs elsewhere now.
         """
-        if program is not self._program or not self._may_run():
+        if program is not self._program or self.in_turn_of is not None or not self._may_run():
             return False
         try:
             self.loop.call_soon(function, argument, context=self._context)
