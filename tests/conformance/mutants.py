@@ -66,7 +66,7 @@ class Mutant:
             shutil.copytree(CLIENT, broken, ignore=shutil.ignore_patterns("__pycache__"))
             (broken / self.file).write_text(self.text, encoding="utf-8")
             command = (sys.executable, str(broken / "conformance.py"))
-            return await run(command, Choice(rules=(self.rule,)), jobs=1)
+            return await run(command, Choice(rules=(self.rule,)), jobs=1, until_broken=True)
 
 
 @cache

@@ -112,13 +112,19 @@ class Stream:
 
         Args:
             unknown: adds a field that the client cannot know to the message and to each message in it.
+
+        Raises:
+            Mismatch: the client has ended the stream.
         """
         message = json_format.ParseDict(frame, wire.InvokeResponse())
         self.always.sent(message)
         if unknown:
             _add_unknown(message)
         self._line.trace.add("←", self._line.name, frame)
-        await self._context.write(message)
+        try:
+            await self._context.write(message)
+        except Exception:  # grpcio raises what it never documents; a future that was cancelled among it
+            raise Mismatch("the client has ended the stream; it should have stayed") from None
 
     def take(self, arrived: Arrived) -> None:
         """Checks something that came against what holds in every scenario.

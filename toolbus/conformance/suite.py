@@ -120,6 +120,7 @@ async def run(
     *,
     jobs: int = 4,
     patience: float = 1.0,
+    until_broken: bool = False,
     done: Callable[[Played, int, int], object] = lambda played, number, of: None,
 ) -> Outcome:
     """Plays what shows the chosen rules.
@@ -127,6 +128,7 @@ async def run(
     Args:
         command: starts the client.
         jobs: how many scenarios are played at once.
+        until_broken: plays nothing more once a chosen rule is broken.
         done: is told of each scenario, with how many are done and how many there are.
 
     Raises:
@@ -143,18 +145,22 @@ async def run(
     wanted = [each for each in scenarios() if played_rules & set(each.rules)]
     room = asyncio.Semaphore(jobs)
     finished = 0
+    broken = False  # whether a chosen rule is
 
-    async def play(scenario: Scenario) -> Played:
-        nonlocal finished
+    async def play(scenario: Scenario) -> Played | None:
+        nonlocal finished, broken
         async with room:
+            if broken and until_broken:
+                return None
             played = await _play(command, scenario, patience)
         finished += 1
+        broken = broken or not chosen.keys().isdisjoint(played.broken)
         done(played, finished, len(wanted))
         return played
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(play(each)) for each in wanted]
-    played = [task.result() for task in tasks]
+    played = [each for task in tasks if (each := task.result()) is not None]
     judged = [
         _judge(rule, played, choice) if rule.role in claimed else Judged(rule, Verdict.UNCLAIMED, UNSAID, first)
         for rule in chosen.values()
