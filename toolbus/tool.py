@@ -319,11 +319,11 @@ class Result:
     def from_wire(cls, message: pb.ToolResult) -> Result:
         """Copies a result out of its frame."""
         return cls(
-            call_id=message.call_id,
-            output_json=message.output_json or "null",
-            is_error=message.is_error,
-            error=CallError.from_wire(message.error) if message.HasField("error") else None,
-            content=_copies(message.content) if message.content else (),  # iterating over nothing takes 3 µs
+            message.call_id,
+            message.output_json or "null",
+            message.is_error,
+            CallError.from_wire(message.error) if message.HasField("error") else None,
+            _copies(message.content) if message.content else (),  # iterating over nothing takes 3 µs
         )
 
     def to_wire(self) -> pb.ToolResult:

@@ -32,16 +32,16 @@ Asked = tuple[str, Arguments]
 class Caller:
     """The calls that one loop makes on one connection."""
 
-    __slots__ = ("_begun", "_connection", "_context", "_inbox", "_shared", "loop")
+    __slots__ = ("_begun", "_connection", "_context", "_inbox", "loop", "shared")
 
     def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._connection = connection
-        self._shared = connection.shared
+        self.shared = connection.shared
         self._inbox = Inbox(loop)
         self._begun: list[OutgoingCall] = []  # in this turn of the loop
         self._context = Context()  # of what runs here: no variable of a caller is seen in it
-        self._shared.join(loop)
+        self.shared.join(loop)
 
     def begin(self, out: OutgoingCall) -> None:
         """Sends a call, with all others of this turn."""
@@ -56,14 +56,14 @@ class Caller:
 
     def run(self, function: Callable[[Any], object], argument: Any = None) -> None:
         """Has this loop call a function soon; on the connection's loop."""
-        if self._shared.in_turn_of is self.loop:
+        if self.shared.in_turn_of is self.loop:
             self.loop.call_soon(function, argument, context=self._context)
         else:
             self._inbox.put(function, argument)
 
     def set_result(self, future: asyncio.Future[Any], result: Any) -> None:
         """Ends what a task of this loop waits for; on the connection's loop."""
-        if self._shared.in_turn_of is self.loop:  # on the thread of the task
+        if self.shared.in_turn_of is self.loop:  # on the thread of the task
             if not future.done():
                 future.set_result(result)
         else:
@@ -78,7 +78,10 @@ def deliver(out: OutgoingCall, came: Result | Progress) -> None:
     """Delivers to the task that waits for a call; the target is its `Caller`, future and ``on_progress``."""
     caller, future, on_progress = out.target
     if isinstance(came, Result):
-        caller.set_result(future, came)
+        if caller.shared.in_turn_of is not caller.loop:
+            caller.set_result(future, came)
+        elif not future.done():  # as `set_result` does it
+            future.set_result(came)
     else:
         caller.run(_report, (future, on_progress, came))
 

@@ -161,6 +161,7 @@ class OutgoingCalls:
         self._ids = map(f"{prefix}-{{}}".format, itertools.count(1))
         self._session: PeerSession | None = None  # the session that takes calls; None while there is none
         self._arguments_bytes = 0  # the bus's limit for arguments; 0 while unknown
+        self._unmeasured = 0  # a call of so many characters is below every limit, whatever they are
         self._waiting: deque[OutgoingCall] = deque()  # for a connection or for room, oldest first
         self._pausing: set[OutgoingCall] = set()  # between two attempts
         self._timer: asyncio.TimerHandle | None = None  # the one timer, for the nearest deadline
@@ -189,7 +190,14 @@ class OutgoingCalls:
     def begin_many(self, calls: Iterable[OutgoingCall]) -> None:
         """Sends calls, in their order."""
         for out in calls:
-            self.begin(out)
+            if (
+                self._waiting
+                or self._closed_reason
+                or out.ended
+                or out.parent_session is not None
+                or not self._send(out)
+            ):
+                self.begin(out)
 
     def cancel_many(self, calls: Iterable[OutgoingCall]) -> None:
         """Cancels calls."""
@@ -207,6 +215,8 @@ class OutgoingCalls:
         """A session is open: what waited goes out."""
         self._session = session
         self._arguments_bytes = arguments_bytes
+        # A character has at most 4 bytes; only what may be too large is measured.
+        self._unmeasured = min(arguments_bytes, session.max_item_bytes) // 4
         self._send_waiting()
 
     def results(self, session: PeerSession, results: Iterable[pb.ToolResult]) -> None:
@@ -218,7 +228,10 @@ class OutgoingCalls:
                 continue  # cancelled, timed out here, or nothing of ours
             result = Result.from_wire(message)
             error = result.error
-            if error is None or not (error.retry_safe and error.code in _RETRIED and self._retry_later(out, result)):
+            if error is None:
+                out.ended = True  # as `finish` does
+                out.deliver(out, result)
+            elif not (error.retry_safe and error.code in _RETRIED and self._retry_later(out, result)):
                 out.finish(result)
         if self._waiting:
             self._send_waiting()
@@ -303,27 +316,31 @@ class OutgoingCalls:
         options = out.options
         if options.context is not None:
             size += options.context.ByteSize()
-        # A character has at most 4 bytes; only what may be too large is measured.
-        if size * 4 > min(self._arguments_bytes, session.max_item_bytes) and self._too_large(session, out):
+        if size > self._unmeasured and self._too_large(session, out):
             return True
-        out.call_id = call_id = next(self._ids)
-        call = session.outbox.room(size).calls.add(
-            call_id=call_id, name=out.name, arguments_json=out.arguments_json, timeout_seconds=self._time_left(out)
-        )
+        outbox = session.outbox
+        if size <= outbox.least <= outbox.space:  # as `room` does it, without a call
+            outbox.space -= outbox.least
+        else:
+            outbox.room(size)
+        call = outbox.add_call()
+        call.call_id = out.call_id = call_id = next(self._ids)
+        call.name = out.name
+        call.arguments_json = out.arguments_json
         if options is not NO_OPTIONS:
+            if out.timeout is not None:
+                call.timeout_seconds = self._time_left(out, out.timeout)
             options.fill(call)
         pending[call_id] = out
-        out.frame = session.outbox.opened
+        out.frame = outbox.opened
         if out.guard_deadline < self._timer_at:
             self._watch(out.guard_deadline)
         return True
 
-    def _time_left(self, out: OutgoingCall) -> float:
+    def _time_left(self, out: OutgoingCall, timeout: float) -> float:
         """Returns the timeout for the message: the caller's own number, unless the call has had to wait."""
-        if out.timeout is None:
-            return 0.0
         waited = self._loop.time() - out.started_at
-        return out.timeout if waited < 0.005 else max(out.timeout - waited, 0.001)
+        return timeout if waited < 0.005 else max(timeout - waited, 0.001)
 
     def _too_large(self, session: PeerSession, out: OutgoingCall) -> bool:
         """Ends a call that would break a limit, and with it perhaps the stream; returns whether it did."""
