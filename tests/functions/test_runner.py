@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import within
 from toolbus.errors import Code, Stage
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.declaration import describe
@@ -446,6 +447,25 @@ def test_progress_after_the_end_is_dropped() -> None:
     scope.progress(2)
     assert [(each.progress, each.total, each.message) for each in sent] == [(1, 2, "half")]
     assert "ended" in repr(scope)
+
+
+def test_progress_that_is_not_unicode_is_left_out_and_the_handler_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[pb.ToolProgress] = []
+    scope = ToolScope("c", "t", send_progress=sent.append)
+    scope.progress(1, message="\ud83d")
+    scope.progress(2)
+    assert [each.progress for each in sent] == [2]
+    assert "left out" in caplog.text
+
+
+async def test_a_call_that_is_cancelled_takes_back_the_nested_call_for_which_its_thread_waits() -> None:
+    nested: concurrent.futures.Future[Result] = concurrent.futures.Future()
+    scope = ToolScope("c1", "t", caller=lambda *_: nested)
+    waiting = asyncio.create_task(asyncio.to_thread(scope.call_sync, "other"))
+    scope.cancel("the caller has gone")
+    with pytest.raises(asyncio.CancelledError):
+        await within(waiting)
+    assert nested.cancelled()
 
 
 async def test_a_nested_call_belongs_to_its_call() -> None:

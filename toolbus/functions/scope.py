@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import math
 import threading
 import time
@@ -19,6 +20,10 @@ from toolbus.functions.call_context import NO_CONTEXT, CallContext
 from toolbus.functions.call_options import CallOptions
 from toolbus.tool import Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+CANCELLED_SECONDS = 0.1  # between two looks of a blocked thread whether its call was cancelled
 
 
 class NestedCaller(Protocol):
@@ -184,6 +189,8 @@ class ToolScope:
     ) -> None:
         """Shows the caller that work goes on, and resets the idle timeout.
 
+        What UTF-8 cannot carry is left out, with a warning in the log.
+
         Args:
             progress: how much is done.
             total: how much there is to do, in the same unit; 0 means unknown.
@@ -193,8 +200,8 @@ class ToolScope:
         """
         if self._ended or self._send_progress is None:
             return
-        self._send_progress(
-            pb.ToolProgress(
+        try:
+            item = pb.ToolProgress(
                 call_id=self.call_id,
                 progress=progress,
                 total=total,
@@ -202,7 +209,10 @@ class ToolScope:
                 output_chunk=chunk,
                 content=content,
             )
-        )
+        except UnicodeEncodeError as problem:  # half of a surrogate pair
+            log.warning("progress of tool %s is left out: %s", self.tool, problem)
+            return
+        self._send_progress(item)
 
     async def call(
         self,
@@ -235,12 +245,19 @@ class ToolScope:
         """Does what `call` does, for handlers that are plain functions: blocks their thread until the result is in.
 
         Raises:
+            asyncio.CancelledError: this call was cancelled, and the other one with it.
             RuntimeError: the thread runs an event loop, which would stand still: perhaps the very one that answers.
         """
         if asyncio._get_running_loop() is not None:
             raise RuntimeError(f"call_sync({name!r}) would block the event loop of an async handler: await call()")
         options = CallOptions(timeout, role, schema_hash=schema_hash, parent_call_id=self.call_id)
-        return self._begin(name, arguments, options).result()
+        result = self._begin(name, arguments, options)
+        while True:
+            try:
+                return result.result(CANCELLED_SECONDS)
+            except TimeoutError:
+                if self.is_cancelled and result.cancel():
+                    self.raise_if_cancelled()
 
     def _begin(
         self, name: str, arguments: Mapping[str, Any] | str | None, options: CallOptions
