@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from typing import cast
 
 import pytest
 
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from tests.support.waiting import within
 from toolbus.sdk import Host
-from toolbus.tool import Progress
+from toolbus.sdk.caller import ThreadCaller
+from toolbus.sdk.connection import Connection
+from toolbus.sdk.outgoing_calls import OutgoingCall
+from toolbus.tool import Progress, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -120,3 +126,70 @@ async def test_progress_comes_on_the_loop_of_the_caller_before_the_result_and_no
             here = asyncio.get_running_loop()
             assert seen == [(1.0, here, ""), (2.0, here, ""), "{}"]
             await asyncio.sleep(0.02)
+
+
+# -- threads -----------------------------------------------------------------------------------------------------------
+
+
+class Line:
+    """Stands for the connection of a `ThreadCaller`: notes what is sent together, and fires its timer by hand."""
+
+    def __init__(self) -> None:
+        self.sent: list[list[OutgoingCall]] = []
+        self.timers: list[Callable[[], object]] = []
+        self.loop = self.calls = self
+
+    def begin_many(self, calls: Iterable[OutgoingCall]) -> None:
+        self.sent.append(list(calls))
+
+    def call_later(self, seconds: float, function: Callable[[], object]) -> None:
+        self.timers.append(function)
+
+
+def thread_calls(count: int) -> tuple[Line, ThreadCaller, list[OutgoingCall]]:
+    line = Line()
+    caller = ThreadCaller(cast(Connection, line))
+    return line, caller, [OutgoingCall("echo", "{}", caller.deliver, queue.SimpleQueue()) for _ in range(count)]
+
+
+def test_a_lone_call_of_a_thread_is_sent_at_once_also_after_a_lone_result() -> None:
+    line, caller, (first, second) = thread_calls(2)
+    caller.begin(first)
+    first.finish(Result(output_json="1"))
+    assert first.target.get().output_json == "1"
+    caller.begin(second)
+    assert line.sent == [[first], [second]]
+    assert not line.timers
+
+
+def test_calls_of_threads_that_got_their_results_together_are_sent_together() -> None:
+    line, caller, calls = thread_calls(7)
+    for out in calls[:3]:
+        out.finish(Result())
+    for out in calls[3:6]:
+        caller.begin(out)
+    assert line.sent == [calls[3:6]]
+    caller.begin(calls[6])
+    assert line.sent[1:] == [calls[6:]]
+
+
+def test_a_call_that_waits_for_others_which_do_not_come_is_sent_by_one_timer() -> None:
+    line, caller, calls = thread_calls(5)
+    for out in calls[:3]:
+        out.finish(Result())
+    caller.begin(calls[3])
+    assert not line.sent
+    (fire,) = line.timers
+    fire()
+    assert line.sent == [[calls[3]]]
+    caller.begin(calls[4])
+    assert line.sent == [[calls[3]], [calls[4]]]
+
+
+def test_a_call_that_a_thread_makes_while_its_host_closes_ends_all_the_same() -> None:
+    line, caller, calls = thread_calls(3)
+    for out in calls[:2]:
+        out.finish(Result())
+    caller.begin(calls[2])
+    caller.send()  # as `SyncHost.close` does in the end
+    assert line.sent == [[calls[2]]]

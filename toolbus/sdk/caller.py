@@ -2,14 +2,16 @@
 
 `Host` has a `Caller` for each loop that it is used on. What the tasks of one turn call goes to the connection together;
 what one message brings is delivered at once where the connection runs in the program's own turns (`SharedLoop`), and
-with one wake-up where it runs on its thread.
+with one wake-up where it runs on its thread. `SyncHost` has one `ThreadCaller`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from toolbus.sdk.connection import Connection
 
 log = logging.getLogger(__name__)
+
+TOGETHER_SECONDS = 0.0008  # that calls of threads wait for each other: selectors make a millisecond of it
 
 OnProgress = Callable[[Progress], object]
 Arguments = Mapping[str, Any] | str | None
@@ -84,6 +88,52 @@ def deliver(out: OutgoingCall, came: Result | Progress) -> None:
             future.set_result(came)
     else:
         caller.run(_report, (future, on_progress, came))
+
+
+class ThreadCaller:
+    """The calls that threads make on one connection, each blocking until its result is there.
+
+    Threads that got their results together call again together: the first of them waits for the others, for
+    `TOGETHER_SECONDS` at most, since the bus pays more for a message than for a call.
+    """
+
+    __slots__ = ("_begun", "_connection", "_expected", "_timed")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._begun: deque[OutgoingCall] = deque()  # that the connection has not taken yet
+        self._expected = 0  # results that were just delivered; as many calls may follow
+        self._timed = False  # whether a timer sends what was begun
+
+    def begin(self, out: OutgoingCall) -> None:
+        """Sends a call; from any thread."""
+        self._begun.append(out)  # before the look at `_expected`: `_taken` looks the other way round
+        if len(self._begun) >= self._expected:
+            self.send()
+
+    def send(self) -> None:
+        """Sends what was begun, now; from any thread, and once more when the connection is closed."""
+        self._connection.begin_many(self._taken())
+
+    def deliver(self, out: OutgoingCall, came: Result | Progress) -> None:
+        """Delivers to the queue that is a call's target; on the connection's loop."""
+        if isinstance(came, Result):
+            self._expected += 1
+            if self._expected > 1 and not self._timed:
+                self._timed = True
+                self._connection.loop.call_later(TOGETHER_SECONDS, self._send_rest)
+        out.target.put(came)
+
+    def _send_rest(self) -> None:
+        self._timed = False
+        self._connection.calls.begin_many(self._taken())
+
+    def _taken(self) -> Iterator[OutgoingCall]:
+        """Yields what was begun; by the time that the connection asks for it."""
+        self._expected = 0
+        with suppress(IndexError):
+            while True:
+                yield self._begun.popleft()
 
 
 class Batch:

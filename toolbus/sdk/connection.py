@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -112,7 +112,7 @@ class Connection:
         """Sends a call; its result comes through ``out.deliver``."""
         self.begin_many((out,))
 
-    def begin_many(self, calls: Sequence[OutgoingCall], loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def begin_many(self, calls: Iterable[OutgoingCall], loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Sends calls together; ``loop`` is the running one, where it shares its turns (`SharedLoop.join`)."""
         begin = self.calls.begin_many
         if loop is not None and self.shared.turn(loop, begin, calls):

@@ -25,7 +25,7 @@ from toolbus.functions.call_context import CallContext
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.threads import Inbox
 from toolbus.sdk.bus_address import find_credential
-from toolbus.sdk.caller import Arguments, Batch, Caller, OnProgress, deliver
+from toolbus.sdk.caller import Arguments, Batch, Caller, OnProgress, ThreadCaller, deliver
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.generation import LEND_SECONDS, LENT_IN_FLIGHT, MAX_TOKENS, Generate, lend
@@ -368,6 +368,10 @@ class Host(_Base):
 class SyncHost(_Base):
     """The same for programs without asyncio: every method blocks the thread that calls it. Safe from any thread."""
 
+    @functools.cached_property
+    def _caller(self) -> ThreadCaller:
+        return ThreadCaller(self._connection)
+
     def __enter__(self) -> Self:
         self._begin()
         return self
@@ -394,17 +398,17 @@ class SyncHost(_Base):
         on_progress: OnProgress | None = None,
     ) -> Result:
         """As `Host.call`; an exception in the waiting thread (KeyboardInterrupt) cancels the call."""
-        connection = self._begin()
+        connection, caller = self._begin(), self._caller
         arrived: queue.SimpleQueue[Result | Progress] = queue.SimpleQueue()
         out = OutgoingCall(
             name,
             dump_arguments(arguments),
-            _put,
+            caller.deliver,
             arrived,
             CallOptions.of(timeout, role, context, schema_hash, background_after),
             wants_progress=on_progress is not None,
         )
-        connection.begin(out)
+        caller.begin(out)
         try:
             while isinstance(came := arrived.get(), Progress):
                 if on_progress is not None:
@@ -486,10 +490,7 @@ class SyncHost(_Base):
         self._closed = True
         self._run(self._connection.close())
         self._connection.stop_thread()
+        self._caller.send()  # what came too late ends in an error
 
     def _run(self, coroutine: Any) -> Any:
         return self._connection.submit(coroutine).result()
-
-
-def _put(out: OutgoingCall, came: Result | Progress) -> None:
-    out.target.put(came)
