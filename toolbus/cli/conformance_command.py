@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolbus.cli import terminal
+from toolbus.cli.grpc_switch import clear_switch
 from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, quiet: bool) -> Outcome:
+    clear_switch()
     from toolbus.conformance.suite import run
 
     def done(played: Played, number: int, of: int) -> None:
