@@ -29,21 +29,24 @@ from toolbus.v1 import tool_pb2 as pb
 VALUE: ContextVar[str] = ContextVar("VALUE", default="unset")
 
 
-class Alone:
-    """Stands for a loop of the connection that keeps to its thread."""
+class Elsewhere:
+    """Stands for the connection's loop, where it runs on a thread of its own."""
 
     in_turn_of = None
 
+    def __init__(self) -> None:
+        self.joined: list[asyncio.AbstractEventLoop] = []  # loops that offered their turns
+
     def join(self, program: asyncio.AbstractEventLoop) -> None:
-        """Does nothing."""
+        self.joined.append(program)
 
 
 class Line:
     """Stands for the connection: notes what it is handed, and of several answers to a call the first."""
 
     def __init__(self) -> None:
+        self.shared = Elsewhere()
         self.batches: list[list[Answer]] = []  # as they were handed over
-        self.shared = Alone()
 
     def answer_all(self, answers: list[Answer], loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.batches.append([answer for answer in answers if answer[1] not in self.ids])
@@ -194,6 +197,23 @@ async def test_async_calls_of_one_message_that_end_at_once_are_answered_together
     plugin.read("work", "1", "2", "3")
     await plugin.answered(3)
     assert [len(batch) for batch in plugin.line.batches] == [3]
+
+
+@pytest.mark.parametrize("has_plain", [False, True])
+async def test_only_a_plugin_whose_handlers_are_all_async_runs_its_connection_in_turns_of_their_loop(
+    made: Callable[..., Plugin], has_plain: bool
+) -> None:
+    async def work() -> None:
+        """Does nothing."""
+
+    def plain() -> None:
+        """Does nothing."""
+
+    plugin = made(work, *([plain] if has_plain else []))
+    for id in ("1", "2"):
+        plugin.read("work", id)
+        await plugin.answered(int(id))
+    assert plugin.line.shared.joined == ([] if has_plain else [asyncio.get_running_loop()] * 2)
 
 
 async def test_a_call_that_is_cancelled_before_its_first_step_never_runs_and_is_answered(

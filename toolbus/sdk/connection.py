@@ -1,8 +1,8 @@
 """Connects one peer to the bus: a thread with a loop, on it one Invoke stream at a time.
 
 Joins `Reconnect` (the attempts), `Handshake` (the declared tools), `OutgoingCalls` and the `Delegate`, which takes the
-bus's calls; this module carries the answers. Nothing runs per call but the two loops of the attempt. Everything that an
-author writes runs on other threads, so a handler that blocks is never taken for a plugin that hangs.
+bus's calls; this module carries the answers. Nothing runs per call but the two loops of the attempt. What an
+author writes cannot hold it up (`SharedLoop`), so a handler that blocks is never taken for a plugin that hangs.
 """
 
 from __future__ import annotations

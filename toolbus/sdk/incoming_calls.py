@@ -2,8 +2,8 @@
 
 Async handlers run as tasks on the plugin's handler loop, plain functions on its workers. The connection's thread only
 hands over: all calls of a message at once, and what ends at the same time goes back at once, since each crossing
-between threads costs more than a call. A call that is cancelled or times out before it begins is answered without
-running it.
+between threads costs more than a call. Where all handlers are async, there is no crossing: the connection runs in turns
+of their loop. A call that is cancelled or times out before it begins is answered without running it.
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ class Runner:
         self._workers = workers
         self._limit = limit
         self._connection: Connection | None = None  # None before the first call
+        self._shares: bool | None = None  # whether the handler loop lends the connection its turns; None before a call
         self._queue: deque[Job] = deque()  # async calls that wait for a place; the handler loop's
         self._running: set[Job] = set()  # async calls that have one; the handler loop's
         self._answers: list[Answer] = []  # of async calls, until the end of the loop's turn
@@ -174,7 +175,7 @@ class Runner:
 
     def _put_on_loop(self, jobs: list[Job]) -> None:
         if self._connection is not None and self._connection.shared.in_turn_of is self._loop:
-            self._loop.call_soon(self._begin_all, jobs)
+            self._begin_all(jobs)  # on its thread
         elif not self._inbox.put(self._begin_all, jobs):
             for job in jobs:
                 self.fail(job, CallError(Code.UNAVAILABLE, "the plugin's loop is closed", Stage.NOT_DISPATCHED, True))
@@ -197,7 +198,9 @@ class Runner:
     # On the handler loop.
 
     def _begin_all(self, jobs: list[Job]) -> None:
-        if self._connection is not None:
+        if self._shares is None:
+            self._shares = all(spec.is_async for spec in self._tools)
+        if self._shares and self._connection is not None:
             self._connection.shared.join(self._loop)
         now = time.monotonic()
         begun = [job for job in jobs if self._begin(job, now)]

@@ -53,8 +53,8 @@ MAX_IN_FLIGHT = 256  # what the bus gives a session that asks for nothing
 class Plugin:
     """A plugin of this process: its tools, and the connection over which they are called.
 
-    Handlers never run on the connection's thread. Async ones run on the loop that `start` was awaited on (`run` makes
-    one), plain functions on up to ``workers`` threads; one that blocks does not make the plugin look dead.
+    Async handlers run on the loop that `start` was awaited on (`run` makes one), plain functions on up to ``workers``
+    threads; one that blocks does not make the plugin look dead.
 
     Args:
         source: whose tools these are, `[A-Za-z0-9_.:-]{1,128}`.
