@@ -87,7 +87,7 @@ class Demo:
         )
         address, http = await self._addresses(bus)
         await self._children.start("-m", "toolbus.cli", "run", str(WEATHER), str(DOCS), "--bus", address)
-        await self._children.start(str(CLIENT / "plugin.py"), address)
+        await self._children.start(str(CLIENT / "units.py"), address)
         await self._children.start(str(REST), "0", MAIN_SERVER=f"http://{http}", LOG_LEVEL="WARNING")
         async with Host(address, source="demo") as host:
             self._show_tools(await self._listed(host))
@@ -182,13 +182,13 @@ class Demo:
 
     async def _other_host(self, address: str) -> None:
         self._print(
-            "\nThe same bus, seen by a host on the generated stubs alone (clients/python/host.py):", style="bold"
+            "\nThe same bus, seen by a host on the generated stubs alone (clients/python/show.py):", style="bold"
         )
         host = await self._children.start(
-            *(str(CLIENT / "host.py"), "--bus", address, "text_statistics", '{"text": "To be, or not to be."}')
+            *(str(CLIENT / "show.py"), "--bus", address, "text_statistics", '{"text": "To be, or not to be."}')
         )
         if code := await asyncio.wait_for(host.wait(), TIMEOUT_SECONDS):
-            raise DemoFailed(f"clients/python/host.py ended with exit code {code}")
+            raise DemoFailed(f"clients/python/show.py ended with exit code {code}")
 
     def _print(self, text: str, *, style: str = "", end: str = "\n") -> None:
         """Prints text as it is: it may come from a plugin and is not markup."""

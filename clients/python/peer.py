@@ -1,387 +1,326 @@
 """Keeps one peer on the bus, with the generated stubs alone: a pattern for client libraries in other languages.
 
-It has everything that a client library needs, in the order of docs/protocol.md: attach, one writer that sends all that
-waits, results in any order, heartbeats, cancels, graceful shutdown, calls that were given up while this process stood
-still, reconnecting with backoff, and a credential for a bus on another machine. The scenarios in
-toolbus/conformance check a copy. It is one file, a little long, because it is meant to be read and copied as a
-whole. For Python programs `toolbus.sdk` is better: it also runs blocking handlers, and finds out why TLS fails.
+This file is the life of the connection, in the order of docs/protocol.md: attach, read, reconnect with backoff, leave.
+`plugin.py` answers the calls of the bus, `host.py` makes calls, `link.py` holds the state of one stream, `outbox.py`
+makes the messages, `wire.py` is gRPC. `toolbus conformance` checks a copy. For Python programs `toolbus.sdk` is better:
+it also runs blocking handlers, and finds out why TLS fails.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
-import math
 import os
 import random
-import stat
-import time
-import tomllib
-import uuid
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
-from functools import partial
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
-import grpc
+from call import Call
+from host import Calls
+from link import TICK_SECONDS, Link
+from plugin import Handler, Tools
+from watch import CATALOG, NOTIFICATIONS, Watch
+from wire import Connection, Refused, StatusError, Stream, connect, read_credential
 
-from toolbus.v1 import tool_bus_service_pb2 as wire
-from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
+from toolbus.v1 import tool_bus_service_pb2 as messages
 from toolbus.v1 import tool_pb2 as pb
+
+__all__ = ["Call", "Peer", "Refused", "StatusError"]
 
 logger = logging.getLogger("toolbus.peer")
 
 ADDRESS = "127.0.0.1:48930"
-
-FRAME_ITEMS = 128
-FRAME_BYTES = 1024 * 1024
-FIRST_DELAY, MAX_DELAY = 0.1, 5.0  # backoff: seconds between attempts; each is drawn from the upper half
-HANDSHAKE_SECONDS = 20.0  # for connecting and attaching
-MISSED_HEARTBEATS = 5  # after so many heartbeat intervals without a message the bus counts as lost
-STEADY_SECONDS = 1.0  # a session that lived so long ended for a new reason
-TICK_SECONDS, LATE_SECONDS = 0.5, 0.5  # a clock that is looked at so often, and later than that, stood still
-DRAIN_SECONDS = 2.0  # after our drain the bus ends the stream; if it does not, we half-close after this long
+ATTACH_SECONDS = 10.0  # for connecting, and for the answer to the attach
+MISSED_HEARTBEATS = 4  # after so many intervals without a message the bus counts as lost
+STEADY_SECONDS = 1.0  # a session that lived so long begins the backoff anew
+EXPIRY_SECONDS = 3 * 86_400.0  # before a key expires the operator is warned
 # After these statuses another attempt would be refused too.
-FINAL = {
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.ALREADY_EXISTS,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
-SINGLE = ("attach", "heartbeat", "drain")  # fields that a frame holds once
-
-
-class Refused(Exception):
-    """The bus refuses this peer; the text is the bus's."""
-
-
-class Outbox:
-    """The messages that wait to be written on one stream; the one place that makes frames."""
-
-    def __init__(self) -> None:
-        self._items: deque[tuple[str, Any]] = deque()  # (field, message), oldest first
-        self._wake = asyncio.Event()  # set when there is something to do for the writer
-        self._closed = False  # whether nothing more is taken
-
-    @property
-    def closed(self) -> bool:
-        """Whether the stream is over, or this side of it."""
-        return self._closed
-
-    def put(self, field: str, item: Any) -> None:
-        """Adds an item; drops it if the stream is over."""
-        if not self._closed:
-            self._items.append((field, item))
-            self._wake.set()
-
-    def close(self) -> None:
-        """Lets the writer send what waits and then half-close."""
-        self._closed = True
-        self._wake.set()
-
-    async def frame(self) -> wire.InvokeRequest | None:
-        """Returns the waiting items, up to the limits of a frame; None when closed and empty."""
-        while not self._items:
-            if self._closed:
-                return None
-            self._wake.clear()
-            await self._wake.wait()
-        frame, size, items = wire.InvokeRequest(), 0, 0
-        while self._items and items < FRAME_ITEMS:
-            field, item = self._items[0]
-            size += item.ByteSize()
-            if items and (size > FRAME_BYTES or (field in SINGLE and frame.HasField(field))):  # type: ignore[arg-type]
-                break
-            if field in SINGLE:
-                getattr(frame, field).CopyFrom(item)
-            else:
-                getattr(frame, field).append(item)
-            self._items.popleft()
-            items += 1
-        return frame
-
-
-class Connection:
-    """The state of one stream. None of it may reach the next stream, where its call ids mean nothing."""
-
-    def __init__(self) -> None:
-        self.outbox = Outbox()
-        self.in_flight: dict[str, asyncio.Task[Any]] = {}  # running handlers, by the bus's call id
-        self.pending: dict[str, asyncio.Future[pb.ToolResult]] = {}  # calls of our own, by our id
-        self.opened_at: float | None = None  # when the bus answered the attach; None before it did
-        self.drain_sent = False
-        self.drain_received = False
-        self.echoes = False  # whether the bus echoes heartbeats of the peer's own
-        self.held: dict[str, pb.ToolCall] = {}  # calls that may have ended while this process stood still, by their id
-        self.asked = 0  # the heartbeat whose echo begins what is held
-        self.holding = False  # whether calls that arrive are held
-        self._due = math.inf  # when the clock is looked at next, at the latest
-        self._ids = itertools.count(1)
-
-    async def call(self, call: pb.ToolCall) -> pb.ToolResult:
-        """Makes a call on this stream and on no other; one that comes after its end has failed."""
-        if self.outbox.closed:
-            text = "the stream for this call has ended, and with it the call that it is part of, if there is one"
-            return _failure(pb.ERROR_CODE_UNAVAILABLE, pb.CALL_STAGE_NOT_DISPATCHED, text)
-        call.call_id = call_id = f"c{next(self._ids)}"
-        future: asyncio.Future[pb.ToolResult] = asyncio.get_running_loop().create_future()
-        self.pending[call_id] = future
-        self.outbox.put("calls", call)
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self.outbox.put("cancels", pb.ToolCancel(call_id=call_id, reason="cancelled"))
-            raise
-        finally:
-            self.pending.pop(call_id, None)
-            self.close_if_idle()
-
-    def look_at_the_clock(self) -> None:
-        """Holds calls from now on where this process stood still: it was stopped, or its machine was suspended.
-
-        The bus may have ended them meanwhile. It echoes a heartbeat behind everything that it has sent before, so what
-        is not cancelled by then is still wanted.
-        """
-        now = boot_time()
-        if now > self._due and self.echoes:
-            self.holding = True
-            self.asked += 1
-            self.outbox.put("heartbeat", wire.Heartbeat(sequence=self.asked, from_peer=True))
-        self._due = now + TICK_SECONDS + LATE_SECONDS
-
-    async def watch_the_clock(self) -> None:
-        """Looks at the clock until cancelled."""
-        while True:
-            self.look_at_the_clock()
-            await asyncio.sleep(TICK_SECONDS)
-
-    def seconds(self) -> float:
-        """Returns how long the session has been live; below 0 if the bus has not answered."""
-        return -1.0 if self.opened_at is None else asyncio.get_running_loop().time() - self.opened_at
-
-    def close_if_idle(self) -> None:
-        """Half-closes once either side has sent a drain and no call is pending or in flight."""
-        if self.in_flight or self.pending or self.held:
-            return
-        if self.drain_received:
-            self.outbox.close()
-        elif self.drain_sent:  # a call may have crossed our drain on the wire: leave the bus time to end the stream
-            asyncio.get_running_loop().call_later(DRAIN_SECONDS, self.outbox.close)
-
-
-class Call:
-    """A call that this peer answers, as its handler sees it."""
-
-    def __init__(self, message: pb.ToolCall, connection: Connection) -> None:
-        self.message = message
-        self._connection = connection
-
-    def progress(self, done: float = 0.0, total: float = 0.0, message: str = "", chunk: str = "") -> None:
-        """Reports progress; `chunk` is the next piece of the output."""
-        call_id = self.message.call_id
-        item = pb.ToolProgress(call_id=call_id, progress=done, total=total, message=message, output_chunk=chunk)
-        self._connection.outbox.put("progress", item)
-
-    async def invoke(self, name: str, arguments: dict[str, Any]) -> pb.ToolResult:
-        """Calls another tool as part of this call: it has the same context and ends no later.
-
-        It goes to the stream of this call and is never sent again on another, where the id of its parent could be the
-        id of another user's call.
-        """
-        return await self._connection.call(_message(name, arguments, parent_call_id=self.message.call_id))
-
-
-def read_credential(path: str) -> dict[str, Any]:
-    """Returns the values of a credential file; {} without a path.
-
-    Raises:
-        Refused: other users can read the file.
-    """
-    if not path:
-        return {}
-    with open(path, "rb") as file:
-        status = os.fstat(file.fileno())
-        if status.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(status.st_mode) & 0o077:
-            raise Refused(f"{path} must belong to this user, who alone may read it: chmod 600 {path}")
-        return tomllib.load(file)
-
-
-Handler = Callable[[dict[str, Any], Call], Coroutine[Any, Any, Any]]
+FINAL = (
+    "INVALID_ARGUMENT",
+    "FAILED_PRECONDITION",
+    "NOT_FOUND",
+    "PERMISSION_DENIED",
+    "ALREADY_EXISTS",
+    "UNIMPLEMENTED",
+)
+# Status → upper end of the first pause before another attempt, and of the longest, in seconds.
+PAUSES = {"RESOURCE_EXHAUSTED": (0.5, 10.0), "INTERNAL": (0.5, 10.0)}
+OTHER_PAUSES = (0.05, 0.8)
 
 
 class Peer:
-    """Keeps one stream to the bus for as long as `run` runs: offers tools, answers calls, makes calls."""
+    """Keeps one stream to the bus for as long as `run` runs: offers tools, answers calls, makes calls.
 
-    def __init__(self, address: str, source: str, token: str = "", credential: str = "") -> None:
+    Attributes:
+        address: where the bus is.
+        attached: set while the bus has accepted this peer.
+        refused: (name, role) of the tools that the bus refused, with its reason.
+    """
+
+    def __init__(self, address: str, source: str, token: str = "", credential: str = "", **fields: Any) -> None:
         """Makes a peer.
 
         Args:
-            address: `HOST:PORT`, `unix:PATH`, `tls:HOST:PORT` or `mtls:HOST:PORT`; "" means that of the credential.
-            token: binds the source.
-            credential: the file that proves who this peer is, to a bus on another machine; "" for none.
+            address: `HOST:PORT`, `unix:PATH`, `tls:HOST:PORT` or `mtls:HOST:PORT`; "" means TOOLBUS_ADDRESS, then that
+                of the credential.
+            source: whose tools and calls these are.
+            token: binds the source; "" means TOOLBUS_TOKEN.
+            credential: the file that proves who this peer is, to a bus on another machine; "" means
+                TOOLBUS_CREDENTIAL, or none.
+            fields: further ones of `messages.Attach`: max_in_flight, qualified, notices.
         """
-        self._credential = credential
-        self.address = address or read_credential(credential).get("address", ADDRESS)
-        self.stub: rpc.ToolBusServiceAsyncStub | None = None  # for the other RPCs; None while there is no connection
-        self.metadata: list[tuple[str, str]] = []  # of every RPC on the current connection
-        self.attached = asyncio.Event()  # set while the bus has accepted this peer
-        # The same source and instance in every attach, by which the bus recognizes a plugin that reconnects.
-        self._attach = wire.Attach(protocol_version=1, source=source, instance=uuid.uuid4().hex, token=token)
-        self._handlers: dict[str, Handler] = {}
-        self._connection = Connection()  # the current stream, or the last one
-        self._draining = asyncio.Event()  # set when this peer must not reconnect
-        self.refused: dict[tuple[str, str], str] = {}  # (name, role) of tools that the bus refused → why
+        self._credential = credential or os.environ.get("TOOLBUS_CREDENTIAL", "")
+        address = address or os.environ.get("TOOLBUS_ADDRESS", "")
+        self.address: str = address or read_credential(self._credential).get("address", ADDRESS)
+        self.attached = asyncio.Event()
+        self.refused: dict[tuple[str, str], str] = {}
+        # The same source and instance in every attach: by them the bus recognizes a peer that reconnects.
+        self._identity = messages.Attach(
+            protocol_version=1,
+            source=source,
+            instance=secrets.token_hex(16),
+            token=token or os.environ.get("TOOLBUS_TOKEN", ""),
+            **fields,
+        )
+        self._calls = Calls()
+        self._tools = Tools(self._calls.call)
+        self._watch = Watch()
+        self._link: Link | None = None  # the current stream; None while there is none
+        self._connection: Connection | None = None  # the one of that stream
+        self._leaving = asyncio.Event()  # set when this peer must not attach again
+        self._running: asyncio.Task[None] | None = None  # `run`, inside of `async with`
+        self._refusal: Refused | None = None  # why `run` ended; None unless the bus refused this peer
+        self._shown = ""  # why the last attempt failed, as it was logged; empty while attached
+
+    async def __aenter__(self) -> Peer:
+        """Runs the peer in the background, as hosts do."""
+        self._running = asyncio.create_task(self.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Leaves once no call is in flight."""
+        self.drain()
+        if self._running is not None:
+            with contextlib.suppress(Refused):  # the calls have said so
+                await self._running
+
+    # -- what an application does --------------------------------------------------------------------------------------
 
     def tool(self, description: str, parameters: dict[str, Any], **fields: Any) -> Callable[[Handler], Handler]:
-        """Offers an async function `handler(arguments, call)` under its own name, from the next attach on.
+        """Offers an async function `handler(arguments, call)`, under its own name or the `name` given.
 
         It returns its output, or a `pb.ToolResult` where there is more to say; `fields` are further ones of `pb.Tool`.
         """
 
         def offer(handler: Handler) -> Handler:
-            name = handler.__name__
+            name = fields.pop("name", handler.__name__)
             schema = json.dumps(parameters)
-            self._attach.tools.add(name=name, description=description, parameters_json=schema, **fields)
-            self._handlers[name] = handler
+            tool = pb.Tool(name=name, description=description, parameters_json=schema, **fields)
+            self._tools.add(tool, handler)
+            self._declare_soon()
             return handler
 
         return offer
+
+    def remove_tool(self, name: str) -> None:
+        """Withdraws a tool."""
+        self._tools.remove(name)
+        self._declare_soon()
 
     async def run(self) -> None:
         """Attaches, serves and reconnects, until `drain` is called or the bus sends a drain that is final.
 
         Raises:
-            Refused: the bus answered the attach with a status that another attempt would not change.
+            Refused: the bus answered with a status that another attempt would not change.
         """
-        delay = FIRST_DELAY
+        failures = 0  # attempts since the last session that lived a while
         key_ended = False  # whether the session before ended because its key is not accepted any more
-        while not self._draining.is_set():
-            try:
-                await self._serve()
-                reason = "the bus ended the stream"
-            except TimeoutError:
-                reason = "the bus stopped answering"
-            except grpc.aio.AioRpcError as error:
-                lived = self._connection.seconds()
+        try:
+            while not self._leaving.is_set():
+                end, lived = await self._serve()
                 again = lived < STEADY_SECONDS and (lived < 0 or key_ended)
-                key_ended = error.code() is grpc.StatusCode.UNAUTHENTICATED
-                if error.code() in FINAL or (key_ended and again):
-                    raise Refused(f"{error.code().name}: {error.details()}") from None
-                reason = f"{error.code().name}: {error.details()}"
-            delay = FIRST_DELAY if self._connection.seconds() >= 0 else min(2 * delay, MAX_DELAY)
-            if not self._draining.is_set():
-                logger.warning("not attached to %s (%s): retrying within %.1f s", self.address, reason, delay)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._draining.wait(), random.uniform(delay / 2, delay))
+                key_ended = end.code == "UNAUTHENTICATED"
+                if end.code in FINAL or (key_ended and again):
+                    raise Refused(str(end))
+                if lived >= STEADY_SECONDS:
+                    failures = 0
+                if not self._leaving.is_set():
+                    await self._pause(end, failures)
+                failures += 1
+        except Refused as refusal:
+            self._refusal = refusal
+            raise
+        finally:
+            self._leaving.set()
+            refused = f"the bus refuses this peer: {self._refusal}"
+            self._calls.close(refused if self._refusal else "this peer has left the bus")
+            self._watch.close()
 
     def drain(self, reason: str = "leaving") -> None:
         """Shuts down gracefully: the bus sends no new calls, those in flight are finished, then `run` returns."""
-        self._draining.set()
-        if not self._connection.drain_sent:
-            self._connection.drain_sent = True
-            self._connection.outbox.put("drain", wire.Drain(reason=reason))
-            self._connection.close_if_idle()
+        self._leaving.set()
+        self.attached.clear()
+        self._calls.close("this peer is leaving the bus")
+        if self._link is not None:
+            self._link.drain(reason)
 
-    async def call(self, name: str, arguments: dict[str, Any], *, timeout_seconds: float = 0.0) -> pb.ToolResult:
-        """Calls any tool of the bus, waiting for the stream to be there. A failure is a result with `error` set."""
-        await self.attached.wait()
-        return await self._connection.call(_message(name, arguments, timeout_seconds=timeout_seconds))
+    async def call(self, name: str, arguments: Any, **options: Any) -> pb.ToolResult:
+        """Calls any tool of the bus; see `Calls.call`. A failure is a result with `error` set."""
+        return await self._calls.call(name, arguments, **options)
 
-    async def _serve(self) -> None:
-        """Runs one stream from its attach to its end."""
-        connection = self._connection = Connection()
-        # gRPC has a backoff of its own per address, shared between channels; with this option only ours counts.
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
-        async with self._open_channel(options) as channel:
-            self.stub = rpc.ToolBusServiceStub(channel)
-            stream = self.stub.Invoke(metadata=self.metadata)  # type: ignore[call-arg]  # the type stubs know only the other style, an iterator
-            connection.outbox.put("attach", self._attach)
-            writer = asyncio.create_task(_write(stream, connection.outbox))
-            watch = asyncio.create_task(connection.watch_the_clock())
+    async def list(self, **conditions: Any) -> messages.ListResponse:
+        """Lists the tools, all pages in one; `conditions` are fields of `messages.ListRequest`.
+
+        Raises:
+            Refused: the bus refused this peer.
+            StatusError: the bus refused the request, the connection broke, or this peer has left.
+        """
+        await self._attached_or_over()
+        if self._refusal is not None:
+            raise self._refusal
+        if self._connection is None:
+            raise StatusError("UNAVAILABLE", "this peer has left the bus")
+        connection, whole = self._connection, messages.ListResponse()
+        while True:
+            page = await connection.list_tools(messages.ListRequest(**conditions, page_token=whole.next_page_token))
+            whole.next_page_token = ""
+            whole.MergeFrom(page)
+            if not page.next_page_token:
+                return whole
+
+    def watch(self) -> AsyncGenerator[messages.CatalogChange, None]:
+        """Yields the whole catalog (`full`), then what changes; after a new connection the whole again."""
+        return self._subscribe(CATALOG)
+
+    def notifications(self) -> AsyncGenerator[messages.Notification, None]:
+        """Yields what plugins say to users outside calls; after a new connection also what this peer missed."""
+        return self._subscribe(NOTIFICATIONS)
+
+    # -- one stream ----------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> tuple[StatusError, float]:
+        """Runs one stream from its attach to its end; returns its status, and how long the session was live."""
+        async with connect(self.address, self._credential) as connection:
+            stream = connection.invoke()
+            link = Link(stream.give_up, self._identity.max_in_flight)
+            self._link, self._connection = link, connection
+            self._declare(link)
+            writer = asyncio.create_task(stream.write_all(link.outbox))
+            monitor = asyncio.create_task(self._monitor(link, stream))
+            end = StatusError("OK", "the bus ended the stream")
             try:
-                await self._read(stream, connection)
+                while (message := await stream.read()) is not None:
+                    self._receive(message, link)
+            except StatusError as error:
+                end = error
             finally:
-                watch.cancel()
-                self._end(connection)
-                stream.cancel()  # no effect on a stream that has ended; else it releases a blocked write
+                monitor.cancel()
+                self._link = self._connection = None
+                self.attached.clear()
+                self._tools.lost(link)
+                self._calls.lost(link, all_read=end.code == "OK" and link.drain_received)
+                link.end()
+                stream.give_up("this side has ended")
                 await writer
+            return end, link.seconds()
 
-    def _open_channel(self, options: list[tuple[str, int]]) -> grpc.aio.Channel:
-        """Opens a channel with the credential as its file is now: it may have been renewed."""
-        credential = read_credential(self._credential)
-        prefix, _, target = self.address.partition(":")
-        tls = prefix in ("tls", "mtls")
-        token = credential.get("token")
-        host = self.address.rpartition(":")[0]
-        if token and not tls and prefix != "unix" and host not in ("127.0.0.1", "localhost", "[::1]"):
-            raise Refused(f"a token is not sent to {self.address} in plain text: write tls:{self.address}")
-        self.metadata = [("authorization", f"Bearer {token}")] if token else []
-        if not tls:
-            return grpc.aio.insecure_channel(self.address, options=options)
-        pem = [credential[name].encode() if name in credential else None for name in ("ca", "key", "certificate")]
-        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(*pem), options=options)
-
-    async def _read(self, stream: Any, connection: Connection) -> None:
-        timeout = HANDSHAKE_SECONDS
+    async def _monitor(self, link: Link, stream: Stream) -> None:
+        """Gives up a stream on which the bus is silent. A time in which this process stood still does not count."""
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(timeout) as deadline:
-            async for frame in stream:
-                connection.look_at_the_clock()
-                if frame.HasField("attached"):
-                    connection.echoes = frame.attached.echoes
-                    if connection.opened_at is None:
-                        connection.opened_at = loop.time()
-                    self.attached.set()
-                    timeout = MISSED_HEARTBEATS * (frame.attached.heartbeat_seconds or 10.0)
-                    self._note_refused(frame.attached.refused, anew=True)
-                    for tool in frame.attached.waiting:
-                        logger.warning(
-                            "the tool %r waits for role %r, which the bus does not have", tool.name, tool.role
-                        )
-                deadline.reschedule(loop.time() + timeout)
-                self._receive(frame, connection)
+        while True:
+            await asyncio.sleep(min(TICK_SECONDS, link.heartbeat_seconds))
+            if link.standstill.look():
+                link.heard_at = loop.time()
+            silence = ATTACH_SECONDS if link.attached is None else MISSED_HEARTBEATS * link.heartbeat_seconds
+            if loop.time() - link.heard_at > silence:
+                stream.give_up(f"the bus has said nothing for {silence:g} s")
 
-    def _receive(self, frame: wire.InvokeResponse, connection: Connection) -> None:
-        """Handles the fields of a frame in the order of the protocol. It ignores progress and most events."""
-        for event in frame.events:
-            if event.HasField("tools_reviewed"):
-                reviewed = event.tools_reviewed
-                offered = {*reviewed.registered, *(tool.name for tool in reviewed.waiting)}
-                self.refused = {key: why for key, why in self.refused.items() if key[0] not in offered}
-                self._note_refused(reviewed.refused)
-        for call in frame.calls:
-            if connection.holding:
-                connection.held[call.call_id] = call
-            else:
-                self._start(call, connection)
-        for result in frame.results:
-            future = connection.pending.pop(result.call_id, None)
-            if future is not None and not future.done():
-                future.set_result(result)
-        for cancel in frame.cancels:
-            if cancel.call_id in connection.in_flight:
-                connection.in_flight[cancel.call_id].cancel()
-            elif connection.held.pop(cancel.call_id, None) is not None:
-                _refuse(cancel.call_id, connection, "the call was cancelled before it began")
-        if frame.heartbeat.from_peer:
-            if frame.heartbeat.sequence == connection.asked:
-                connection.holding, held, connection.held = False, connection.held, {}
-                for call in held.values():
-                    self._start(call, connection)
-        elif frame.HasField("heartbeat"):
-            connection.outbox.put("heartbeat", frame.heartbeat)
-        if frame.HasField("drain"):
-            if frame.drain.reason != "shutdown":
-                self._draining.set()
-            connection.drain_received = True
-            self.attached.clear()  # new calls wait for the next stream
-        connection.close_if_idle()
+    async def _pause(self, end: StatusError, failures: int) -> None:
+        """Waits before another attempt: a random time, the upper end doubling."""
+        first, longest = PAUSES.get(end.code, OTHER_PAUSES)
+        pause = random.uniform(0.0, min(longest, first * 2 ** min(failures, 10)))
+        if str(end) != self._shown:
+            self._shown = str(end)
+            logger.warning("not attached to %s (%s): trying again, at least every %g s", self.address, end, longest)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._leaving.wait(), pause)
 
-    def _note_refused(self, tools: Iterable[wire.RefusedTool], *, anew: bool = False) -> None:
+    # -- what the bus says ---------------------------------------------------------------------------------------------
+
+    def _receive(self, message: messages.InvokeResponse, link: Link) -> None:
+        """Handles the fields of a message, in the order of the protocol."""
+        link.standstill.look()
+        link.heard_at = asyncio.get_running_loop().time()
+        if message.HasField("attached"):
+            self._attached(message.attached, link)
+        for event in message.events:
+            self._note(event, link)
+        if message.calls:
+            self._tools.begin(message.calls, link)
+        if message.progress:
+            self._calls.progress(message.progress, link)
+        if message.results:
+            self._calls.results(message.results, link)
+        for cancel in message.cancels:
+            self._tools.cancel(cancel.call_id, link)
+        if message.heartbeat.from_peer:
+            self._tools.begin(link.standstill.echoed(message.heartbeat.sequence), link)
+        elif message.HasField("heartbeat"):
+            link.outbox.put("heartbeat", message.heartbeat)
+        if message.HasField("drain"):
+            self._drained(message.drain, link)
+        link.when_idle()
+
+    def _attached(self, attached: messages.Attached, link: Link) -> None:
+        """Takes the answer to an attach; the first one opens the session."""
+        if attached.refused and not attached.refused_total:  # the attach itself: everything stays as it was
+            logger.warning("the bus refused the tools: %s", attached.refused[0].error)
+        else:
+            self._note_refused(attached.refused, anew=True)
+        for tool in attached.waiting:
+            logger.warning("the tool %r waits for role %r, which the bus does not have", tool.name, tool.role)
+        if link.attached is None:
+            link.open(attached)
+            self._shown = ""
+            if 0 < attached.expires_seconds < EXPIRY_SECONDS:
+                hours = attached.expires_seconds / 3600
+                logger.warning("the key of %s expires in %.1f hours: renew it", attached.identity, hours)
+            if not link.leaving:
+                self.attached.set()
+                self._calls.open(link)
+        self._declare_soon()
+
+    def _note(self, event: messages.Event, link: Link) -> None:
+        """Takes an event. What concerns the author is a warning; unknown kinds are ignored."""
+        kind = event.WhichOneof("kind")
+        if kind == "catalog":
+            self._watch.catalog(event.catalog)
+        elif kind == "notification":
+            self._watch.notification(event.notification)
+        elif kind == "tool_overwritten":
+            name, source = event.tool_overwritten.name, event.tool_overwritten.by_source
+            logger.warning("the tool %r is not offered any more: the source %r took its name", name, source)
+        elif kind == "tool_removed":
+            logger.warning("the tool %r is not offered any more: another client withdrew it", event.tool_removed.name)
+        elif kind == "permission_denied":
+            denied = event.permission_denied
+            logger.warning("the bus refused %r: the right %r is missing", denied.operation, denied.permission)
+        elif kind == "permission_changed":
+            right, granted = event.permission_changed.permission, event.permission_changed.granted
+            logger.warning("the right %r was %s", right, "granted" if granted else "revoked")
+            if right == "tools" and granted:
+                link.declared = 0  # the bus withdrew the tools when it revoked the right
+                self._declare_soon()
+        elif kind == "tools_reviewed":
+            reviewed = event.tools_reviewed
+            offered = {*reviewed.registered, *(tool.name for tool in reviewed.waiting)}
+            self.refused = {key: why for key, why in self.refused.items() if key[0] not in offered}
+            self._note_refused(reviewed.refused)
+
+    def _note_refused(self, tools: Iterable[messages.RefusedTool], *, anew: bool = False) -> None:
         """Notes which tools the bus refused; logs each once, not again after every reconnect. It offers the others."""
         before = self.refused
         self.refused = {} if anew else dict(before)
@@ -391,88 +330,49 @@ class Peer:
             if before.get(key) != tool.error:
                 logger.warning("the bus does not offer the tool %r: %s", tool.name, tool.error)
 
-    def _start(self, message: pb.ToolCall, connection: Connection) -> None:
-        handler = self._handlers.get(message.name)
-        if handler is None:
-            text = f"this plugin has no tool {message.name!r}; it has: {', '.join(self._handlers)}"
-            refusal = _failure(pb.ERROR_CODE_NOT_FOUND, pb.CALL_STAGE_NOT_DISPATCHED, text)
-        else:
-            try:
-                arguments = json.loads(message.arguments_json or "{}")
-            except ValueError as error:
-                arguments = error
-            if isinstance(arguments, dict):
-                task = asyncio.create_task(handler(arguments, Call(message, connection)))
-                connection.in_flight[message.call_id] = task
-                # By callback, not in the task: a call cancelled before its task first ran still gets its one result.
-                task.add_done_callback(partial(_finish, message.call_id, connection))
-                return
-            text = f"the arguments must be the JSON text of an object, they are {message.arguments_json[:80]!r}"
-            refusal = _failure(pb.ERROR_CODE_INVALID_ARGUMENTS, pb.CALL_STAGE_NOT_DISPATCHED, text)
-        refusal.call_id = message.call_id
-        connection.outbox.put("results", refusal)
-
-    def _end(self, connection: Connection) -> None:
-        """Cancels the handlers and fails the pending calls of a stream that is over."""
+    def _drained(self, drain: messages.Drain, link: Link) -> None:
+        link.drain_received = link.leaving = True
         self.attached.clear()
-        self.stub = None
-        connection.outbox.close()
-        connection.held.clear()
-        for task in connection.in_flight.values():
-            task.cancel()
-        lost = pb.CallError(
-            code=pb.ERROR_CODE_UNAVAILABLE, stage=pb.CALL_STAGE_UNKNOWN, message="the connection to the bus broke"
+        self._calls.pause()  # new calls wait for the next stream
+        if drain.reason in ("replaced", "requested"):
+            logger.warning("the bus ends this peer's session: %s", drain.reason)
+            self._leaving.set()
+            self._calls.close(f"the bus ended this peer's session: {drain.reason}")
+
+    # -- the attach ----------------------------------------------------------------------------------------------------
+
+    def _declare(self, link: Link) -> None:
+        """Puts an attach with the tools that there are now into the outbox."""
+        attach = messages.Attach(
+            tools=self._tools.declarations(),
+            subscribe=self._watch.subscribed,
+            notifications_after=self._watch.newest,
         )
-        for call_id, future in connection.pending.items():
-            if not future.done():
-                future.set_result(pb.ToolResult(call_id=call_id, is_error=True, error=lost))
+        attach.MergeFrom(self._identity)
+        link.declared = self._tools.version
+        link.outbox.put("attach", attach)
 
+    def _declare_soon(self) -> None:
+        """Attaches again if the tools are others than the bus knows; all changes of one moment go into one attach."""
+        if self._link is not None and self._link.attached is not None:
+            asyncio.get_running_loop().call_soon(self._declare_again, self._link)
 
-def _finish(call_id: str, connection: Connection, task: asyncio.Task[Any]) -> None:
-    """Makes the one result of a call from however its handler ended."""
-    connection.in_flight.pop(call_id, None)
-    if task.cancelled():
-        result = _failure(pb.ERROR_CODE_CANCELLED, pb.CALL_STAGE_ACCEPTED, "the call was cancelled")
-    else:
+    def _declare_again(self, link: Link) -> None:
+        if link.declared != self._tools.version and not link.leaving and not link.outbox.closed:
+            self._declare(link)
+
+    async def _attached_or_over(self) -> None:
+        waits = [asyncio.create_task(event.wait()) for event in (self.attached, self._leaving)]
         try:
-            result = task.result()
-            if not isinstance(result, pb.ToolResult):
-                result = pb.ToolResult(output_json=json.dumps(result, ensure_ascii=False, allow_nan=False))
-        except Exception as error:  # the handler's own, or an output that JSON cannot hold
-            kind = type(error).__name__
-            result = _failure(pb.ERROR_CODE_TOOL, pb.CALL_STAGE_ACCEPTED, str(error) or kind, kind)
-    result.call_id = call_id
-    connection.outbox.put("results", result)
-    connection.close_if_idle()
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
-
-def _refuse(call_id: str, connection: Connection, text: str) -> None:
-    """Answers a call that was cancelled before it began."""
-    result = _failure(pb.ERROR_CODE_CANCELLED, pb.CALL_STAGE_NOT_DISPATCHED, text)
-    result.call_id = call_id
-    connection.outbox.put("results", result)
-
-
-def boot_time() -> float:
-    """Returns the seconds since some moment, those in which the machine was suspended included where it knows."""
-    clock = getattr(time, "CLOCK_BOOTTIME", None)  # of Linux
-    return time.monotonic() if clock is None else time.clock_gettime(clock)
-
-
-def _message(name: str, arguments: dict[str, Any], **fields: Any) -> pb.ToolCall:
-    return pb.ToolCall(name=name, arguments_json=json.dumps(arguments, ensure_ascii=False), **fields)
-
-
-def _failure(
-    code: pb.ErrorCode.ValueType, stage: pb.CallStage.ValueType, message: str, reason: str = ""
-) -> pb.ToolResult:
-    error = pb.CallError(code=code, stage=stage, message=message, reason=reason)
-    return pb.ToolResult(is_error=True, error=error)
-
-
-async def _write(stream: Any, outbox: Outbox) -> None:
-    """Writes what waits; the stream's one writer. It is never cancelled: that would break every later write."""
-    with contextlib.suppress(Exception):  # any exception means that the stream is over; the reader reports why
-        while (frame := await outbox.frame()) is not None:
-            await stream.write(frame)
-        await stream.done_writing()
+    async def _subscribe(self, feed: messages.Subscription.ValueType) -> AsyncGenerator[Any, None]:
+        if feed not in self._watch.subscribed:
+            self._watch.subscribed.append(feed)
+            if self._link is not None and self._link.attached is not None and not self._link.leaving:
+                self._declare(self._link)
+        async for item in self._watch.read(feed):
+            yield item

@@ -1,112 +1,121 @@
-"""Offers two tools with the generated stubs alone: converts units, measures texts. Needs only grpcio and protobuf.
-
-python clients/python/plugin.py [ADDRESS]
-"""
+"""Answers the calls of this peer's tools: each by a task of its own, and with exactly one result."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import re
-import signal
-import sys
-from collections import Counter
+import inspect
+import json
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from typing import Any
 
-from peer import Call, Peer, Refused
+from call import Call, MakeCall, failure, result_of
+from link import Link
 
-# unit → (quantity, factor to the quantity's base unit, offset added after the factor). Factors: SI brochure, and for
-# the pound, foot, gallon … their exact legal definitions of 1959 and 1983.
-UNITS: dict[str, tuple[str, float, float]] = {
-    "m": ("length", 1.0, 0.0),
-    "km": ("length", 1000.0, 0.0),
-    "cm": ("length", 0.01, 0.0),
-    "mm": ("length", 0.001, 0.0),
-    "in": ("length", 0.0254, 0.0),
-    "ft": ("length", 0.3048, 0.0),
-    "mi": ("length", 1609.344, 0.0),
-    "nmi": ("length", 1852.0, 0.0),
-    "kg": ("mass", 1.0, 0.0),
-    "g": ("mass", 0.001, 0.0),
-    "lb": ("mass", 0.45359237, 0.0),
-    "oz": ("mass", 0.028349523125, 0.0),
-    "l": ("volume", 1.0, 0.0),
-    "ml": ("volume", 0.001, 0.0),
-    "gal": ("volume", 3.785411784, 0.0),
-    "K": ("temperature", 1.0, 0.0),
-    "C": ("temperature", 1.0, 273.15),
-    "F": ("temperature", 5 / 9, 459.67 * 5 / 9),
-    "s": ("time", 1.0, 0.0),
-    "min": ("time", 60.0, 0.0),
-    "h": ("time", 3600.0, 0.0),
-    "d": ("time", 86400.0, 0.0),
-}
+from toolbus.v1 import tool_pb2 as pb
 
-CONVERT = {
-    "type": "object",
-    "properties": {
-        "value": {"type": "number", "description": "The number to convert."},
-        "from": {"type": "string", "description": "Its unit: " + ", ".join(UNITS)},
-        "to": {"type": "string", "description": "The unit wanted, of the same quantity."},
-    },
-    "required": ["value", "from", "to"],
-    "additionalProperties": False,
-}
-TEXT = {
-    "type": "object",
-    "properties": {"text": {"type": "string", "description": "The text to measure."}},
-    "required": ["text"],
-    "additionalProperties": False,
-}
+Handler = Callable[[dict[str, Any], Call], Coroutine[Any, Any, Any]]
 
 
-async def convert_units(arguments: dict[str, Any], call: Call) -> Any:
-    """Converts a number between two units of one quantity."""
-    names = arguments["from"], arguments["to"]
-    for name in names:
-        if name not in UNITS:
-            raise ValueError(f"unknown unit {name!r}; known are: {', '.join(UNITS)}")
-    (quantity, factor, offset), (other, other_factor, other_offset) = (UNITS[name] for name in names)
-    if quantity != other:
-        raise ValueError(f"{names[0]} measures {quantity} and {names[1]} measures {other}: there is no conversion")
-    value = (arguments["value"] * factor + offset - other_offset) / other_factor
-    return {"value": float(f"{value:.12g}"), "unit": names[1], "quantity": quantity}
+class Tools:
+    """The tools that this peer offers, and their calls.
+
+    Args:
+        make_call: makes the nested calls of handlers.
+
+    Attributes:
+        version: rises with every change of the tools.
+    """
+
+    def __init__(self, make_call: MakeCall) -> None:
+        self.version = 0
+        self._make_call = make_call
+        self._tools: dict[str, tuple[pb.Tool, Handler]] = {}
+
+    def add(self, tool: pb.Tool, handler: Handler) -> None:
+        """Offers a tool, or changes the one of that name.
+
+        Raises:
+            TypeError: the handler is not an async function.
+        """
+        if not inspect.iscoroutinefunction(handler):
+            raise TypeError(f"the handler of {tool.name!r} is {handler!r}, it must be an async function")
+        self._tools[tool.name] = tool, handler
+        self.version += 1
+
+    def remove(self, name: str) -> None:
+        """Withdraws a tool; its calls in flight are finished."""
+        del self._tools[name]
+        self.version += 1
+
+    def declarations(self) -> list[pb.Tool]:
+        """Returns what an attach declares."""
+        return [tool for tool, _ in self._tools.values()]
+
+    def begin(self, calls: Iterable[pb.ToolCall], link: Link) -> None:
+        """Starts the handlers of calls that came in one message, and does not wait for them."""
+        calls = list(calls)
+        together = [len(calls)]
+        for message in calls:
+            if link.standstill.holding:
+                link.standstill.held[message.call_id] = message
+                together[0] -= 1
+                continue
+            call = Call(message, link, together, self._make_call)
+            tool, arguments = self._tools.get(message.name), _object(message.arguments_json)
+            if tool is None:
+                self._answer(call, link, self._not_found(message.name))
+            elif arguments is None:
+                text = f"the arguments must be the JSON text of an object, they are {message.arguments_json[:80]!r}"
+                refusal = failure(pb.ERROR_CODE_INVALID_ARGUMENTS, pb.CALL_STAGE_NOT_DISPATCHED, text)
+                self._answer(call, link, refusal)
+            else:
+                _, handler = tool
+                call.task = asyncio.create_task(handler(arguments, call))
+                link.running[call.call_id] = call
+                # By callback, not in the task: a call cancelled before its task first ran still gets its one result.
+                call.task.add_done_callback(partial(self._finish, call, link))
+
+    def cancel(self, call_id: str, link: Link) -> None:
+        """Stops a handler; its result follows. An unknown id is ignored."""
+        call = link.running.get(call_id)
+        if call is not None and call.task is not None:
+            call.task.cancel()
+        elif link.standstill.held.pop(call_id, None) is not None:
+            text = "the call was cancelled before it began"
+            refusal = failure(pb.ERROR_CODE_CANCELLED, pb.CALL_STAGE_NOT_DISPATCHED, text)
+            refusal.call_id = call_id
+            link.outbox.put("results", refusal)
+
+    def lost(self, link: Link) -> None:
+        """Stops the handlers of a stream that is over: nobody waits for their results."""
+        link.standstill.held.clear()
+        for call in link.running.values():
+            call.ended = True
+            if call.task is not None:
+                call.task.cancel()
+
+    def _not_found(self, name: str) -> pb.ToolResult:
+        text = f"this plugin has no tool {name!r}; it has: {', '.join(self._tools)}"
+        return failure(pb.ERROR_CODE_NOT_FOUND, pb.CALL_STAGE_NOT_DISPATCHED, text)
+
+    def _finish(self, call: Call, link: Link, task: asyncio.Task[Any]) -> None:
+        link.running.pop(call.call_id, None)
+        self._answer(call, link, result_of(task, link))
+        link.when_idle()
+
+    def _answer(self, call: Call, link: Link, result: pb.ToolResult) -> None:
+        """Sends the result of a call; it may wait for those of the other calls of its message, but not for long."""
+        call.ended = True
+        call.together[0] -= 1
+        result.call_id = call.call_id
+        link.outbox.put("results", result, hold=call.together[0] > 0)
 
 
-async def text_statistics(arguments: dict[str, Any], call: Call) -> Any:
-    """Counts what a text is made of."""
-    text = arguments["text"]
-    words = re.findall(r"[^\W_]+(?:['\u2019-][^\W_]+)*", text.lower())
-    return {
-        "characters": len(text),
-        "words": len(words),
-        "different_words": len(set(words)),
-        "sentences": len(re.findall(r"[.!?…]+(?=\s|$)", text)),
-        "most_frequent": dict(Counter(words).most_common(5)),
-        "reading_seconds": round(len(words) / 238 * 60, 1),  # 238 words a minute: Brysbaert 2019
-    }
-
-
-async def main() -> int:
-    """Serves until a signal comes or the bus refuses."""
-    address = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("TOOLBUS_ADDRESS", "")
-    credential = os.environ.get("TOOLBUS_CREDENTIAL", "")
-    peer = Peer(address, "units", token=os.environ.get("TOOLBUS_TOKEN", ""), credential=credential)
-    peer.tool("Convert a number from one unit to another (length, mass, volume, temperature, time).", CONVERT)(
-        convert_units
-    )
-    peer.tool("Count characters, words and sentences of a text, with its most frequent words.", TEXT)(text_statistics)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, peer.drain)
+def _object(text: str) -> dict[str, Any] | None:
+    """Reads the JSON text of an object, {} where it is empty; returns None where it is anything else."""
     try:
-        await peer.run()
-    except Refused as refusal:
-        print(f"the bus at {peer.address} refused this plugin: {refusal}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    logging.basicConfig(format="%(name)s: %(message)s")
-    sys.exit(asyncio.run(main()))
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -39,14 +39,7 @@ async def by_pattern(address: str) -> None:
     sys.path.insert(0, str(ROOT / "clients" / "python"))
     from peer import Call, Peer
 
-    class Wide(Peer):
-        """A peer that takes as many calls as a session may have: its pattern leaves it at the default."""
-
-        def __init__(self) -> None:
-            super().__init__(address, SOURCE)
-            self._attach.max_in_flight = workload.MAX_IN_FLIGHT
-
-    peer, stops = Wide(), stop_event()
+    peer, stops = Peer(address, SOURCE, max_in_flight=workload.MAX_IN_FLIGHT), stop_event()
 
     @peer.tool(workload.DESCRIPTION, json.loads(workload.PARAMETERS_JSON))
     async def forecast(arguments: dict[str, Any], call: Call) -> dict[str, object]:

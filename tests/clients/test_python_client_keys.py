@@ -13,7 +13,6 @@ from peer import Peer, Refused
 from tests.sdk.played_bus import PlayedStream, played_bus
 from tests.support.certificates import Authority, server_credentials
 from tests.support.waiting import within
-from toolbus.v1 import tool_bus_service_pb2 as wire
 
 AUTHORITY = Authority()
 TLS = server_credentials(AUTHORITY.server("127.0.0.1"))
@@ -39,8 +38,7 @@ async def test_every_request_carries_the_key(tmp_path: Path) -> None:
         peer = Peer("", "one", credential=str(write(tmp_path / "c", "PAW", address=f"mtls:{bus.address}")))
         running = asyncio.create_task(peer.run())
         await within(peer.attached.wait())
-        assert peer.stub is not None
-        await peer.stub.List(wire.ListRequest(), metadata=peer.metadata)
+        await peer.list()
         peer.drain()
         running.cancel()
         await asyncio.wait([running])

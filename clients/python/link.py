@@ -1,0 +1,158 @@
+"""Holds the state of one stream. None of it may reach the next stream, where its call ids mean nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from outbox import Outbox
+
+from toolbus.v1 import tool_bus_service_pb2 as messages
+from toolbus.v1 import tool_pb2 as pb
+
+if TYPE_CHECKING:
+    from call import Call
+    from host import Ask
+
+LEAVE_SECONDS = 2.0  # for the bus to end the stream after our drain, and again after our half-close
+TICK_SECONDS, LATE_SECONDS = 0.5, 0.5  # a clock that is looked at so often, and later than that, stood still
+# What the bus means by a limit that it does not state.
+CALLS_IN_FLIGHT = 256
+ARGUMENTS_BYTES = 1024 * 1024
+RESULT_BYTES = 4 * 1024 * 1024
+SENDABLE_BYTES = 16 * 1024 * 1024
+HEARTBEAT_SECONDS = 10.0
+MARGIN = 1024  # bytes of a message that are not for the one item in it
+
+
+class Link:
+    """One stream, from its attach to its end.
+
+    Args:
+        give_up: cancels the stream, with a reason.
+        max_in_flight: what the attach asks for; 0 means the bus's default.
+    """
+
+    def __init__(self, give_up: Callable[[str], None], max_in_flight: int) -> None:
+        self.outbox = Outbox()
+        self.running: dict[str, Call] = {}  # calls that we answer, by the bus's id
+        self.pending: dict[str, Ask] = {}  # calls of our own that the bus has not answered, by our id
+        self.waiting: dict[Ask, None] = {}  # nested calls that wait for room, oldest first
+        self.standstill = Standstill(self.outbox)
+        self.attached: messages.Attached | None = None  # the bus's first answer; None before it came
+        self.attached_at = 0.0  # when it came
+        self.heard_at = asyncio.get_running_loop().time()  # when the stream began or the bus last said something
+        self.declared = 0  # the version of the tools that the newest attach has
+        self.drain_sent = False
+        self.drain_received = False
+        self.leaving = False  # whether either was: then only nested calls are made
+        self.calls_in_flight = max_in_flight or CALLS_IN_FLIGHT
+        self.arguments_bytes, self.result_bytes = ARGUMENTS_BYTES, RESULT_BYTES
+        self.largest_item = SENDABLE_BYTES - MARGIN  # in bytes; a larger one would end the stream
+        self.heartbeat_seconds = HEARTBEAT_SECONDS
+        self._give_up = give_up
+        self._leaving: asyncio.TimerHandle | None = None  # half-closes, then cancels; None while calls are left
+        self._ids = itertools.count(1)
+
+    def open(self, attached: messages.Attached) -> None:
+        """Takes the bus's first answer, and with it the limits."""
+        self.attached, self.attached_at = attached, asyncio.get_running_loop().time()
+        limits = attached.limits
+        self.calls_in_flight = limits.calls_in_flight or self.calls_in_flight
+        self.arguments_bytes = limits.arguments_bytes or ARGUMENTS_BYTES
+        self.result_bytes = limits.result_bytes or RESULT_BYTES
+        self.largest_item = (limits.message_bytes or SENDABLE_BYTES) - MARGIN
+        self.heartbeat_seconds = attached.heartbeat_seconds or HEARTBEAT_SECONDS
+        self.standstill.echoes = attached.echoes
+
+    def next_id(self) -> str:
+        """Returns an id that no call on this stream has had."""
+        return f"c{next(self._ids)}"
+
+    def seconds(self) -> float:
+        """Returns how long the session has been live; below 0 if the bus has not answered."""
+        return -1.0 if self.attached is None else asyncio.get_running_loop().time() - self.attached_at
+
+    def drain(self, reason: str) -> None:
+        """Tells the bus, once, that this peer leaves."""
+        if not self.drain_sent:
+            self.drain_sent = self.leaving = True
+            self.outbox.put("drain", messages.Drain(reason=reason))
+            self.when_idle()
+
+    def when_idle(self) -> None:
+        """Takes the next step towards the end of the stream; called after each message and each end of a call.
+
+        After our own drain that is the bus's part: a call may have crossed the drain on the wire, and is answered.
+        """
+        if not self.leaving:
+            return
+        if self._leaving is not None and self._busy():
+            self._leaving.cancel()
+            self._leaving = None
+        if self._busy():
+            return
+        if self.drain_received:
+            self.outbox.close()
+        elif self._leaving is None:
+            self._later(self._half_close)
+
+    def _busy(self) -> bool:
+        return bool(self.running or self.pending or self.waiting or self.standstill.held)
+
+    def _half_close(self) -> None:
+        self.outbox.close()
+        self._later(lambda: self._give_up("the bus does not end the stream"))
+
+    def _later(self, step: Callable[[], None]) -> None:
+        self._leaving = asyncio.get_running_loop().call_later(LEAVE_SECONDS, step)
+
+    def end(self) -> None:
+        """Takes note that the stream is over: whatever is put into the outbox from now on is dropped."""
+        self.outbox.close()
+        if self._leaving is not None:
+            self._leaving.cancel()
+
+
+class Standstill:
+    """Notices that this process stood still (it was stopped, or its machine was suspended), and then holds calls.
+
+    The bus may have ended them meanwhile. It echoes a heartbeat behind everything that it has sent before, so what is
+    not cancelled by then is still wanted.
+    """
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.held: dict[str, pb.ToolCall] = {}  # by their ids
+        self.echoes = False  # whether the bus echoes heartbeats of ours
+        self.holding = False  # whether calls that arrive are held
+        self._outbox = outbox
+        self._asked = 0  # the newest heartbeat of ours
+        self._due = math.inf  # when the clock is looked at next, at the latest
+
+    def look(self) -> bool:
+        """Looks at the clock, at least every `TICK_SECONDS`; returns whether the process stood still since then."""
+        now = boot_time()
+        late = now > self._due
+        self._due = now + TICK_SECONDS + LATE_SECONDS
+        if late and self.echoes:
+            self.holding = True
+            self._asked += 1
+            self._outbox.put("heartbeat", messages.Heartbeat(sequence=self._asked, from_peer=True))
+        return late
+
+    def echoed(self, sequence: int) -> list[pb.ToolCall]:
+        """Takes the echo of a heartbeat of ours; returns the calls that may begin now."""
+        if sequence != self._asked:
+            return []
+        self.holding, held, self.held = False, self.held, {}
+        return list(held.values())
+
+
+def boot_time() -> float:
+    """Returns the seconds since some moment, those in which the machine was suspended included where it knows."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)  # of Linux
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
