@@ -26,6 +26,12 @@ from toolbus.sdk.plugin_client import Plugin
 from toolbus.tool import Progress, Result
 
 OBJECT = {"type": "object"}
+LIBRARY = {
+    "name": "toolbus.sdk",
+    "version": toolbus.__version__,
+    "language": f"python {sys.version_info.major}.{sys.version_info.minor}",
+    "roles": ["plugin", "host", "remote"],
+}
 ONE_PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010804000000b51c0c020000000b4944415478da6364f80f00010501012718e366"
     "0000000049454e44ae426082"
@@ -114,13 +120,11 @@ class AsyncTools:
 
     async def about(self) -> Any:
         """Names the client library."""
-        language = f"python {sys.version_info.major}.{sys.version_info.minor}"
-        roles = ["plugin", "host", "remote"]
-        return {"name": "toolbus.sdk", "version": toolbus.__version__, "language": language, "roles": roles}
+        return LIBRARY
 
 
 class PlainTools:
-    """Some of the tools as plain functions; the suite plays them in place of the async ones."""
+    """Tools as plain functions, which take the place of the async ones of the same names."""
 
     def __init__(self) -> None:
         self._waiting: set[threading.Event] = set()  # of calls of `meet` that wait for the others
@@ -174,6 +178,10 @@ class PlainTools:
     def big(self, bytes: int) -> str:
         """Returns a text of so many letters."""
         return "x" * bytes
+
+    def about(self) -> Any:
+        """Names the client library."""
+        return {**LIBRARY, "name": "toolbus.sdk, plain functions"}
 
 
 class Hosts:
