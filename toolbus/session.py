@@ -118,6 +118,7 @@ class Outbox(Generic[Frame]):
         "add_result",
         "flooded",
         "frame_bytes",
+        "held",
         "least",
         "max_bytes",
         "opened",
@@ -136,6 +137,7 @@ class Outbox(Generic[Frame]):
         self.least = FRAME_BYTES // FRAME_ITEMS  # what the smallest item takes
         self.opened = 0  # number of the newest frame
         self.taken = 0  # number of the newest frame handed to the writer
+        self.held = False  # whether the writer waits, so that more goes into the open frame
         self.add_call: Callable[[], pb.ToolCall] = _no_frame  # the open frame's
         self.add_result: Callable[[], pb.ToolResult] = _no_frame  # the open frame's
         self.max_bytes = 64 * MIB  # what may wait for a peer that reads slowly
@@ -168,7 +170,15 @@ class Outbox(Generic[Frame]):
         if needed > self.space:
             self.open()
         self.space -= needed
+        if self.held:
+            self.release()
         return self._frames[-1][0]
+
+    def release(self) -> None:
+        """Lets the writer take what waits, if it was held."""
+        if self.held:
+            self.held = False
+            self.wake()
 
     def seal(self) -> None:
         """Closes the open frame: later items are read after everything in it."""

@@ -163,6 +163,7 @@ def _on_a_bus(name: str, host: tuple[str, ...], plugin: tuple[str, ...]) -> Cont
 _SDK_HOST, _SDK_PLUGIN, _RAW = "load.sdk_host", "load.sdk_plugin", ("load.plugin",)
 SDK = by_name(
     _on_a_bus("bare", STREAM, _RAW),
+    _on_a_bus("singly", STREAM, (*_RAW, "--slice", "1")),
     *(_on_a_bus(f"plugin_{kind}", STREAM, (_SDK_PLUGIN, kind)) for kind in ("plain", "async")),
     *(_on_a_bus(f"host_{way}", (_SDK_HOST, way), _RAW) for way in ("tasks", "many", "sync")),
     *(_on_a_bus(f"both_{kind}", (_SDK_HOST, "tasks"), (_SDK_PLUGIN, kind)) for kind in ("plain", "async")),

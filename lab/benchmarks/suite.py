@@ -243,8 +243,9 @@ SUITES = {
             aims=SDK_AIMS,
             intro="Host → bus → plugin in three processes on loopback, a function that answers at once, and small "
             "arguments. In `bare` both ends are generated stubs with one writer, as fast as this stack allows: they "
-            "read no JSON and run no function. In the others one end or both are programs on `toolbus.sdk`, as their "
-            "authors write them, on the event loop of asyncio: `plugin_plain` and `plugin_async` offer a plain and an "
+            "read no JSON and run no function. `singly` is the same with a plugin that writes each result in a message "
+            "of its own. In the others one end or both are programs on `toolbus.sdk`, as their authors write them, on "
+            "the event loop of asyncio: `plugin_plain` and `plugin_async` offer a plain and an "
             "async function; `host_tasks` is a `Host` with as many tasks as calls in flight, `host_many` one that "
             "makes so many calls with `call_many`, again and again, `host_sync` a `SyncHost` with as many threads; "
             "`both_plain` and `both_async` are `host_tasks` before each plugin. `pattern` is a plugin on "

@@ -85,6 +85,7 @@ async def hold_by_sdk(options: argparse.Namespace, ran: Ran) -> None:
 async def by_stream(options: argparse.Namespace, ran: Ran) -> None:
     """Answers at once; with ``--hold N`` never answers, and prints ``held`` once it holds N calls."""
     plugin = peer.Peer(options.address)
+    plugin.slice = options.slice
     await plugin.attach(options.source, [peer.tool(options.tool)])
     print("attached", flush=True)
 
@@ -152,6 +153,7 @@ def main() -> None:
     parser.add_argument("--room", type=int, default=8, help="calls that it takes at once")
     parser.add_argument("--hold", type=int, default=0, metavar="N", help="never answer; print `held` at N calls")
     parser.add_argument("--ledger", type=Path, metavar="FILE", help="write the numbers of the calls there")
+    parser.add_argument("--slice", type=int, default=peer.SLICE, metavar="N", help="results of one message, at most")
     uvloop.run(serve(parser.parse_args()))
 
 

@@ -6,6 +6,7 @@ becomes a gRPC status.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import logging
 import os
@@ -29,6 +30,7 @@ from toolbus.bus.streams.doors import Door, Doors, OpenDoor
 from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.held_calls import HeldBudget, HeldCalls
 from toolbus.bus.streams.invoke_stream import InvokeStream
+from toolbus.bus.streams.joined_results import HeldOutboxes, JoinedResults
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import to_listing
@@ -85,6 +87,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self._holding: set[InvokeStream] = set()  # those among them that hold calls since the newest stall
         stalls.listen(self._stalled, self._settled)
         self._held_budget = HeldBudget(limits.held_bytes)
+        self._held_outboxes = HeldOutboxes(lambda after, do: asyncio.get_running_loop().call_later(after, do))
         self._pool = Pool(limits.held_bytes)  # bounds what waits for all peers together
         self._streams = 0  # open Invoke RPCs, zombies included
         self._streams_of: Counter[str] = Counter()  # the same by identity
@@ -177,7 +180,10 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             peer.address = context.peer()
             peer.outbox.pool = self._pool
             held = HeldCalls(peer, self._dispatcher, self._stalls, self._held_budget)
-            stream = InvokeStream(self._presence, self._dispatcher, peer, context, self._attach, held, self._stalls)
+            results = JoinedResults(peer, self._dispatcher, self._held_outboxes).take
+            stream = InvokeStream(
+                *(self._presence, self._dispatcher, peer, context, self._attach, held, self._stalls, results)
+            )
             self._open.add(stream)
             if self._stalls.unsettled:
                 self._hold(stream)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -22,6 +22,7 @@ from toolbus.errors import ToolBusError, grpc_status
 from toolbus.session import State
 from toolbus.stall import StallWatch
 from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.grpc")
 
@@ -42,6 +43,7 @@ class InvokeStream:
         attach: Callable[[Peer, wire.Attach, float], None],
         held: HeldCalls,
         stalls: StallWatch,
+        take_results: Callable[[Sequence[pb.ToolResult], float], None],
     ) -> None:
         self._presence = presence
         self._peer = peer
@@ -58,7 +60,7 @@ class InvokeStream:
             "attach": lambda frame, now: attach(peer, frame, now),
             "calls": lambda calls, now: dispatcher.calls(peer, calls, now),
             "progress": lambda progress, now: dispatcher.progress(peer, progress, now),
-            "results": lambda results, now: dispatcher.results(peer, results, now),
+            "results": take_results,
             "cancels": lambda cancels, now: dispatcher.cancels(peer, cancels, now),
             "heartbeat": self._heartbeat,
             "drain": lambda drain, now: presence.drain_received(peer),
@@ -165,7 +167,7 @@ class InvokeStream:
         try:
             await self._context.send_initial_metadata(())  # clients such as tonic's wait for it before they write
             while True:
-                frame = outbox.take()
+                frame = None if outbox.held else outbox.take()
                 if frame is not None:
                     await write(frame)
                     continue
@@ -213,4 +215,5 @@ class InvokeStream:
     def _close(self, status: str, text: str) -> None:
         if not self._ended.done():
             self._ended.set_result((status, text))
+        self._peer.outbox.held = False
         self._wake()

@@ -125,6 +125,8 @@ class Peer(Session[wire.InvokeResponse]):
             if self.qualified:
                 message.request_id = call.call_id
         outbox.space = space
+        if outbox.held:
+            outbox.release()
 
     def cancel(self, call: Call, reason: str) -> bool:
         """Takes a call out of the outbox, or asks the plugin to stop it. Returns whether it was never sent."""
@@ -160,6 +162,8 @@ class Peer(Session[wire.InvokeResponse]):
             message.call_id = call_id
             message.output_json = output_json
         outbox.space = space
+        if outbox.held:
+            outbox.release()
 
     def deliver_result(self, call_id: str, result: pb.ToolResult) -> None:
         """Puts any result into the outbox."""
