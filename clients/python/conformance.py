@@ -91,13 +91,14 @@ async def late_progress(arguments: dict[str, Any], call: Call) -> Any:
 
 
 async def about(arguments: dict[str, Any], call: Call) -> Any:
-    """Returns name, version and language of this client."""
+    """Returns name, version, language and roles of this client."""
     try:
         version = importlib.metadata.version("toolbus")
     except importlib.metadata.PackageNotFoundError:
         version = "unknown"
     language = ".".join(platform.python_version_tuple()[:2])
-    return {"name": "clients/python", "version": version, "language": f"python {language}"}
+    roles = ["plugin", "host", "remote"]
+    return {"name": "clients/python", "version": version, "language": f"python {language}", "roles": roles}
 
 
 class Meeting:
