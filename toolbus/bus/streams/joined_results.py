@@ -73,7 +73,7 @@ class JoinedResults:
         else:
             self._row = self._row + 1 if now < self._row_ends else 1
             self._row_ends = now + ROW_SECONDS
-            if self._row >= ROW:
+            if self._row >= ROW and len(self._peer.pending) > len(results):  # a lone call pays nothing
                 self._join(results, now)
                 return
         self._dispatcher.results(self._peer, results, now)
