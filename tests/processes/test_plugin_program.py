@@ -192,7 +192,7 @@ async def test_zombies_that_nobody_reaps_delay_no_shutdown() -> None:
 async def test_a_plugin_in_another_language_is_offered_with_a_token_that_binds_its_source() -> None:
     async with running_bus() as bus:
         address = bus.grpc_addresses[0]
-        program = f"units={sys.executable} {ROOT}/clients/python/plugin.py"
+        program = f"units={sys.executable} {ROOT}/clients/python/units.py"
         run = _Run(program, environment=environment({"TOOLBUS_ADDRESS": address}))
         async with asyncio.timeout(30):
             async for _ in bus.watch():
