@@ -103,7 +103,8 @@ def result_of(task: asyncio.Task[Any], link: Link) -> pb.ToolResult:
         result = pb.ToolResult(output_json=text)
     except Exception as error:  # the handler's own, or an output that JSON or UTF-8 cannot hold
         return _failure_of(error)
-    return result if len(text) * 4 < link.largest_item else _checked(result, link)  # a character has at most 4 bytes
+    small = len(text) * 4 < min(link.result_bytes, link.largest_item)  # a character has at most 4 bytes
+    return result if small else _checked(result, link)
 
 
 def failure(

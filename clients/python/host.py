@@ -180,6 +180,7 @@ class Calls:
         for result in results:
             ask = link.pending.pop(result.call_id, None)
             if ask is not None:
+                result.is_error = result.is_error or result.HasField("error")  # either makes it a failure
                 ask.finish(result)
         self.send_waiting(link)
 

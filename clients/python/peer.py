@@ -93,6 +93,7 @@ class Peer:
         self._leaving = asyncio.Event()  # set when this peer must not attach again
         self._running: asyncio.Task[None] | None = None  # `run`, inside of `async with`
         self._refusal: Refused | None = None  # why `run` ended; None unless the bus refused this peer
+        self._shown_waiting: set[tuple[str, str]] = set()  # (name, role) of the tools of which it was logged
         self._shown = ""  # why the last attempt failed, as it was logged; empty while attached
 
     async def __aenter__(self) -> Peer:
@@ -224,6 +225,7 @@ class Peer:
                 self._calls.lost(link, all_read=end.code == "OK" and link.drain_received)
                 link.end()
                 stream.give_up("this side has ended")
+                writer.cancel()  # grpcio does not release a write that waits for a connection
                 await writer
             return end, link.seconds()
 
@@ -280,8 +282,7 @@ class Peer:
             logger.warning("the bus refused the tools: %s", attached.refused[0].error)
         else:
             self._note_refused(attached.refused, anew=True)
-        for tool in attached.waiting:
-            logger.warning("the tool %r waits for role %r, which the bus does not have", tool.name, tool.role)
+        self._note_waiting(attached.waiting)
         if link.attached is None:
             link.open(attached)
             self._shown = ""
@@ -319,6 +320,14 @@ class Peer:
             offered = {*reviewed.registered, *(tool.name for tool in reviewed.waiting)}
             self.refused = {key: why for key, why in self.refused.items() if key[0] not in offered}
             self._note_refused(reviewed.refused)
+            self._note_waiting(reviewed.waiting)
+
+    def _note_waiting(self, tools: Iterable[messages.WaitingTool]) -> None:
+        """Logs which tools wait for a role; each once."""
+        for tool in tools:
+            if (key := (tool.name, tool.role)) not in self._shown_waiting:
+                self._shown_waiting.add(key)
+                logger.warning("the tool %r waits for role %r, which the bus does not have", tool.name, tool.role)
 
     def _note_refused(self, tools: Iterable[messages.RefusedTool], *, anew: bool = False) -> None:
         """Notes which tools the bus refused; logs each once, not again after every reconnect. It offers the others."""

@@ -68,7 +68,7 @@ class Stream:
     async def write_all(self, outbox: Outbox) -> None:
         """Writes what waits, until the outbox is closed and empty, and half-closes; the stream's one writer.
 
-        It is never cancelled, because that would break every later write. `give_up` releases it.
+        It is cancelled only after `give_up`: before, that would break every later write.
         """
         with suppress(Exception, asyncio.CancelledError):  # the stream is over: its reader gets the status
             while (message := await outbox.take()) is not None:

@@ -16,6 +16,7 @@ Item = tuple[str, Any]
 
 # The order in which the arms of a frame are read, on either side.
 ARMS = ("attach", "attached", "events", "calls", "progress", "results", "cancels", "heartbeat", "drain")
+SHOWN_ITEMS = 5
 REPEATED = frozenset({"events", "calls", "progress", "results", "cancels"})
 
 
@@ -28,14 +29,21 @@ def items_of(frame: Message) -> list[Item]:
 
 
 class Expectation:
-    """Items that must come, in any order, and items that may come meanwhile."""
+    """Items that must come, and items that may come meanwhile.
 
-    def __init__(self, frame: dict[str, Any]) -> None:
+    Args:
+        in_order: whether those that must come have to come in the order in which they stand.
+    """
+
+    def __init__(self, frame: dict[str, Any], *, in_order: bool = False) -> None:
         self.wanted = _listed(frame)
+        self._in_order = in_order
         self._optional = _listed(frame.get("optional", {}))
 
     def __repr__(self) -> str:
-        return "; ".join(f"{arm} {item}" for arm, item in self.wanted)
+        shown = [f"{arm} {item}" for arm, item in self.wanted[:SHOWN_ITEMS]]
+        more = len(self.wanted) - len(shown)
+        return "; ".join((*shown, f"and {more} more") if more else shown)
 
     def take(self, arm: str, item: Any, bindings: Bindings) -> None:
         """Takes an item that came.
@@ -44,7 +52,8 @@ class Expectation:
             Mismatch: it is none of those that were expected.
         """
         for expected in (self.wanted, self._optional):
-            for index, (kind, pattern) in enumerate(expected):
+            reach = 1 if self._in_order and expected is self.wanted else len(expected)
+            for index, (kind, pattern) in enumerate(expected[:reach]):
                 if kind == arm and matches(pattern, item, bindings):
                     del expected[index]
                     return

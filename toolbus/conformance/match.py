@@ -23,6 +23,10 @@ class Mismatch(AssertionError):
         self.rule = rule
 
 
+class Missed(Mismatch):
+    """A bound of time or number was missed, which another try may keep."""
+
+
 def fill(value: Any, bindings: Bindings) -> Any:
     """Replaces {"$ref": name} by the value of that name, and {"$next": name} by a text that counts upwards."""
     if isinstance(value, dict):

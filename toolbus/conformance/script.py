@@ -22,7 +22,7 @@ VERBS: Mapping[str, tuple[str, ...]] = {
     "stream": ("metadata",),
     "no_stream": (),
     "send": ("unknown",),
-    "expect": ("messages",),
+    "expect": ("messages", "in_order"),
     "declared": ("with", "meanwhile"),
     "quiet": (),
     "read": (),
@@ -80,6 +80,7 @@ class Scenario:
         unix: whether the address is a unix socket.
         access: how the bus is reached, one of `keys.ACCESS`.
         mode: of the credential file.
+        late_headers: whether the response headers come only with the first message, as older buses send them.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Scenario:
     unix: bool = False
     access: str = "none"
     mode: int = 0o600
+    late_headers: bool = False
 
 
 @cache
@@ -127,7 +129,7 @@ def verb_of(step: Mapping[str, Any]) -> str:
 def _scenario(read: dict[str, Any]) -> Scenario:
     read = repeated(read)
     name = read["scenario"]
-    if unknown := read.keys() - {"scenario", "rules", "steps", "unix", "access", "mode"}:
+    if unknown := read.keys() - {"scenario", "rules", "steps", "unix", "access", "mode", "late_headers"}:
         raise ScriptError(f"the scenario {name!r} has {sorted(unknown)}, which means nothing")
     steps = tuple(read["steps"])
     named = {*read["rules"], *(step["rule"] for step in _all(steps) if "rule" in step)}
@@ -141,7 +143,9 @@ def _scenario(read: dict[str, Any]) -> Scenario:
     if access not in ACCESS:
         raise ScriptError(f"the scenario {name!r} has the access {access!r}; there are {', '.join(ACCESS)}")
     mode = int(read.get("mode", "600"), 8)
-    return Scenario(name, tuple(read["rules"]), steps, bool(read.get("unix")), access, mode)
+    return Scenario(
+        name, tuple(read["rules"]), steps, bool(read.get("unix")), access, mode, bool(read.get("late_headers"))
+    )
 
 
 def _all(steps: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -151,11 +155,14 @@ def _all(steps: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def repeated(value: Any) -> Any:
-    """Writes out lists with {"$times": n, "item": …}: n items, with `<n>` in texts for the number of the item.
+    """Writes out what a scenario has in short.
 
-    {"$number": true} is the number itself.
+    In a list {"$times": n, "item": …} stands for n items, in which `<n>` in texts and {"$number": true} are the
+    number of the item. {"$repeat": text, "times": n} is a text, with `before` and `after` around it.
     """
     if isinstance(value, dict):
+        if "$repeat" in value:
+            return f"{value.get('before', '')}{value['$repeat'] * value['times']}{value.get('after', '')}"
         return {key: repeated(item) for key, item in value.items()}
     if not isinstance(value, list):
         return value

@@ -171,12 +171,16 @@ class Request:
 class Line(rpc.ToolBusServiceServicer):
     """One address of the scripted bus: a server behind a proxy; scenarios call it "plugin" or "host".
 
+    Args:
+        access: how clients reach it, one of `keys.ACCESS`.
+        late_headers: whether response headers come only with the first message.
+
     Attributes:
         streams: those that the client has opened and no step has taken yet.
         requests: those of the other RPCs, likewise.
     """
 
-    def __init__(self, name: str, proxy: Proxy, trace: Trace, access: str) -> None:
+    def __init__(self, name: str, proxy: Proxy, trace: Trace, access: str, *, late_headers: bool) -> None:
         self.name = name
         self.proxy = proxy
         self.trace = trace
@@ -185,7 +189,7 @@ class Line(rpc.ToolBusServiceServicer):
         self.current: Stream | None = None  # the one that the scenario plays on
         self.instance = ""  # of its attaches, the same in all of them
         self.others: set[str] = set()  # instances of processes before
-        self._access = access
+        self._access, self._late_headers = access, late_headers
         self._all: list[Stream] = []
         self._sessions = 0x5E55101D5E55101D << 64  # rises with each stream
         options = [("grpc.max_receive_message_length", RECEIVED_BYTES), ("grpc.so_reuseport", 0)]
@@ -237,6 +241,8 @@ class Line(rpc.ToolBusServiceServicer):
         stream = Stream(self, context)
         self._all.append(stream)
         self.streams.put_nowait(stream)
+        if not self._late_headers:
+            await context.send_initial_metadata(())
         reading = asyncio.create_task(stream.read(request_iterator))
         try:
             status, text = await stream.ending

@@ -71,7 +71,8 @@ class Stage:
         """
         for name in ("plugin", "host"):
             path = folder / f"{name}.sock" if self._scenario.unix else None
-            self.lines[name] = line = Line(name, Proxy(path), self.trace, self._scenario.access)
+            access, late = self._scenario.access, self._scenario.late_headers
+            self.lines[name] = line = Line(name, Proxy(path), self.trace, access, late_headers=late)
             await line.start()
         environment = {"TOOLBUS_ADDRESS": self.address("plugin"), "TOOLBUS_TOKEN": TOKEN}
         if self._scenario.access != "none":
@@ -106,7 +107,7 @@ class Stage:
         for line in self.lines.values():
             await line.stop()
 
-    async def within(self, step: Mapping[str, Any], waiting: Awaitable[T], for_what: str) -> T:
+    async def within(self, step: Mapping[str, Any], waiting: Awaitable[T], for_what: object) -> T:
         """Waits for something of the client, as long as the step allows, or until the client ends.
 
         Raises:
@@ -131,7 +132,7 @@ class Stage:
             raise Mismatch(f"the client ended; expected: {for_what}")
         raise Mismatch(f"nothing came for {seconds:g} s; expected: {for_what}")
 
-    async def next(self, step: Mapping[str, Any], stream: Stream, for_what: str) -> Arrived:
+    async def next(self, step: Mapping[str, Any], stream: Stream, for_what: object) -> Arrived:
         """Returns the next thing on a stream, after the checks of every scenario."""
         while True:
             arrived = await self.within(step, stream.arrived.get(), for_what)

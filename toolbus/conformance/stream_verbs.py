@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolbus.conformance.items import Expectation
-from toolbus.conformance.match import Mismatch, check, fill
+from toolbus.conformance.match import Mismatch, Missed, check, fill
 from toolbus.conformance.scripted_bus import Arrived, Line, Request, Stream
 from toolbus.conformance.stage import DRIVEN, TOKEN, Stage
 
@@ -146,14 +146,17 @@ class StreamVerbs:
 
     async def expect(self, line: Line, step: Mapping[str, Any]) -> None:
         stream = self._stage.current(line)
-        expectation = Expectation(step["expect"])
+        expectation = Expectation(step["expect"], in_order=step.get("in_order", False))
         messages = set()
         while expectation.wanted:
-            arrived = await self._stage.next(step, stream, repr(expectation))
+            arrived = await self._stage.next(step, stream, expectation)
             messages.add(arrived.message)
             expectation.take(arrived.arm, arrived.item, self._stage.bindings)
         if "messages" in step:
-            check(step["messages"], len(messages), self._stage.bindings, "the number of messages")
+            try:
+                check(step["messages"], len(messages), self._stage.bindings, "the number of messages")
+            except Mismatch as problem:
+                raise Missed(str(problem)) from None
 
     async def quiet(self, line: Line, step: Mapping[str, Any]) -> None:
         stream = self._stage.current(line)
