@@ -73,7 +73,7 @@ async def test_a_missing_tool_is_unclaimed_and_broken_for_a_client_that_claims_t
         ("CALL-5",),
         ({"accept": {}}, {"send": {"calls": [{"call_id": "1", "name": "steps"}]}}),
     )
-    command = changed(tmp_path, "def steps(", "def stairs(")
+    command = changed(tmp_path, " steps, ", " ")
     monkeypatch.setattr(suite, "scenarios", lambda: (needs,))
     monkeypatch.setattr(suite, "BASIC_TOOLS", ())  # which every client has to have
     assert verdicts(await run(command, Choice(rules=["CALL-5"]))) == {"CALL-5": Verdict.UNCLAIMED}
@@ -91,7 +91,7 @@ async def test_a_fault_of_a_scenario_is_none_of_the_client(monkeypatch: pytest.M
 
 
 async def test_a_client_that_ends_in_the_middle_breaks_the_rule_and_its_exit_code_is_named(tmp_path: Path) -> None:
-    outcome = await run(changed(tmp_path, "return arguments\n", "os._exit(7)\n"), Choice(rules=["CALL-4"]))
+    outcome = await run(changed(tmp_path, "return arguments\n", "__import__('os')._exit(7)\n"), Choice(rules=["CALL-4"]))
     assert verdicts(outcome) == {"CALL-4": Verdict.BROKEN}
     assert "exit code 7" in outcome.judged[0].why
 
