@@ -231,6 +231,6 @@ def ratios(rounds: Rounds, figure: tuple[str, str], over: tuple[str, str]) -> di
     for mine, others in zip(rounds.get(figure[0], ()), rounds.get(over[0], ()), strict=False):
         beside = {window.cell: getattr(window, over[1]) for window in others}
         for window in mine:
-            if beside.get(window.cell):
+            if beside.get(window.cell) and getattr(window, figure[1]):  # 0: it was not measured
                 found.setdefault(window.cell, []).append(getattr(window, figure[1]) / beside[window.cell])
     return {cell: statistics.median(each) for cell, each in found.items()}

@@ -160,6 +160,7 @@ def _on_a_bus(name: str, host: tuple[str, ...], plugin: tuple[str, ...]) -> Cont
     return Contestant(name, lambda stage, plan: plan.bus(stage)[:2], host, plugin)
 
 
+IN_PROCESS = Contestant("in_process", _nothing("-"), ("load.rest_host", "in_process"))
 _SDK_HOST, _SDK_PLUGIN, _RAW = "load.sdk_host", "load.sdk_plugin", ("load.plugin",)
 SDK = by_name(
     _on_a_bus("bare", STREAM, _RAW),
@@ -168,13 +169,14 @@ SDK = by_name(
     *(_on_a_bus(f"host_{way}", (_SDK_HOST, way), _RAW) for way in ("tasks", "many", "sync")),
     *(_on_a_bus(f"both_{kind}", (_SDK_HOST, "tasks"), (_SDK_PLUGIN, kind)) for kind in ("plain", "async")),
     _on_a_bus("pattern", STREAM, (_SDK_PLUGIN, "pattern")),
+    IN_PROCESS,
 )
 _MCP = functools.partial(
     Contestant, host=("benchmarks.mcp_rival", "host"), host_room="fastmcp", rooms=("fastmcp",), partial=True
 )
 RIVALS = by_name(
     BUS["toolbus"],  # what the bus and its limit cannot do is a fault; what others cannot do is a result
-    Contestant("in_process", _nothing("-"), ("load.rest_host", "in_process"), partial=True),
+    replace(IN_PROCESS, partial=True),
     replace(GATEWAY["rest_grpc"], name="rest", partial=True),
     *(replace(each, partial=True) for each in (GATEWAY["callback"], DROPIN["dropin"])),
     BUS["relay"],

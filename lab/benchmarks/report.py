@@ -102,7 +102,7 @@ class Report:
                 f"{w.calls_per_second:,.0f}" if w.calls_per_second >= 100 else f"{w.calls_per_second:.1f}",
                 f"{w.p50_us:,.0f}",
                 f"{w.p99_us:,.0f}",
-                *(f"{getattr(w, measure):,.1f}" for measure in processes.values()),
+                *(f"{cpu:,.1f}" if (cpu := getattr(w, measure)) else "–" for measure in processes.values()),
                 f"{self._begin()} --only {name} --in-flight {cell.in_flight}"
                 f"{f' --sizes {cell.size}' if sized else ''}{lengths}{self._switches()}",
             )

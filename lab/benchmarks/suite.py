@@ -58,6 +58,7 @@ SDK_AIMS = (
     *(_beside_bare(f"both_{kind}", "p50", "p50_us", 1, 1.15) for kind in _PLUGINS),
     *(_beside_bare(f"plugin_{kind}", "CPU of the plugin", "plugin_cpu_us", 64, 2.1) for kind in _PLUGINS),
     *(_beside_bare(f"host_{way}", "CPU of the host", "host_cpu_us", 64, 2.1) for way in _HOSTS),
+    _beside_bare("in_process", "p50", "p50_us", 1, 0.6),
 )
 OTHERS = tuple(name for name in contestants.RIVALS if name != "toolbus")
 
@@ -249,8 +250,9 @@ SUITES = {
             "async function; `host_tasks` is a `Host` with as many tasks as calls in flight, `host_many` one that "
             "makes so many calls with `call_many`, again and again, `host_sync` a `SyncHost` with as many threads; "
             "`both_plain` and `both_async` are `host_tasks` before each plugin. `pattern` is a plugin on "
-            "clients/python. The bare ends run on uvloop. CPU is that of each process, the kernel's work for it "
-            "included.",
+            "clients/python. In `in_process` the bus runs in the host's process, before a bare plugin: CPU of the bus "
+            "and CPU of the host are those of that one process, and that of its plugin is not measured. The bare ends "
+            "run on uvloop. CPU is that of each process, the kernel's work for it included.",
         ),
         Suite(
             name="search",
