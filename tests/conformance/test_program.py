@@ -91,7 +91,8 @@ async def test_a_fault_of_a_scenario_is_none_of_the_client(monkeypatch: pytest.M
 
 
 async def test_a_client_that_ends_in_the_middle_breaks_the_rule_and_its_exit_code_is_named(tmp_path: Path) -> None:
-    outcome = await run(changed(tmp_path, "return arguments\n", "__import__('os')._exit(7)\n"), Choice(rules=["CALL-4"]))
+    command = changed(tmp_path, "return arguments\n", "__import__('os')._exit(7)\n")
+    outcome = await run(command, Choice(rules=["CALL-4"]))
     assert verdicts(outcome) == {"CALL-4": Verdict.BROKEN}
     assert "exit code 7" in outcome.judged[0].why
 
