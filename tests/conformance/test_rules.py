@@ -22,6 +22,11 @@ def test_each_rule_is_from_a_section_of_the_protocol(rule: Rule) -> None:
     assert rule.anchor in _anchors()
 
 
+def test_each_rule_has_a_scenario_that_shows_it_and_a_mutant_that_it_finds() -> None:
+    assert rules().keys() == {rule for scenario in scenarios() for rule in scenario.rules}
+    assert rules().keys() == {mutant.rule for mutant in mutants()}
+
+
 def test_each_scenario_has_a_name_of_its_own() -> None:
     names = [each.name for each in scenarios()]
     assert len(names) == len(set(names))
