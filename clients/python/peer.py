@@ -1,7 +1,7 @@
 """Keeps one peer on the bus, with the generated stubs alone: a pattern for client libraries in other languages.
 
 This file is the life of the connection, in the order of docs/protocol.md: attach, read, reconnect with backoff, leave.
-`plugin.py` answers the calls of the bus, `host.py` makes calls, `link.py` holds the state of one stream, `outbox.py`
+`handlers.py` answers the calls of the bus, `host.py` makes calls, `link.py` holds the state of one stream, `outbox.py`
 makes the messages, `wire.py` is gRPC. `toolbus conformance` checks a copy. For Python programs `toolbus.sdk` is better:
 it also runs blocking handlers, and finds out why TLS fails.
 """
@@ -19,9 +19,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
 from call import Call
+from handlers import Handler, Tools
 from host import Calls
 from link import TICK_SECONDS, Link
-from plugin import Handler, Tools
 from watch import CATALOG, NOTIFICATIONS, Watch
 from wire import Connection, Refused, StatusError, Stream, connect, read_credential
 

@@ -342,7 +342,7 @@ async def test_defect_6_a_result_has_a_bound_for_the_council_and_another_for_eve
             (outcome,) = (await ran(council(small, ANN, result_bytes=KIB))).outcomes
             (read,) = await turn(small, call("memory_search"))
     assert (len(outcome.content), outcome.content[-11:]) == (KIB, "[truncated]")
-    assert "more than 2048: ask for less" in read
+    assert "more than the limit result_bytes = 2048: have the tool return less" in read
 
 
 async def test_defect_7_members_whose_ids_begin_alike_each_have_their_function(wire: Wire) -> None:
