@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 from tests.conformance.clients import CLIENTS
 from tests.conformance.mutants import ROOT
-from tests.support.processes import toolbus
+from tests.support.processes import alive, environment, toolbus
+from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.conformance import report, suite
 from toolbus.conformance.script import Scenario, rules
 from toolbus.conformance.suite import Choice, NoSuchRule, Outcome, Verdict, run
@@ -104,7 +106,7 @@ def test_rules_and_groups_and_roles_that_there_are_not_are_named() -> None:
         Choice(known=["LIVE-1"]),
         Choice(roles=["guest"]),
     ):
-        with pytest.raises(NoSuchRule, match="there is no"):
+        with pytest.raises(NoSuchRule, match="is not a"):
             choice.chosen()
     assert [rule.id for rule in Choice(rules=["CALL-5"]).chosen()] == ["CALL-5"]
     assert all(rule.role == "plugin" for rule in Choice(roles=["plugin"]).chosen())
@@ -140,6 +142,18 @@ def test_a_client_that_does_not_start_ends_with_3_and_its_last_words(tmp_path: P
     silent = toolbus("conformance", "--", sys.executable, "-c", "raise SystemExit('no library here')")
     assert silent.returncode == 3
     assert "no library here" in silent.stderr
+    assert "ended with exit code 1 before it opened a stream" in silent.stderr
+
+
+def test_sigterm_ends_the_clients_too(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    client = f"import os, time; open('{mark}.new', 'w').write(str(os.getpid())); os.rename('{mark}.new', '{mark}')"
+    command = [sys.executable, "-m", "toolbus.cli", "conformance", "--", sys.executable]
+    with subprocess.Popen([*command, "-c", f"{client}; time.sleep(600)"], env=environment({})) as program:
+        until_sync(mark.exists, "the client")
+        program.terminate()
+        assert program.wait(WAIT_SECONDS) == 143
+    assert not alive(int(mark.read_text()))
 
 
 @pytest.mark.parametrize(
@@ -148,6 +162,7 @@ def test_a_client_that_does_not_start_ends_with_3_and_its_last_words(tmp_path: P
         ((), "which client"),
         (("--rules", "NOPE", "--", "x"), "'NOPE'"),
         (("--known", "absent.txt", "--", "x"), "absent.txt"),
+        (("--bus", "127.0.0.1:1", "--", "x"), "leave out one"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_says_what_is_wrong(options: Sequence[str], says: str) -> None:

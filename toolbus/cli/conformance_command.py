@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,9 +34,11 @@ EPILOG = epilog(
 
     --bus plays the other way round: a raw client against a bus.
     """,
-    "0 all rules are kept, 1 some are broken, 2 wrong usage, 3 the client does not start, or this program has a fault.",
+    "0 all rules are kept, 1 some are broken, 2 wrong usage, 3 the client does not start, or this program has a fault, "
+    "130 after Ctrl-C, 143 after SIGTERM or SIGHUP.",
 )
 NO_VERDICT = 3
+TERMINATED = 143  # as a shell shows SIGTERM
 TRACED_LINES = 15  # that people see of a trace; the report has all
 
 
@@ -64,6 +67,8 @@ def conformance(
     """Tell which rules of the protocol a client library keeps."""
     if list_:
         _list(rules, roles)
+    elif bus and command:
+        terminal.fail("--bus plays against a bus and starts no client: leave out one of the two", terminal.USAGE)
     elif bus:
         _play_bus(bus)
     elif not command:
@@ -111,8 +116,17 @@ def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, qui
             rules = ", ".join(played.scenario.rules)
             terminal.print_lines(f"[{number}/{of}] {said}: {played.scenario.name} ({rules})", sys.stderr)
 
+    async def play() -> Outcome:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: no client is left behind
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        return await run(command, choice, jobs=jobs, patience=patience, done=done)
+
     try:
-        return asyncio.run(run(command, choice, jobs=jobs, patience=patience, done=done))
+        return asyncio.run(play())
+    except asyncio.CancelledError:
+        raise typer.Exit(TERMINATED) from None
     except OSError as error:
         terminal.fail(f"{command[0]!r} cannot be started: {error}", NO_VERDICT)
     except Exception as error:
@@ -146,11 +160,13 @@ def _print(outcome: Outcome, *, trace: bool) -> None:
     from toolbus.conformance.suite import Verdict
 
     if not outcome.starts:
-        terminal.print_note("the client opened no stream to the bus at TOOLBUS_ADDRESS; its last lines were:")
+        terminal.print_note(f"the client {outcome.why}; its last lines were:")
         terminal.print_lines("\n".join(outcome.stderr) or "(none)", sys.stderr)
         return
     rows = [
-        (each.rule.id, each.rule.level, "stale" if each.stale else each.verdict.value, each.why or each.rule.says)
+        (each.rule.id, each.rule.level, "stale", "kept: take it out of the file of --known")
+        if each.stale
+        else (each.rule.id, each.rule.level, each.verdict.value, each.why or each.rule.says)
         for each in outcome.judged
     ]
     wrong = [each for each in outcome.judged if each.stale or each.verdict is not Verdict.KEPT]
@@ -158,6 +174,8 @@ def _print(outcome: Outcome, *, trace: bool) -> None:
     if trace:
         for each in wrong:
             _print_trace(each)
+    elif not outcome.kept:
+        terminal.print_note("--trace shows what was exchanged; --rules ID plays a rule alone")
     for role, count in counts(outcome).items():
         if sum(count.values()):
             terminal.print_lines(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in count.items())}")

@@ -195,7 +195,7 @@ async def settled(address: str) -> None:
                 arm, item = await stream.next("a result")
             await stream.close()
             if arm == "end":
-                raise Mismatch(f"the bus ended the stream: {item}")
+                raise Mismatch(f"the bus ended the stream: {': '.join(map(str, item))}")
             if item["error"]["code"] != "ERROR_CODE_UNAVAILABLE":
                 return
             await asyncio.sleep(item["error"]["retry_after_seconds"] or 0.05)

@@ -31,7 +31,8 @@ class Played:
     Attributes:
         broken: the rules that the client broke there, each with the reason; empty where it kept all.
         unclaimed: the tool that the client does not offer; "" where it offered all.
-        exited_early: whether the client ended before it had opened a stream.
+        exited_early: whether the client opened no stream.
+        code: its exit code; None where it still ran at the end.
         tools: the names that it offered.
         trace: what was exchanged, newest last.
         stderr: the client's last lines.
@@ -43,6 +44,7 @@ class Played:
     broken: Mapping[str, str]
     unclaimed: str
     exited_early: bool
+    code: int | None
     tools: Sequence[str]
     trace: Sequence[str]
     stderr: Sequence[str]
@@ -72,6 +74,7 @@ class Player:
         began = time.monotonic()
         broken: dict[str, str] = {}
         unclaimed = ""
+        code: int | None = None
         watch = _Starvation()
         with tempfile.TemporaryDirectory(prefix="toolbus-") as folder:
             try:
@@ -89,6 +92,7 @@ class Player:
                 unclaimed = str(tool)
             finally:
                 starved = watch.stop()
+                code = None if self._stage.client is None else self._stage.client.code
                 await self._stage.stop()
         assert self._stage.client is not None
         return Played(
@@ -96,6 +100,7 @@ class Player:
             broken={**self._stage.aside, **broken},
             unclaimed=unclaimed,
             exited_early=not self._stage.opened,
+            code=code,
             tools=sorted(self._stage.tools),
             trace=tuple(self._stage.trace.lines),
             stderr=tuple(self._stage.client.lines)[-STDERR_LINES:],
@@ -135,7 +140,11 @@ class Player:
             if stream.always.pending:
                 raise Mismatch(f"the calls {sorted(stream.always.pending)} were never answered", "CALL-1")
             await stream.send({"heartbeat": {"sequence": FENCE}})
-            await self._streams.expect(line, {"expect": {"heartbeat": {"sequence": FENCE}}})
+            try:
+                await self._streams.expect(line, {"expect": {"heartbeat": {"sequence": FENCE}}})
+            except Mismatch as problem:
+                text = f"after the last step a heartbeat is echoed, and nothing else comes: {problem}"
+                raise type(problem)(text, problem.rule) from None
 
     async def _best_of(self, step: Mapping[str, Any]) -> None:
         """Plays steps several times; one time without a bound that is missed is enough."""

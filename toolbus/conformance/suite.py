@@ -58,12 +58,14 @@ class Outcome:
     Attributes:
         about: its name, version and language, as far as it says.
         starts: whether it opened a stream at all.
+        why: what it did instead; "" where it opened one.
     """
 
     about: Mapping[str, Any]
     starts: bool
     judged: Sequence[Judged]
     stderr: Sequence[str] = ()
+    why: str = ""
 
     @property
     def kept(self) -> bool:
@@ -101,11 +103,11 @@ class Choice:
         for named in (*self.rules, *self.known):
             if named not in there and named not in groups:
                 raise NoSuchRule(
-                    f"there is no rule {named!r}: the groups are {', '.join(sorted(groups))}; --list shows all rules"
+                    f"{named!r} is not a rule: the groups are {', '.join(sorted(groups))}; --list shows all rules"
                 )
         for role in self.roles:
             if role not in ROLES:
-                raise NoSuchRule(f"there is no role {role!r}: the roles are {', '.join(ROLES)}")
+                raise NoSuchRule(f"{role!r} is not a role: the roles are {', '.join(ROLES)}")
         return [
             rule
             for rule in there.values()
@@ -139,7 +141,7 @@ async def run(
     chosen = {rule.id: rule for rule in choice.chosen()}
     first = await _play(command, ABOUT, patience)
     if first.exited_early:
-        return Outcome({}, False, (), first.stderr)
+        return Outcome({}, False, (), first.stderr, _no_stream(first))
     claimed = {*choice.roles, *first.about.get("roles", ROLES[:2])}
     played_rules = {rule.id for rule in chosen.values() if rule.role in claimed}
     wanted = [each for each in scenarios() if played_rules & set(each.rules)]
@@ -166,6 +168,12 @@ async def run(
         for rule in chosen.values()
     ]
     return Outcome(first.about, True, judged)
+
+
+def _no_stream(played: Played) -> str:
+    if played.code is None:
+        return f"opened no stream to the bus at TOOLBUS_ADDRESS in {played.seconds:.0f} s"
+    return f"ended with exit code {played.code} before it opened a stream to the bus at TOOLBUS_ADDRESS"
 
 
 async def _play(command: Sequence[str], scenario: Scenario, patience: float) -> Played:
