@@ -78,3 +78,18 @@ def test_a_host_that_was_awake_ends_the_call_at_its_guard_deadline() -> None:
     caller = Caller()
     caller.clock.fire(late=0.1)
     assert len(caller.results) == 1
+
+
+def test_a_call_whose_options_cannot_be_sent_ends_in_an_error_and_those_behind_it_are_sent() -> None:
+    caller = Caller()
+    broken = OutgoingCall("broken", "{}", caller._deliver, options=CallOptions(role="\ud800"))
+    sound = OutgoingCall("sound", "{}", caller._deliver, options=CallOptions(role="r"))
+    caller.calls.begin_many([broken, sound])
+    (result,) = caller.results
+    assert result.error is not None
+    assert (result.error.code, result.error.stage) == (Code.INVALID_ARGUMENTS, Stage.NOT_DISPATCHED)
+    assert "options" in result.error.message
+    frame = caller.session.outbox.take()
+    assert frame is not None
+    assert [call.name for call in frame.calls] == ["t", "sound"]
+    assert caller.session.pending.keys() == {caller.call_id, sound.call_id}

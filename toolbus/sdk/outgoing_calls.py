@@ -328,9 +328,15 @@ class OutgoingCalls:
         call.name = out.name
         call.arguments_json = out.arguments_json
         if options is not NO_OPTIONS:
-            if out.timeout is not None:
-                call.timeout_seconds = self._time_left(out, out.timeout)
-            options.fill(call)
+            try:
+                if out.timeout is not None:
+                    call.timeout_seconds = self._time_left(out, out.timeout)
+                options.fill(call)
+            except (TypeError, ValueError) as problem:  # it would end the calls behind it, too
+                outbox.recall(outbox.opened, call_id)
+                text = f"the options of the call of {out.name!r} cannot be sent: {problem}"
+                out.fail(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED)
+                return True
         pending[call_id] = out
         out.frame = outbox.opened
         if out.guard_deadline < self._timer_at:
