@@ -32,7 +32,7 @@ VALUE: ContextVar[str] = ContextVar("VALUE", default="unset")
 class Elsewhere:
     """Stands for the connection's loop, where it runs on a thread of its own."""
 
-    in_turn_of = None
+    in_turn_of: asyncio.AbstractEventLoop | None = None
 
     def __init__(self) -> None:
         self.joined: list[asyncio.AbstractEventLoop] = []  # loops that offered their turns
@@ -304,3 +304,28 @@ async def test_a_call_of_the_bus_has_every_attribute_of_a_scope(made: Callable[.
     assert (job.can_call, job.cancelled.is_set(), repr(job)) == (True, False, "<Job idle 1 ended>")
     assert 0 < job.time_left() <= 60.0
     job.progress(0.5)
+
+
+async def test_a_task_factory_of_the_program_is_called_in_its_own_loop_never_in_the_connections(
+    made: Callable[..., Plugin],
+) -> None:
+    async def work() -> int:
+        return 1
+
+    loop, tasks = asyncio.get_running_loop(), list[Any]()
+
+    def make(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        tasks.append(coroutine)
+        return asyncio.Task(coroutine, loop=loop, **options)
+
+    plugin = made(work)
+    plugin.line.shared.in_turn_of = loop
+    loop.set_task_factory(make)
+    try:
+        plugin.read("work", "a")
+        assert tasks == []  # the connection's loop runs while it reads
+        plugin.line.shared.in_turn_of = None
+        await plugin.answered(1)
+        assert len(tasks) == 1
+    finally:
+        loop.set_task_factory(None)

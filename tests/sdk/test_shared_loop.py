@@ -174,6 +174,44 @@ async def test_after_a_program_whose_loop_has_ended_the_thread_goes_on_until_ano
     await lent(shared)
 
 
+async def test_a_program_whose_loop_ended_before_it_got_the_loop_leaves_it_to_the_next(
+    shared: SharedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+    first = asyncio.new_event_loop()
+    pass_on = first.call_soon_threadsafe
+
+    def note(*arguments: Any, **options: Any) -> Any:
+        try:
+            return pass_on(*arguments, **options)
+        finally:
+            asked.set()
+
+    monkeypatch.setattr(first, "call_soon_threadsafe", note)
+    shared.join(first)
+    assert await asyncio.to_thread(asked.wait, SECONDS)  # the loop is offered
+    first.close()
+    await lent(shared)
+
+
+async def test_a_program_whose_loop_cannot_wait_for_files_leaves_the_loop_on_its_thread(
+    shared: SharedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, asked = asyncio.get_running_loop(), asyncio.Event()
+
+    def refuse(*_: Any) -> None:
+        asked.set()
+        raise NotImplementedError
+
+    monkeypatch.setattr(program, "add_reader", refuse)
+    monkeypatch.setattr(program, "remove_reader", refuse)
+    shared.join(program)
+    await within(asked.wait())
+    for _ in range(2):
+        assert not shared.turn(program, print, None)
+        assert await thread_of(shared) != threading.get_ident()
+
+
 async def test_only_the_first_of_two_loops_lends_its_turns(shared: SharedLoop) -> None:
     await lent(shared)
 

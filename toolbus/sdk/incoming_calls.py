@@ -174,7 +174,8 @@ class Runner:
             self._workers.put(self._run_plain, job)
 
     def _put_on_loop(self, jobs: list[Job]) -> None:
-        if self._connection is not None and self._connection.shared.in_turn_of is self._loop:
+        in_turn = self._connection is not None and self._connection.shared.in_turn_of is self._loop
+        if in_turn and self._loop.get_task_factory() is None:  # a factory may run a first step, which needs its loop
             self._begin_all(jobs)  # on its thread
         elif not self._inbox.put(self._begin_all, jobs):
             for job in jobs:

@@ -198,10 +198,12 @@ class SharedLoop:
 
     def _get_back(self) -> None:
         """Takes over from the guard."""
-        self._asked = False
         if self._program is not None and self._fd >= 0 and not self._stopped.is_set():
-            self._lent = True
-            self._program.add_reader(self._fd, self._look)
+            try:
+                self._program.add_reader(self._fd, self._look)
+            except NotImplementedError:  # not every loop waits for files: the thread keeps this one, asked as it is
+                return
+            self._asked, self._lent = False, True
             self._look()
 
     def _let_go(self) -> None:
@@ -215,7 +217,7 @@ class SharedLoop:
             self._let_go()
             if self._timer is not None:
                 self._timer.cancel()
-        self._lent, self._program, self._timer = False, None, None
+        self._lent, self._asked, self._program, self._timer = False, False, None, None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
