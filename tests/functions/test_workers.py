@@ -103,3 +103,27 @@ def test_workers_without_a_job_keep_none_alive() -> None:
     assert rested.wait(WAIT_SECONDS)
     assert gone() is None
     workers.stop()
+
+
+def test_what_a_thread_leaves_to_a_watch_that_is_just_ending_is_sent() -> None:
+    left, sent = threading.Event(), threading.Event()
+
+    class Ending(Workers):
+        """A watch that ends at the moment in which a job is put and taken."""
+
+        @property
+        def _watching(self) -> bool:
+            return self._is_watching
+
+        @_watching.setter
+        def _watching(self, watching: bool) -> None:
+            if not watching and threading.current_thread().name.endswith("-watch") and not left.is_set():
+                left.set()
+                self._watch_jobs()  # as `put` does it: the watch seems to be there
+            self._is_watching = watching
+
+    workers = Ending(1, "test")
+    workers.at_rest = lambda: sent.set() if left.is_set() else None
+    workers._watch_jobs()
+    assert sent.wait(WAIT_SECONDS)
+    workers.stop()

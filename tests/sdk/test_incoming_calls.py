@@ -329,3 +329,15 @@ async def test_a_task_factory_of_the_program_is_called_in_its_own_loop_never_in_
         assert len(tasks) == 1
     finally:
         loop.set_task_factory(None)
+
+
+async def test_a_handler_that_raises_generator_exit_is_answered_and_gives_its_place_back(
+    made: Callable[..., Plugin],
+) -> None:
+    async def leave() -> int:
+        raise GeneratorExit
+
+    plugin = made(leave, limit=1)
+    plugin.read("leave", "a", "b")
+    await plugin.answered(2)
+    assert [plugin.line.error(id).reason for id in ("a", "b")] == ["GeneratorExit"] * 2

@@ -188,11 +188,12 @@ class Workers:
                 if waiting > came and waiting_before + came - waiting < _QUICK_JOBS:
                     self._spread(waiting)
                 quiet = 0 if waiting or self._jobs_came else quiet + 1
-                self._jobs_came = False
+                if not quiet:
+                    self._jobs_came = False  # else it stays what it is: a job may come just now
             self._watching = False
             if self._stopped:
                 break
-            if self._jobs:  # they came just now
+            if self._jobs or self._jobs_came:  # a thread may have taken them, and left what ended before to the watch
                 self._watch_jobs()
         with self._lock:
             self._has_watch = self._watching = False

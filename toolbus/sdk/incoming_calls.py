@@ -221,11 +221,32 @@ class Runner:
 
     async def _run_async(self, job: Job) -> None:
         job.running = True
-        self._end(job, await run_async(job.spec, job.arguments_json, job))
+        try:
+            outcome = await run_async(job.spec, job.arguments_json, job)
+        except GeneratorExit as problem:
+            outcome = self._closed(job, problem)
+        self._end(job, outcome)
 
     async def _finish_plain(self, job: Job, unfinished: Unfinished) -> None:
         job.running = True
-        self._end(job, await finish_plain(job.spec, job, unfinished))
+        try:
+            outcome = await finish_plain(job.spec, job, unfinished)
+        except GeneratorExit as problem:
+            outcome = self._closed(job, problem)
+        self._end(job, outcome)
+
+    def _closed(self, job: Job, problem: GeneratorExit) -> Result:
+        """Returns the result of a handler that raised GeneratorExit, or whose task was dropped.
+
+        Raises:
+            GeneratorExit: it was dropped with its loop, which can answer nothing any more.
+        """
+        if self._loop.is_closed():
+            raise problem
+        text = f"GeneratorExit: the handler of {job.spec.tool.name} raised it, or its task was dropped"
+        return Result(
+            job.call_id, is_error=True, error=CallError(Code.TOOL, text, Stage.ACCEPTED, reason="GeneratorExit")
+        )
 
     def _end(self, job: Job, outcome: Outcome) -> None:
         self._running.discard(job)
