@@ -68,6 +68,7 @@ class SharedLoop:
         self.in_turn_of: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._lock = threading.Lock()  # whoever runs the loop holds it
+        self._joining = threading.Lock()  # programs on several threads may begin to call at once
         self._program: asyncio.AbstractEventLoop | None = None  # the loop that lends its turns; None while none does
         self._fd = -1  # readable while something is ready; the program's own, so that it may outlive the loop
         self._lent = False  # whether the program runs the loop; read and written on the program's thread
@@ -103,14 +104,15 @@ class SharedLoop:
 
     def join(self, program: asyncio.AbstractEventLoop) -> None:
         """Has the running loop run this one in its turns from now on; the first to join does, until it is closed."""
-        if not _CAN_SHARE or self._stopped.is_set():
-            return
-        if self._program is not None:
-            if not self._program.is_closed():
+        with self._joining:
+            if not _CAN_SHARE or self._stopped.is_set():
                 return
-            self._forget_program()
-        self._program = program
-        self._fd = os.dup(self._selector.fileno())
+            if self._program is not None:
+                if not self._program.is_closed():
+                    return
+                self._forget_program()
+            self._program = program
+            self._fd = os.dup(self._selector.fileno())
         self._ask_back()
 
     def turn(self, program: asyncio.AbstractEventLoop, function: Callable[[Any], object], argument: Any) -> bool:
