@@ -104,18 +104,6 @@ class Connection:
             raise _status_error(error) from None
         return page
 
-    async def register(self, request: messages.RegisterRequest) -> messages.RegisterResponse:
-        """Offers further tools.
-
-        Raises:
-            StatusError: the bus did not answer with OK.
-        """
-        try:
-            response: messages.RegisterResponse = await self._stub.Register(request, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise _status_error(error) from None
-        return response
-
 
 @asynccontextmanager
 async def connect(address: str, credential_path: str) -> AsyncIterator[Connection]:

@@ -115,9 +115,9 @@ class Always:
             return
         self.pending.remove(item["call_id"])
         if item["output_json"] and not is_json(item["output_json"]):
-            _broken("CALL-3", f"the output is no JSON: {item['output_json'][:200]!r}")
+            _broken("CALL-3", f"the output is not JSON: {item['output_json'][:200]!r}")
         error = item.get("error", {})
-        cancelled = error.get("code") == "ERROR_CODE_CANCELLED"  # its result reaches nobody
+        cancelled = error.get("code") == "ERROR_CODE_CANCELLED"  # its caller has gone
         if item["is_error"] and not cancelled and not item["output_json"] and not error.get("message"):
             _broken("CALL-7", f"a failed call without a message or an output says nothing: {item}")
 
@@ -128,9 +128,9 @@ class Always:
         if call_id in self._calls:
             _broken("NEST-6", f"the id {call_id!r} was used for a second call of this stream")
         if parent and parent not in self.pending:
-            _broken("NEST-5", f"a nested call of {parent!r}, which is no call in flight on this stream: {call}")
+            _broken("NEST-5", f"a nested call of {parent!r}, which is not in flight on this stream: {call}")
         if call["arguments_json"] and not is_json(call["arguments_json"]):
-            _broken("CALL-3", f"the arguments of a call are no JSON: {call['arguments_json'][:200]!r}")
+            _broken("CALL-3", f"the arguments of a call are not JSON: {call['arguments_json'][:200]!r}")
         self._calls.add(call_id)
 
     def _check_heartbeat(self, beat: Mapping[str, Any]) -> None:
