@@ -27,6 +27,7 @@ FLOORS = (
     "embeddings",
     "search",
     "search_tool",
+    "mcp",  # the Model Context Protocol as texts: no input or output
     "dialects.schemas",
     "dialects",
     "loop",
@@ -48,11 +49,14 @@ FLOORS = (
     "bus.tasks",
     "bus.config bus.local bus.serve_settings",
     "bus.signals bus.roles",
+    "bus.features bus.web_paths",  # what rooms hold for one another
     "bus.embedded",
     "bus.core bus.room",
     "bus.operators",
     "bus.gateway",
     "bus.upstream",
+    "bus.mcp_server",
+    "bus.mcp_client",
     "bus.rooms",
     "bus",
     "tools",
@@ -83,6 +87,7 @@ LIBRARIES = {
     "embeddings": {"numpy", "safetensors", "tokenizers"},  # extra `semantic`, imported when it is used
     "search": set[str](),
     "search_tool": set[str](),
+    "mcp": {"google.protobuf", "msgspec"},  # msgspec where messages are decoded
     "dialects": set[str](),
     "dialects.schemas": set[str](),
     "loop": set[str](),

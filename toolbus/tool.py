@@ -70,7 +70,16 @@ class Annotations:
 
 
 _NO_ANNOTATIONS = Annotations()
-_TEXTS = ("name", "description", "parameters_json", "role", "callback_url", "display_name", "metadata_json")
+_TEXTS = (
+    "name",
+    "description",
+    "parameters_json",
+    "role",
+    "callback_url",
+    "display_name",
+    "metadata_json",
+    "output_schema_json",
+)
 _TOO_DEEP = "parameters_json is nested too deep: flatten the schema, a bus takes 64 levels"
 HINTS = ("read_only", "idempotent", "destructive", "open_world")
 
@@ -101,6 +110,9 @@ class Tool:
     metadata_json: str = ""
     min_level: int = 0
     no_repair: bool = False
+    output_schema_json: str = ""
+    always_background: bool = False
+    needs: tuple[str, ...] = ()
     schema_hash: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -203,6 +215,7 @@ class Tool:
             role=message.role or None,
             annotations=_annotations(message.annotations) if message.HasField("annotations") else _NO_ANNOTATIONS,
             validate=message.validate if message.HasField("validate") else None,
+            needs=tuple(message.needs) if message.needs else (),
             **{name: getattr(message, name) for name in _SAME_ON_THE_WIRE},
         )
 
@@ -212,6 +225,7 @@ class Tool:
             parameters_json=self.parameters_json,
             role=self.role,
             validate=self.validate,
+            needs=self.needs,
             **{name: getattr(self, name) for name in _SAME_ON_THE_WIRE},
         )
         if self.annotations != _NO_ANNOTATIONS:
@@ -222,7 +236,7 @@ class Tool:
 
 
 # Fields whose wire form differs: it has an unset state, or none at all.
-_OTHER_ON_THE_WIRE = {"parameters_json", "role", "annotations", "validate", "schema_hash"}
+_OTHER_ON_THE_WIRE = {"parameters_json", "role", "annotations", "validate", "needs", "schema_hash"}
 _SAME_ON_THE_WIRE = tuple(each.name for each in fields(Tool) if each.name not in _OTHER_ON_THE_WIRE)
 
 
@@ -273,6 +287,8 @@ class Result:
         is_error: whether the model should read this as a failure.
         error: set where a call failed, by the tool (code TOOL) or on its way (any other code).
         content: parts beside the output, as wire messages of their own.
+        input_requests_json: what the tool asks before it can go on; "" where it is done. The output says nothing then.
+        request_state: what goes back to the tool with the answers.
     """
 
     call_id: str = ""
@@ -280,6 +296,8 @@ class Result:
     is_error: bool = False
     error: CallError | None = None
     content: tuple[pb.ContentBlock, ...] = ()
+    input_requests_json: str = ""
+    request_state: str = ""
 
     @property
     def output(self) -> Any:
@@ -324,6 +342,8 @@ class Result:
             message.is_error,
             CallError.from_wire(message.error) if message.HasField("error") else None,
             _copies(message.content) if message.content else (),  # iterating over nothing takes 3 µs
+            message.input_requests_json,
+            message.request_state,
         )
 
     def to_wire(self) -> pb.ToolResult:
@@ -334,6 +354,8 @@ class Result:
             is_error=self.is_error,
             error=self.error.to_wire() if self.error else None,
             content=self.content,
+            input_requests_json=self.input_requests_json,
+            request_state=self.request_state,
         )
 
 

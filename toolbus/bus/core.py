@@ -15,12 +15,14 @@ from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
 from toolbus.bus.embedded import EmbeddedBus
+from toolbus.bus.features import Features
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.roles import Roles
 from toolbus.bus.room import Rooms
 from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.tasks.task_manager import TaskManager
+from toolbus.bus.web_paths import WebPaths
 from toolbus.limits import Limits, Timings
 from toolbus.search import IndexCache
 from toolbus.stall import StallWatch
@@ -48,6 +50,8 @@ class Core:
         signals: what changed, and who listens.
         stalls: tells when the bus stood still.
         rooms: the rooms of this bus, this one included.
+        web: what rooms serve over HTTP beside the gateway's endpoints.
+        features: what mounted MCP servers have beside tools.
         request_stop: requests the end of the whole bus; the program that runs it drains and stops it.
     """
 
@@ -71,6 +75,8 @@ class Core:
     signals: Signals
     stalls: StallWatch
     rooms: Rooms
+    web: WebPaths
+    features: Features
     request_stop: Callable[[], None]
 
     @property

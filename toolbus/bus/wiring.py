@@ -31,6 +31,7 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
 from toolbus.bus.core import Core
 from toolbus.bus.embedded import EmbeddedBus
+from toolbus.bus.features import Features
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.roles import Roles
@@ -41,6 +42,8 @@ from toolbus.bus.rooms.council_room import CouncilRoom
 from toolbus.bus.rooms.dropin_room import DropinRoom
 from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.bus.rooms.keys_room import KeysRoom
+from toolbus.bus.rooms.mcp_client_room import McpClientRoom
+from toolbus.bus.rooms.mcp_server_room import McpServerRoom
 from toolbus.bus.rooms.notifications_room import NotificationsRoom
 from toolbus.bus.rooms.operators_room import OperatorsRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
@@ -49,6 +52,7 @@ from toolbus.bus.rooms.upstream_room import UpstreamRoom
 from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.tasks.task_manager import TaskManager
+from toolbus.bus.web_paths import WebPaths
 from toolbus.embeddings import EmbedderChoice
 from toolbus.errors import SetupError
 from toolbus.functions.tool_spec import spec_of_method
@@ -64,12 +68,14 @@ ROOMS: tuple[type[Room], ...] = (
     AuditRoom,  # before whatever does what is written down
     KeysRoom,
     OperatorsRoom,
+    McpServerRoom,  # its path is served by the gateway
     GatewayRoom,  # binds before gRPC is served, and stops after whatever its requests wait for
     NotificationsRoom,
     UpstreamRoom,
     TasksRoom,
     CouncilRoom,
     StreamsRoom,
+    McpClientRoom,
     DropinRoom,  # last: its processes attach to the streams
 )
 
@@ -160,6 +166,8 @@ class Bus(EmbeddedBus):
             signals=signals,
             stalls=StallWatch(timings.tick_seconds, timings.stall_seconds),
             rooms=Rooms(),
+            web=WebPaths(),
+            features=Features(),
             request_stop=self._stopped.set,
         )
         signals.on_change(self.core.presence.catalog_changed)

@@ -151,6 +151,9 @@ class Tool(_message.Message):
     METADATA_JSON_FIELD_NUMBER: _builtins.int
     MIN_LEVEL_FIELD_NUMBER: _builtins.int
     NO_REPAIR_FIELD_NUMBER: _builtins.int
+    OUTPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    ALWAYS_BACKGROUND_FIELD_NUMBER: _builtins.int
+    NEEDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name that models and hosts call. 1 to 64 of `[A-Za-z0-9_.-]`; anything else is refused with INVALID_ARGUMENT.
     In a listing, a tool of a qualified source is named `source:name`.
@@ -206,9 +209,23 @@ class Tool(_message.Message):
     is asked, null for an optional argument, a default for a missing one). Without effect where `validate` is false or
     the bus repairs nothing.
     """
+    output_schema_json: _builtins.str
+    """JSON Schema of ToolResult.output_json, as JSON text of an object. Empty means that nothing is promised. At most
+    256 KiB; read as `parameters_json` is.
+    """
+    always_background: _builtins.bool
+    """Has a call become a task at once where its caller takes tasks (ToolCall.background_after_seconds is set). Without
+    effect together with `no_background`.
+    """
     @_builtins.property
     def annotations(self) -> Global___ToolAnnotations:
         """What calling the tool may do. Unset means nothing is known."""
+
+    @_builtins.property
+    def needs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the tool may ask of its caller in the middle of a call, in words of ToolCall.accepts. A call of a caller that
+        does not accept all of it is refused before a plugin sees it.
+        """
 
     def __init__(
         self,
@@ -231,10 +248,13 @@ class Tool(_message.Message):
         metadata_json: _builtins.str = ...,
         min_level: _builtins.int = ...,
         no_repair: _builtins.bool = ...,
+        output_schema_json: _builtins.str = ...,
+        always_background: _builtins.bool = ...,
+        needs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "annotations", b"annotations", "role", b"role", "validate", b"validate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "allow_repeat", b"allow_repeat", "annotations", b"annotations", "callback_url", b"callback_url", "council_eligible", b"council_eligible", "description", b"description", "direct_reply", b"direct_reply", "display_name", b"display_name", "idle_timeout_seconds", b"idle_timeout_seconds", "inline_available", b"inline_available", "metadata_json", b"metadata_json", "min_level", b"min_level", "name", b"name", "no_background", b"no_background", "no_repair", b"no_repair", "parameters_json", b"parameters_json", "role", b"role", "timeout_seconds", b"timeout_seconds", "validate", b"validate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "allow_repeat", b"allow_repeat", "always_background", b"always_background", "annotations", b"annotations", "callback_url", b"callback_url", "council_eligible", b"council_eligible", "description", b"description", "direct_reply", b"direct_reply", "display_name", b"display_name", "idle_timeout_seconds", b"idle_timeout_seconds", "inline_available", b"inline_available", "metadata_json", b"metadata_json", "min_level", b"min_level", "name", b"name", "needs", b"needs", "no_background", b"no_background", "no_repair", b"no_repair", "output_schema_json", b"output_schema_json", "parameters_json", b"parameters_json", "role", b"role", "timeout_seconds", b"timeout_seconds", "validate", b"validate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
     _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015
@@ -312,6 +332,9 @@ class ToolCall(_message.Message):
     PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
     BACKGROUND_AFTER_SECONDS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ACCEPTS_FIELD_NUMBER: _builtins.int
+    INPUT_RESPONSES_JSON_FIELD_NUMBER: _builtins.int
+    REQUEST_STATE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Names the call among those its sender has in flight on this stream. 1 to 128 characters (Unicode code points),
     chosen by the sender.
@@ -349,11 +372,23 @@ class ToolCall(_message.Message):
     """
     request_id: _builtins.str
     """Towards a plugin that attached as qualified: the `call_id` that the caller chose. Ignored in what callers send."""
+    input_responses_json: _builtins.str
+    """Answers to ToolResult.input_requests_json, as JSON text of an object with the same keys. The call is then the same
+    one again, with the same name and arguments, under an id of its own.
+    """
+    request_state: _builtins.str
+    """The ToolResult.request_state that came with the questions, unchanged. At most 16 KiB."""
     @_builtins.property
     def context(self) -> Global___CallContext:
         """What the host tells the tool about user and conversation. The bus accepts it from hosts only: a session that
         offers tools cannot set it, and its nested calls carry the context of the call that they belong to. At most 1
         MiB.
+        """
+
+    @_builtins.property
+    def accepts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What the caller can answer in the middle of a call: `elicitation.form`, `elicitation.url`, `sampling`, `roots`.
+        Words that the bus does not know are passed on. The bus accepts it from hosts only, as `context`.
         """
 
     def __init__(
@@ -369,10 +404,13 @@ class ToolCall(_message.Message):
         parent_call_id: _builtins.str = ...,
         background_after_seconds: _builtins.float = ...,
         request_id: _builtins.str = ...,
+        accepts: _abc.Iterable[_builtins.str] | None = ...,
+        input_responses_json: _builtins.str = ...,
+        request_state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "context", b"context", "role", b"role"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "arguments_json", b"arguments_json", "background_after_seconds", b"background_after_seconds", "call_id", b"call_id", "context", b"context", "name", b"name", "parent_call_id", b"parent_call_id", "request_id", b"request_id", "role", b"role", "schema_hash", b"schema_hash", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "accepts", b"accepts", "arguments_json", b"arguments_json", "background_after_seconds", b"background_after_seconds", "call_id", b"call_id", "context", b"context", "input_responses_json", b"input_responses_json", "name", b"name", "parent_call_id", b"parent_call_id", "request_id", b"request_id", "request_state", b"request_state", "role", b"role", "schema_hash", b"schema_hash", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
     _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015
@@ -489,6 +527,8 @@ class ToolResult(_message.Message):
     IS_ERROR_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    INPUT_REQUESTS_JSON_FIELD_NUMBER: _builtins.int
+    REQUEST_STATE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call that this answers. A result for a call that is not pending is dropped and counted."""
     output_json: _builtins.str
@@ -498,6 +538,14 @@ class ToolResult(_message.Message):
     """
     is_error: _builtins.bool
     """Whether the model should read this as a failure. The bus sets it whenever `error` is set."""
+    input_requests_json: _builtins.str
+    """Questions that the tool has before it can go on, as JSON text of an object: for each key of the tool's choice an
+    object with `method` (`elicitation/create`, `sampling/createMessage`, `roots/list`) and `params`. The result is then
+    neither a success nor a failure, and its output says nothing: the caller calls again, with the answers. At most 8
+    questions and 64 KiB. A caller whose call does not accept them (ToolCall.accepts) gets ERROR_CODE_TOOL instead.
+    """
+    request_state: _builtins.str
+    """What the tool wants to know again when it is called with the answers. Opaque to everyone else. At most 16 KiB."""
     @_builtins.property
     def error(self) -> Global___CallError:
         """What went wrong. It is set in every failure that the bus passes to a caller."""
@@ -514,10 +562,12 @@ class ToolResult(_message.Message):
         is_error: _builtins.bool = ...,
         error: Global___CallError | None = ...,
         content: _abc.Iterable[Global___ContentBlock] | None = ...,
+        input_requests_json: _builtins.str = ...,
+        request_state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "content", b"content", "error", b"error", "is_error", b"is_error", "output_json", b"output_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "content", b"content", "error", b"error", "input_requests_json", b"input_requests_json", "is_error", b"is_error", "output_json", b"output_json", "request_state", b"request_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -613,6 +663,12 @@ class ContentBlock(_message.Message):
     IMAGE_FIELD_NUMBER: _builtins.int
     AUDIO_FIELD_NUMBER: _builtins.int
     RESOURCE_LINK_FIELD_NUMBER: _builtins.int
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    ANNOTATIONS_JSON_FIELD_NUMBER: _builtins.int
+    annotations_json: _builtins.str
+    """For whom the part is and how much it matters, as JSON text of an object (`audience`, `priority`, `lastModified`).
+    Empty means nothing is said. The bus does not read it.
+    """
     @_builtins.property
     def text(self) -> Global___TextContent:
         """Plain text."""
@@ -629,6 +685,10 @@ class ContentBlock(_message.Message):
     def resource_link(self) -> Global___ResourceLink:
         """A pointer to something that can be read elsewhere."""
 
+    @_builtins.property
+    def resource(self) -> Global___EmbeddedResource:
+        """Something that could be read elsewhere, together with what is in it."""
+
     def __init__(
         self,
         *,
@@ -636,12 +696,14 @@ class ContentBlock(_message.Message):
         image: Global___ImageContent | None = ...,
         audio: Global___AudioContent | None = ...,
         resource_link: Global___ResourceLink | None = ...,
+        resource: Global___EmbeddedResource | None = ...,
+        annotations_json: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "image", b"image", "kind", b"kind", "resource_link", b"resource_link", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "image", b"image", "kind", b"kind", "resource", b"resource", "resource_link", b"resource_link", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audio", b"audio", "image", b"image", "kind", b"kind", "resource_link", b"resource_link", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["annotations_json", b"annotations_json", "audio", b"audio", "image", b"image", "kind", b"kind", "resource", b"resource", "resource_link", b"resource_link", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "image", "audio", "resource_link"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "image", "audio", "resource_link", "resource"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -754,6 +816,42 @@ class ResourceLink(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResourceLink: _TypeAlias = ResourceLink  # noqa: Y015
+
+@_typing.final
+class EmbeddedResource(_message.Message):
+    """Holds something that has an address, together with what is in it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URI_FIELD_NUMBER: _builtins.int
+    MIME_TYPE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    uri: _builtins.str
+    """The address of the resource."""
+    mime_type: _builtins.str
+    """For example `text/x-python`. Empty means unknown."""
+    text: _builtins.str
+    """Text."""
+    data: _builtins.bytes
+    """The bytes of anything else, not base64."""
+    def __init__(
+        self,
+        *,
+        uri: _builtins.str = ...,
+        mime_type: _builtins.str = ...,
+        text: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "data", b"data", "mime_type", b"mime_type", "text", b"text", "uri", b"uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["text", "data"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___EmbeddedResource: _TypeAlias = EmbeddedResource  # noqa: Y015
 
 @_typing.final
 class ToolProgress(_message.Message):

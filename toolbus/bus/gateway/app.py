@@ -60,6 +60,10 @@ def application(parts: GatewayParts) -> ASGIApp:
     endpoints = _endpoints(parts.council is not None)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        application = core.web.find(scope["path"]) if scope["type"] == "http" else None
+        if application is not None:
+            await application(scope, receive, send)
+            return
         scope[SCOPE_KEY] = parts
         await endpoints(scope, receive, send)
 

@@ -1,0 +1,1 @@
+"""Mounts MCP servers: runs or reaches them, and offers their tools on the bus."""

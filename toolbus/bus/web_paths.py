@@ -1,0 +1,43 @@
+"""Holds the paths that rooms serve over HTTP beside the gateway's own endpoints.
+
+A room adds an ASGI application when it opens. The gateway passes to it what it has admitted: the access guard has asked
+who makes the request, and the body is limited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+# As ASGI has it; the types of a web framework say the same.
+Message = MutableMapping[str, Any]
+Application = Callable[
+    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+
+
+class WebPaths:
+    """Which application serves which path."""
+
+    def __init__(self) -> None:
+        self._applications: dict[str, Application] = {}  # by the first part of the path, with its slash
+
+    def __repr__(self) -> str:
+        return f"<WebPaths {' '.join(self._applications)}>"
+
+    def add(self, path: str, application: Application) -> None:
+        """Has an application serve a path of one part (``/mcp``), and all below it.
+
+        Raises:
+            ValueError: the path has several parts, or another application serves it.
+        """
+        if not path.startswith("/") or "/" in path[1:] or path == "/":
+            raise ValueError(f"{path!r} is not a path of one part: write it as /name")
+        if path in self._applications:
+            raise ValueError(f"{path} is served already: choose another path")
+        self._applications[path] = application
+
+    def find(self, path: str) -> Application | None:
+        """Returns what serves a path of a request; None where it is not a room's."""
+        end = path.find("/", 1)
+        return self._applications.get(path if end < 0 else path[:end])
