@@ -1,0 +1,128 @@
+"""Seals what clients bring back: states of questions, cursors, ids of tasks and of sessions.
+
+A client can read a sealed text, but neither change it nor use it elsewhere: the seal (HMAC-SHA-256, cut to 18 bytes)
+covers the text, its end, and what the bus binds it to, such as the tool and the user. The key is in the data directory,
+so what was sealed before a restart is valid after it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from toolbus.bus.keys.private_files import read_private, write_private
+from toolbus.errors import SetupError, ToolBusError
+
+KEY_FILE = "mcp.key"  # in the data directory, 0600
+KEY_BYTES = 32
+SEAL_BYTES = 18  # 144 bits: nobody guesses one, and it has 24 characters
+STATE_SECONDS = 3600.0  # people answer slowly
+_END_BYTES = 6  # of the moment, in whole seconds since the epoch; 0: none
+_LENGTH_BYTES = 4
+
+
+class BrokenSeal(ToolBusError):
+    """A text was not sealed by this bus, for another purpose or caller, or its time is over."""
+
+
+class Sealer:
+    """Seals texts with one key.
+
+    Args:
+        key: `KEY_BYTES` random bytes.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, key: bytes, clock: Callable[[], float] = time.time) -> None:
+        self._key = key
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return "<Sealer>"
+
+    @classmethod
+    def of(cls, data_dir: Path | None) -> Sealer:
+        """Returns the sealer of a data directory, whose key is made at the first time; without one, a key of its own.
+
+        Raises:
+            SetupError: the key's file cannot be used. The message says how to fix it.
+        """
+        return cls(secrets.token_bytes(KEY_BYTES) if data_dir is None else _key_in(data_dir / KEY_FILE))
+
+    def seal(self, content: bytes, *bound: str, seconds: float = 0.0) -> str:
+        """Returns a text of letters, digits, ``-``, ``_`` and one dot that holds some content.
+
+        Args:
+            bound: what it is valid for, the purpose first: opening it needs the same texts.
+            seconds: how long it is valid; 0: as long as the key.
+        """
+        end = int(self._clock() + seconds) + 1 if seconds else 0
+        body = end.to_bytes(_END_BYTES, "big") + content
+        return f"{_text(body)}.{_text(self._mac(body, bound))}"
+
+    def open(self, sealed: str, *bound: str) -> bytes:
+        """Returns the content of a sealed text.
+
+        Raises:
+            BrokenSeal: it was not sealed by this key for ``bound``, or its time is over.
+        """
+        body_text, _, mac_text = sealed.rpartition(".")
+        body, mac = _bytes(body_text), _bytes(mac_text)
+        if len(body) < _END_BYTES or not hmac.compare_digest(mac, self._mac(body, bound)):
+            raise BrokenSeal("it was not issued by this bus for this request")
+        end = int.from_bytes(body[:_END_BYTES], "big")
+        if end and end <= self._clock():
+            raise BrokenSeal("it has expired")
+        return body[_END_BYTES:]
+
+    def sign(self, text: str, *bound: str) -> str:
+        """Returns a text with its seal behind it. It can still be read by anybody, and never expires."""
+        return f"{text}.{_text(self._mac(text.encode('utf-8', 'surrogatepass'), bound))}"
+
+    def verify(self, signed: str, *bound: str) -> str:
+        """Returns a signed text without its seal.
+
+        Raises:
+            BrokenSeal: it was not signed by this key for ``bound``.
+        """
+        text, _, mac = signed.rpartition(".")
+        if not hmac.compare_digest(_bytes(mac), self._mac(text.encode("utf-8", "surrogatepass"), bound)):
+            raise BrokenSeal("it was not issued by this bus for this request")
+        return text
+
+    def _mac(self, content: bytes, bound: tuple[str, ...]) -> bytes:
+        """Each part goes with its length, so that no two lists of parts are the same bytes."""
+        parts = [*(each.encode("utf-8", "surrogatepass") for each in bound), content]
+        message = b"".join(len(each).to_bytes(_LENGTH_BYTES, "big") + each for each in parts)
+        return hmac.digest(self._key, message, "sha256")[:SEAL_BYTES]
+
+
+def _key_in(path: Path) -> bytes:
+    """Returns the key of a file, which is made where there is none. Only one bus has the data directory."""
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_private(path, secrets.token_bytes(KEY_BYTES))
+    key, _ = read_private(path)
+    if len(key) != KEY_BYTES:
+        raise SetupError(
+            f"{path} has {len(key)} bytes, it must have {KEY_BYTES}: delete it, and a new one is made (MCP clients "
+            "then begin new sessions)"
+        )
+    return key
+
+
+def _text(content: bytes) -> str:
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
+
+
+def _bytes(text: str) -> bytes:
+    """Returns what a text of `_text` holds; nothing where it is another text, or the same spelled differently."""
+    try:
+        content = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        return b""
+    return content if _text(content) == text else b""
