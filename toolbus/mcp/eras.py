@@ -1,0 +1,49 @@
+"""Tells which era of MCP a message belongs to. It is asked for each message, and never fixed for a connection.
+
+*Legacy*: revisions up to 2025-11-25, with a handshake and a session. *Modern*: 2026-07-28, where each request carries
+its version and what its client can do. Clients exist that send both over one pipe.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+LEGACY_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
+MODERN_VERSIONS: Final = ("2026-07-28",)
+NEWEST_LEGACY: Final = LEGACY_VERSIONS[-1]
+NEWEST: Final = MODERN_VERSIONS[-1]
+# What an HTTP request without MCP-Protocol-Version speaks (2025-06-18, transports).
+UNSAID_VERSION: Final = "2025-03-26"
+
+# Keys of `_meta`, of requests and results of the modern era.
+META_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
+META_CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
+META_CLIENT: Final = "io.modelcontextprotocol/clientInfo"
+META_LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
+META_SERVER: Final = "io.modelcontextprotocol/serverInfo"
+META_SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
+TASKS_EXTENSION: Final = "io.modelcontextprotocol/tasks"
+
+
+class Era(Enum):
+    """How client and server speak."""
+
+    LEGACY = "legacy"
+    MODERN = "modern"
+
+
+def era_of(method: str, *, meta_version: str | None, header_version: str | None = None, session: bool = False) -> Era:
+    """Returns the era of what a client sent.
+
+    Args:
+        method: "" for an answer, which only legacy clients send.
+        meta_version: the version in `_meta`; None where it names none.
+        header_version: MCP-Protocol-Version; None over a pipe, and where it is missing.
+        session: whether the request names a session (Mcp-Session-Id).
+    """
+    if method == "initialize" or session or header_version in LEGACY_VERSIONS:
+        return Era.LEGACY
+    if meta_version is not None or header_version is not None or method == "server/discover":
+        return Era.MODERN
+    return Era.LEGACY
