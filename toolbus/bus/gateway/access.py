@@ -68,12 +68,15 @@ class AccessGuard:
                 self._record(scope, why)
                 await JSONResponse({"detail": why}, 403, headers={"Connection": "close"})(scope, receive, send)
                 return
+        if scope["scheme"] == "https" and (document := self._remote.metadata.response(scope)) is not None:
+            await document(scope, receive, send)
+            return
         refusal = await self._admit(scope)
         if refusal is not None:
             status, why = refusal
             self._record(scope, why)
             log.warning("refused method=%s path=%.80r why=%s", scope["method"], scope["path"], why)
-            more = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+            more = self._remote.headers_of_401(scope) if status == 401 else None
             await JSONResponse({"detail": why}, status, headers=more)(scope, receive, send)
             return
         headers = Headers(scope=scope)

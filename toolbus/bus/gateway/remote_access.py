@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.gateway.http_connection import CERTIFICATE, PROBES
+from toolbus.bus.gateway.resource_metadata import ResourceMetadata
 from toolbus.bus.gateway.scope_guard import check_path
 from toolbus.bus.loopback import is_own_origin, mask
 from toolbus.errors import NotPermitted, Unauthenticated
@@ -42,9 +43,14 @@ class _Request:
 
 
 class RemoteAccess:
-    """Who may come in over HTTPS."""
+    """Who may come in over HTTPS.
 
-    def __init__(self, doorman: Doorman) -> None:
+    Args:
+        metadata: tells MCP clients where they get a token.
+    """
+
+    def __init__(self, doorman: Doorman, metadata: ResourceMetadata) -> None:
+        self.metadata = metadata
         self._doorman = doorman
         self._open: dict[asyncio.Task[Any], _Request] = {}  # those that are being answered
 
@@ -96,10 +102,14 @@ class RemoteAccess:
             if not request.ended:
                 raise
             if not request.began:
-                answer = JSONResponse({"detail": request.ended}, 401, headers={"WWW-Authenticate": "Bearer"})
+                answer = JSONResponse({"detail": request.ended}, 401, headers=self.headers_of_401(scope))
                 await answer(scope, receive, send)
         finally:
             del self._open[task]
+
+    def headers_of_401(self, scope: Scope) -> dict[str, str]:
+        """Returns the headers with which a request without a valid key is refused."""
+        return {"WWW-Authenticate": self.metadata.challenge(scope)}
 
     def refresh(self) -> None:
         """Ends the requests of keys that are no longer in force, and the streams of those with other scopes.

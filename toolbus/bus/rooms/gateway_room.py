@@ -109,12 +109,15 @@ class GatewayRoom(Room):
             from toolbus.bus.gateway.docs_page import DOCS_PATH, DocsPage
             from toolbus.bus.gateway.gateway_parts import GatewayParts
             from toolbus.bus.gateway.remote_access import RemoteAccess
+            from toolbus.bus.gateway.resource_metadata import RESOURCE, ResourceMetadata
             from toolbus.bus.gateway.tls_context import TlsContext
 
             callbacks, council = self.core.rooms.find(CallbacksRoom), self.core.rooms.find(CouncilRoom)
             registrations = callbacks.registrations if callbacks is not None else None
             service = council.service if council is not None else None
-            self._remote = RemoteAccess(self.core.doorman)
+            has_mcp = self.core.web.find(RESOURCE) is not None
+            metadata = ResourceMetadata([each.issuer for each in self.core.config.issuers] if has_mcp else [])
+            self._remote = RemoteAccess(self.core.doorman, metadata)
             own_url = self.own_url if self._server is not None else None
             served = application(GatewayParts(self.core, registrations, own_url, service, self._remote))
             policies = {DOCS_PATH: DocsPage().policy}
