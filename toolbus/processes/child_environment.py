@@ -83,6 +83,18 @@ PLUGIN = AllowedVariables(
     },
     (*EVERY_PROCESS.prefixes, "PYTHON", "XDG_", "CUDA_", "OMP_", "MKL_", "OPENBLAS_"),
 )
+# Programs that the bus runs for others: what MCP servers are promised, and nothing of the bus.
+MCP_SERVER = AllowedVariables(
+    frozenset(
+        {
+            *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP"),
+            *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+            *_PROXIES,
+            *map(str.lower, _PROXIES),
+        }
+    ),
+    ("LC_", "XDG_"),
+)
 
 
 def requested_variables(requests: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:

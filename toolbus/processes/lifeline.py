@@ -1,6 +1,7 @@
 """Makes process groups end with the process that started them, also where that process gets SIGKILL.
 
-A helper process reads from a pipe which groups there are, and kills those that are left when the pipe ends.
+A helper process reads from a pipe which groups there are, and kills those that are left when the pipe ends. Processes
+that left their group are found by a variable in their environment, where one marks them.
 """
 
 from __future__ import annotations
@@ -50,6 +51,17 @@ class Lifeline:
     def remove(self, group: int) -> None:
         """Forgets a process group that has ended: its id may be used again."""
         self._write(f"-{group}\n")
+
+    def mark(self, variable: str) -> None:
+        """Has every process with a variable, ``NAME=VALUE``, killed if this process ends before `unmark`.
+
+        A supervisor that marks before it starts a process leaves none behind, at whatever moment it is killed.
+        """
+        self._write(f"+{variable}\n")
+
+    def unmark(self, variable: str) -> None:
+        """Forgets a variable: no process has it any more."""
+        self._write(f"-{variable}\n")
 
     def close(self) -> None:
         """Ends the helper process, which kills the groups that are left; may be called again."""

@@ -158,7 +158,7 @@ class SupervisedPlugin:
     def kill(self) -> None:
         """Kills the process that runs now, with its group."""
         if self._process_id:
-            _signal_group(self._process_id, signal.SIGKILL)
+            signal_group(self._process_id, signal.SIGKILL)
 
     async def run_process(self, lifeline: Lifeline) -> int:
         """Runs one process from start to end; returns its exit code, negative for a signal."""
@@ -197,7 +197,7 @@ class SupervisedPlugin:
         finally:
             # Also the way out of a cancellation. The rest of the group dies with its leader.
             self._process_id = 0
-            _signal_group(group, signal.SIGKILL)
+            signal_group(group, signal.SIGKILL)
             await process.wait()
             lifeline.remove(group)
             _, late = await asyncio.wait(readers, timeout=_OUTPUT_SECONDS)
@@ -220,9 +220,9 @@ class SupervisedPlugin:
                     process.terminate()
                 await asyncio.wait((ended, terminating, killing), timeout=self.stop_seconds, return_when=first)
             if not ended.done():
-                _signal_group(process.pid, signal.SIGTERM)
+                signal_group(process.pid, signal.SIGTERM)
                 await asyncio.wait((ended, killing), timeout=self._phases.kill_seconds, return_when=first)
-            _signal_group(process.pid, signal.SIGKILL)
+            signal_group(process.pid, signal.SIGKILL)
             return await ended
         finally:
             for task in (ended, stopping, terminating, killing):
@@ -232,7 +232,7 @@ class SupervisedPlugin:
         """Waits for the end of a leader, in a graceful shutdown also for that of its group; returns its exit code."""
         code = await process.wait()
         if self.command.group_drains and self.stopping.is_set():
-            _signal_group(process.pid, signal.SIGTERM)
+            signal_group(process.pid, signal.SIGTERM)
             while _group_runs(process.pid):
                 await asyncio.sleep(_GROUP_POLL_SECONDS)
         return code
@@ -272,7 +272,8 @@ async def _read_lines(pipe: int, on_line: Callable[[bytes], object]) -> None:
         transport.close()
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Sends a signal to a process group; one that is gone gets none."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # gone; or, on macOS, only zombies are left
         os.killpg(group, number)
 
@@ -281,7 +282,7 @@ def _group_runs(group: int) -> bool:
     """Tells whether a process of a group is left; a zombie does not count, which in a container may stay for ever."""
     try:
         os.killpg(group, 0)
-    except (ProcessLookupError, PermissionError):  # as in `_signal_group`
+    except (ProcessLookupError, PermissionError):  # as in `signal_group`
         return False
     if not sys.platform.startswith("linux"):
         return True

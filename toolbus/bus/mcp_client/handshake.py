@@ -1,0 +1,153 @@
+"""Finds out which era of the protocol a server speaks, and does the handshake of that era.
+
+A server whose era is not known is asked `server/discover`. On one pipe a `ping` follows right behind, because some
+servers are silent on methods that they do not know, and every server answers a ping:
+
+- discover is answered → modern;
+- discover is refused → `initialize` on the same pipe;
+- the ping is answered first → the server is silent on discover → `initialize`;
+- the pipe ends → the server died of a message before `initialize`: `DiedOfProbe`, to be started again as legacy.
+
+Over HTTP there is no order between requests, and a status tells enough: no ping is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from toolbus.bus.mcp_client.connection import LEGACY_ACCEPTS, Connection, Peer, capabilities_of, client_info
+from toolbus.bus.mcp_client.transport import HttpRefused, Lost, NeedsLogin, SessionLost
+from toolbus.mcp import eras
+from toolbus.mcp.jsonrpc import McpCode, RpcError
+
+DISCOVER_SECONDS = 10.0  # for an answer to discover where a ping was refused, so that the server does read
+AFTER_PING_SECONDS = 0.1  # a server that runs requests side by side may answer the ping first
+
+
+class DiedOfProbe(Lost):
+    """The server ended when it was asked for its era: it takes nothing before `initialize`."""
+
+
+async def open_connection(connection: Connection, *, modern: bool | None) -> Peer:
+    """Does the handshake, and sets `Connection.peer`.
+
+    Args:
+        modern: the era, where it is known from the last time; None: it is found out. A server that has changed since is
+            found out again.
+
+    Raises:
+        DiedOfProbe: start the server again, with ``modern=False``.
+        NeedsLogin: a user has to log in first.
+        Lost: the server is gone.
+        RpcError: it refuses the handshake.
+    """
+    peer = None if modern is False else await _discover(connection, probes=modern is None)
+    if peer is None:
+        peer = await _initialize(connection)
+    connection.peer = peer
+    connection.transport.agreed(peer.version, modern=peer.modern)
+    if not peer.modern:
+        connection.notify("notifications/initialized")
+    return peer
+
+
+async def _discover(connection: Connection, *, probes: bool) -> Peer | None:
+    """Asks a server for its era; None: it is legacy."""
+    version = eras.NEWEST
+    asking = asyncio.create_task(_ask(connection, version))
+    try:
+        if probes and connection.transport.shares_one_pipe:
+            return await _before_ping(connection, asking)
+        return await asking
+    except NeedsLogin:
+        raise
+    except Lost as error:
+        if isinstance(error, (HttpRefused, SessionLost)):
+            return None
+        if connection.closed_why is not None and connection.transport.shares_one_pipe:
+            raise DiedOfProbe(str(error), error.stage) from None
+        raise
+    finally:
+        asking.cancel()
+
+
+async def _before_ping(connection: Connection, asking: asyncio.Task[Peer | None]) -> Peer | None:
+    ping = asyncio.create_task(connection.request("ping"))
+    try:
+        await asyncio.wait((asking, ping), return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            refused = ping.exception() is not None  # a modern server has no ping
+            await asyncio.wait((asking,), timeout=DISCOVER_SECONDS if refused else AFTER_PING_SECONDS)
+        return await asking if asking.done() else None
+    finally:
+        ping.cancel()
+        await asyncio.gather(ping, return_exceptions=True)
+
+
+async def _ask(connection: Connection, version: str) -> Peer | None:
+    """Sends `server/discover`; again with another version where the server names one that we know."""
+    params = {"_meta": connection.modern_meta(version)}
+    try:
+        result = await connection.request("server/discover", params, timeout=DISCOVER_SECONDS)
+    except TimeoutError:
+        return None
+    except RpcError as error:
+        other = _common(_supported(error)) if error.code == McpCode.UNSUPPORTED_VERSION else None
+        if other is None or other == version:
+            return None
+        return await _ask(connection, other)
+    offered = result.get("supportedVersions")
+    known = _common(offered if isinstance(offered, list) else [version])
+    if known is None:
+        return None
+    return Peer(
+        modern=True,
+        version=known,
+        capabilities=_mapping(result.get("capabilities")),
+        info=_mapping(result.get("serverInfo") or _mapping(result.get("_meta")).get(eras.META_SERVER)),
+        instructions=_text(result.get("instructions")),
+    )
+
+
+async def _initialize(connection: Connection) -> Peer:
+    params = {
+        "protocolVersion": eras.NEWEST_LEGACY,
+        "capabilities": capabilities_of(LEGACY_ACCEPTS, modern=False),
+        "clientInfo": client_info(),
+    }
+    result = await connection.request("initialize", params)
+    version = result.get("protocolVersion")
+    if version not in eras.LEGACY_VERSIONS:
+        raise RpcError(
+            McpCode.UNSUPPORTED_VERSION,
+            f"the server speaks version {str(version)[:40]!r} of the protocol: the bus speaks "
+            f"{', '.join((*eras.LEGACY_VERSIONS, *eras.MODERN_VERSIONS))}; update the server",
+        )
+    return Peer(
+        modern=False,
+        version=str(version),
+        capabilities=_mapping(result.get("capabilities")),
+        info=_mapping(result.get("serverInfo")),
+        instructions=_text(result.get("instructions")),
+    )
+
+
+def _supported(error: RpcError) -> list[Any]:
+    data = error.data if isinstance(error.data, Mapping) else {}
+    supported = data.get("supported")
+    return supported if isinstance(supported, list) else []
+
+
+def _common(versions: list[Any]) -> str | None:
+    """Returns the newest modern version that both sides speak; None where there is none."""
+    return next((version for version in reversed(eras.MODERN_VERSIONS) if version in versions), None)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,178 @@
+"""Runs a program whose standard input and output are a protocol: one process, from start to end.
+
+The process leads a group of its own, and a variable of its environment marks it and whatever it starts. So nothing of
+it is left when it has ended: neither what stayed in its group nor what left its group and its session. If this process
+is killed, the `Lifeline` does the same. Standard error is the program's log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolbus.processes.lifeline import Lifeline
+from toolbus.processes.lifeline_program import kill_marked
+from toolbus.processes.supervised_plugin import LINE_BYTES, describe_exit, signal_group
+
+MARK_VARIABLE = "TOOLBUS_MOUNT"
+STOP_SECONDS = 2.0  # from the end of its input until SIGTERM, and from there until SIGKILL
+_REAP_SECONDS = 5.0  # for a killed process to end: one that hangs in the kernel may not
+_READ_BYTES = 256 * 1024
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class DuplexProgram:
+    """A program to run.
+
+    Attributes:
+        arguments: the program and its arguments.
+        environment: all of its variables, but for the mark.
+        directory: where it runs; None: where this process does.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    directory: str | None = None
+
+
+class DuplexProcess(asyncio.SubprocessProtocol):
+    """One run of a program. All methods belong to the loop that started it.
+
+    Args:
+        on_output: takes bytes of its standard output, as they come.
+        on_log: takes a line of its standard error.
+        on_end: called once, as soon as the process can give no more answers; the text says why. What it wrote before
+            was handed to `on_output`.
+    """
+
+    def __init__(
+        self,
+        program: DuplexProgram,
+        lifeline: Lifeline,
+        *,
+        on_output: Callable[[bytes], None],
+        on_log: Callable[[str], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._program = program
+        self._lifeline = lifeline
+        self._on_output = on_output
+        self._on_log = on_log
+        self._on_end: Callable[[str], None] | None = on_end  # None once it was called
+        self._mark = f"{MARK_VARIABLE}={secrets.token_hex(16)}"
+        self._transport: Any = None  # None until started
+        self._stdin: asyncio.WriteTransport | None = None  # None until started
+        self._exited = asyncio.Event()
+        self._unfinished = b""  # of a line of its log
+        self._stopping: asyncio.Task[None] | None = None  # None until `stop`
+        self.pid = 0  # 0 until started
+
+    def __repr__(self) -> str:
+        return f"<DuplexProcess {self._program.arguments[0]} pid={self.pid}>"
+
+    async def start(self) -> None:
+        """Starts the program.
+
+        Raises:
+            OSError: it does not exist, or cannot be executed.
+        """
+        program = self._program
+        name, _, value = self._mark.partition("=")
+        self._lifeline.mark(self._mark)
+        try:
+            await asyncio.get_running_loop().subprocess_exec(
+                lambda: self,
+                *program.arguments,
+                env={**program.environment, name: value},
+                cwd=program.directory,
+                start_new_session=True,
+            )
+        except BaseException:
+            self._lifeline.unmark(self._mark)
+            raise
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Takes the pipes of the process that has just started."""
+        self._transport = transport
+        self.pid = self._transport.get_pid()
+        self._stdin = self._transport.get_pipe_transport(_STDIN)
+        self._lifeline.add(self.pid)
+
+    @property
+    def unread_bytes(self) -> int:
+        """How much the process has not read yet, beyond what the kernel holds for it."""
+        return 0 if self._stdin is None else self._stdin.get_write_buffer_size()
+
+    def write(self, data: bytes) -> None:
+        """Writes to its standard input; what does not fit into the pipe waits in memory."""
+        if self._stdin is not None and not self._stdin.is_closing():
+            self._stdin.write(data)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """Hands output on."""
+        if fd == _STDOUT:
+            self._on_output(data)
+            return
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        if len(self._unfinished) > LINE_BYTES:
+            lines, self._unfinished = [*lines, self._unfinished], b""
+        for line in lines:
+            self._on_log(line.decode(errors="replace").rstrip("\r"))
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        """Counts a process that closes its input or output as dead: it cannot be spoken with any more."""
+        if fd != _STDERR and not self._exited.is_set():
+            # Its exit comes with the same event mostly, and says more.
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.005, self._end, f"closed its standard {'output' if fd == _STDOUT else 'input'}")
+
+    def process_exited(self) -> None:
+        """Takes what the process wrote last, then says that it has ended."""
+        self._exited.set()
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # nothing is left, or the pipe is closed
+            pipe = self._transport.get_pipe_transport(_STDOUT).get_extra_info("pipe").fileno()
+            while data := os.read(pipe, _READ_BYTES):
+                self._on_output(data)
+        self._end(f"ended ({describe_exit(self._transport.get_returncode())})")
+
+    def _end(self, why: str) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end(why)
+
+    async def stop(self) -> None:
+        """Ends the process and all that it started: end of input, SIGTERM, SIGKILL. May be called again."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
+        self._on_end = None
+        if self._transport is None:
+            return
+        if self._stdin is not None:
+            if self.unread_bytes:
+                self._stdin.abort()  # it does not read; to close it would wait for it
+            else:
+                self._stdin.close()
+        await self._exits_within(STOP_SECONDS)
+        if not self._exited.is_set():
+            signal_group(self.pid, signal.SIGTERM)
+            await self._exits_within(STOP_SECONDS)
+        signal_group(self.pid, signal.SIGKILL)
+        await asyncio.to_thread(kill_marked, self._mark)
+        await self._exits_within(_REAP_SECONDS)
+        self._transport.close()
+        self._lifeline.remove(self.pid)
+        self._lifeline.unmark(self._mark)
+
+    async def _exits_within(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exited.wait(), seconds)
