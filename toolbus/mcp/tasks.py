@@ -1,0 +1,43 @@
+"""Writes tasks as the extension `io.modelcontextprotocol/tasks` (SEP-2663) has them: flat objects, ISO 8601 times."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+from toolbus.mcp.eras import TASKS_EXTENSION
+
+Json = dict[str, Any]
+
+WORKING, INPUT_REQUIRED = "working", "input_required"
+COMPLETED, FAILED, CANCELLED = "completed", "failed", "cancelled"
+POLL_MS = 500
+
+REQUIRED_CAPABILITIES: Mapping[str, Any] = {"extensions": {TASKS_EXTENSION: {}}}  # data of MISSING_CAPABILITY
+
+
+def write_task(task_id: str, status: str, *, created: float, updated: float, ttl_ms: int, message: str = "") -> Json:
+    """Returns what each message about a task says of it.
+
+    Args:
+        created, updated: seconds since the epoch.
+        ttl_ms: from its creation, how long it can be asked for.
+        message: on its state, for people; "" is left out.
+    """
+    task: Json = {
+        "taskId": task_id,
+        "status": status,
+        "createdAt": _moment(created),
+        "lastUpdatedAt": _moment(max(created, updated)),
+        "ttlMs": ttl_ms,
+        "pollIntervalMs": POLL_MS,
+    }
+    if message:
+        task["statusMessage"] = message
+    return task
+
+
+def _moment(seconds: float) -> str:
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
