@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -48,9 +49,13 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),  # else all peers of a process share one TCP connection and its backoff
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.http2.max_pings_without_data", 0),  # as many as the time below asks for
 )
 UNANSWERED_MS = 40_000  # after which a stopped bus is given up
 KEEPALIVE_MS = 30_000
+# Without its event engine, grpc's client overlooks a connection that is reset right after it has written: in half of
+# the tries here. The next ping finds it.
+KEEPALIVE_WITHOUT_ENGINE_MS = 2_000
 
 # Statuses that waiting does not fix, and the exceptions that they are raised as.
 FATAL: dict[grpc.StatusCode, type[ToolBusError]] = {
@@ -304,10 +309,12 @@ class Attempt:
 
 def _options() -> list[tuple[str, int]]:
     """Returns the options of a channel."""
-    answer = UNANSWERED_MS - KEEPALIVE_MS
+    without_engine = "-event_engine_client" in os.environ.get("GRPC_EXPERIMENTS", "")
+    every = KEEPALIVE_WITHOUT_ENGINE_MS if without_engine else KEEPALIVE_MS
+    answer = UNANSWERED_MS - every
     return [
         *OPTIONS,
-        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_time_ms", every),
         ("grpc.keepalive_timeout_ms", answer),
         ("grpc.http2.ping_timeout_ms", answer),  # grpc's own is 60 s
     ]

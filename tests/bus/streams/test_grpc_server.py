@@ -3,6 +3,8 @@
 # ruff: noqa: F401, F811  # fixtures are imported by name and asked for by name
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -22,6 +24,7 @@ from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
+from toolbus.v1.tool_bus_service_pb2_grpc import ToolBusServiceStub
 
 WATCH = wire.SUBSCRIPTION_CATALOG
 
@@ -190,3 +193,19 @@ async def test_a_program_in_the_process_and_a_peer_see_the_same_tools(bus: Bus, 
     assert (await peer.call("add", {"a": 1, "b": 2})).output_json == "3"
     assert (await bus.call("theirs", {"n": 1})).output == {"n": 1}
     assert _names((await peer.stub.List(wire.ListRequest())).tools) == ["add", "theirs"]
+
+
+async def test_a_peer_that_pings_every_second_keeps_its_connection(bus: Bus) -> None:
+    """The SDK pings every 2 s where grpc may overlook a reset connection; too many pings end a connection."""
+    options = (("grpc.keepalive_time_ms", 1_050), ("grpc.http2.max_pings_without_data", 0))
+    async with grpc.aio.insecure_channel(bus.grpc_addresses[0], options=options) as channel:
+        call = ToolBusServiceStub(channel).Invoke()
+        await call.write(wire.InvokeRequest(attach=wire.Attach(source="pinger", protocol_version=1)))
+
+        async def read() -> None:
+            async for _ in call:
+                pass
+
+        done, _ = await asyncio.wait([reading := asyncio.ensure_future(read())], timeout=5.5)
+        assert not done
+        reading.cancel()

@@ -55,7 +55,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.max_send_message_length", -1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
 
