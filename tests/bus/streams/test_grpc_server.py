@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
@@ -199,7 +200,8 @@ async def test_a_peer_that_pings_every_second_keeps_its_connection(bus: Bus) -> 
     """The SDK pings every 2 s where grpc may overlook a reset connection; too many pings end a connection."""
     options = (("grpc.keepalive_time_ms", 1_050), ("grpc.http2.max_pings_without_data", 0))
     async with grpc.aio.insecure_channel(bus.grpc_addresses[0], options=options) as channel:
-        call = ToolBusServiceStub(channel).Invoke()
+        stub: Any = ToolBusServiceStub(channel)
+        call = stub.Invoke()
         await call.write(wire.InvokeRequest(attach=wire.Attach(source="pinger", protocol_version=1)))
 
         async def read() -> None:
