@@ -219,6 +219,12 @@ class LocalCaller:
         finally:
             self._waiting.pop(call_id, None)
 
+    def give_up(self, call_id: str) -> None:
+        """Ends the wait for a call as cancelling it would: the call is cancelled, `call` raises CancelledError."""
+        waiting = self._waiting.get(call_id)
+        if waiting is not None:
+            waiting[0].cancel()
+
     def deliver(self, results: Sequence[tuple[str, str]]) -> None:
         """Takes plain results."""
         for call_id, output_json in results:

@@ -461,11 +461,15 @@ async def test_an_unknown_tool_of_the_bus_is_a_404(tools: Tools) -> None:
 # -- hanging up ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("accept", ["*/*", "text/event-stream"])
-async def test_a_disconnect_cancels_the_call_at_its_plugin(tools: Tools, accept: str) -> None:
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Content-Type": "application/vnd.toolbus+json"}, {"Accept": "text/event-stream"}],
+    ids=["plain", "not plain", "stream"],
+)
+async def test_a_disconnect_cancels_the_call_at_its_plugin(tools: Tools, headers: dict[str, str]) -> None:
     cancelled = tools.bus.records.outcomes[Code.CANCELLED]
     async with Connection(tools.bus) as connection:
-        await connection.ask("POST", "/api/tools/invoke", {"name": "nap"}, Accept=accept)
+        await connection.ask("POST", "/api/tools/invoke", {"name": "nap"}, **headers)
         await until(lambda: tools.scopes, "the call to reach its tool")
         connection.cut()
         async with asyncio.timeout(1.0):

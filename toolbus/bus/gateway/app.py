@@ -36,6 +36,7 @@ from toolbus.bus.gateway.access import AccessGuard
 from toolbus.bus.gateway.admission import Admission
 from toolbus.bus.gateway.docs_page import ASSETS_PATH, DOCS_PATH, DocsPage
 from toolbus.bus.gateway.gateway_parts import IDENTITY, SCOPE_KEY, SOURCE, GatewayParts, parts_of
+from toolbus.bus.gateway.plain_requests import PlainRequests
 from toolbus.bus.loopback import mask
 from toolbus.errors import INTERNAL_DETAIL, NotPermitted, ToolBusError, http_status
 from toolbus.text import shorten
@@ -59,13 +60,15 @@ def application(parts: GatewayParts) -> ASGIApp:
     """Returns the application over one bus."""
     endpoints = _endpoints(parts.council is not None)
 
+    plain = PlainRequests(endpoints, parts, _internal_error)
+
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         application = core.web.find(scope["path"]) if scope["type"] == "http" else None
         if application is not None:
             await application(scope, receive, send)
             return
         scope[SCOPE_KEY] = parts
-        await endpoints(scope, receive, send)
+        await plain(scope, receive, send)
 
     core = parts.core
     limit = core.limits.http_body_bytes

@@ -34,6 +34,7 @@ from toolbus.tool import MAX_CALL_ID, Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
 
 PLUGIN_PREFIX = "plugin:"  # REST-51
+INVOKE_PATH = "/api/tools/invoke"
 
 
 class _RestOfPath(PathConvertor):
@@ -53,7 +54,7 @@ def router() -> APIRouter:
 
 def _for_hosts(routes: APIRouter) -> None:
     @routes.post(
-        "/api/tools/invoke",
+        INVOKE_PATH,
         tags=["calls"],
         responses={200: {"model": Invoked, "content": {"text/event-stream": {}}}, **UNKNOWN_ROLE},
     )
@@ -63,20 +64,15 @@ def _for_hosts(routes: APIRouter) -> None:
         With `Accept: text/event-stream` the answer is a stream: events `progress` and `chunk` while the tool works,
         then one event `result`. Closing the connection cancels the call.
         """
-        parts = parts_of(request)
-        if body.role and body.role not in parts.core.view.roles(principal_of(request)):
-            raise UnknownRole(body.role)
-        call = _call(body)
-        caller = parts.caller(request)
+        caller, call = call_of(body, request)
         if wants_events(request):
             if await left_in_stall(request):
                 return disconnected_response()
-            stream = _stream(caller, call, parts.core.limits.result_bytes)
-            return EventStream(stream, parts.core.timings.ping_seconds)
+            core = parts_of(request).core
+            stream = _stream(caller, call, core.limits.result_bytes)
+            return EventStream(stream, core.timings.ping_seconds)
         result = await unless_disconnected(request, caller.call(call))
-        if result is None:
-            return disconnected_response()
-        return json_bytes_response(await call_body(result), headers=_retry_after(result))
+        return disconnected_response() if result is None else await invoked_response(result)
 
 
 def _for_main_servers(routes: APIRouter) -> None:
@@ -127,6 +123,20 @@ def _for_operators(routes: APIRouter) -> None:
 
 
 # -- requests become calls -----------------------------------------------------------------------------------------
+
+
+def call_of(body: InvokeBody, request: Request) -> tuple[LocalCaller, pb.ToolCall]:
+    """Returns the call of an invoke, and who makes it.
+
+    Raises:
+        UnknownRole: the role is not configured.
+        NotPermitted: who asks may not call.
+    """
+    parts = parts_of(request)
+    if body.role and body.role not in parts.core.view.roles(principal_of(request)):
+        raise UnknownRole(body.role)
+    call = _call(body)
+    return parts.caller(request), call
 
 
 def _call(body: InvokeBody) -> pb.ToolCall:
@@ -218,6 +228,11 @@ def _not_offered(parts: GatewayParts, plugin_id: str, tool_name: str, entry: Ent
 
 
 # -- results become responses --------------------------------------------------------------------------------------
+
+
+async def invoked_response(result: Result) -> Response:
+    """Returns the response of an invoke."""
+    return json_bytes_response(await call_body(result), headers=_retry_after(result))
 
 
 def _retry_after(result: Result) -> dict[str, str]:

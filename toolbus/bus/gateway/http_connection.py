@@ -23,6 +23,7 @@ MAX_HEAD_BYTES = 64 * 1024
 IDLE_SECONDS = 75  # how long a connection may stay open without a byte after an answer
 UID = "toolbus.uid"  # extension of a request's scope: the uid of its peer, None where the system does not say it
 CERTIFICATE = "toolbus.certificate"  # where the ASGI scope of a request holds the client's certificate
+CONNECTION = "toolbus.connection"  # where the ASGI scope of a request holds its `BoundedProtocol`
 PROBES = (b"/healthz", b"/readyz")  # answered however many connections there are
 
 # What is no web page may load nothing, be framed by none and send no form.
@@ -82,6 +83,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     The head of a request has `head_seconds`, from the connect or from its first byte on; a request that is answered
     before its body has ended shares them with the head of the next. Between two requests a connection may be idle.
+
+    Attributes:
+        on_lost: called when the connection is lost; None where the request that is being answered does not ask for it.
     """
 
     def __init__(self, config: BoundedConfig, *parts: Any, **more: Any) -> None:
@@ -94,6 +98,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = True  # whether the body has not begun yet
         self._head_begun = False  # whether the first byte of a head that is not complete was read
         self._request_ended = False  # whether the chunk that is being read ended a request
+        self.on_lost: Callable[[], None] | None = None
         self._certificate: bytes | None = None  # what the client of a TLS connection proved to have, as DER
         self._head_timer: asyncio.TimerHandle | None = None  # None while no head is due, and until connected
 
@@ -108,9 +113,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets the time."""
+        """Forgets the time, and tells the request that is being answered."""
         self._stop_head_timer()
         super().connection_lost(exc)
+        if self.on_lost is not None:
+            self.on_lost()
 
     def data_received(self, data: bytes) -> None:
         """Reads a chunk."""
@@ -129,6 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_begun = True
         super().on_message_begin()
         self.scope["extensions"] = {UID: {"uid": self._uid}}
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
         """Notes that the body begins."""

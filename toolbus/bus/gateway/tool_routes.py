@@ -37,6 +37,7 @@ from toolbus.text import dump_json, is_utf8
 from toolbus.tool import HINTS, Annotations, Limits, Tool
 
 CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
+LIST_PATH = "/api/tools"
 MAX_CACHED_LISTS = 64  # a list of a large catalog takes a megabyte
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
@@ -55,7 +56,7 @@ NOT_KEPT: dict[int | str, dict[str, Any]] = {503: {"model": Problem, "descriptio
 
 def router() -> APIRouter:
     """Returns the endpoints."""
-    routes = APIRouter(prefix="/api/tools", tags=["tools"], responses=REFUSALS)
+    routes = APIRouter(prefix=LIST_PATH, tags=["tools"], responses=REFUSALS)
 
     @routes.post("/register", responses={200: {"model": Registered}, **UNKNOWN_ROLE, **NOT_KEPT})
     async def register(body: RegisterBody, request: Request) -> Response:
@@ -104,11 +105,21 @@ def router() -> APIRouter:
         level: Level = 0,
     ) -> Response:
         """Lists what a user may call, by role."""
-        parts = parts_of(request)
-        principal = principal_of(request, user_id, level)
-        return json_bytes_response(parts.cache(_ListCache).find(parts.core, principal, role or "", user_id, level))
+        return json_bytes_response(list_body(request, role or "", user_id, level))
 
     return routes
+
+
+def list_body(request: Request, role: str = "", user_id: str = "", level: int = 0) -> bytes:
+    """Returns the body of a list.
+
+    Raises:
+        UnknownRole: the role is not configured.
+        NotPermitted: who asks may not act for that user, or not state that level.
+    """
+    parts = parts_of(request)
+    principal = principal_of(request, user_id, level)
+    return parts.cache(_ListCache).find(parts.core, principal, role, user_id, level)
 
 
 class _ListCache:
