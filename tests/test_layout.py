@@ -112,6 +112,7 @@ LONG_FILES: dict[str, str] = {
 }
 LONG_CLASSES: dict[str, str] = {
     "toolbus/bus/calls/dispatcher.py:Dispatcher": "see its file",
+    "toolbus/bus/tasks/task_manager.py:TaskManager": "how tasks begin, change and end, under one lock",
     "toolbus/bus/catalog/registry.py:Registry": "each way in which an offer comes and goes, under one lock",
 }
 LONG_FUNCTIONS: dict[str, str] = {

@@ -107,7 +107,7 @@ class Keeper:
         self.callers: list[TaskCaller] = []  # of the calls that it adopted
         core.dispatcher.background = self
 
-    def adopt(self, call: Call, now: float, cancel: object) -> tuple[TaskCaller, str, Result] | None:
+    def adopt(self, call: Call, now: float, cancel: object, calls: object) -> tuple[TaskCaller, str, Result] | None:
         if sum(len(caller.in_flight) for caller in self.callers) >= self._room:
             return None
         self.callers.append(TaskCaller(call.caller.principal, call.caller.budget, lambda call_id, result: None))

@@ -126,7 +126,7 @@ class KeeperDouble:
         self.adopted: list[Call] = []
         core.dispatcher.background = self
 
-    def adopt(self, call: Call, now: float, cancel: object) -> tuple[PeerDouble, str, Result] | None:
+    def adopt(self, call: Call, now: float, cancel: object, calls: object) -> tuple[PeerDouble, str, Result] | None:
         if len(self.peer.in_flight) >= self.room:
             return None
         self.adopted.append(call)

@@ -242,7 +242,7 @@ def test_where_there_is_no_room_for_a_task_the_caller_waits_on_for_300_s_at_most
 
 def test_an_adopter_that_fails_costs_no_call_and_no_deadline(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
-        def adopt(self, call: object, now: float, cancel: object) -> None:
+        def adopt(self, call: object, now: float, cancel: object, calls: object) -> None:
             raise RuntimeError("of the keeper's making")
 
     core, host, plugin, _ = kept()

@@ -180,7 +180,7 @@ async def test_a_task_whose_dispatcher_has_no_loop_any_more_ends_without_it() ->
         closed.close()
         tried.loop = closed
         assert tried.tasks.cancel(task_id)
-        assert (await tried.done(task_id)).status is Status.FAILED
+        assert (await tried.done(task_id)).status is Status.CANCELLED
 
 
 def played_call(source: str, user_id: str = "", parent: Call | None = None) -> Call:
@@ -224,6 +224,6 @@ def test_the_owner_is_the_user_else_the_source_of_the_outermost_call(call: Call,
     assert tasks.cancel(task_id)  # though nobody can take the call back
     caller.deliver([(task_id, "1")])
     assert tasks.get_result(task_id) == tasks.list_tasks(owner)[0]
-    assert tasks.list_tasks(owner)[0].status is Status.FAILED
+    assert tasks.list_tasks(owner)[0].status is Status.CANCELLED
     tasks.close()
     assert tasks.adopt(call, 5.0) is None

@@ -220,7 +220,7 @@ async def test_a_cancelled_task_has_failed_at_once_and_its_work_is_cancelled(tas
     await asyncio.sleep(0)
     assert tasks.cancel(task_id, "ann") is True
     task = found(tasks, task_id)
-    assert (task.status, task.error.partition(":")[0]) == (Status.FAILED, "cancelled")
+    assert (task.status, task.error.partition(":")[0]) == (Status.CANCELLED, "cancelled")
     assert await waiting == task
     await until(lambda: work.cancelled)
     assert tasks.cancel(task_id) is False
@@ -411,7 +411,7 @@ def test_work_whose_loop_ends_has_failed_and_waiters_of_a_closed_loop_are_ignore
     left = asyncio.all_tasks(loop)
     loop.close()
     assert tasks.cancel(other)
-    assert found(tasks, other).status is Status.FAILED
+    assert found(tasks, other).status is Status.CANCELLED
     events.close()
     for task in left:
         task._log_destroy_pending = False  # type: ignore[attr-defined]

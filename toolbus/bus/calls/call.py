@@ -63,14 +63,18 @@ class Caller(Asker, Protocol):
 CancelCalls = Callable[[Caller, Iterable[pb.ToolCancel], float], None]  # the caller, which of its calls, the time now
 
 
+MakeCalls = Callable[[Caller, Iterable[pb.ToolCall], float], None]  # the caller, its calls, the time now
+
+
 class Background(Protocol):
     """Takes over calls at their soft deadline, and keeps them as tasks."""
 
-    def adopt(self, call: Call, now: float, cancel: CancelCalls) -> tuple[Caller, str, Result] | None:
+    def adopt(self, call: Call, now: float, cancel: CancelCalls, calls: MakeCalls) -> tuple[Caller, str, Result] | None:
         """Takes a running call over.
 
         Args:
-            cancel: the dispatcher's `cancels`, by which the call can be cancelled; on the dispatcher's loop only.
+            cancel, calls: the dispatcher's `cancels`, by which the call can be cancelled, and `calls`, by which it
+                can be made again with answers; on the dispatcher's loop only.
 
         Returns:
             The new caller, the call_id there, and the result that the first caller gets now; None: no task is free, so

@@ -661,7 +661,7 @@ class Dispatcher:
         adopted = None
         try:
             if self.background is not None:
-                adopted = self.background.adopt(call, now, self.cancels)
+                adopted = self.background.adopt(call, now, self.cancels, self.calls)
         except Exception:  # the sweep must go on: it times out every other call too
             log.exception("a fault of the bus: call %.80r of %.80r became no task", call.call_id, call.entry.name)
         if adopted is None:  # the caller waits on, within the longest timeout

@@ -49,7 +49,7 @@ def _lists(routes: APIRouter) -> None:
         """Lists a user's tasks, without their results."""
         parts = parts_of(request)
         owner = task_owner(request, user_id)
-        tasks = [task for task in parts.core.tasks.list_tasks(owner) if status in ("", task.status)]
+        tasks = [task for task in parts.core.tasks.list_tasks(owner) if status in ("", task.status.shown)]
         now = parts.core.tasks.now()
         return json_response({"ok": True, "count": len(tasks), "tasks": [_describe(task, now) for task in tasks]})
 
@@ -100,7 +100,7 @@ def _changes(routes: APIRouter) -> None:
         task = parts.core.tasks.get_result(task_id, owner)
         if task is None:
             return _not_found(task_id)
-        return json_response({"ok": True, "task_id": task_id, "cancelled": cancelled, "status": task.status})
+        return json_response({"ok": True, "task_id": task_id, "cancelled": cancelled, "status": task.status.shown})
 
     @routes.post("/{task_id}/redirect", responses={200: {"model": TaskRedirected}, **NO_TASK})
     async def redirect_task(task_id: TaskId, body: RedirectBody, request: Request) -> Response:

@@ -124,7 +124,7 @@ def body_of(task: Task) -> bytes:
     if truncated:
         mark = f"\n[cut: this is the beginning of {len(text)} characters, check_task has all]"
         text = text[: MAX_TEXT - len(mark)] + mark
-    fields = {"task_id": task.task_id, "tool": task.tool, "status": task.status.value}
+    fields = {"task_id": task.task_id, "tool": task.tool, "status": task.status.shown}
     return dump_json({**fields, "text": text, "truncated": truncated}).encode("utf-8", "replace")
 
 

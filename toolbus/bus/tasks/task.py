@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -29,11 +30,21 @@ CANCELLED = "cancelled: its work was stopped before it was done, so there is no 
 
 
 class Status(StrEnum):
-    """The state of a task. A cancelled task has failed; its `error` says so."""
+    """The state of a task. One that requires input has not ended: it waits for answers to its questions."""
 
     RUNNING = "running"
+    INPUT_REQUIRED = "input_required"
     COMPLETED = "completed"
     FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def shown(self) -> str:
+        """The state where there are three: one that was cancelled has failed, and its `error` says so."""
+        return _SHOWN.get(self, self.value)
+
+
+_SHOWN = {Status.INPUT_REQUIRED: Status.RUNNING.value, Status.CANCELLED: Status.FAILED.value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +59,8 @@ class Task:
         error: why it failed, or why a completed task has no result any more; empty otherwise.
         channel_id, platform: where it was requested, as the caller said.
         progress: its last progress; None where it reported none, or has ended.
+        updated: when its state changed last, seconds since the epoch; 0 where it has not changed.
+        questions: what it asks and nobody has answered yet, by key; empty where it asks nothing.
     """
 
     task_id: str
@@ -61,6 +74,8 @@ class Task:
     channel_id: str = ""
     platform: str = ""
     progress: Progress | None = None
+    updated: float = 0.0
+    questions: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Task {self.task_id} {self.tool} {self.status}>"  # neither results nor owners belong in logs
@@ -68,7 +83,7 @@ class Task:
     @property
     def running(self) -> bool:
         """Whether it has not ended yet."""
-        return self.status is Status.RUNNING
+        return self.ended is None
 
     @property
     def size(self) -> int:
@@ -90,7 +105,7 @@ class Task:
     def with_result(self, result: Result, now: float) -> Task:
         """Returns the task as it ended."""
         if not (result.is_error or result.error):
-            return dataclasses.replace(self, status=Status.COMPLETED, ended=now, result=result, progress=None)
+            return self._over(Status.COMPLETED, now, result=result)
         error = result.error.message or result.error.code.name if result.error else text_of(result)
         failed = self.with_error(error, now)
         if result.output_json in ("", "null") and not result.content:
@@ -98,10 +113,18 @@ class Task:
         # The message stands in `error` only.
         return dataclasses.replace(failed, result=dataclasses.replace(result, error=None, is_error=True))
 
-    def with_error(self, error: str, now: float) -> Task:
-        """Returns the task as it failed."""
-        error = shorten(repair_utf8(error), MAX_ERROR)
-        return dataclasses.replace(self, status=Status.FAILED, ended=now, error=error, progress=None)
+    def with_error(self, error: str, now: float, status: Status = Status.FAILED) -> Task:
+        """Returns the task as it failed, or was cancelled."""
+        return self._over(status, now, error=shorten(repair_utf8(error), MAX_ERROR))
+
+    def with_questions(self, questions: Mapping[str, Any], now: float) -> Task:
+        """Returns the task as it asks something, or goes on where all is answered."""
+        status = Status.INPUT_REQUIRED if questions else Status.RUNNING
+        return dataclasses.replace(self, status=status, questions=questions, updated=now)
+
+    def _over(self, status: Status, now: float, *, result: Result | None = None, error: str = "") -> Task:
+        task = dataclasses.replace(self, status=status, ended=now, updated=now, progress=None, questions={})
+        return dataclasses.replace(task, result=result, error=error)
 
     def without_result(self, reason: str) -> Task:
         """Returns the task without its result, and with the reason for that."""
@@ -110,7 +133,7 @@ class Task:
 
     def described(self, now: float) -> dict[str, Any]:
         """Returns what a task tool answers, without the result itself."""
-        fields: dict[str, Any] = {"task_id": self.task_id, "tool": self.tool, "status": self.status.value}
+        fields: dict[str, Any] = {"task_id": self.task_id, "tool": self.tool, "status": self.status.shown}
         fields["seconds"] = round(max(0.0, (now if self.ended is None else self.ended) - self.started), 1)
         progress = self.progress
         if progress is not None:
@@ -139,7 +162,7 @@ def owner_of(user_id: str, account: str) -> str:
 def envelope(task: Task) -> dict[str, str]:
     """Returns what the caller gets in place of a result."""
     return {
-        "status": task.status.value,
+        "status": task.status.shown,
         "task_id": task.task_id,
         "tool": task.tool,
         "message": still_running(task),

@@ -1,7 +1,8 @@
 """Receives the results of calls that became tasks, in place of the callers that made them.
 
-To the dispatcher it is a caller like any other, but one that makes no calls itself. Each task has its own, because a
-call is still charged to the budget of the source that made it, and listed under its name.
+To the dispatcher it is a caller like any other, but one that makes no calls itself, except the same one again where
+it ended with questions that were answered. Each task has its own, because a call is still charged to the budget of the
+source that made it, and listed under its name.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class TaskCaller:
 
     Args:
         principal: who made the call; ``budget`` is the one that its source shares, ``quota`` that of its identity.
-        ended: called once with the result, in the middle of the handler's frame.
+        ended: called with the result, in the middle of the handler's frame; again where the call is made again.
+        may_set_context: whether the caller could; a call that is made again states its context again.
 
     Attributes:
         latest: the last progress; None before the first.
@@ -46,6 +48,8 @@ class TaskCaller:
         budget: Budget,
         ended: Callable[[str, Result], object],
         quota: Quota | None = None,
+        *,
+        may_set_context: bool = False,
     ) -> None:
         self.source = principal.source
         self.budget = budget
@@ -60,7 +64,7 @@ class TaskCaller:
         self.max_item_bytes = 1 << 62  # nothing is sent anywhere
         self.longest_timeout = TASK_SECONDS
         self.principal = replace(principal, is_admin=False)
-        self.may_set_context = False
+        self.may_set_context = may_set_context
         self.latest: Progress | None = None
         self._ended = ended
 

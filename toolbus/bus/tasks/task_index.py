@@ -67,6 +67,10 @@ class TaskIndex:
         self._per_owner[task.owner] = owned + 1
         return True
 
+    def update(self, task: Task) -> None:
+        """Puts a running task in the place of its earlier state."""
+        self._running[task.task_id] = task
+
     def end(self, task: Task) -> tuple[Task, list[str]]:
         """Adds a finished task, whether it ran here or was restored.
 

@@ -17,16 +17,15 @@ import functools
 import logging
 import threading
 import time
-import weakref
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolbus.bus.tasks.delivery import Delivery, Target, target_of
+from toolbus.bus.tasks.delivery import Delivery, target_of
 from toolbus.bus.tasks.task import (
     CANCELLED,
     ENDED_WITH_PROCESS,
+    Status,
     Task,
     envelope,
     error_text,
@@ -38,28 +37,19 @@ from toolbus.bus.tasks.task_caller import TaskCaller, owner_of_call
 from toolbus.bus.tasks.task_index import TaskIndex, TaskLimits, check_limit
 from toolbus.bus.tasks.task_store import TaskStore
 from toolbus.bus.tasks.task_watchers import OnFinished, TaskEvents, TaskWatchers
+from toolbus.bus.tasks.task_work import NOBODY_ANSWERED, TaskCall, Work
 from toolbus.errors import SetupError
+from toolbus.mcp.input_requests import InvalidInput, check_answers, read_requests
 from toolbus.text import dump_json
 from toolbus.tool import MAX_TIMEOUT_SECONDS, Result
-from toolbus.v1 import tool_pb2 as pb
 
 if TYPE_CHECKING:
-    from toolbus.bus.calls.call import Call, CancelCalls
+    from toolbus.bus.calls.call import Call, CancelCalls, MakeCalls
 
 log = logging.getLogger("toolbus.tasks")
 
 SOFT_SECONDS = 10.0  # how long a caller waits before its call becomes a task
 DEFAULTS = TaskLimits()
-
-
-@dataclass(slots=True)
-class _Work:
-    """The work behind a running task."""
-
-    stop: Callable[[], None]  # cancels it, from any thread; may be called after it has ended
-    caller: TaskCaller | None = None  # receives its result; None where `execute` does
-    target: Target | None = None  # where its result is delivered; None: nowhere
-    waiters: set[asyncio.Future[Task]] = field(default_factory=set)
 
 
 class TaskManager:
@@ -107,8 +97,9 @@ class TaskManager:
         self._clock = clock
         self._lock = threading.Lock()
         self._index = TaskIndex(self.limits)
-        self._work: dict[str, _Work] = {}  # by task_id, as long as it runs
+        self._work: dict[str, Work] = {}  # by task_id, as long as it runs
         self._watchers = TaskWatchers()
+        self._followers = TaskWatchers()
         self._events: set[TaskEvents] = set()  # streams that are open
         self._delivery = Delivery()
         self._closed = False
@@ -147,13 +138,16 @@ class TaskManager:
 
     # -- the two ways in -----------------------------------------------------------------------------------------
 
-    def adopt(self, call: Call, now: float, cancel: CancelCalls | None = None) -> tuple[TaskCaller, str, Result] | None:
+    def adopt(
+        self, call: Call, now: float, cancel: CancelCalls | None = None, calls: MakeCalls | None = None
+    ) -> tuple[TaskCaller, str, Result] | None:
         """Takes over a running call.
 
         Args:
             now: by the clock of the dispatcher, as the call's times are.
-            cancel: the `cancels` of the call's dispatcher, called on the loop that runs now, perhaps when the call has
-                ended. None, or no loop: a cancelled task only lets go of its call.
+            cancel, calls: the `cancels` and `calls` of the call's dispatcher, called on the loop that runs now, perhaps
+                when the call has ended. None, or no loop: a cancelled task only lets go of its call, and one that asks
+                something has failed.
 
         Returns:
             The call's caller from now on, its call_id there, and what its caller so far is answered; None above the
@@ -161,21 +155,12 @@ class TaskManager:
         """
         started = self._clock() - (now - call.started)
         task = Task(new_id(), call.entry.name, owner_of_call(call), started)
-        caller = TaskCaller(call.caller.principal, call.caller.budget, self._ended_with, call.caller.quota)
-
-        try:
-            loop = weakref.ref(asyncio.get_running_loop())  # a program may end it long before the task
-        except RuntimeError:
-            loop = None
-
-        def stop() -> None:
-            here = loop() if loop is not None else None
-            if here is not None and cancel is not None:
-                message = pb.ToolCancel(call_id=task.task_id, reason="the task was cancelled")
-                with contextlib.suppress(RuntimeError):  # it is closed, and its calls have ended
-                    here.call_soon_threadsafe(lambda: cancel(caller, [message], time.monotonic()))
-
-        if not self._begin(task, _Work(stop, caller)):
+        made_by = call.caller
+        caller = TaskCaller(
+            made_by.principal, made_by.budget, self._called, made_by.quota, may_set_context=made_by.may_set_context
+        )
+        task_call = TaskCall(call, task.task_id, caller, cancel, calls)
+        if not self._begin(task, Work(task_call.stop, task_call)):
             return None
         return caller, task.task_id, Result(call.call_id, dump_json(envelope(task)))
 
@@ -217,7 +202,7 @@ class TaskManager:
             with contextlib.suppress(RuntimeError):  # its loop is closed, and the work with it
                 loop.call_soon_threadsafe(_cancel, work)
 
-        if not self._begin(task, _Work(stop)):
+        if not self._begin(task, Work(stop)):
             return False
         timer = loop.call_at(end, self._end, task.task_id, None, self._too_long())
         work.add_done_callback(functools.partial(self._worked, task.task_id, timer))
@@ -285,10 +270,42 @@ class TaskManager:
             return [self._now(task) for task in self._index.of(user_id)]
 
     def cancel(self, task_id: str, user_id: str | None = None) -> bool:
-        """Cancels a task: it fails at once, its work ends as soon as it can. Returns whether it was running."""
+        """Cancels a task: it ends at once, its work as soon as it can. Returns whether it was running."""
         with self._lock:
             task = self._index.find(task_id, user_id)
-        return task is not None and task.running and self._end(task_id, error=CANCELLED)
+        return task is not None and task.running and self._end(task_id, error=CANCELLED, status=Status.CANCELLED)
+
+    def answer(self, task_id: str, answers: Mapping[str, Any], user_id: str | None = None) -> Task | None:
+        """Answers questions of a task. It goes on under the same id once all are answered.
+
+        Args:
+            answers: by the keys of the questions; others are ignored, as are those of a task that asks nothing.
+
+        Returns:
+            The task as it then is; None where the id is unknown, or the task is another user's.
+
+        Raises:
+            InvalidInput: an answer is not what was asked for; none of them counts.
+        """
+        with self._lock:
+            task, work = self._index.find(task_id, user_id), self._work.get(task_id)
+            if task is None or work is None or task.status is not Status.INPUT_REQUIRED:
+                return task
+            given = check_answers(task.questions, answers)
+            if not given:
+                return task
+            work.answers |= given
+            left = {key: question for key, question in task.questions.items() if key not in given}
+            task = self._change(task.with_questions(left, self._clock()))
+        self._followers.notify(task)
+        if not left:
+            work.go_on()
+        return task
+
+    async def flush(self) -> None:
+        """Waits until all tasks are written as they are now, where they are persisted."""
+        if self._store is not None:
+            await asyncio.to_thread(self._store.flush)
 
     # -- notifications -------------------------------------------------------------------------------------------
 
@@ -298,6 +315,10 @@ class TaskManager:
         It is called with the task, on the thread on which that ended, perhaps on the bus's loop: it must not block.
         """
         return self._watchers.add(callback, user_id)
+
+    def follow(self, callback: OnFinished, user_id: str | None = None) -> Callable[[], None]:
+        """Calls a function for each change of a task's state, as `subscribe` does for its end."""
+        return self._followers.add(callback, user_id)
 
     def events(self, user_id: str | None = None, *, results: bool = True) -> TaskEvents:
         """Returns a stream of the tasks that end from now on, for the running loop: ``async for task in events``.
@@ -366,7 +387,7 @@ class TaskManager:
         if self._store is not None:
             self._store.close()
 
-    def _begin(self, task: Task, work: _Work) -> bool:
+    def _begin(self, task: Task, work: Work) -> bool:
         with self._lock:
             if self._closed or not self._index.begin(task):
                 return False
@@ -374,10 +395,41 @@ class TaskManager:
             self._persist(task)
         return True
 
+    def _called(self, task_id: str, result: Result) -> None:
+        """Takes the result of a task's call, which may end with questions."""
+        if not result.input_requests_json:
+            self._ended_with(task_id, result)
+            return
+        try:
+            questions = read_requests(result.input_requests_json)
+            if not self._ask(task_id, questions, result.request_state):
+                raise InvalidInput("nobody can be asked")
+        except InvalidInput as error:
+            self._end(task_id, error=f"it asked for input, which failed: {error}")
+
+    def _ask(self, task_id: str, questions: Mapping[str, Any], state: str) -> bool:
+        """Has a task wait for answers; returns False where it cannot go on with them."""
+        with self._lock:
+            task, work = self._index.find(task_id), self._work.get(task_id)
+            if task is None or work is None:
+                return True  # it has ended
+            if work.call is None or not work.call.can_ask:
+                return False
+            work.state = state
+            work.call.wait_for_input(lambda: self._end(task_id, error=NOBODY_ANSWERED))
+            task = self._change(task.with_questions(questions, self._clock()))
+        self._followers.notify(task)
+        return True
+
+    def _change(self, task: Task) -> Task:
+        self._index.update(task)
+        self._persist(task)
+        return task
+
     def _ended_with(self, task_id: str, result: Result) -> None:
         self._end(task_id, dataclasses.replace(result, call_id=task_id))
 
-    def _end(self, task_id: str, result: Result | None = None, error: str = "") -> bool:
+    def _end(self, task_id: str, result: Result | None = None, error: str = "", status: Status = Status.FAILED) -> bool:
         """Ends a task, by its result or with an error; returns False, and changes nothing, where it has ended."""
         now = self._clock()
         with self._lock:
@@ -385,7 +437,7 @@ class TaskManager:
             task = self._index.find(task_id)
             if work is None or task is None:
                 return False
-            ended = task.with_error(error, now) if result is None else task.with_result(result, now)
+            ended = task.with_error(error, now, status) if result is None else task.with_result(result, now)
             ended, evicted = self._index.end(ended)
             self._persist(ended, evicted)
             waiters = list(work.waiters)
@@ -397,14 +449,15 @@ class TaskManager:
             except Exception:
                 log.exception("cancelling the work of %r failed", ended)
         self._watchers.notify(ended)
+        self._followers.notify(ended)
         if work.target is not None:
             self._delivery.send(ended, work.target)
         return True
 
     def _now(self, task: Task) -> Task:
         """Returns a task with its last progress."""
-        caller = self._work[task.task_id].caller if task.running else None
-        return task if caller is None else dataclasses.replace(task, progress=caller.latest)
+        call = self._work[task.task_id].call if task.running else None
+        return task if call is None else dataclasses.replace(task, progress=call.caller.latest)
 
     def _expire(self) -> None:
         expired = self._index.expire(self._clock())

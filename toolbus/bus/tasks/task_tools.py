@@ -77,7 +77,7 @@ class TaskTools:
     )
     async def list_tasks(self, scope: ToolScope, status: OneStatus = "") -> Any:
         """Answers the list of tasks."""
-        tasks = [task for task in self._tasks.list_tasks(owner_of_scope(scope)) if status in ("", task.status)]
+        tasks = [task for task in self._tasks.list_tasks(owner_of_scope(scope)) if status in ("", task.status.shown)]
         now = self._tasks.now()
         answer: dict[str, Any] = {"count": len(tasks), "tasks": [task.described(now) for task in tasks[:MAX_LISTED]]}
         if not tasks:
@@ -100,8 +100,8 @@ class TaskTools:
             return {"task_id": task_id, "cancelled": True}
         if task is None:
             return _unknown(task_id)
-        note = f"It was not running any more: it is {task.status.value}."
-        return {"task_id": task_id, "cancelled": False, "status": task.status.value, "note": note}
+        note = f"It was not running any more: it is {task.status.shown}."
+        return {"task_id": task_id, "cancelled": False, "status": task.status.shown, "note": note}
 
     def _answer(self, task: Task) -> Any:
         """Returns a task with its result; content blocks, which JSON cannot hold, stand beside the output."""
