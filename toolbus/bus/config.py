@@ -20,6 +20,7 @@ from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.keys.issuer_settings import Issuer, check_issuers
 from toolbus.bus.loopback import is_loopback_host, mask
+from toolbus.bus.mcp_settings import McpSettings
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.limits import DEFAULT_TIMINGS, Limits, Timings
 from toolbus.tool import is_source
@@ -78,6 +79,7 @@ class Config:
         audit_required: whether what cannot be written down is refused.
         audit_calls: whether calls are written down too: by whom, which tool, how they ended; no contents.
         grpc_reflection: whether clients can ask the server for its services.
+        mcp: what MCP clients are offered.
 
     Raises:
         SetupError: from the constructor, naming the first rule that is broken.
@@ -118,6 +120,7 @@ class Config:
     audit_required: bool = False
     audit_calls: bool = False
     grpc_reflection: bool = True
+    mcp: McpSettings = field(default_factory=McpSettings)
 
     def __post_init__(self) -> None:
         if not self.grpc:

@@ -43,6 +43,13 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("POST", "/api/council/retry", "council"),
     ("POST", "/api/council/inline", "council"),
     ("POST", "/api/council/inline/invoke", "council"),
+    # Its profile and its scopes say what it sees and calls there.
+    ("POST", "/mcp", ANY),
+    ("GET", "/mcp", ANY),
+    ("DELETE", "/mcp", ANY),
+    ("POST", "/mcp/{profile}", ANY),
+    ("GET", "/mcp/{profile}", ANY),
+    ("DELETE", "/mcp/{profile}", ANY),
     ("GET", "/docs", ANY),
     ("GET", "/openapi.json", ANY),
     ("GET", "/static-offline-docs/{file}", ANY),

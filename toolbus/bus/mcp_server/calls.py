@@ -1,0 +1,256 @@
+"""Runs `tools/call`: one call on the bus, whose progress, result or failure is told as MCP has it.
+
+There are two planes of failure. What the client got wrong is a JSON-RPC error: an unknown tool, a missing capability, a
+fault of the bus. Everything else is a result with `isError`, which a model reads: bad arguments, refusals, failures of
+the tool and of the way to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from toolbus.bus.access.identity import Scopes
+from toolbus.bus.core import Core
+from toolbus.bus.local import LocalCaller, OnProgress
+from toolbus.bus.mcp_server.listing import Target
+from toolbus.bus.mcp_server.request import META_OF_RESULT, CallParams, Request, encode
+from toolbus.dialects.result_text import text_of
+from toolbus.errors import Code, Stage
+from toolbus.mcp import headers
+from toolbus.mcp.content import structured_text, write_content
+from toolbus.mcp.jsonrpc import McpCode, RpcError, raw_json
+from toolbus.newest import NewestCache
+from toolbus.text import quote
+from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, CallError, Progress, Result
+from toolbus.v1 import tool_pb2 as pb
+
+ERROR_META = "dev.toolbus/error"  # of a result: why a call failed, for programs
+RPC_REASON = "jsonrpc:"  # begins the reason of an error that a mounted server answered as a JSON-RPC error
+MAX_CALLERS = 256
+RETRIED = frozenset({Code.UNAVAILABLE, Code.OVERLOADED})
+FIRST_PAUSE = 0.01
+MAX_PAUSE = 1.0
+# Words of `ToolCall.accepts` as a client declares them.
+CAPABILITIES: Mapping[str, dict[str, Any]] = {
+    "elicitation.form": {"elicitation": {"form": {}}},
+    "elicitation.url": {"elicitation": {"url": {}}},
+    "sampling": {"sampling": {}},
+    "roots": {"roots": {}},
+}
+
+
+class Calls:
+    """Makes the calls of MCP clients."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._callers: NewestCache[tuple[str, str, Scopes | None], LocalCaller] = NewestCache(MAX_CALLERS)
+
+    def __repr__(self) -> str:
+        return f"<Calls {sum(len(caller.in_flight) for caller in self._callers.values())}>"
+
+    def caller(self, request: Request) -> LocalCaller:
+        """Returns who calls on behalf of a request's client."""
+        profile, identity = request.profile, request.identity
+        key = (profile.name, identity.name, identity.scopes)
+        caller = self._callers.get(key)
+        if caller is None:
+            caller = self._callers[key] = LocalCaller(
+                profile.source, self._core.dispatcher, is_admin=profile.administers, identity=identity
+            )
+        return caller
+
+    async def run(self, request: Request, call: pb.ToolCall, on_progress: OnProgress | None, seconds: float) -> Result:
+        """Makes a call, and makes it again while a tool is only busy or away, for at most some seconds."""
+        caller, loop = self.caller(request), asyncio.get_running_loop()
+        result = await caller.call(call, on_progress)
+        if not _may_retry(result.error):
+            return result
+        end, attempt = loop.time() + seconds, 0
+        while (error := result.error) is not None and _may_retry(error) and not self._core.presence.draining:
+            pause = random.uniform(0.0, min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(attempt, 10)))
+            pause = max(pause, error.retry_after_seconds)
+            attempt += 1
+            if loop.time() + pause >= end:
+                break
+            await asyncio.sleep(pause)
+            call.timeout_seconds = end - loop.time()
+            result = await caller.call(call, on_progress)
+        return result
+
+
+def call_of(request: Request, target: Target) -> pb.ToolCall:
+    """Returns the call that a request makes.
+
+    Raises:
+        RpcError: the arguments are not an object, their headers say something else, or the tool needs what the client
+            cannot do.
+    """
+    params, profile = request.params, request.profile
+    assert isinstance(params, CallParams)  # `PARAMS` says so
+    arguments = bytes(params.arguments)
+    if arguments[:1] != b"{":
+        raise RpcError(McpCode.INVALID_PARAMS, "params.arguments must be an object")
+    if target.marked and request.headers and request.modern:
+        check_param_headers(request, target, arguments)
+    if request.modern:
+        check_needs(request, target)
+    call = pb.ToolCall(name=target.name, arguments_json=arguments.decode(), accepts=request.client.accepts)
+    if profile.role:
+        call.role = profile.role
+    if profile.timeout_seconds and not target.tool.timeout_seconds:
+        call.timeout_seconds = profile.timeout_seconds
+    if profile.user:
+        call.context.user_id = profile.user
+    if profile.level:
+        call.context.attributes["level"] = str(profile.level)
+    if params.meta.traceparent:
+        call.context.traceparent = params.meta.traceparent
+    return call
+
+
+def seconds_of(call: pb.ToolCall, target: Target) -> float:
+    """Returns how long a call may take."""
+    return call.timeout_seconds or target.tool.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
+
+
+def check_needs(request: Request, target: Target) -> None:
+    """Checks that a modern client can answer what the tool will ask.
+
+    Raises:
+        RpcError: it cannot.
+    """
+    missing = [need for need in target.tool.needs if need not in request.client.accepts]
+    if missing:
+        required: dict[str, Any] = {}
+        for need in missing:
+            for name, kinds in CAPABILITIES.get(need, {}).items():
+                required.setdefault(name, {}).update(kinds)
+        raise RpcError(
+            McpCode.MISSING_CAPABILITY,
+            f"tool {quote(target.name)} needs a client that can do {', '.join(missing)}: declare it in "
+            "clientCapabilities",
+            {"requiredCapabilities": required},
+        )
+
+
+def check_param_headers(request: Request, target: Target, arguments: bytes) -> None:
+    """Checks the headers that repeat arguments.
+
+    Raises:
+        RpcError: one is missing, or says something else than the argument.
+    """
+    import msgspec
+
+    values = msgspec.json.decode(arguments)
+    for name, path in target.marked.items():
+        header = f"{headers.PARAM_PREFIX}{name}"
+        given = request.headers.get(header.lower())
+        expected = headers.scalar_text(headers.value_at(values, path))
+        shown = headers.read_value(given) if given is not None else None
+        if shown != expected:
+            raise RpcError(
+                McpCode.HEADER_MISMATCH,
+                f"the header {header} is {quote(given) if given is not None else 'missing'}, and the argument "
+                f"{'.'.join(path)} is {quote(expected) if expected is not None else 'not given'}: they must agree",
+            )
+
+
+class ProgressReport:
+    """Tells a client about the progress of its call.
+
+    Numbers must rise strictly, or clients drop the stream; what does not is left out. A text without a number is a log
+    message.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._token = request.meta.progress_token
+        self._highest = -math.inf
+
+    def __call__(self, progress: Progress) -> None:
+        """Takes progress."""
+        number, total, message = progress.progress, progress.total, progress.message
+        rises = number > self._highest and math.isfinite(number)
+        if self._token is not None and (number or total) and rises:
+            self._highest = number
+            params: dict[str, Any] = {"progressToken": self._token, "progress": number}
+            if total and math.isfinite(total):
+                params["total"] = total
+            if message:
+                params["message"] = message
+            self._request.notify("notifications/progress", params)
+        elif message:
+            self._request.log("info", message)
+
+
+def write_result(result: Result, request: Request, target: Target) -> bytes:
+    """Returns a result as the text of a `CallToolResult`.
+
+    Raises:
+        RpcError: the failure is of the first plane.
+    """
+    error = result.error
+    if error is not None:
+        check_plane(error, result, request)
+    modern = request.modern
+    structured = structured_text(result.output_json, modern=modern)
+    raw = raw_json(structured) if structured else None
+    parts = [b'{"content":', encode(write_content(result, text_of(result)))]
+    if raw is not None and error is None:
+        parts += [b',"structuredContent":', bytes(raw)]
+    failed = result.is_error or error is not None
+    parts.append(b',"isError":true' if failed else b',"isError":false')
+    if modern:
+        parts.append(b',"resultType":"complete"')
+    if error is not None and error.code != Code.TOOL:
+        meta = {ERROR_META: describe(error)}
+        parts += [b',"_meta":', META_OF_RESULT[:-1] + b"," + encode(meta)[1:] if modern else encode(meta)]
+    elif modern:
+        parts += [b',"_meta":', META_OF_RESULT]
+    parts.append(b"}")
+    return b"".join(parts)
+
+
+def check_plane(error: CallError, result: Result, request: Request) -> None:
+    """Raises the failures that are no results.
+
+    Raises:
+        RpcError: the tool is not there, the bus has a fault, or a mounted server answered with such an error.
+    """
+    if error.code == Code.NOT_FOUND and error.stage == Stage.NOT_DISPATCHED:
+        raise unknown_tool(getattr(request.params, "name", ""))
+    if error.code == Code.INTERNAL:
+        raise RpcError(McpCode.INTERNAL, error.message)
+    if error.code == Code.TOOL and error.reason.startswith(RPC_REASON):
+        digits = error.reason.removeprefix(RPC_REASON)
+        if digits.lstrip("-").isdecimal() and len(digits) < 10:
+            data = None if result.output_json in ("", "null") else raw_json(result.output_json)
+            raise RpcError(int(digits), error.message, data)
+
+
+def unknown_tool(name: str) -> RpcError:
+    """Returns the error for a tool that the client does not see."""
+    return RpcError(McpCode.INVALID_PARAMS, f"Unknown tool: {quote(name)}; tools/list has those that there are")
+
+
+def describe(error: CallError) -> dict[str, Any]:
+    """Returns why a call failed, for programs."""
+    described: dict[str, Any] = {
+        "code": error.code.name,
+        "stage": error.stage.name,
+        "retry_safe": error.retry_safe,
+    }
+    if error.limit is not None:
+        described["limit"] = {"name": error.limit[0], "value": error.limit[1]}
+    if error.retry_after_seconds:
+        described["retry_after"] = error.retry_after_seconds
+    return described
+
+
+def _may_retry(error: CallError | None) -> bool:
+    return error is not None and error.retry_safe and error.code in RETRIED

@@ -1,0 +1,340 @@
+"""Serves MCP over HTTP, at ``/mcp`` and ``/mcp/PROFILE``: an ASGI application without a framework under it.
+
+The gateway has asked who makes a request, and has limited its body. An answer is plain JSON until a message has to go
+out before it; then it is a stream of events. A fast call takes no second task: only one that is not answered within
+`WATCH_SECONDS` is watched for a client that leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.gateway.gateway_parts import IDENTITY
+from toolbus.bus.mcp_server.event_stream import EventStream
+from toolbus.bus.mcp_server.request import Request
+from toolbus.bus.mcp_server.server import McpServer
+from toolbus.bus.mcp_server.sessions import CANCELLED, Session, UnknownSession
+from toolbus.bus.mcp_settings import DEFAULT_PROFILE, Profile
+from toolbus.errors import NotPermitted, ToolBusError, http_status
+from toolbus.mcp import headers as mcp_headers
+from toolbus.mcp import jsonrpc
+from toolbus.mcp.eras import LEGACY_VERSIONS
+from toolbus.mcp.jsonrpc import McpCode, RpcError
+from toolbus.text import quote
+
+WATCH_SECONDS = 0.05  # after which a request is watched for a client that leaves
+STREAM_SECONDS = 1.0  # after which the answer to a legacy client becomes a stream, which can be resumed
+POLL_SECONDS = 10.0  # after which such a stream is closed and goes on when its client resumes it (SEP-1699)
+POLLED_SINCE = "2025-11-25"  # the first revision whose clients resume a stream that was closed
+
+_JSON = (b"content-type", b"application/json")
+_ACCEPTED = 202
+_SINGLE = frozenset({"mcp-protocol-version", "mcp-session-id", "mcp-method", "mcp-name", "content-type"})
+
+
+class Refused(Exception):
+    """A request is refused before it is read as a message."""
+
+    def __init__(self, status: int, message: str, code: int = McpCode.INVALID_REQUEST) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = RpcError(code, message)
+
+
+class Endpoint:
+    """The application."""
+
+    def __init__(self, server: McpServer) -> None:
+        self._server = server
+        self._ping_seconds = server.core.timings.ping_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request."""
+        try:
+            profile = self._profile(scope["path"])
+            headers = _headers(scope["headers"])
+            identity: Identity = scope[IDENTITY]
+            identity.check_claims(profile.user, profile.level)
+            match scope["method"]:
+                case "POST":
+                    await self._post(profile, identity, headers, receive, send)
+                case "GET":
+                    await self._listen(profile, identity, headers, receive, send)
+                case "DELETE":
+                    self._server.sessions.end(self._session(profile, identity, headers))
+                    await _respond(send, 204, b"")
+                case _:
+                    raise Refused(405, "this endpoint has POST, GET and DELETE")
+        except Refused as refused:
+            more = [(b"allow", b"POST, GET, DELETE")] if refused.status == 405 else []
+            await _respond(send, refused.status, jsonrpc.refusal(None, refused.error), *more)
+        except UnknownSession as error:
+            await _respond(send, 404, jsonrpc.refusal(None, RpcError(McpCode.INVALID_REQUEST, str(error))))
+        except HTTPException as error:  # the body is too long
+            refusal = jsonrpc.refusal(None, RpcError(McpCode.INVALID_REQUEST, error.detail))
+            await _respond(send, error.status_code, refusal)
+        except ToolBusError as error:
+            code = McpCode.INVALID_REQUEST if isinstance(error, NotPermitted) else McpCode.INTERNAL
+            await _respond(send, http_status(error), jsonrpc.refusal(None, RpcError(code, str(error))))
+
+    def _profile(self, path: str) -> Profile:
+        name = path.removeprefix("/mcp").strip("/") or DEFAULT_PROFILE
+        profile = self._server.settings.profiles.get(name)
+        if profile is None:
+            raise Refused(404, f"there is no profile {quote(name)}: the configuration has them at mcp.profiles")
+        return profile
+
+    def _session(self, profile: Profile, identity: Identity, headers: Mapping[str, str]) -> Session:
+        """Returns the session that a request names.
+
+        Raises:
+            Refused: it names none.
+            UnknownSession: there is none of that id.
+        """
+        id = headers.get("mcp-session-id")
+        if id is None:
+            raise Refused(400, "Mcp-Session-Id is missing: send the one that the answer to initialize had")
+        return self._server.sessions.find(id, profile, identity)
+
+    # -- POST ----------------------------------------------------------------------------------------------------
+
+    async def _post(
+        self, profile: Profile, identity: Identity, headers: Mapping[str, str], receive: Receive, send: Send
+    ) -> None:
+        if not _is_json(headers.get("content-type", "")):
+            raise Refused(415, f"Content-Type is {quote(headers.get('content-type', ''))}: send application/json")
+        try:
+            message = jsonrpc.decode(await _body(receive))
+        except RpcError as error:
+            await _respond(send, 400, jsonrpc.refusal(None, error))
+            return
+        session = None
+        version = headers.get("mcp-protocol-version")
+        if message.method != "initialize" and "mcp-session-id" in headers:
+            session = self._session(profile, identity, headers)
+        if not message.is_request:
+            if session is None and (version is None or version in LEGACY_VERSIONS):
+                self._session(profile, identity, headers)  # refuses
+            self._server.notice(message, session)
+            await _respond(send, _ACCEPTED, b"")
+            return
+        streams = "text/event-stream" in headers.get("accept", "")
+        exchange = _Exchange(receive, send, session, streams, self._ping_seconds)
+        try:
+            request = self._server.read(
+                message, profile, identity, exchange, session=session, headers=headers, header_version=version
+            )
+            if request.modern:
+                _check_headers(request, headers)
+            elif session is None and message.method != "initialize":
+                self._session(profile, identity, headers)  # refuses
+        except RpcError as error:
+            refusal = jsonrpc.refusal(message.id, error)  # type: ignore[arg-type]  # a request has an id
+            await _respond(send, jsonrpc.HTTP_STATUS.get(error.code, 400), refusal)
+            return
+        await exchange.run(self._server, request)
+
+    # -- GET -----------------------------------------------------------------------------------------------------
+
+    async def _listen(
+        self, profile: Profile, identity: Identity, headers: Mapping[str, str], receive: Receive, send: Send
+    ) -> None:
+        """Opens the stream of what answers nothing, or resumes a stream."""
+        if "text/event-stream" not in headers.get("accept", ""):
+            raise Refused(406, "GET opens a stream: send Accept: text/event-stream")
+        session, after = self._session(profile, identity, headers), 0
+        last = headers.get("last-event-id")
+        if last is not None:
+            found = session.stream_of(last)
+            if found is None:
+                raise Refused(404, f"no stream has the event {quote(last)}: open a new one without Last-Event-ID")
+            stream, after = found
+        else:
+            stream = session.new_stream()
+            session.stand(stream, self._server.follow)
+        writing = asyncio.create_task(stream.write(send, after=after, ping_seconds=self._ping_seconds, primed=True))
+        leaving = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (writing, leaving):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+
+class _Exchange:
+    """One POST: its answer, and the messages before it. It is the request's channel.
+
+    Args:
+        session: of a legacy client; its stream can be resumed. None in the modern era, and for `initialize`.
+        streams: whether the client takes a stream.
+    """
+
+    def __init__(
+        self, receive: Receive, send: Send, session: Session | None, streams: bool, ping_seconds: float
+    ) -> None:
+        self._receive = receive
+        self._send = send
+        self._session = session
+        self._ping_seconds = ping_seconds
+        self._gone = False  # whether the client has left, which cancels what it asked
+        self._stream: EventStream | None = None  # None until a message has to go out before the answer
+        self._writing: asyncio.Task[None] | None = None  # of that stream
+        self._watching: asyncio.Task[None] | None = None  # for a client that leaves; None until it is time
+        self._timer: asyncio.TimerHandle | None = None  # the next step of a request that takes long
+        self._task: asyncio.Task[Any] | None = None  # that answers
+        self.takes_messages = streams
+
+    def send(self, message: bytes) -> None:
+        """Sends a message before the answer; it is dropped where the client takes no stream."""
+        if self.takes_messages:
+            self._open().send(message)
+
+    async def run(self, server: McpServer, request: Request) -> None:
+        """Answers a request."""
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(WATCH_SECONDS, self._late)
+        try:
+            status, body = await server.answer(request)
+        except asyncio.CancelledError as cancelled:
+            if not self._gone and CANCELLED not in cancelled.args:
+                raise
+            if self._task is not None:
+                self._task.uncancel()
+            if self._stream is not None:
+                self._stream.close()
+            elif not self._gone:
+                await _respond(self._send, _ACCEPTED, b"")
+        else:
+            await self._finish(status, body, request)
+        finally:
+            self._timer.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
+            if self._writing is not None and (self._gone or not self._writing.done()):
+                if self._gone:
+                    self._writing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._writing
+
+    async def _finish(self, status: int, body: bytes, request: Request) -> None:
+        if self._stream is not None:
+            self._stream.send(body)
+            self._stream.close()
+            return
+        more = []
+        if request.method == "initialize" and request.session is not None and request.session.id and status == 200:
+            more.append((b"mcp-session-id", request.session.id.encode()))
+        await _respond(self._send, status, body, *more)
+
+    def _open(self) -> EventStream:
+        """Returns the stream, with which the response begins at the first time."""
+        if self._stream is None:
+            session = self._session
+            polled = session is not None and session.version >= POLLED_SINCE
+            self._stream = session.new_stream() if session is not None else EventStream()
+            self._writing = asyncio.create_task(
+                self._stream.write(
+                    self._send,
+                    ping_seconds=self._ping_seconds,
+                    primed=polled,
+                    poll_seconds=POLL_SECONDS if polled else None,
+                )
+            )
+        return self._stream
+
+    def _late(self) -> None:
+        """Watches for a modern client that leaves, and later begins a stream, which pings keep open."""
+        loop = asyncio.get_running_loop()
+        if self._session is None:
+            self._watching = loop.create_task(self._watch())
+        if self.takes_messages:
+            seconds = self._ping_seconds if self._session is None else STREAM_SECONDS
+            self._timer = loop.call_later(seconds, self._open)
+
+    async def _watch(self) -> None:
+        await _left(self._receive)
+        self._gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+# -- HTTP ------------------------------------------------------------------------------------------------------------
+
+
+def _headers(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Returns the headers by their names.
+
+    Raises:
+        Refused: one that must stand once stands twice.
+    """
+    headers: dict[str, str] = {}
+    for name_bytes, value in raw:
+        name = name_bytes.decode("latin-1")
+        if name in headers:
+            if name in _SINGLE or name.startswith("mcp-param-"):
+                raise Refused(400, f"the header {name} stands twice: send it once", McpCode.HEADER_MISMATCH)
+            headers[name] += ", " + value.decode("latin-1")
+        else:
+            headers[name] = value.decode("latin-1")
+    return headers
+
+
+def _check_headers(request: Request, headers: Mapping[str, str]) -> None:
+    """Checks the headers that repeat parts of a modern request.
+
+    Raises:
+        RpcError: one is missing, or says something else than the body.
+    """
+    if headers.get("mcp-protocol-version") is None:
+        raise RpcError(McpCode.HEADER_MISMATCH, f"the header MCP-Protocol-Version is missing: send {request.version}")
+    _check_header(mcp_headers.METHOD, headers, request.method)
+    param = mcp_headers.NAMED_BY.get(request.method)
+    if param is not None:
+        name = getattr(request.params, param, None)
+        _check_header(mcp_headers.NAME, headers, name if isinstance(name, str) else request.text(param))
+
+
+def _check_header(header: str, headers: Mapping[str, str], expected: str) -> None:
+    given = headers.get(header.lower())
+    if given != expected and (given is None or mcp_headers.read_value(given) != expected):
+        raise RpcError(
+            McpCode.HEADER_MISMATCH,
+            f"the header {header} is {quote(given) if given is not None else 'missing'}, and the body says "
+            f"{quote(expected)}: they must agree",
+        )
+
+
+def _is_json(content_type: str) -> bool:
+    return content_type == "application/json" or content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+async def _body(receive: Receive) -> bytes:
+    """Returns the body of a request; what there is of it where the client leaves."""
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    while message.get("more_body"):
+        message = await receive()
+        body += message.get("body", b"")
+    return body
+
+
+async def _left(receive: Receive) -> None:
+    """Waits until the client has left."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _respond(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": status, "headers": [_JSON, length, *headers]})
+    await send({"type": "http.response.body", "body": body})

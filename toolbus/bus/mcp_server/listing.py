@@ -1,0 +1,234 @@
+"""Lists tools for MCP clients through their profile, in pages whose text is cached.
+
+What a client sees depends on its profile and on its identity's scopes, never on its connection. Texts are cached for
+each revision of the catalog, and those of single tools across revisions, so that a change costs only what changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from toolbus.bus.access.identity import Identity, Scopes
+from toolbus.bus.access.principal import Principal
+from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.core import Core
+from toolbus.bus.mcp_server.request import META_OF_RESULT, encode
+from toolbus.bus.mcp_server.seal import BrokenSeal, Sealer
+from toolbus.bus.mcp_server.tool_names import ToolNames
+from toolbus.bus.mcp_settings import Profile
+from toolbus.errors import UnknownRole
+from toolbus.limits import MIB
+from toolbus.mcp import headers
+from toolbus.mcp.jsonrpc import McpCode, RpcError
+from toolbus.mcp.tools import write_declaration
+from toolbus.newest import NewestCache
+from toolbus.tool import Tool
+
+MAX_PAGE_TOOLS = 1_000
+MAX_PAGE_BYTES = 2 * MIB
+TTL_MS = 5_000  # for how long a modern client may use a list; a client that listens is told of changes sooner
+MAX_CATALOGS = 256  # that are cached: of each profile, user and scope
+MAX_TEXTS = 500_000  # of single tools
+CURSOR = "cursor"  # the purpose of a sealed cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The tool that a client names.
+
+    Attributes:
+        name: on the bus.
+        tool: as it is declared now.
+        marked: which of its arguments a modern client repeats in headers, by the header's name behind `Mcp-Param-`.
+    """
+
+    name: str
+    tool: Tool
+    marked: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """What the clients of a profile see at one revision.
+
+    Attributes:
+        revision: of the bus's catalog.
+        listings: the tools in their order, by name towards clients.
+        digest: of the list; another list has another digest.
+        pages: each page's tools as JSON text, without the brackets.
+    """
+
+    revision: int
+    listings: dict[str, ToolListing]
+    digest: bytes
+    pages: tuple[bytes, ...]
+
+
+class Listings:
+    """The catalogs of all profiles."""
+
+    def __init__(self, core: Core, names: ToolNames, sealer: Sealer) -> None:
+        self._core = core
+        self._names = names
+        self._sealer = sealer
+        self._catalogs: NewestCache[tuple[str, bool, Scopes | None], Catalog] = NewestCache(MAX_CATALOGS)
+        # Texts of single tools, by profile, name towards clients and era.
+        self._texts: dict[tuple[str, str, bool], tuple[Tool, bytes]] = {}
+        self._targets: dict[tuple[str, str, Scopes | None], Target | None] = {}  # of the revision below
+        self._targets_at = 0
+
+    def __repr__(self) -> str:
+        return f"<Listings catalogs={len(self._catalogs)}>"
+
+    def catalog(self, profile: Profile, identity: Identity, *, modern: bool) -> Catalog:
+        """Returns what clients of a profile see now."""
+        key = (profile.name, modern, identity.scopes)
+        catalog = self._catalogs.get(key)
+        if catalog is None or catalog.revision != self._core.view.revision:
+            catalog = self._catalogs[key] = self._build(profile, identity, modern)
+        return catalog
+
+    def page(self, profile: Profile, identity: Identity, *, modern: bool, cursor: str | None) -> bytes:
+        """Returns the result of `tools/list` as text.
+
+        Raises:
+            RpcError: the cursor is of no list, or of an older one.
+        """
+        catalog = self.catalog(profile, identity, modern=modern)
+        number = 0 if cursor is None else self._page_of(catalog, profile, cursor)
+        parts = [b'{"tools":[', catalog.pages[number], b"]"]
+        if number + 1 < len(catalog.pages):
+            content = b"%d %d" % (catalog.revision, number + 1)
+            parts += [b',"nextCursor":"', self._sealer.seal(content, CURSOR, profile.name).encode(), b'"']
+        if modern:
+            scope = b"private" if profile.user or profile.level or identity.scopes is not None else b"public"
+            parts += [b',"resultType":"complete","ttlMs":%d,"cacheScope":"%b","_meta":' % (TTL_MS, scope)]
+            parts += [META_OF_RESULT]
+        return b"".join([*parts, b"}"])
+
+    def find(self, profile: Profile, identity: Identity, wire: str) -> Target | None:
+        """Returns the tool that a client of a profile means; None where it sees none of that name."""
+        revision = self._core.view.revision
+        if self._targets_at != revision:
+            self._targets.clear()
+            self._targets_at = revision
+        key = (profile.name, wire, identity.scopes)
+        try:
+            return self._targets[key]
+        except KeyError:
+            target = self._find(profile, identity, wire)
+            if target is not None:  # else anybody could fill it
+                self._targets[key] = target
+            return target
+
+    def _find(self, profile: Profile, identity: Identity, wire: str) -> Target | None:
+        name = self._names.listed_as(profile, wire)
+        if name is None:
+            self.catalog(profile, identity, modern=True)  # names its tools
+            name = self._names.listed_as(profile, wire)
+        try:
+            entry = self._core.registry.find(name, profile.role) if name is not None else None
+        except UnknownRole:
+            entry = None
+        if entry is None or not profile.has(entry.name, entry.bare_name, entry.source):
+            return None
+        return Target(entry.name, entry.tool, _marked(entry.tool))
+
+    def offered(self) -> Iterable[tuple[str, str]]:
+        """Yields profile and name on the bus of each tool that is listed."""
+        for (profile, _, _), catalog in self._catalogs.items():
+            for listing in catalog.listings.values():
+                yield profile, listing.tool.name
+
+    def _page_of(self, catalog: Catalog, profile: Profile, cursor: str) -> int:
+        try:
+            revision, number = map(int, self._sealer.open(cursor, CURSOR, profile.name).split())
+        except (BrokenSeal, ValueError):
+            raise RpcError(McpCode.INVALID_PARAMS, "cursor is of no list of this server: list from the start") from None
+        if revision != catalog.revision or number >= len(catalog.pages):
+            raise RpcError(McpCode.INVALID_PARAMS, "the list has changed since its first page: list from the start")
+        return number
+
+    def _build(self, profile: Profile, identity: Identity, modern: bool) -> Catalog:
+        revision = self._core.view.revision  # first: what changes meanwhile raises it
+        shown = self._shown(profile, identity)
+        texts = [self._text((profile.name, wire, modern), listing.tool) for wire, listing in shown.items()]
+        return Catalog(revision, shown, hashlib.sha256(b"\n".join(texts)).digest(), _pages(texts))
+
+    def _shown(self, profile: Profile, identity: Identity) -> dict[str, ToolListing]:
+        principal = Principal(profile.source, is_admin=profile.administers, identity=identity)
+        view = self._core.view
+        try:
+            listings = view.listings(
+                profile.role or None, profile.user, profile.level, principal=principal, include_offline=True
+            )
+        except UnknownRole:
+            return {}
+        own = view.own(principal) if profile.administers else ()
+        shown: dict[str, ToolListing] = {}
+        for listing in (*listings, *own):
+            name, bare_name = listing.tool.name, listing.entry.bare_name
+            if not profile.has(name, bare_name, listing.source) or not any(map(_is_there, listing.entries)):
+                continue
+            wire = self._names.name_of(profile, name, bare_name, listing.source)
+            if wire not in shown or self._answers(profile, listing):
+                shown[wire] = listing
+        return shown
+
+    def _answers(self, profile: Profile, listing: ToolListing) -> bool:
+        """Tells whether a call without further words reaches a listing, where roles have several of its name."""
+        return self._core.registry.find(listing.tool.name, profile.role) in listing.entries
+
+    def _text(self, key: tuple[str, str, bool], tool: Tool) -> bytes:
+        cached = self._texts.get(key)
+        if cached is None or cached[0] is not tool:
+            if len(self._texts) >= MAX_TEXTS:
+                self._texts.clear()
+            _, wire, modern = key
+            cached = self._texts[key] = (tool, encode(declare(wire, tool, modern=modern)))
+        return cached[1]
+
+
+def declare(wire: str, tool: Tool, *, modern: bool) -> dict[str, object]:
+    """Returns a tool's declaration as clients of an era take it.
+
+    Up to 2025-11-25 structured output is an object, so a schema of anything else is left out.
+    """
+    declaration = write_declaration(wire, tool)
+    output = declaration.get("outputSchema")
+    if output is not None and not modern and not (isinstance(output, dict) and output.get("type") == "object"):
+        del declaration["outputSchema"]
+    return declaration
+
+
+def _is_there(entry: Entry) -> bool:
+    """Tells whether an entry is offered, or its source may be back within its grace period.
+
+    Its tools stay in the lists meanwhile: a plugin that restarts changes nothing for clients.
+    """
+    return entry.current is not None or entry.suspended is None
+
+
+def _marked(tool: Tool) -> dict[str, tuple[str, ...]]:
+    if headers.MARK not in tool.parameters_json:
+        return {}
+    try:
+        return headers.marked(msgspec.json.decode(tool.parameters_json))
+    except (ValueError, RecursionError):
+        return {}  # clients leave such a tool out, or send no headers
+
+
+def _pages(texts: list[bytes]) -> tuple[bytes, ...]:
+    pages, start, size = [], 0, 0
+    for place, text in enumerate(texts):
+        if place > start and (place - start >= MAX_PAGE_TOOLS or size + len(text) > MAX_PAGE_BYTES):
+            pages.append(b",".join(texts[start:place]))
+            start, size = place, 0
+        size += len(text) + 1
+    pages.append(b",".join(texts[start:]))
+    return tuple(pages)

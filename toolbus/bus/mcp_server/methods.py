@@ -1,0 +1,110 @@
+"""Answers requests: one table says which function answers which method, in which era.
+
+Each is ``async def answer(server, request) -> bytes``: it returns the text of the result object, best by
+`Request.complete`, or raises `RpcError`. Whatever else it raises becomes an internal error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from toolbus.bus.mcp_server.calls import ProgressReport, call_of, seconds_of, unknown_tool, write_result
+from toolbus.bus.mcp_server.listing import TTL_MS
+from toolbus.bus.mcp_server.request import SERVER_INFO, CallParams, Client, Request
+from toolbus.mcp.eras import LEGACY_VERSIONS, MODERN_VERSIONS, NEWEST_LEGACY
+from toolbus.mcp.jsonrpc import McpCode, RpcError
+
+if TYPE_CHECKING:
+    from toolbus.bus.mcp_server.server import McpServer
+
+Handler = Callable[["McpServer", Request], Awaitable[bytes]]
+
+# What the endpoint offers to every client, of both eras.
+CAPABILITIES: dict[str, Any] = {"tools": {"listChanged": True}, "logging": {}}
+INSTRUCTIONS = "Tools of a toolbus. Names begin with the source of a tool; the list changes as sources come and go."
+
+
+async def initialize(server: McpServer, request: Request) -> bytes:
+    """Begins a session: answers the client's revision if it is known, else the newest that has sessions."""
+    fields = request.fields
+    version = fields.get("protocolVersion")
+    if not isinstance(version, str):
+        raise RpcError(McpCode.INVALID_PARAMS, "initialize needs params.protocolVersion, a string")
+    capabilities = fields.get("capabilities")
+    client = Client.of(capabilities if isinstance(capabilities, dict) else {})
+    version = version if version in LEGACY_VERSIONS else NEWEST_LEGACY
+    server.begin_session(request, version, client)
+    return request.complete(
+        {
+            "protocolVersion": version,
+            "capabilities": CAPABILITIES,
+            "serverInfo": SERVER_INFO,
+            "instructions": INSTRUCTIONS,
+        }
+    )
+
+
+async def discover(server: McpServer, request: Request) -> bytes:
+    """Says what the endpoint speaks and offers."""
+    return request.complete(
+        {
+            "supportedVersions": list(MODERN_VERSIONS),
+            "capabilities": CAPABILITIES,
+            "serverInfo": SERVER_INFO,
+            "instructions": INSTRUCTIONS,
+            "ttlMs": TTL_MS,
+            "cacheScope": "public",
+        }
+    )
+
+
+async def ping(server: McpServer, request: Request) -> bytes:
+    """Answers."""
+    return b"{}"
+
+
+async def set_level(server: McpServer, request: Request) -> bytes:
+    """Sets from which level on a session gets log messages."""
+    if request.session is not None:
+        request.session.set_level(request.text("level"))
+    return b"{}"
+
+
+async def list_tools(server: McpServer, request: Request) -> bytes:
+    """Lists the tools that the client sees."""
+    cursor = request.fields.get("cursor") if b"cursor" in request.raw else None
+    if cursor is not None and not isinstance(cursor, str):
+        raise RpcError(McpCode.INVALID_PARAMS, "cursor must be the nextCursor of a page, a string")
+    page = server.listings.page(request.profile, request.identity, modern=request.modern, cursor=cursor)
+    await server.save_names()
+    return page
+
+
+async def call_tool(server: McpServer, request: Request) -> bytes:
+    """Calls a tool."""
+    params = request.params
+    assert isinstance(params, CallParams)  # `PARAMS` says so
+    target = server.listings.find(request.profile, request.identity, params.name)
+    if target is None:
+        raise unknown_tool(params.name)
+    call = call_of(request, target)
+    listens = params.meta.progress_token is not None or request.log_level is not None
+    report = ProgressReport(request) if listens else None
+    result = await server.calls.run(request, call, report, seconds_of(call, target))
+    return write_result(result, request, target)
+
+
+# What each method does in the era of sessions, and in the stateless one.
+LEGACY: Mapping[str, Handler] = {
+    "initialize": initialize,
+    "ping": ping,
+    "logging/setLevel": set_level,
+    "tools/list": list_tools,
+    "tools/call": call_tool,
+}
+MODERN: Mapping[str, Handler] = {
+    "server/discover": discover,
+    "tools/list": list_tools,
+    "tools/call": call_tool,
+}

@@ -1,0 +1,191 @@
+"""Declares one request of an MCP client, as the functions that answer it see it.
+
+A request looks the same whether it came over HTTP or over a pipe, and in whichever era. `methods` says which function
+answers which method: ``async def answer(server: McpServer, request: Request) -> bytes``, which returns the text of the
+result object (`Request.complete` makes it from a dict) or raises `RpcError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+import toolbus
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.mcp_settings import Profile
+from toolbus.mcp import jsonrpc
+from toolbus.mcp.eras import META_CAPABILITIES, META_LOG_LEVEL, META_SERVER, META_VERSION, TASKS_EXTENSION
+from toolbus.mcp.jsonrpc import JsonId, McpCode, RpcError
+
+if TYPE_CHECKING:
+    from toolbus.bus.mcp_server.sessions import Session
+
+SERVER_INFO = {"name": "toolbus", "title": "toolbus", "version": toolbus.__version__}
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")  # of logging, RFC 5424
+encode = msgspec.json.encode
+META_OF_RESULT = encode({META_SERVER: SERVER_INFO})  # of each modern one
+
+_NO_META = msgspec.Raw(b"{}")
+
+
+class Meta(msgspec.Struct, frozen=True):
+    """What ``_meta`` of a request may say; the names of the modern era, the rest of both."""
+
+    version: str | None = msgspec.field(name=META_VERSION, default=None)
+    capabilities: msgspec.Raw = msgspec.field(name=META_CAPABILITIES, default_factory=lambda: _NO_META)
+    log_level: str | None = msgspec.field(name=META_LOG_LEVEL, default=None)
+    progress_token: str | int | None = msgspec.field(name="progressToken", default=None)
+    traceparent: str = ""
+
+
+NO_META = Meta()
+
+
+class Params(msgspec.Struct, frozen=True):
+    """What every method's params may hold."""
+
+    meta: Meta = msgspec.field(name="_meta", default=NO_META)
+
+
+class CallParams(Params, frozen=True):
+    """Params of ``tools/call``; arguments and answers stay text."""
+
+    name: str = ""
+    arguments: msgspec.Raw = msgspec.field(default_factory=lambda: _NO_META)
+    input_responses: msgspec.Raw | None = msgspec.field(name="inputResponses", default=None)
+    request_state: str | None = msgspec.field(name="requestState", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What a client says it can do.
+
+    Attributes:
+        accepts: the questions that it answers, in words of `ToolCall.accepts`.
+        extensions: the names of extensions of the protocol.
+    """
+
+    accepts: frozenset[str] = frozenset()
+    extensions: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, capabilities: Mapping[str, Any]) -> Client:
+        """Reads the capabilities that a client declares."""
+        accepts = {name for name in ("sampling", "roots") if isinstance(capabilities.get(name), Mapping)}
+        elicitation = capabilities.get("elicitation")
+        if isinstance(elicitation, Mapping):
+            kinds = {kind for kind in ("form", "url") if isinstance(elicitation.get(kind), Mapping)}
+            accepts |= {f"elicitation.{kind}" for kind in kinds or {"form"}}
+        extensions = capabilities.get("extensions")
+        return cls(frozenset(accepts), frozenset(extensions if isinstance(extensions, Mapping) else ()))
+
+
+class Channel(Protocol):
+    """Where messages to the client go that made a request, before its answer."""
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether messages reach the client; over HTTP it has to accept streams."""
+
+    def send(self, message: bytes) -> None:
+        """Sends a message, at once or as soon as the client reads. Never waits."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request.
+
+    Attributes:
+        params: what was read of the params by `PARAMS`; `fields` has all of them.
+        raw: the params as text.
+        modern: whether it is of protocol 2026-07-28 or later, without a session.
+        version: of the protocol.
+        profile: what its client sees.
+        identity: who asks.
+        client: what its client can do.
+        session: of a legacy client; None in the modern era.
+        channel: where notifications and questions go.
+        headers: of HTTP, by their name in lower case; empty on a pipe.
+    """
+
+    id: JsonId
+    method: str
+    params: Params
+    raw: bytes
+    modern: bool
+    version: str
+    profile: Profile
+    identity: Identity
+    client: Client
+    session: Session | None
+    channel: Channel
+    headers: Mapping[str, str]
+
+    @property
+    def meta(self) -> Meta:
+        """What ``_meta`` says."""
+        return self.params.meta
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The params as an object, read anew at each access."""
+        fields: dict[str, Any] = msgspec.json.decode(self.raw) if self.raw else {}
+        return fields
+
+    @property
+    def log_level(self) -> str | None:
+        """From which level on the client wants messages; None where it wants none."""
+        return self.session.log_level if self.session is not None else self.meta.log_level
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether the client follows tasks."""
+        return self.modern and TASKS_EXTENSION in self.client.extensions
+
+    def text(self, name: str) -> str:
+        """Returns a param that must be a text.
+
+        Raises:
+            RpcError: it is missing or something else.
+        """
+        value = self.fields.get(name)
+        if not isinstance(value, str):
+            raise RpcError(McpCode.INVALID_PARAMS, f"{self.method} needs params.{name}, a string: add it")
+        return value
+
+    def complete(self, result: Mapping[str, Any], *, kind: str = "complete") -> bytes:
+        """Returns a result as text, with what the era wants in each: give it what the method has beside that.
+
+        Args:
+            kind: the ``resultType`` of the modern era.
+        """
+        if not self.modern:
+            return encode(result)
+        meta = {META_SERVER: SERVER_INFO, **result.get("_meta", {})}
+        return encode({"resultType": kind, **result, "_meta": meta})
+
+    def notify(self, method: str, params: Mapping[str, Any]) -> None:
+        """Sends a notification that belongs to this request."""
+        self.channel.send(jsonrpc.notification(method, params))
+
+    async def ask(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Asks a legacy client something in the middle of a request, and returns the result that it answers.
+
+        Raises:
+            RpcError: what it answered instead; it cannot be asked (a modern client is answered ``input_required``).
+        """
+        if self.session is None:
+            raise RpcError(McpCode.INTERNAL, f"{method} cannot be asked without a session")
+        return await self.session.ask(method, params, self.channel)
+
+    def log(self, level: str, data: Any) -> None:
+        """Sends a log message that belongs to this request, if the client wants messages of that level."""
+        wanted = self.log_level
+        if wanted in LEVELS and LEVELS.index(level) >= LEVELS.index(wanted):
+            self.notify("notifications/message", {"level": level, "logger": "toolbus", "data": data})
+
+
+PARAMS: Mapping[str, type[Params]] = {"tools/call": CallParams}  # by method; `Params` for the others

@@ -1,0 +1,195 @@
+"""Serves MCP for one bus, whatever carries the messages: reads requests, has them answered, takes notifications.
+
+What carries messages (`endpoint` over HTTP, a pipe) does four things with a message that `jsonrpc.decode` read:
+
+- a request: ``request = server.read(message, …)``, then ``await server.answer(request)``, whose bytes it sends;
+- a notification or an answer of a legacy client: ``server.notice(message, session)``;
+- it gives each request a `Channel` for messages before the answer;
+- it cancels the task of an answer when its client leaves, if the era says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.core import Core
+from toolbus.bus.mcp_server import methods
+from toolbus.bus.mcp_server.calls import Calls
+from toolbus.bus.mcp_server.listing import Listings
+from toolbus.bus.mcp_server.request import PARAMS, Channel, Client, Params, Request, encode
+from toolbus.bus.mcp_server.seal import Sealer
+from toolbus.bus.mcp_server.sessions import Session, Sessions
+from toolbus.bus.mcp_server.tool_names import STATE_FILE, ToolNames
+from toolbus.bus.mcp_settings import Profile
+from toolbus.errors import INTERNAL_DETAIL
+from toolbus.mcp import jsonrpc
+from toolbus.mcp.eras import MODERN_VERSIONS, Era, era_of
+from toolbus.mcp.jsonrpc import McpCode, Message, RpcError
+from toolbus.newest import NewestCache
+
+log = logging.getLogger("toolbus.mcp")
+
+MAX_CLIENTS = 256  # capabilities that are cached
+_ANYBODY = Client()
+_NO_HEADERS: Mapping[str, str] = {}
+
+
+class McpServer:
+    """What MCP clients of one bus reach.
+
+    Attributes:
+        settings: of the configuration.
+        sealer: seals what clients bring back.
+        names: the names of tools towards clients.
+        listings: what clients see.
+        calls: makes their calls.
+        sessions: of legacy clients over HTTP.
+    """
+
+    def __init__(self, core: Core) -> None:
+        data_dir = core.config.data_dir
+        self.core = core
+        self.settings = core.config.mcp
+        self.sealer = Sealer.of(data_dir)
+        self.names = ToolNames(data_dir / STATE_FILE if data_dir is not None else None)
+        self.listings = Listings(core, self.names, self.sealer)
+        self.calls = Calls(core)
+        self.sessions = Sessions(self.sealer)
+        self._clients: NewestCache[bytes, Client] = NewestCache(MAX_CLIENTS)
+
+    def __repr__(self) -> str:
+        return f"<McpServer {self.sessions!r} {self.calls!r}>"
+
+    def read(
+        self,
+        message: Message,
+        profile: Profile,
+        identity: Identity,
+        channel: Channel,
+        *,
+        session: Session | None = None,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        header_version: str | None = None,
+    ) -> Request:
+        """Reads a request.
+
+        Args:
+            session: of the client, if it has one; over a pipe, the one that `initialize` began.
+            headers: of HTTP, by lower-case name.
+            header_version: the header MCP-Protocol-Version.
+
+        Raises:
+            RpcError: it breaks a rule of its era.
+        """
+        method = message.method
+        params = jsonrpc.read(message.params, PARAMS.get(method, Params))
+        meta = params.meta
+        named = bool(headers) and session is not None  # over a pipe a session is not named, and eras may alternate
+        era = era_of(method, meta_version=meta.version, header_version=header_version, session=named)
+        modern = era is Era.MODERN
+        if modern:
+            self._check_version(meta.version, header_version)
+            version, client, session = meta.version or "", self._client(meta.capabilities), None
+        elif session is not None:
+            version, client = session.version, session.client
+        else:
+            version, client = "", _ANYBODY
+        assert isinstance(message.id, int | str)  # a request has one
+        return Request(
+            *(message.id, method, params, bytes(message.params), modern, version, profile, identity, client),
+            session,
+            channel,
+            headers,
+        )
+
+    async def answer(self, request: Request) -> tuple[int, bytes]:
+        """Answers a request: returns the HTTP status and the message."""
+        try:
+            handler = (methods.MODERN if request.modern else methods.LEGACY).get(request.method)
+            if handler is None:
+                raise RpcError(McpCode.METHOD_NOT_FOUND, f"there is no method {request.method!r:.80}")
+            session = request.session
+            if session is None:
+                result = await handler(self, request)
+            else:
+                result = await self._in_session(session, request, handler)
+        except RpcError as error:
+            return self.refuse(request, error)
+        except Exception:
+            log.exception("internal error in MCP method %.80r", request.method)
+            return self.refuse(request, RpcError(McpCode.INTERNAL, INTERNAL_DETAIL))
+        return 200, b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (encode(request.id), result)
+
+    def refuse(self, request: Request, error: RpcError) -> tuple[int, bytes]:
+        """Returns the HTTP status and the message that refuse a request."""
+        status = jsonrpc.HTTP_STATUS.get(error.code, 200) if request.modern else 200
+        return status, jsonrpc.refusal(request.id, error)
+
+    def notice(self, message: Message, session: Session | None) -> None:
+        """Takes a notification, or an answer to a question of ours. What is not known is ignored."""
+        if session is None:
+            return
+        if not message.method:
+            session.answered(message)
+        elif message.method == "notifications/cancelled":
+            params = jsonrpc.read(message.params, dict)
+            if isinstance(id := params.get("requestId"), int | str):
+                session.cancel(id)
+
+    def begin_session(self, request: Request, version: str, client: Client) -> None:
+        """Begins the session of a client that initializes; `request.session` is it from then on."""
+        request.session = self.sessions.begin(version, client, request.profile, request.identity)
+
+    async def save_names(self) -> None:
+        """Persists names that are new, before a client learns of them."""
+        if self.names.unsaved:
+            await asyncio.to_thread(self.names.save, list(self.listings.offered()))
+
+    def follow(self, session: Session) -> Callable[[], None]:
+        """Tells a session about changes of what it sees from now on. Returns what ends that."""
+        return lambda: None
+
+    def close(self) -> None:
+        """Ends all sessions; their ids stay valid."""
+        self.sessions.close()
+
+    async def _in_session(self, session: Session, request: Request, handler: methods.Handler) -> bytes:
+        """Answers a request that its client can cancel by its id."""
+        task = asyncio.current_task()
+        assert task is not None  # it runs in one
+        tasks = session.running.setdefault(request.id, set())
+        tasks.add(task)
+        try:
+            return await handler(self, request)
+        finally:
+            tasks.discard(task)
+            if not tasks and session.running.get(request.id) is tasks:
+                del session.running[request.id]
+
+    def _check_version(self, version: str | None, header_version: str | None) -> None:
+        if header_version is not None and version is not None and header_version != version:
+            raise RpcError(
+                McpCode.HEADER_MISMATCH,
+                f"the header MCP-Protocol-Version is {header_version!r:.40}, and _meta names {version!r:.40}: they "
+                "must agree",
+            )
+        asked = version if version is not None else header_version
+        if asked not in MODERN_VERSIONS:
+            if asked is None or version is None:
+                raise RpcError(McpCode.INVALID_PARAMS, "params._meta needs io.modelcontextprotocol/protocolVersion")
+            data = {"supported": list(MODERN_VERSIONS), "requested": asked}
+            raise RpcError(McpCode.UNSUPPORTED_VERSION, "Unsupported protocol version", data)
+
+    def _client(self, capabilities: msgspec.Raw) -> Client:
+        key = bytes(capabilities)
+        client = self._clients.get(key)
+        if client is None:
+            client = Client.of(jsonrpc.read(capabilities, dict, "clientCapabilities"))
+            if len(key) <= 4096:
+                self._clients[key] = client
+        return client

@@ -1,0 +1,252 @@
+"""Keeps the sessions of legacy clients: their streams, log level and questions.
+
+The id of a session is sealed and says what the handshake agreed on, so a restart of the bus ends no session. What
+belongs to it beyond that is made anew when the client speaks again after a restart or a long silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.mcp_server.event_stream import EventStream
+from toolbus.bus.mcp_server.request import LEVELS, Channel, Client, encode
+from toolbus.bus.mcp_server.seal import BrokenSeal, Sealer
+from toolbus.bus.mcp_settings import Profile
+from toolbus.errors import LimitExceeded
+from toolbus.mcp import jsonrpc
+from toolbus.mcp.jsonrpc import JsonId, McpCode, Message, RpcError
+from toolbus.newest import NewestCache
+
+MAX_SESSIONS = 1_000
+MAX_STREAMS = 64  # of one session
+MAX_ENDED = 10_000  # ids of sessions that clients have ended
+IDLE_SECONDS = 1_800.0
+ASK_SECONDS = 300.0  # how long a client, and the person before it, may think about a question
+PURPOSE = "session"  # of a sealed id
+DEFAULT_LEVEL = "info"
+
+FollowChanges = Callable[["Session"], Callable[[], None]]
+
+
+class UnknownSession(Exception):
+    """An id names no session: it was not issued by this bus for this client, or the client has ended it."""
+
+
+class Session:
+    """One legacy client.
+
+    Attributes:
+        id: as the client sends it; "" over a pipe.
+        version: of the protocol, as agreed on.
+        client: what it can do.
+        log_level: from which on it wants messages.
+        running: the requests that are being answered, by id: ids of a session need not differ.
+        subscriptions: what ends each of its subscriptions to a resource, by URI.
+    """
+
+    def __init__(self, id: str, version: str, client: Client, profile: Profile, identity: Identity) -> None:
+        self.id = id
+        self.version = version
+        self.client = client
+        self.profile = profile
+        self.identity = identity
+        self.log_level: str = DEFAULT_LEVEL
+        self.running: dict[JsonId, set[asyncio.Task[Any]]] = {}
+        self.subscriptions: dict[str, Callable[[], None]] = {}
+        self.used_at = time.monotonic()
+        self._streams: OrderedDict[str, EventStream] = OrderedDict()
+        self._standing: Channel | None = None  # where messages go that answer nothing; None until the client asks
+        self._end_following: Callable[[], None] | None = None  # ends the watch for changes; None while there is none
+        self._asked: dict[str, asyncio.Future[Message]] = {}  # questions to the client, by our id
+        self._numbers = itertools.count(1)
+
+    def __repr__(self) -> str:
+        return f"<Session {self.version} streams={len(self._streams)} asked={len(self._asked)}>"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it runs no request and no stream of it is open."""
+        return not self.running and not self._asked and not any(stream.writing for stream in self._streams.values())
+
+    def set_level(self, level: str) -> None:
+        """Sets from which level on the client wants messages.
+
+        Raises:
+            RpcError: there is no such level.
+        """
+        if level not in LEVELS:
+            raise RpcError(McpCode.INVALID_PARAMS, f"level is {level!r:.40}: use one of {', '.join(LEVELS)}")
+        self.log_level = level
+
+    def new_stream(self) -> EventStream:
+        """Returns a new stream that can be resumed; the oldest that has ended makes room for it.
+
+        Raises:
+            LimitExceeded: the session has too many.
+        """
+        while len(self._streams) >= MAX_STREAMS:
+            ended = next((id for id, stream in self._streams.items() if stream.closed), None)
+            if ended is None:
+                raise LimitExceeded("mcp_streams", MAX_STREAMS, "the session has as many streams as it may: end one")
+            del self._streams[ended]
+        stream = EventStream(secrets.token_hex(4))
+        self._streams[stream.id] = stream
+        return stream
+
+    def stream_of(self, event_id: str) -> tuple[EventStream, int] | None:
+        """Returns the stream of an event and the event's number; None where the stream is not known (any more)."""
+        id, _, number = event_id.rpartition("-")
+        stream = self._streams.get(id)
+        return (stream, int(number)) if stream is not None and number.isdecimal() and len(number) < 10 else None
+
+    def stand(self, channel: Channel, follow: FollowChanges) -> None:
+        """Sends messages that answer nothing to a channel from now on: changes of lists and updates of resources."""
+        if isinstance(self._standing, EventStream):
+            self._standing.close()
+        self._standing = channel
+        if self._end_following is None:
+            self._end_following = follow(self)
+
+    def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Sends a notification that answers nothing; it is lost where the client listens to none."""
+        if self._standing is not None:
+            self._standing.send(jsonrpc.notification(method, params))
+
+    async def ask(self, method: str, params: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
+        """Asks the client something, on the channel of the request that this belongs to.
+
+        Raises:
+            RpcError: it answered with an error, or not in time, or its channel takes no questions.
+        """
+        if not channel.takes_messages:
+            raise RpcError(
+                McpCode.INVALID_REQUEST, f"{method} needs a stream: send Accept: application/json, text/event-stream"
+            )
+        id = f"ask-{next(self._numbers)}"
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._asked[id] = future
+        try:
+            channel.send(jsonrpc.request(id, method, params))
+            async with asyncio.timeout(ASK_SECONDS):
+                answer = await future
+        except TimeoutError:
+            raise RpcError(McpCode.INTERNAL, f"{method} was not answered within {ASK_SECONDS:g} s") from None
+        finally:
+            del self._asked[id]
+        if (error := answer.rpc_error) is not None:
+            raise error
+        return jsonrpc.read(answer.result, dict, "result")
+
+    def answered(self, message: Message) -> None:
+        """Takes an answer to a question; one that answers no question is ignored."""
+        future = self._asked.get(message.id) if isinstance(message.id, str) else None
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def cancel(self, id: JsonId) -> None:
+        """Cancels the requests of an id; those that have ended are ignored."""
+        for task in tuple(self.running.get(id, ())):
+            task.cancel(CANCELLED)
+
+    def end(self) -> None:
+        """Ends what belongs to the session."""
+        if self._end_following is not None:
+            self._end_following()
+            self._end_following = None
+        for end in self.subscriptions.values():
+            end()
+        self.subscriptions.clear()
+        for stream in self._streams.values():
+            stream.close()
+        for tasks in tuple(self.running.values()):
+            for task in tuple(tasks):
+                task.cancel(CANCELLED)
+
+
+CANCELLED = "the client cancelled the request"
+
+
+class Sessions:
+    """The sessions of a bus over HTTP."""
+
+    def __init__(self, sealer: Sealer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sealer = sealer
+        self._clock = clock
+        self._open: OrderedDict[str, Session] = OrderedDict()  # by id, the one used last at the end
+        self._ended: NewestCache[str, None] = NewestCache(MAX_ENDED)  # ids that clients have ended
+
+    def __repr__(self) -> str:
+        return f"<Sessions {len(self._open)}>"
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, version: str, client: Client, profile: Profile, identity: Identity) -> Session:
+        """Begins a session.
+
+        Raises:
+            LimitExceeded: there are as many as there may be, and none is idle.
+        """
+        content = encode([version, sorted(client.accepts), sorted(client.extensions)[:8], secrets.token_hex(8)])
+        id = self._sealer.seal(content, PURPOSE, profile.name, identity.name)
+        return self._add(Session(id, version, client, profile, identity))
+
+    def find(self, id: str, profile: Profile, identity: Identity) -> Session:
+        """Returns the session of an id, which may be from before a restart.
+
+        Raises:
+            UnknownSession: there is none.
+            LimitExceeded: as for `begin`.
+        """
+        session = self._open.get(id)
+        if session is None or session.profile is not profile or session.identity.name != identity.name:
+            session = self._restore(id, profile, identity)
+        session.identity = identity  # its scopes may be others now
+        session.used_at = self._clock()
+        self._open.move_to_end(id)
+        return session
+
+    def end(self, session: Session) -> None:
+        """Ends a session for its client: its id is unknown from now on."""
+        self._ended[session.id] = None
+        self._open.pop(session.id, None)
+        session.end()
+
+    def close(self) -> None:
+        """Ends what belongs to all sessions; their ids stay valid."""
+        for session in self._open.values():
+            session.end()
+        self._open.clear()
+
+    def _restore(self, id: str, profile: Profile, identity: Identity) -> Session:
+        if id in self._ended:
+            raise UnknownSession("this session has ended: initialize again")
+        try:
+            content = self._sealer.open(id, PURPOSE, profile.name, identity.name)
+        except BrokenSeal as broken:
+            raise UnknownSession(f"Mcp-Session-Id: {broken}; initialize again") from None
+        version, accepts, extensions, _ = msgspec.json.decode(content)
+        return self._add(Session(id, version, Client(frozenset(accepts), frozenset(extensions)), profile, identity))
+
+    def _add(self, session: Session) -> Session:
+        now = self._clock()
+        for each in list(self._open.values()):  # the one that was silent longest is first
+            if len(self._open) < MAX_SESSIONS and now - each.used_at < IDLE_SECONDS:
+                break
+            if each.is_idle:
+                del self._open[each.id]
+                each.end()
+        if len(self._open) >= MAX_SESSIONS:
+            raise LimitExceeded("mcp_sessions", MAX_SESSIONS, "the bus has as many MCP sessions as it may: try later")
+        session.used_at = now
+        self._open[session.id] = session
+        return session

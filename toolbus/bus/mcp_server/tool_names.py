@@ -1,0 +1,112 @@
+"""Names tools towards MCP clients, so that a name never comes to mean another tool.
+
+A tool is known on the bus as ``NAME`` or ``SOURCE:NAME``; models and clients take neither a colon nor more than 64
+characters, of which clients use some themselves. The first tool that gets a name keeps it, also while it is gone and
+after a restart: a conversation may still hold the name, and the model would call another tool than it was shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from toolbus.bus.mcp_settings import Profile
+from toolbus.bus.storage.state_file import read_state, write_state
+from toolbus.errors import ToolBusError
+
+log = logging.getLogger("toolbus.mcp")
+
+STATE_FILE = "mcp-names.json"  # in the data directory
+MAX_NAMES = 200_000  # of all profiles; beyond, those of tools that are gone are forgotten, oldest first
+_HASH_LENGTH = 8
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class ToolNames:
+    """The names of the tools of all profiles.
+
+    Args:
+        path: where they are persisted; None: nothing survives.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._listed: dict[tuple[str, str], str] = {}  # the name on the bus by profile and wire name, oldest first
+        self._wire: dict[tuple[str, str], str] = {}  # the wire name of now by profile and name on the bus
+        self.unsaved = False  # whether there are names that are not persisted
+        if path is not None:
+            self._load(path)
+
+    def __repr__(self) -> str:
+        return f"<ToolNames {len(self._wire)}>"
+
+    def name_of(self, profile: Profile, name: str, bare_name: str, source: str) -> str:
+        """Returns the name of a tool towards the clients of a profile; a new tool gets one.
+
+        Args:
+            name: as the tool is listed on the bus.
+        """
+        wire = self._wire.get((profile.name, name))
+        if wire is None or len(wire) > profile.longest_name:
+            wire = self._new(profile, name, bare_name if source in profile.bare else name)
+        return wire
+
+    def listed_as(self, profile: Profile, wire: str) -> str | None:
+        """Returns the name on the bus of a tool that a client names; None where no tool had that name."""
+        return self._listed.get((profile.name, wire))
+
+    def save(self, offered: Iterable[tuple[str, str]] = ()) -> None:
+        """Persists new names, if there are any; blocks for as long as that takes.
+
+        Args:
+            offered: profile and listed name of each tool that must not be forgotten.
+        """
+        if not self.unsaved:
+            return
+        self.unsaved = False
+        if len(self._listed) > MAX_NAMES:
+            self._forget(set(offered))
+        if self._path is None:
+            return
+        tables: dict[str, dict[str, str]] = {}
+        for (profile, wire), name in list(self._listed.items()):
+            tables.setdefault(profile, {})[wire] = name
+        try:
+            write_state(self._path, tables)
+        except OSError as error:
+            self.unsaved = True
+            log.warning("names of tools could not be persisted in %s: %s", self._path, error)
+
+    def _forget(self, offered: set[tuple[str, str]]) -> None:
+        gone = [(profile, wire) for (profile, wire), name in self._listed.items() if (profile, name) not in offered]
+        for profile, wire in gone[: len(self._listed) - MAX_NAMES]:
+            self._wire.pop((profile, self._listed.pop((profile, wire))), None)
+
+    def _new(self, profile: Profile, name: str, shown: str) -> str:
+        stem = _FORBIDDEN.sub("_", shown).strip("_") or "tool"
+        wire, attempt = stem, 0
+        while len(wire) > profile.longest_name or (profile.name, wire) in self._listed:
+            digest = hashlib.sha256(f"{name}\0{attempt}".encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_LENGTH]
+            wire = f"{stem[: profile.longest_name - _HASH_LENGTH - 1]}_{digest}"
+            attempt += 1
+        self._put(profile.name, name, wire)
+        self.unsaved = True
+        return wire
+
+    def _put(self, profile: str, name: str, wire: str) -> None:
+        self._wire[profile, name] = wire
+        self._listed[profile, wire] = name
+
+    def _load(self, path: Path) -> None:
+        try:
+            tables = read_state(path)
+            for profile, names in tables.items():
+                for wire, name in names.items():
+                    self._put(str(profile), str(name), str(wire))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, AttributeError, ToolBusError) as error:
+            log.warning("names of tools in %s cannot be read, so tools may get other names: %s", path, error)
