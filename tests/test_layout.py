@@ -47,7 +47,7 @@ FLOORS = (
     "bus.streams",
     "bus.storage",
     "bus.tasks",
-    "bus.config bus.local bus.serve_settings",
+    "bus.config bus.local bus.mcp_settings bus.serve_settings",
     "bus.signals bus.roles",
     "bus.features bus.web_paths",  # what rooms hold for one another
     "bus.embedded",
