@@ -29,6 +29,7 @@ from toolbus.mcp.eras import LEGACY_VERSIONS
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 from toolbus.text import quote
 
+METHODS = ("POST", "GET", "DELETE")
 WATCH_SECONDS = 0.05  # after which a request is watched for a client that leaves
 STREAM_SECONDS = 1.0  # after which the answer to a legacy client becomes a stream, which can be resumed
 POLL_SECONDS = 10.0  # after which such a stream is closed and goes on when its client resumes it (SEP-1699)
@@ -71,9 +72,9 @@ class Endpoint:
                     self._server.sessions.end(self._session(profile, identity, headers))
                     await _respond(send, 204, b"")
                 case _:
-                    raise Refused(405, "this endpoint has POST, GET and DELETE")
+                    raise Refused(405, f"this endpoint has {', '.join(METHODS)}")
         except Refused as refused:
-            more = [(b"allow", b"POST, GET, DELETE")] if refused.status == 405 else []
+            more = [(b"allow", ", ".join(METHODS).encode())] if refused.status == 405 else []
             await _respond(send, refused.status, jsonrpc.refusal(None, refused.error), *more)
         except UnknownSession as error:
             await _respond(send, 404, jsonrpc.refusal(None, RpcError(McpCode.INVALID_REQUEST, str(error))))
