@@ -24,6 +24,7 @@ _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
+_UNSAFE_RUN = re.compile(f"{_UNSAFE.pattern}+")
 
 
 def shorten(text: str, limit: int = MAX_SHOWN) -> str:
@@ -61,6 +62,25 @@ def clean_chunk(text: str) -> str:
 def drop_unsafe(text: str) -> str:
     """Returns somebody's text without control characters."""
     return _UNSAFE.sub("", text)
+
+
+def mark_unsafe(text: str) -> str:
+    """Returns somebody's text for models and people: what cannot be seen is written out, `[U+202E]` or `[U+E0041 ×9]`.
+
+    Line breaks and tabs stay.
+    """
+    return _UNSAFE_RUN.sub(_mark, text)
+
+
+def _mark(match: re.Match[str]) -> str:
+    run = match[0].replace("\r\n", "\n")
+    hidden = run.strip("\n\t")
+    if not hidden:
+        return run
+    if "\n" in hidden or "\t" in hidden:
+        return _UNSAFE.sub(lambda each: each[0] if each[0] in "\n\t" else f"[U+{ord(each[0]):04X}]", run)
+    more = f" ×{len(hidden)}" if len(hidden) > 1 else ""
+    return run.replace(hidden, f"[U+{ord(hidden[0]):04X}{more}]")
 
 
 def escape_unsafe(text: str) -> str:

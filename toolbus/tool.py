@@ -88,6 +88,9 @@ HINTS = ("read_only", "idempotent", "destructive", "open_world")
 class Tool:
     """One function that a model may call, as its author declared it. Field meanings: proto/toolbus/v1/tool.proto.
 
+    Attributes:
+        hints_trusted: whether the annotations are believed; those of foreign servers are shown only. Not on the wire.
+
     Raises:
         InvalidTool: from the constructor, naming every broken rule.
     """
@@ -113,6 +116,7 @@ class Tool:
     output_schema_json: str = ""
     always_background: bool = False
     needs: tuple[str, ...] = ()
+    hints_trusted: bool = True
     schema_hash: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -170,7 +174,7 @@ class Tool:
     @property
     def repeatable(self) -> bool:
         """Whether running the tool twice does no more than running it once."""
-        return bool(self.annotations.idempotent or self.annotations.read_only)
+        return self.hints_trusted and bool(self.annotations.idempotent or self.annotations.read_only)
 
     def renamed(self, name: str) -> Tool:
         """Returns the tool as listed under another name, with the hash of its declaration."""
@@ -236,7 +240,7 @@ class Tool:
 
 
 # Fields whose wire form differs: it has an unset state, or none at all.
-_OTHER_ON_THE_WIRE = {"parameters_json", "role", "annotations", "validate", "needs", "schema_hash"}
+_OTHER_ON_THE_WIRE = {"parameters_json", "role", "annotations", "validate", "needs", "hints_trusted", "schema_hash"}
 _SAME_ON_THE_WIRE = tuple(each.name for each in fields(Tool) if each.name not in _OTHER_ON_THE_WIRE)
 
 

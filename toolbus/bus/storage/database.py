@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,15 @@ class Database:
     def parts(self) -> list[Path]:
         """Returns the paths of the file and of its logs, whether they exist or not."""
         return [Path(f"{self.path}{suffix}") for suffix in SUFFIXES]
+
+    def move_aside(self) -> Path:
+        """Moves a damaged file away, with its logs, and returns where it is; only the newest one is kept."""
+        aside = Path(f"{self.path}.damaged")
+        for part, target in zip(self.parts(), replace(self, path=aside).parts(), strict=True):
+            target.unlink(missing_ok=True)
+            if part.exists():
+                os.replace(part, target)
+        return aside
 
     # -- opened --------------------------------------------------------------------------------------------------------
 

@@ -69,7 +69,9 @@ MIGRATIONS: tuple[str, ...] = (
     """,
 )
 
-_TOOL_FIELDS = tuple(item.name for item in dataclasses.fields(Tool) if item.name != "schema_hash")
+_TOOL_FIELDS = tuple(
+    item.name for item in dataclasses.fields(Tool) if item.name not in ("schema_hash", "hints_trusted")
+)
 _ANNOTATIONS = tuple(item.name for item in dataclasses.fields(Annotations))
 
 _AWAY = f"move {FILE} away, together with {FILE}-wal and {FILE}-shm where there are any"
@@ -386,13 +388,13 @@ def _record(file: Database, row: _Row) -> StoredRegistration:
 def _tool(fields: dict[str, Any]) -> Tool:
     """Reads a tool: a field of a newer minor version is ignored, a missing one has its default."""
     known = {name: fields[name] for name in _TOOL_FIELDS if name in fields}
-    annotations = known.pop("annotations", {})
-    return Tool(**known, annotations=Annotations(**{name: annotations.get(name) for name in _ANNOTATIONS}))
+    annotations, needs = known.pop("annotations", {}), tuple(known.pop("needs", ()))
+    return Tool(**known, needs=needs, annotations=Annotations(**{name: annotations.get(name) for name in _ANNOTATIONS}))
 
 
 def _row(record: StoredRegistration) -> tuple[str, str, str, str, bool, int, float, int]:
     fields = dataclasses.asdict(record.tool)
-    del fields["schema_hash"]  # derived from the others
+    del fields["schema_hash"], fields["hints_trusted"]  # the one follows from the others, the other is of mounts
     tool = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
     checksum = _checksum(record.key, record.source, tool, record.callback_url, record.checked, record.offers)
     url, answered_at = record.callback_url, record.answered_at

@@ -16,12 +16,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +199,8 @@ def _open(path: Path) -> sqlite3.Connection:
         try:
             return _connect(file)
         except Damaged as damage:
-            _move_aside(file, damage)
+            aside = file.move_aside()
+            log.error("%s is damaged (%s): moved to %s, earlier tasks are gone", path, damage.what, aside)
         file.create()
         return _connect(file)
     except OSError as error:
@@ -228,15 +227,6 @@ def _connect(file: Database) -> sqlite3.Connection:
             connection.close()
             raise
     return connection
-
-
-def _move_aside(file: Database, damage: Damaged) -> None:
-    aside = Path(f"{file.path}.damaged")  # the newest only: a damaged disk must not fill up
-    for part, target in zip(file.parts(), replace(file, path=aside).parts(), strict=True):
-        target.unlink(missing_ok=True)
-        if part.exists():
-            os.replace(part, target)
-    log.error("%s is damaged (%s): moved to %s, earlier tasks are gone", file.path, damage.what, aside)
 
 
 def _row(task: Task, result_bytes: int) -> _Row:

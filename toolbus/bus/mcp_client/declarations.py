@@ -1,0 +1,190 @@
+"""Turns what an MCP server declares into tools of the bus, each judged alone.
+
+A name that breaks our rules gets one that keeps them, always the same; a schema that cannot be taken leaves its tool
+out; characters that nobody sees are written out, since models read them. Nothing here knows connections.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool
+from toolbus.bus.catalog.schema import compile_schema
+from toolbus.bus.mcp_client.fingerprints import tool_subject
+from toolbus.bus.mcp_client.mount_entry import MountEntry
+from toolbus.errors import InvalidTool
+from toolbus.limits import Limits
+from toolbus.mcp.tools import read_declaration
+from toolbus.schema_grammar import SchemaFault
+from toolbus.text import mark_unsafe, quote
+from toolbus.tool import MAX_NAME, NAME, Tool
+
+MAX_TOOLS = 10_000  # of one mount
+_HASH_DIGITS = 8  # of a name that is not the server's own
+_READ_BY_MODELS = ("title", "description")
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A tool of a server that is not offered, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a server declares, as the bus offers it.
+
+    Attributes:
+        compiled: what the registry takes, in the server's order.
+        server_names: by our name, the server's.
+        left: what cannot be taken, or waits for an approval.
+        hidden: how many tools `allow` and `deny` leave out.
+        notices: by our name, what a person should know of a tool that is offered.
+    """
+
+    compiled: tuple[CompiledTool, ...] = ()
+    server_names: Mapping[str, str] = field(default_factory=dict)
+    left: tuple[Left, ...] = ()
+    hidden: int = 0
+    notices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def tools(self) -> list[Tool]:
+        """The tools that are offered."""
+        return [each.tool for each in self.compiled]
+
+
+def tools_of(
+    entry: MountEntry, declarations: Sequence[Any], limits: Limits, blocked: Collection[str] = frozenset()
+) -> Declared:
+    """Returns what is offered of the declarations of a server.
+
+    Args:
+        declarations: objects of `tools/list`; whatever a server sends.
+        blocked: subjects that wait for an approval, see `fingerprints.review`.
+    """
+    compiled: list[CompiledTool] = []
+    names: dict[str, str] = {}
+    notices: dict[str, tuple[str, ...]] = {}
+    left: list[Left] = []
+    hidden = 0
+    for number, declaration in enumerate(declarations):
+        if len(compiled) >= MAX_TOOLS:
+            rest = len(declarations) - number
+            left.append(Left("…", f"{rest} more tools: a mount has {MAX_TOOLS} at most: choose some with allow"))
+            break
+        theirs = declaration.get("name") if isinstance(declaration, Mapping) else None
+        if not isinstance(theirs, str) or not theirs:
+            left.append(Left(f"[{number}]", "it has no name: it is no declaration of a tool"))
+            continue
+        ours = our_name(theirs)
+        if not is_allowed(entry, theirs, ours):
+            hidden += 1
+            continue
+        if tool_subject(theirs) in blocked:
+            left.append(Left(ours, f"its declaration changed: run `toolbus mounts approve {entry.name} {ours}`"))
+            continue
+        try:
+            if ours in names:
+                raise InvalidTool([f"tool {quote(theirs)} is declared twice: the first one is offered"])
+            item, said = _compile(entry, declaration, ours, limits)
+        except InvalidTool as fault:
+            left.append(Left(ours, "; ".join(fault.faults)))
+            continue
+        compiled.append(item)
+        names[ours] = theirs
+        if said:
+            notices[ours] = said
+    return Declared(tuple(compiled), names, tuple(left), hidden, notices)
+
+
+def our_name(theirs: str) -> str:
+    """Returns the name of a server's tool on the bus: its own, or one that depends on nothing but its own.
+
+    A name with a hash cannot come to mean another tool when a neighbour goes.
+    """
+    if NAME.fullmatch(theirs):
+        return theirs
+    digest = hashlib.sha256(theirs.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]
+    stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", theirs).strip("_")[: MAX_NAME - _HASH_DIGITS - 1]
+    return f"{stem or 'tool'}_{digest}"
+
+
+def is_allowed(entry: MountEntry, theirs: str, ours: str) -> bool:
+    """Tells whether the globs of a mount offer a tool; they may name it as the server does or as the bus does."""
+    if entry.allow and not _matches(entry.allow, theirs, ours):
+        return False
+    return not _matches(entry.deny, theirs, ours)
+
+
+def _matches(globs: Sequence[str], *names: str) -> bool:
+    return any(fnmatchcase(name, glob) for glob in globs for name in names)
+
+
+def _compile(
+    entry: MountEntry, declaration: Mapping[str, Any], name: str, limits: Limits
+) -> tuple[CompiledTool, tuple[str, ...]]:
+    """Returns a tool and what a person should know of it.
+
+    Raises:
+        InvalidTool: the bus cannot take it.
+    """
+    notices = []
+    if name != declaration["name"]:
+        notices.append(f"the server calls it {quote(declaration['name'])}")
+    try:
+        visible = {key: _visible(value, key) for key, value in declaration.items()}
+        if visible != dict(declaration):
+            notices.append("its texts hold invisible or direction-changing characters, which are written as [U+…]")
+        tool = read_declaration(visible, name)
+        tool, dropped = _within(tool, limits)
+        # The wire's own rules of size hold for it too.
+        tool = replace(Tool.from_wire(tool.to_wire(), limits), **_overrides(entry, tool))
+        item = compile_tool(tool, limits)
+    except RecursionError:
+        raise InvalidTool(
+            [f"tool {quote(name)} is nested too deep: a bus takes {limits.schema_depth} levels"]
+        ) from None
+    except ValueError as error:  # what JSON or UTF-8 cannot hold
+        raise InvalidTool([f"tool {quote(name)} cannot be written: {type(error).__name__}"]) from None
+    return item, (*notices, *dropped, *item.warnings)
+
+
+def _overrides(entry: MountEntry, tool: Tool) -> dict[str, Any]:
+    return {
+        "role": entry.role,
+        "min_level": entry.min_level,
+        "timeout_seconds": entry.timeout_seconds or tool.timeout_seconds,
+        "hints_trusted": entry.trust_hints,
+    }
+
+
+def _within(tool: Tool, limits: Limits) -> tuple[Tool, list[str]]:
+    """Returns a tool without what is beside it and cannot be taken: large icons, a result's schema."""
+    notices = []
+    if len(tool.metadata_json.encode()) > limits.schema_bytes:
+        tool = replace(tool, metadata_json="")
+        notices.append(f"its icons and _meta are left out: they exceed schema_bytes = {limits.schema_bytes}")
+    if tool.output_schema_json:
+        try:
+            compile_schema(tool.output_schema_json, limits)
+        except SchemaFault as fault:
+            tool = replace(tool, output_schema_json="")
+            notices.append(f"its outputSchema is left out: {fault}")
+    return tool, notices
+
+
+def _visible(value: Any, key: str = "") -> Any:
+    """Returns a part of a declaration; in texts that models read, what nobody sees is written out."""
+    if isinstance(value, str):
+        return mark_unsafe(value) if key in _READ_BY_MODELS else value
+    if isinstance(value, Mapping):
+        return {name: _visible(each, str(name)) for name, each in value.items()}
+    return [_visible(each) for each in value] if isinstance(value, list) else value
