@@ -13,6 +13,7 @@ from typing import Literal
 from toolbus.bus.access.identity import Globs
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.errors import SetupError
+from toolbus.reader import Keys, Reader
 from toolbus.text import quote
 from toolbus.tool import MAX_LEVEL, MAX_TIMEOUT_SECONDS
 
@@ -118,3 +119,36 @@ class McpSettings:
     def __post_init__(self) -> None:
         if len(self.profiles) > MAX_PROFILES:
             raise SetupError(f"mcp.profiles has {len(self.profiles)} profiles, a bus has at most {MAX_PROFILES}")
+
+
+def read_mcp(reader: Reader) -> McpSettings:
+    """Reads the table ``[mcp]``.
+
+    Raises:
+        SetupError: naming the place, the value, the rule and how to fix it.
+    """
+    return McpSettings(**reader.record(_KEYS))
+
+
+def _profiles(reader: Reader) -> dict[str, Profile]:
+    profiles = {name: Profile(name=name, **each.record(_PROFILE_KEYS)) for name, each in reader.entries().items()}
+    return {DEFAULT_PROFILE: Profile()} | profiles
+
+
+_PROFILE_KEYS: Keys = {
+    "sources": ("sources", Reader.names),
+    "allow": ("allow", Reader.names),
+    "deny": ("deny", Reader.names),
+    "role": ("role", Reader.text),
+    "user": ("user", Reader.text),
+    "level": ("level", Reader.whole),
+    "longest_name": ("longest_name", Reader.whole),
+    "bare": ("bare", Reader.names),
+    "show": ("show", Reader.text),
+    "timeout_seconds": ("timeout_seconds", Reader.number),
+}
+_KEYS: Keys = {
+    "enabled": ("enabled", Reader.flag),
+    "task_after": ("task_after_seconds", lambda reader: reader.number(0.0, MAX_TIMEOUT_SECONDS)),
+    "profiles": ("profiles", _profiles),
+}

@@ -15,6 +15,7 @@ from typing import Any
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.config import Config, check_port
 from toolbus.bus.keys.issuer_settings import read_issuers
+from toolbus.bus.mcp_settings import read_mcp
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.limits import Limits
 from toolbus.reader import Keys, Read, Reader
@@ -154,6 +155,7 @@ _TABLES: dict[str, Read] = {
     "permissions": _rules,
     "tripwire_allow": _allowed,
     "issuers": read_issuers,
+    "mcp": read_mcp,
 }
 SETTINGS: tuple[str, ...] = tuple(_READ)
 

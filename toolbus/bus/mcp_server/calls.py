@@ -13,6 +13,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from toolbus.bus.access.identity import Scopes
 from toolbus.bus.core import Core
 from toolbus.bus.local import LocalCaller, OnProgress
@@ -87,14 +89,11 @@ def call_of(request: Request, target: Target) -> pb.ToolCall:
     """Returns the call that a request makes.
 
     Raises:
-        RpcError: the arguments are not an object, their headers say something else, or the tool needs what the client
-            cannot do.
+        RpcError: headers say something else than the arguments, or the tool needs what the client cannot do.
     """
     params, profile = request.params, request.profile
     assert isinstance(params, CallParams)  # `PARAMS` says so
     arguments = bytes(params.arguments)
-    if arguments[:1] != b"{":
-        raise RpcError(McpCode.INVALID_PARAMS, "params.arguments must be an object")
     if target.marked and request.headers and request.modern:
         check_param_headers(request, target, arguments)
     if request.modern:
@@ -144,8 +143,6 @@ def check_param_headers(request: Request, target: Target, arguments: bytes) -> N
     Raises:
         RpcError: one is missing, or says something else than the argument.
     """
-    import msgspec
-
     values = msgspec.json.decode(arguments)
     for name, path in target.marked.items():
         header = f"{headers.PARAM_PREFIX}{name}"

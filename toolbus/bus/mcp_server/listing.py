@@ -101,15 +101,11 @@ class Listings:
         """
         catalog = self.catalog(profile, identity, modern=modern)
         number = 0 if cursor is None else self._page_of(catalog, profile, cursor)
-        parts = [b'{"tools":[', catalog.pages[number], b"]"]
+        following = None
         if number + 1 < len(catalog.pages):
-            content = b"%d %d" % (catalog.revision, number + 1)
-            parts += [b',"nextCursor":"', self._sealer.seal(content, CURSOR, profile.name).encode(), b'"']
-        if modern:
-            scope = b"private" if profile.user or profile.level or identity.scopes is not None else b"public"
-            parts += [b',"resultType":"complete","ttlMs":%d,"cacheScope":"%b","_meta":' % (TTL_MS, scope)]
-            parts += [META_OF_RESULT]
-        return b"".join([*parts, b"}"])
+            following = self._sealer.seal(b"%d %d" % (catalog.revision, number + 1), CURSOR, profile.name)
+        private = bool(profile.user or profile.level or identity.scopes is not None)
+        return page_of(catalog.pages[number], modern=modern, private=private, following=following)
 
     def find(self, profile: Profile, identity: Identity, wire: str) -> Target | None:
         """Returns the tool that a client of a profile means; None where it sees none of that name."""
@@ -204,6 +200,24 @@ def declare(wire: str, tool: Tool, *, modern: bool) -> dict[str, object]:
     if output is not None and not modern and not (isinstance(output, dict) and output.get("type") == "object"):
         del declaration["outputSchema"]
     return declaration
+
+
+def page_of(tools: bytes, *, modern: bool, private: bool, following: str | None = None) -> bytes:
+    """Returns the result of `tools/list` as text.
+
+    Args:
+        tools: as JSON text, without the brackets.
+        private: whether others see another list.
+        following: the cursor of the next page; None where this is the last.
+    """
+    parts = [b'{"tools":[', tools, b"]"]
+    if following is not None:
+        parts.append(b',"nextCursor":"%b"' % following.encode())
+    if modern:
+        scope = b"private" if private else b"public"
+        parts.append(b',"resultType":"complete","ttlMs":%d,"cacheScope":"%b","_meta":' % (TTL_MS, scope))
+        parts.append(META_OF_RESULT)
+    return b"".join([*parts, b"}"])
 
 
 def _is_there(entry: Entry) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from toolbus.bus.mcp_server import search_mode
 from toolbus.bus.mcp_server.calls import ProgressReport, call_of, seconds_of, unknown_tool, write_result
 from toolbus.bus.mcp_server.listing import TTL_MS
 from toolbus.bus.mcp_server.request import SERVER_INFO, CallParams, Client, Request
@@ -76,6 +77,8 @@ async def list_tools(server: McpServer, request: Request) -> bytes:
     cursor = request.fields.get("cursor") if b"cursor" in request.raw else None
     if cursor is not None and not isinstance(cursor, str):
         raise RpcError(McpCode.INVALID_PARAMS, "cursor must be the nextCursor of a page, a string")
+    if request.profile.show == "search":
+        return search_mode.list_page(request)
     page = server.listings.page(request.profile, request.identity, modern=request.modern, cursor=cursor)
     await server.save_names()
     return page
@@ -85,6 +88,13 @@ async def call_tool(server: McpServer, request: Request) -> bytes:
     """Calls a tool."""
     params = request.params
     assert isinstance(params, CallParams)  # `PARAMS` says so
+    if bytes(params.arguments)[:1] != b"{":
+        raise RpcError(McpCode.INVALID_PARAMS, "params.arguments must be an object")
+    if request.profile.show == "search":
+        found = await search_mode.answer(server, request, params)
+        if isinstance(found, bytes):
+            return found
+        request.params = params = found
     target = server.listings.find(request.profile, request.identity, params.name)
     if target is None:
         raise unknown_tool(params.name)
