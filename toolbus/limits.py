@@ -35,6 +35,8 @@ class Limits:
         callback_bytes: the body of a callback's answer.
         sessions: sessions of the bus, zombies included.
         call_depth: nested calls above one another.
+        input_requests, input_requests_bytes: questions that one result asks, and their JSON.
+        request_state_bytes: what a tool gives with its questions, to have it back with the answers.
     """
 
     message_bytes: int = 16 * MIB
@@ -56,6 +58,9 @@ class Limits:
     callback_bytes: int = 4 * MIB
     sessions: int = 10_000
     call_depth: int = 8
+    input_requests: int = 8
+    input_requests_bytes: int = 64 * KIB
+    request_state_bytes: int = 16 * KIB
 
 
 @dataclass(frozen=True, slots=True)

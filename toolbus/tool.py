@@ -80,7 +80,8 @@ _TEXTS = (
     "metadata_json",
     "output_schema_json",
 )
-_TOO_DEEP = "parameters_json is nested too deep: flatten the schema, a bus takes 64 levels"
+_TOO_DEEP = "is nested too deep: flatten the schema, a bus takes 64 levels"
+MAX_NEEDS, MAX_NEED = 16, 64  # words of what a tool needs, and characters of each
 HINTS = ("read_only", "idempotent", "destructive", "open_world")
 
 
@@ -117,6 +118,7 @@ class Tool:
     always_background: bool = False
     needs: tuple[str, ...] = ()
     hints_trusted: bool = True
+    validate_output: bool = False
     schema_hash: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -126,7 +128,7 @@ class Tool:
         try:
             digest = _hash(self.name, self.description, self.parameters)
         except RecursionError:  # what can just be parsed may be too deep to be written
-            raise InvalidTool([f"tool {quote(self.name)}: {_TOO_DEEP}"]) from None
+            raise InvalidTool([f"tool {quote(self.name)}: parameters_json {_TOO_DEEP}"]) from None
         object.__setattr__(self, "schema_hash", digest)
 
     def _faults(self) -> list[str]:
@@ -152,18 +154,19 @@ class Tool:
             for label in _TEXTS
             if not is_utf8(getattr(self, label) or "")
         ]
-        try:
-            parsed = parse_json(self.parameters_json)
-        except RecursionError:
-            faults.append(f"tool {shown}: {_TOO_DEEP}")
-        except ValueError as error:
-            faults.append(f"tool {shown}: parameters_json is not JSON: {error}; give it the text of a JSON Schema")
-        else:
-            if not isinstance(parsed, dict):
-                faults.append(
-                    f"tool {shown}: parameters_json is a JSON {_kind(parsed)}, it must be an object (a JSON Schema)"
-                )
+        if len(self.needs) > MAX_NEEDS or not all(0 < len(word) <= MAX_NEED and is_utf8(word) for word in self.needs):
+            faults.append(
+                f"tool {shown}: needs has {len(self.needs)} words, it may have {MAX_NEEDS} of 1 to {MAX_NEED} "
+                "characters, such as elicitation.form"
+            )
+        for label in ("parameters_json", "output_schema_json") if self.output_schema_json else ("parameters_json",):
+            faults += _schema_faults(shown, label, getattr(self, label))
         return faults
+
+    @property
+    def output_schema(self) -> dict[str, Any] | None:
+        """The JSON Schema of the output, parsed anew at each access; None where nothing is promised."""
+        return json.loads(self.output_schema_json) if self.output_schema_json else None
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -201,16 +204,18 @@ class Tool:
                 f"tool {shown}: parameters_json has {size} bytes, more than the limit "
                 f"schema_bytes = {limits.schema_bytes}: shorten the schema"
             )
+        for label in ("output_schema_json", "metadata_json"):
+            size = len(getattr(message, label).encode())
+            if size > limits.schema_bytes:
+                faults.append(
+                    f"tool {shown}: {label} has {size} bytes, more than the limit "
+                    f"schema_bytes = {limits.schema_bytes}: shorten it"
+                )
         size = len(message.description.encode())
         if size > limits.description_bytes:
             faults.append(
                 f"tool {shown}: description has {size} bytes, more than the limit "
                 f"description_bytes = {limits.description_bytes}: shorten it"
-            )
-        if message.metadata_json and len(message.metadata_json.encode()) > limits.schema_bytes:
-            faults.append(
-                f"tool {shown}: metadata_json has {len(message.metadata_json.encode())} bytes, more than the limit "
-                f"schema_bytes = {limits.schema_bytes}: shorten it"
             )
         if faults:
             raise InvalidTool(faults)
@@ -314,6 +319,11 @@ class Result:
             return json.loads(self.output_json or "null")
         except RecursionError:
             raise ValueError("the output is nested too deep to be read: have the tool return it flatter") from None
+
+    @property
+    def asks(self) -> bool:
+        """Whether the tool has questions before it can go on: then the result is neither a success nor a failure."""
+        return bool(self.input_requests_json)
 
     @property
     def text(self) -> str:
@@ -425,6 +435,19 @@ def _hash(name: str, description: str, parameters: Mapping[str, Any]) -> str:
     """Returns a fingerprint of a declaration, independent of the order of keys, of white space and of restarts."""
     canonical = json.dumps([name, description, parameters], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _schema_faults(shown: str, label: str, text: str) -> list[str]:
+    """Returns why a text is no schema, as a list of at most one."""
+    try:
+        parsed = parse_json(text)
+    except RecursionError:
+        return [f"tool {shown}: {label} {_TOO_DEEP}"]
+    except ValueError as error:
+        return [f"tool {shown}: {label} is not JSON: {error}; give it the text of a JSON Schema"]
+    if isinstance(parsed, dict):
+        return []
+    return [f"tool {shown}: {label} is a JSON {_kind(parsed)}, it must be an object (a JSON Schema)"]
 
 
 def _kind(value: object) -> str:

@@ -96,6 +96,8 @@ class LocalHandler:
         message = pb.ToolCall(call_id=call.id, name=call.entry.bare_name, timeout_seconds=call.deadline - now)
         if call.context is not None:
             message.context.CopyFrom(call.context)
+        if call.exchange is not None:
+            call.exchange.fill(message)
         scope = ToolScope.of(
             message,
             send_progress=functools.partial(self._progress, here),
@@ -208,6 +210,8 @@ class LocalCaller:
         call_id = call.call_id
         if call_id in self._waiting:
             raise ValueError(f"call_id {call_id!r} is already in flight: give each call an id of its own")
+        if call.accepts and not call.HasField("context"):
+            call.context.SetInParent()  # what it accepts is read with the context
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting[call_id] = (future, on_progress)
         try:

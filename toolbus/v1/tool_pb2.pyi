@@ -154,6 +154,7 @@ class Tool(_message.Message):
     OUTPUT_SCHEMA_JSON_FIELD_NUMBER: _builtins.int
     ALWAYS_BACKGROUND_FIELD_NUMBER: _builtins.int
     NEEDS_FIELD_NUMBER: _builtins.int
+    VALIDATE_OUTPUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name that models and hosts call. 1 to 64 of `[A-Za-z0-9_.-]`; anything else is refused with INVALID_ARGUMENT.
     In a listing, a tool of a qualified source is named `source:name`.
@@ -217,6 +218,10 @@ class Tool(_message.Message):
     """Has a call become a task at once where its caller takes tasks (ToolCall.background_after_seconds is set). Without
     effect together with `no_background`.
     """
+    validate_output: _builtins.bool
+    """Has the bus check results against `output_schema_json`. A successful result that breaks it is replaced by
+    ERROR_CODE_TOOL with the reason `output_schema`. Without effect where the schema is empty.
+    """
     @_builtins.property
     def annotations(self) -> Global___ToolAnnotations:
         """What calling the tool may do. Unset means nothing is known."""
@@ -224,7 +229,8 @@ class Tool(_message.Message):
     @_builtins.property
     def needs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What the tool may ask of its caller in the middle of a call, in words of ToolCall.accepts. A call of a caller that
-        does not accept all of it is refused before a plugin sees it.
+        does not accept all of it is refused before a plugin sees it, with ERROR_CODE_INVALID_ARGUMENTS and the reason
+        `needs_input`. At most 16 words of 1 to 64 characters. A tool may ask without naming it here.
         """
 
     def __init__(
@@ -251,10 +257,11 @@ class Tool(_message.Message):
         output_schema_json: _builtins.str = ...,
         always_background: _builtins.bool = ...,
         needs: _abc.Iterable[_builtins.str] | None = ...,
+        validate_output: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "annotations", b"annotations", "role", b"role", "validate", b"validate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "allow_repeat", b"allow_repeat", "always_background", b"always_background", "annotations", b"annotations", "callback_url", b"callback_url", "council_eligible", b"council_eligible", "description", b"description", "direct_reply", b"direct_reply", "display_name", b"display_name", "idle_timeout_seconds", b"idle_timeout_seconds", "inline_available", b"inline_available", "metadata_json", b"metadata_json", "min_level", b"min_level", "name", b"name", "needs", b"needs", "no_background", b"no_background", "no_repair", b"no_repair", "output_schema_json", b"output_schema_json", "parameters_json", b"parameters_json", "role", b"role", "timeout_seconds", b"timeout_seconds", "validate", b"validate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "allow_repeat", b"allow_repeat", "always_background", b"always_background", "annotations", b"annotations", "callback_url", b"callback_url", "council_eligible", b"council_eligible", "description", b"description", "direct_reply", b"direct_reply", "display_name", b"display_name", "idle_timeout_seconds", b"idle_timeout_seconds", "inline_available", b"inline_available", "metadata_json", b"metadata_json", "min_level", b"min_level", "name", b"name", "needs", b"needs", "no_background", b"no_background", "no_repair", b"no_repair", "output_schema_json", b"output_schema_json", "parameters_json", b"parameters_json", "role", b"role", "timeout_seconds", b"timeout_seconds", "validate", b"validate", "validate_output", b"validate_output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
     _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015
@@ -374,10 +381,10 @@ class ToolCall(_message.Message):
     """Towards a plugin that attached as qualified: the `call_id` that the caller chose. Ignored in what callers send."""
     input_responses_json: _builtins.str
     """Answers to ToolResult.input_requests_json, as JSON text of an object with the same keys. The call is then the same
-    one again, with the same name and arguments, under an id of its own.
+    one again, with the same name and arguments, under an id of its own. At most 1 MiB. Read with `accepts` only.
     """
     request_state: _builtins.str
-    """The ToolResult.request_state that came with the questions, unchanged. At most 16 KiB."""
+    """The ToolResult.request_state that came with the questions, unchanged. At most 16 KiB. Read with `accepts` only."""
     @_builtins.property
     def context(self) -> Global___CallContext:
         """What the host tells the tool about user and conversation. The bus accepts it from hosts only: a session that
@@ -388,7 +395,9 @@ class ToolCall(_message.Message):
     @_builtins.property
     def accepts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What the caller can answer in the middle of a call: `elicitation.form`, `elicitation.url`, `sampling`, `roots`.
-        Words that the bus does not know are passed on. The bus accepts it from hosts only, as `context`.
+        Words that the bus does not know are passed on; of more than 16 the first count. It is a part of what a host states
+        about a call: the bus reads it, `input_responses_json` and `request_state` only in a call that has a `context` (an
+        empty one is enough), and takes them from hosts only. A nested call has none of the three.
         """
 
     def __init__(
@@ -602,7 +611,8 @@ class CallError(_message.Message):
     """
     reason: _builtins.str
     """The tool's own name for the failure: an error string that it returned, or the class of an exception that it
-    raised. Set for ERROR_CODE_TOOL only.
+    raised. `needs_input` where the caller cannot answer what the tool asks, or is declared to need. Otherwise set for
+    ERROR_CODE_TOOL only.
     """
     @_builtins.property
     def limit(self) -> Global___Limit:

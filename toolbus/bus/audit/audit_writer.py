@@ -24,6 +24,7 @@ import orjson
 from toolbus.bus.audit.audit_chain import FIRST_PREV, find_end, hash_of, name_of
 from toolbus.errors import Code, NotAudited, SetupError
 from toolbus.limits import MIB
+from toolbus.questions import INPUT_REQUIRED, INPUT_REQUIRED_OUTCOME
 from toolbus.text import shorten
 
 log = logging.getLogger("toolbus.audit")
@@ -315,7 +316,7 @@ class AuditWriter:
         self._file = self._lock_handle = -1
 
 
-_CODES = {code.value: code.name if code else "OK" for code in Code}
+_CODES = {code.value: code.name if code else "OK" for code in Code} | {INPUT_REQUIRED: INPUT_REQUIRED_OUTCOME}
 _NONE = dict.fromkeys(("who", "key", "how", "peer", "source", "target"), "")
 
 

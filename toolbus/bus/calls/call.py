@@ -7,7 +7,7 @@ handler confirms the end. The handler, which runs the call, is declared in catal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.access.quota import Quota
@@ -15,6 +15,9 @@ from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import Handler
 from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
+
+if TYPE_CHECKING:  # it refuses calls, and what refuses them knows callers
+    from toolbus.bus.calls.input_exchange import InputExchange
 
 
 class Budget:
@@ -100,6 +103,7 @@ class Call:
         "declaration",
         "depth",
         "entry",
+        "exchange",
         "frame",
         "freed_at",
         "handler",
@@ -120,6 +124,7 @@ class Call:
     arguments_json: str  # as the caller wrote them; "" stands for no arguments
     size: int  # bytes held for it
     context: pb.CallContext | None  # the root call's, for nested calls to share
+    exchange: InputExchange | None  # what its caller accepts and answers; None for most calls, and for nested ones
     parent: Call | None
     children: list[Call] | None
     depth: int

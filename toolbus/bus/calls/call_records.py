@@ -16,6 +16,7 @@ from toolbus.bus.calls.redaction import redacted
 from toolbus.bus.catalog.argument_repair import Repair
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.errors import Code
+from toolbus.questions import INPUT_REQUIRED, INPUT_REQUIRED_OUTCOME
 from toolbus.v1 import tool_pb2 as pb
 
 MAX_RECORDS = 1_000
@@ -23,7 +24,7 @@ MAX_CONTENT = 4_096  # characters of recorded arguments or output
 MAX_REPAIRS_SHOWN = 20  # of one call
 MAX_TEXT = 128  # characters of a name or id of a refused call
 READER = f"{BUS_SOURCE}:calls"  # the tool that reads records; its own calls are not recorded
-_CODES = frozenset(Code)
+_CODES = frozenset((*Code, INPUT_REQUIRED))
 
 Origin: TypeAlias = tuple[str, int, int]
 """User, round and order of a call, as its context says."""
@@ -39,7 +40,8 @@ class CallRecord:
 
     Attributes:
         number: of the call among all that have ended on this bus, from 1.
-        code: UNSPECIFIED where it succeeded.
+        code: UNSPECIFIED where it succeeded, or asked.
+        asked: whether the tool ended it with questions.
         arguments_size, output_size: characters of their JSON.
         user_id: on whose behalf; "" where the context names none.
         round: of a turn, from 1; 0 where the context names none, or a rule made the call before the model answered.
@@ -64,6 +66,7 @@ class CallRecord:
     arguments: str | None = None
     output: str | None = None
     repairs: tuple[Repair, ...] = ()
+    asked: bool = False
 
     @property
     def seconds(self) -> float:
@@ -72,8 +75,8 @@ class CallRecord:
 
     @property
     def outcome(self) -> str:
-        """``OK``, or the name of its code."""
-        return self.code.name if self.code else "OK"
+        """``OK``, ``INPUT_REQUIRED`` where the tool asked, or the name of its code."""
+        return outcome_of(INPUT_REQUIRED if self.asked else self.code)
 
     def described(self, began: float) -> dict[str, Any]:
         """Returns the record as a JSON object.
@@ -111,7 +114,7 @@ class RecordFilter:
         name: of the tool.
         caller: the source that called.
         user_id: on whose behalf.
-        outcome: how it ended: ``OK``, or a code such as ``TOOL``, in any case.
+        outcome: how it ended: ``OK``, ``INPUT_REQUIRED``, or a code such as ``TOOL``, in any case.
     """
 
     source: str = ""
@@ -199,8 +202,8 @@ class CallRecords:
         return len(self._rows)
 
     def counts(self) -> dict[str, int]:
-        """Returns how many calls have ended, by ``OK`` or the name of the code."""
-        return {Code(code).name if code else "OK": count for code, count in sorted(self.outcomes.items())}
+        """Returns how many calls have ended, by outcome as of `CallRecord`."""
+        return {outcome_of(code): count for code, count in sorted(self.outcomes.items())}
 
     def newest(self, selection: RecordFilter, limit: int) -> list[CallRecord]:
         """Returns the newest of the selected records, newest first."""
@@ -265,6 +268,11 @@ class CallRecords:
                 yield record
 
 
+def outcome_of(code: int) -> str:
+    """Returns the name of how a call ended."""
+    return INPUT_REQUIRED_OUTCOME if code == INPUT_REQUIRED else Code(code).name if code else "OK"
+
+
 def origin_of(context: pb.CallContext) -> Origin:
     """Returns the user, round and order of a call for its record."""
     user_id, attributes = context.user_id[:MAX_TEXT], context.attributes
@@ -280,7 +288,8 @@ def content_of(arguments_json: str, output_json: str) -> Content:
 
 def _read(row: Row, number: int) -> CallRecord:
     call_id, name, source, caller, started, ended, code, given, got, origin, content, repairs = row
-    known = Code(code) if code in _CODES else Code.INTERNAL  # a plugin may send one of a newer protocol
+    asked = code == INPUT_REQUIRED
+    known = Code(0 if asked else code) if code in _CODES else Code.INTERNAL  # a plugin may send one of a newer protocol
     arguments, output = content or (None, None)
     return CallRecord(
         *(call_id, name, source, caller, started, ended, known, number, given, got),
@@ -288,6 +297,7 @@ def _read(row: Row, number: int) -> CallRecord:
         arguments=arguments,
         output=output,
         repairs=tuple(repairs),
+        asked=asked,
     )
 
 

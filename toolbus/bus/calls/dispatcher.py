@@ -21,10 +21,10 @@ from toolbus.bus.access.quota import Quota, Quotas
 from toolbus.bus.calls.call import Background, Budget, Call, Caller
 from toolbus.bus.calls.call_admission import CallAdmission, copy_context
 from toolbus.bus.calls.call_records import MAX_TEXT, READER, CallRecords, content_of, origin_of
+from toolbus.bus.calls.input_exchange import check_needs, read_exchange
 from toolbus.bus.calls.refusals import (
     Refused,
     bad_call_id,
-    bounded_hint,
     clamped_timeout,
     declared_as,
     identity_full,
@@ -34,6 +34,7 @@ from toolbus.bus.calls.refusals import (
     too_fast,
     window_full,
 )
+from toolbus.bus.calls.result_review import review
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.argument_repair import original_of, repairs_of
 from toolbus.bus.catalog.catalog_view import CatalogView
@@ -152,7 +153,8 @@ class Dispatcher:
     def calls(self, caller: Caller, calls: Iterable[pb.ToolCall], now: float) -> None:
         """Takes the calls of a caller: admits and sends each, or answers at once with an error."""
         in_flight, budget, allowed = caller.in_flight, caller.budget, caller.allowed
-        limits, first, nearest = self._limits, self._registry.first, self._armed_at
+        limits, first, nearest, window = self._limits, self._registry.first, self._armed_at, caller.max_in_flight
+        max_arguments, max_held, max_of_source = limits.arguments_bytes, limits.held_bytes, limits.held_bytes_per_source
         if caller.quota is not None:
             calls = self._within_quota(caller, caller.quota, calls, now)
         if caller.allowed_at != self._registry.revision:
@@ -165,6 +167,7 @@ class Dispatcher:
         caller_full: Refused | None = None
         full_tool: Declaration | None = None  # the last tool without room
         tool_full: Refused | None = None  # the refusal of its calls
+        at_once: list[Call] = []  # those that become tasks as soon as they are sent
         for call in calls:
             call_id, name = call.call_id, call.name
             try:
@@ -189,7 +192,7 @@ class Dispatcher:
                 text = call.arguments_json
                 size = len(text)
                 checker = declaration.checker
-                if checker is None or size * 4 > limits.arguments_bytes:
+                if checker is None or size * 4 > max_arguments:
                     text = self._admission.validate(caller, call, parent, declaration)
                 else:
                     try:
@@ -204,15 +207,20 @@ class Dispatcher:
                         # Parses again, and exactly, since it may write the text again.
                         text = self._admission.validate(caller, call, parent, declaration)
                         size = len(text)
-                context = parent.context if parent is not None else None
-                if parent is None and call.HasField("context") and caller.may_set_context:
+                context = exchange = None
+                if parent is not None:
+                    context = parent.context
+                elif call.HasField("context") and caller.may_set_context:
                     context = copy_context(call.context, limits)
                     size += context.ByteSize()
-                if len(in_flight) >= caller.max_in_flight:
-                    caller_full = caller_full or window_full(caller.source, caller.max_in_flight)
+                    if call.accepts:
+                        exchange = read_exchange(call, limits)
+                        size += exchange.size
+                if len(in_flight) >= window:
+                    caller_full = caller_full or window_full(caller.source, window)
                     self.refuse(caller, call, caller_full, now)
                     continue
-                if self._held + size > limits.held_bytes or budget.held + size > limits.held_bytes_per_source:
+                if self._held + size > max_held or budget.held + size > max_of_source:
                     raise self._over_budget(caller, size)
                 if tool_full is not None and declaration is full_tool:  # no call ends while these are taken
                     self.refuse(caller, call, tool_full, now)
@@ -233,7 +241,8 @@ class Dispatcher:
                     self.refuse(caller, call, tool_full, now)
                     continue
                 if size * 4 > handler.max_item_bytes or context is not None:
-                    must_fit(text, context, name, handler.max_item_bytes)
+                    more = exchange.size if exchange is not None else 0
+                    must_fit(text, context, more, name, handler.max_item_bytes)
 
                 record = Call()
                 timeout = call.timeout_seconds or declaration.timeout
@@ -249,18 +258,22 @@ class Dispatcher:
                 record.context, record.parent, record.children, record.depth = context, None, None, 1
                 if parent is not None:
                     record.nest(parent)
-                if declaration.tool.idle_timeout_seconds:
-                    record.idle_deadline = now + declaration.tool.idle_timeout_seconds
-                    deadline = min(deadline, record.idle_deadline)
+                if declaration.is_special:
+                    check_needs(declaration.tool, name, exchange)
+                    if declaration.tool.idle_timeout_seconds:
+                        record.idle_deadline = now + declaration.tool.idle_timeout_seconds
+                        deadline = min(deadline, record.idle_deadline)
                 if deadline < nearest:
                     nearest = deadline
                 record.caller, record.call_id, record.handler = caller, call_id, handler
-                record.entry, record.declaration = entry, declaration
+                record.entry, record.declaration, record.exchange = entry, declaration, exchange
                 record.arguments_json, record.size = text, size
                 record.started, record.accepted, record.active = now, False, True
                 if background_after:
                     self.soft_deadlines[record] = now + background_after
                     nearest = min(nearest, now + background_after)
+                    if declaration.tool.always_background:
+                        at_once.append(record)
                 self._last_id = number = self._last_id + 1
                 record.id = handler_id = str(number)
                 in_flight[call_id] = handler.pending[handler_id] = record
@@ -275,6 +288,9 @@ class Dispatcher:
         if to is not None and batch:
             to.slots.take(budget, len(batch))
             to.send(batch, now)
+        for record in at_once:
+            if self.soft_deadlines.pop(record, None) is not None:  # else a handler of this process has ended it
+                self._to_background(record, now)
         if in_flight:
             self._callers[caller] = None
         if nearest < self._armed_at:
@@ -287,7 +303,7 @@ class Dispatcher:
         untrusted = self.tripwire is not None and self._policy.is_untrusted(handler.source)
         batch: list[tuple[str, str]] = []  # plain results for the same caller, not yet delivered
         to: Caller | None = None  # the caller of the batch
-        most = succeeded = 0
+        checks_outputs, most, succeeded = self._registry.checks_outputs, 0, 0
         for result in results:
             call: Call | None = pending.pop(result.call_id, None)
             if call is None:
@@ -317,9 +333,14 @@ class Dispatcher:
                 batch, to = [], caller
                 most = min(self._limits.result_bytes, caller.max_item_bytes) // 4
             output = result.output_json
-            if untrusted or result.is_error or result.content or len(output) > most or result.HasField("error"):
+            if (
+                (untrusted or result.is_error or result.content or len(output) > most)
+                or (result.input_requests_json or result.HasField("error"))
+                or (checks_outputs and call.declaration.output_checker is not None)
+            ):
                 handler.slots.release(caller.budget, 1)
-                code = self._deliver_special(call, result, untrusted)
+                code = review(call, result, self._limits, self.tripwire if untrusted else None)
+                caller.deliver_result(call_id, result)
                 self._record(call, code, now, "" if code == Code.SECRET_BLOCKED else output)
                 continue
             batch.append((call_id, output))
@@ -435,39 +456,6 @@ class Dispatcher:
         )
 
     # -- a call's end --------------------------------------------------------------------------------------------
-
-    def _deliver_special(self, call: Call, result: pb.ToolResult, untrusted: bool) -> int:
-        """Delivers a result that is large, failed, has content, or may not hold secrets. Returns its code."""
-        caller = call.caller
-        largest = min(self._limits.result_bytes, caller.max_item_bytes)
-        size = result.ByteSize()
-        if size > largest and (size := _payload_bytes(result)) > largest:
-            name = "result_bytes" if size > self._limits.result_bytes else "max_message_bytes"
-            largest = self._limits.result_bytes if name == "result_bytes" else largest
-            error = CallError(
-                Code.RESULT_TOO_LARGE,
-                f"tool {call.entry.name!r} returned {size} bytes, more than {largest}: ask for less",
-                stage=Stage.ACCEPTED,
-                limit=(name, largest),
-            )
-            self._fail(call, error)
-            return error.code
-        blocked = self.tripwire.check_result(call.entry.name, result) if untrusted and self.tripwire else None
-        if blocked is not None:
-            self._fail(call, CallError(Code.SECRET_BLOCKED, blocked, stage=Stage.ACCEPTED))
-            return Code.SECRET_BLOCKED
-        if result.is_error or result.HasField("error"):
-            result.is_error = True
-            error_of = result.error
-            if not error_of.code:
-                error_of.code = Code.TOOL.value  # type: ignore[assignment]  # protoc's enum types are ints
-            if not error_of.stage:
-                error_of.stage = Stage.ACCEPTED.value  # type: ignore[assignment]
-            error_of.retry_after_seconds = bounded_hint(error_of.retry_after_seconds)
-            if not error_of.message and not result.output_json.strip("nul "):
-                error_of.message = f"tool {call.entry.name!r} failed and gave no reason"
-        caller.deliver_result(call.call_id, result)
-        return result.error.code if result.is_error else 0
 
     def _abandon(
         self,
@@ -695,9 +683,3 @@ def _lost(call: Call, why: str, *, safe: bool) -> str:
     """Returns the text that the handler of a call was lost."""
     text = f"tool {call.entry.name!r} was lost: {why}"
     return text if safe else f"{text}; it may have run, so it was not tried again"
-
-
-def _payload_bytes(result: pb.ToolResult) -> int:
-    """Returns what a result counts for: its output and content in UTF-8, without the frame around them."""
-    error = result.error.ByteSize() if result.HasField("error") else 0
-    return len(result.output_json.encode()) + sum(block.ByteSize() for block in result.content) + error

@@ -65,9 +65,13 @@ def invalid(text: str, arguments: object, checker: ArgumentChecker) -> Refused:
     return Refused(Code.INVALID_ARGUMENTS, checker.explain(arguments))
 
 
-def must_fit(text: str, context: pb.CallContext | None, name: str, largest: int) -> None:
-    """Refuses arguments that are larger than the plugin can receive."""
-    size = len(text.encode()) + (context.ByteSize() if context is not None else 0)
+def must_fit(text: str, context: pb.CallContext | None, more: int, name: str, largest: int) -> None:
+    """Refuses arguments that are larger than the plugin can receive.
+
+    Args:
+        more: characters of what comes beside them.
+    """
+    size = len(text.encode()) + (context.ByteSize() if context is not None else 0) + 4 * more
     if size > largest:
         raise Refused(
             Code.INVALID_ARGUMENTS,

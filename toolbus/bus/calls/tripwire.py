@@ -135,12 +135,15 @@ class Tripwire:
         return None if _finds_none(output_json) else self._refusal(tool_name, output_json, _Effort())
 
     def check_result(self, tool_name: str, result: pb.ToolResult) -> str | None:
-        """Does the same as `check` for all that a model reads of a result: output, parts of text, the error."""
+        """Does the same as `check` for all that is read of a result: output, parts of text, questions, the error."""
         refusal = self.check(tool_name, result.output_json)
-        if refusal is not None or not (result.content or result.HasField("error")):
+        if refusal is not None or not (result.content or result.HasField("error") or result.input_requests_json):
             return refusal
         effort = _Effort()
-        texts = (*(part.text.text for part in result.content), result.error.message, result.error.reason)
+        parts = (
+            text for part in result.content for text in (part.text.text, part.resource.text, part.annotations_json)
+        )
+        texts = (*parts, result.error.message, result.error.reason, result.input_requests_json, result.request_state)
         refusals = (self._refusal(tool_name, text, effort, 0) for text in texts if not _finds_none(text))
         return next((refusal for refusal in refusals if refusal is not None), None)
 

@@ -24,24 +24,39 @@ CHOICE_OF_TWO = 16  # handlers; among more of them the better of two at random i
 class Declaration:
     """One way in which a source declares a tool, with the handlers that offer it so."""
 
-    __slots__ = ("checker", "handlers", "strips", "timeout", "tool", "warnings")
+    __slots__ = (*("checker", "handlers", "is_special", "output_checker", "strips", "timeout", "tool", "warnings"),)
 
     def __init__(
-        self, tool: Tool, checker: ArgumentChecker | None, strips: frozenset[str], warnings: tuple[str, ...] = ()
+        self,
+        tool: Tool,
+        checker: ArgumentChecker | None,
+        strips: frozenset[str],
+        warnings: tuple[str, ...] = (),
+        output_checker: ArgumentChecker | None = None,
     ) -> None:
-        self.tool = tool
-        self.timeout = tool.timeout_seconds or DEFAULT_TIMEOUT_SECONDS  # of calls that do not set one
+        self._set_tool(tool)
         self.checker = checker  # None: arguments are not validated
         self.strips = strips  # keys that are taken out of the arguments
         self.warnings = warnings  # about its schema, for operators
+        self.output_checker = output_checker  # None: results are not checked
         self.handlers: list[Handler] = []
+
+    def _set_tool(self, tool: Tool) -> None:
+        self.tool = tool
+        self.timeout = tool.timeout_seconds or DEFAULT_TIMEOUT_SECONDS  # of calls that do not set one
+        self.is_special = bool(tool.idle_timeout_seconds or tool.needs)  # whether its calls need more than most
+
+    def take_over(self, other: Declaration) -> None:
+        """Takes what another declaration of the same name, description and parameters says."""
+        self._set_tool(other.tool)
+        self.checker, self.warnings, self.output_checker = other.checker, other.warnings, other.output_checker
 
     def __repr__(self) -> str:
         return f"<Declaration {self.tool.name} {self.tool.schema_hash[:8]} handlers={len(self.handlers)}>"
 
     def for_handler(self, *handlers: Handler) -> Declaration:
         """Returns a copy of the declaration with these handlers instead."""
-        other = Declaration(self.tool, self.checker, self.strips, self.warnings)
+        other = Declaration(self.tool, self.checker, self.strips, self.warnings, self.output_checker)
         other.handlers.extend(handlers)
         return other
 
@@ -117,8 +132,7 @@ class Entry:
         same = self.declarations.get(key)
         if same is not None and handler in same.handlers:
             changed = same.tool != declaration.tool or same.warnings != declaration.warnings
-            same.warnings = declaration.warnings
-            same.tool, same.checker, same.timeout = declaration.tool, declaration.checker, declaration.timeout
+            same.take_over(declaration)
             self._set_level(handler, min_level)
             return changed
         for other in list(self.declarations.values()):

@@ -50,6 +50,7 @@ class Registry(Lookups):
         # What was logged about schemas, by listed name and source.
         self._warned: NewestCache[tuple[str, str], tuple[str, ...]] = NewestCache(MAX_WARNED)
         self.grace_seconds = grace_seconds
+        self.checks_outputs = False  # whether a tool was ever offered whose results are checked
 
     def __repr__(self) -> str:
         sizes = ", ".join(f"{role}: {len(table.entries)}" for role, table in self._configured.items())
@@ -377,7 +378,9 @@ class Registry(Lookups):
         if entry.suspended is not None:  # the new handler replaces one that is unreachable
             self._index.unlink(entry.suspended.handlers[0], entry)
             entry.suspended = None
-        changed = entry.add(Declaration(tool, item.checker, item.strips, item.warnings), handler)
+        declaration = Declaration(tool, item.checker, item.strips, item.warnings, item.output_checker)
+        self.checks_outputs = self.checks_outputs or item.output_checker is not None
+        changed = entry.add(declaration, handler)
         table.put(entry)
         self._index.add(entry)
         self._index.link(handler, entry)

@@ -226,7 +226,10 @@ class RoleTables:
             if other is not None and other.source == entry.source and all(each.shares for each in entry.handlers()):
                 for declaration in list(entry.declarations.values()):  # the declarations of a source stack
                     tool = declaration.tool
-                    item = CompiledTool(tool, declaration.checker, declaration.strips, tool, declaration.warnings)
+                    item = CompiledTool(
+                        *(tool, declaration.checker, declaration.strips, tool, declaration.warnings),
+                        output_checker=declaration.output_checker,
+                    )
                     for handler in list(declaration.handlers):
                         self._index.unlink(handler, entry)
                         offer(table, handler, item, entry.name != entry.bare_name, {})

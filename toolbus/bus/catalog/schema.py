@@ -1,4 +1,4 @@
-"""Validates arguments against JSON Schema: compiles schemas, parses arguments, explains what is wrong with them.
+"""Validates arguments and outputs against JSON Schema: compiles schemas, parses, explains what is wrong.
 
 JSON Schema 2020-12, unless ``$schema`` names 2019-09, 07, 06 or 04; ``format`` and ``content…`` are annotations, as
 2020-12 has them by default. Knows no tools, sessions or calls. ``schema_graph`` decides which schemas are accepted,
@@ -25,7 +25,7 @@ from toolbus.schema_grammar import SchemaFault, cut, pointer, show
 from toolbus.text import escape_surrogates
 from toolbus.tool import Limits
 
-__all__ = ["ArgumentChecker", "SchemaFault", "compile_schema", "load_arguments"]
+__all__ = ["ArgumentChecker", "SchemaFault", "compile_output_schema", "compile_schema", "load_arguments"]
 
 ARGUMENT_DEPTH = 128  # 1,000 levels of a recursive schema overflowed 8 MiB of native stack, which ends the process
 WIDE_INTEGERS = 256  # of more than 64 bits: 1,000 of them in an array with uniqueItems took 0.5 s, 40,000 took 79 s
@@ -39,9 +39,9 @@ SHOWN_FAULTS = 5
 MAX_CACHED_SCHEMAS = 1_024
 CACHED_CHARACTERS = 4096  # longer schemas are seldom shared, and this many of them would take much memory
 
+ARGUMENTS, OUTPUT = "arguments", "output"  # what a schema is of, as error texts name it
 TOO_MUCH_TO_EXPLAIN = (
-    "arguments: they break the tool's schema, and are too many or too deeply nested for the bus to say where: "
-    "send fewer values"
+    ": they break the tool's schema, and are too many or too deeply nested for the bus to say where: send fewer values"
 )
 
 _loads = orjson.loads  # saves an attribute lookup on every call
@@ -58,7 +58,7 @@ _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class ArgumentChecker:
-    """Checks arguments against one compiled schema.
+    """Checks arguments against one compiled schema; for outputs it is the same.
 
     Attributes:
         text: the schema as it is checked: its normal form (`toolbus.normal_schema`), without what cannot be checked.
@@ -72,7 +72,8 @@ class ArgumentChecker:
     """
 
     __slots__ = (
-        *("_is_free", "_limits", "_size", "_validator", "defaults", "is_valid", "load", "passes", "text", "warnings"),
+        *("_is_free", "_limits", "_size", "_validator", "defaults", "is_valid", "load", "noun", "passes", "text"),
+        "warnings",
     )
 
     def __init__(
@@ -83,7 +84,9 @@ class ArgumentChecker:
         limits: Limits,
         warnings: tuple[str, ...] = (),
         defaults: Defaults | None = None,
+        noun: str = ARGUMENTS,
     ) -> None:
+        self.noun = noun  # what it checks, as its texts name it
         self._validator = validator
         self._size = size
         self.warnings = warnings
@@ -101,26 +104,26 @@ class ArgumentChecker:
     def explain(self, arguments: object) -> str:
         """Returns what is wrong with arguments, for a model to act on; "" if they fit."""
         if is_deeper(arguments, ARGUMENT_DEPTH):
-            return f"arguments are nested more than {ARGUMENT_DEPTH} levels deep: flatten them"
+            return f"{self.noun} are nested more than {ARGUMENT_DEPTH} levels deep: flatten them"
         graph = self._graph()
         try:
             if excess := self._excess(arguments):
                 return excess
             if _is_explainable(graph.root, arguments):
                 errors = iter(self._validator.iter_errors(arguments))
-                faults = [_fault_text(error) for error in itertools.islice(errors, SHOWN_FAULTS)]
+                faults = [_fault_text(error, self.noun) for error in itertools.islice(errors, SHOWN_FAULTS)]
                 more = sum(1 for _ in errors)
                 return "; ".join(faults) + (f"; and {more} more" if more else "")
             if self._is_free and not graph.branches:
                 self._validator.validate(arguments)  # stops at the first error, which is then the only one made
-            return "" if self._validator.is_valid(arguments) else TOO_MUCH_TO_EXPLAIN
+            return "" if self._validator.is_valid(arguments) else self.noun + TOO_MUCH_TO_EXPLAIN
         except jsonschema_rs.ValidationError as error:
-            return _fault_text(error)
+            return _fault_text(error, self.noun)
         except (ValueError, TypeError) as problem:  # what JSON cannot represent: lone surrogates, values of other types
-            return f"arguments: they are not JSON: {cut(str(problem))}"
+            return f"{self.noun}: they are not JSON: {cut(str(problem))}"
         except BaseException as problem:
             raise_unless_panic(problem)
-            return "arguments: the validator failed on them: send simpler values"
+            return f"{self.noun}: the validator failed on them: send simpler values"
 
     def errors(self, arguments: object, limit: int) -> list[jsonschema_rs.ValidationError] | None:
         """Returns what is wrong with arguments; None if it is too much to say, or more than a limit."""
@@ -165,12 +168,12 @@ class ArgumentChecker:
                 values.extend(value)
             if len(values) > max_values:
                 return (
-                    f"arguments: they hold more than {max_values} values, the most that can be checked in time "
+                    f"{self.noun}: they hold more than {max_values} values, the most that can be checked in time "
                     f"against this tool's schema: send fewer"
                 )
         if characters > max_characters:
             return (
-                f"arguments: their texts have {characters} characters, the most that can be checked in time against "
+                f"{self.noun}: their texts have {characters} characters, the most that can be checked in time against "
                 f"the patterns in this tool's schema is {max_characters}: send shorter ones"
             )
         return ""
@@ -188,6 +191,27 @@ def compile_schema(parameters_json: str, limits: Limits) -> ArgumentChecker:
     if len(parameters_json) <= CACHED_CHARACTERS:
         return _compile_once(parameters_json, limits)
     return _compile(parameters_json, limits)
+
+
+def compile_output_schema(output_schema_json: str, limits: Limits) -> ArgumentChecker:
+    """Compiles the schema of a tool's output, by the rules for arguments; but an output may be any JSON.
+
+    Raises:
+        SchemaFault: as for `compile_schema`.
+    """
+    return _compile_once(output_schema_json, limits, OUTPUT)
+
+
+def load_output(output_json: str) -> Any:
+    """Parses an output for its checker.
+
+    Raises:
+        ValueError: it is not JSON, or holds what cannot be checked.
+    """
+    try:
+        return load_arguments(output_json or "null")
+    except ValueError as problem:
+        raise ValueError(f"{OUTPUT}: {str(problem).partition('arguments ')[2] or problem}") from None
 
 
 def load_arguments(text: str) -> Any:
@@ -247,11 +271,11 @@ def _load_exactly(text: str) -> Any:
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_SCHEMAS)
-def _compile_once(text: str, limits: Limits) -> ArgumentChecker:
-    return _compile(text, limits)  # errors are not cached
+def _compile_once(text: str, limits: Limits, noun: str = ARGUMENTS) -> ArgumentChecker:
+    return _compile(text, limits, noun)  # errors are not cached
 
 
-def _compile(text: str, limits: Limits) -> ArgumentChecker:
+def _compile(text: str, limits: Limits, noun: str = ARGUMENTS) -> ArgumentChecker:
     schema, warnings, left_out = normal_form(_read(text, limits))
     graph = Graph(schema, limits)
     size, engine = graph.measure()
@@ -275,12 +299,12 @@ def _compile(text: str, limits: Limits) -> ArgumentChecker:
     except BaseException as problem:
         raise_unless_panic(problem)
         raise SchemaFault("schema at #: the validator failed on it: simplify it") from None
-    if not graph.takes_objects():
+    if noun == ARGUMENTS and not graph.takes_objects():
         raise SchemaFault(
             'schema at #: it accepts no JSON object, but arguments are always one: declare "type": "object"'
         )
     defaults, unfit = defaults_of(schema)
-    return ArgumentChecker(validator, size, text, limits, limited([*warnings, *unfit]), defaults)
+    return ArgumentChecker(validator, size, text, limits, limited([*warnings, *unfit]), defaults, noun)
 
 
 def _read(text: str, limits: Limits) -> dict[str, Any]:
@@ -367,8 +391,7 @@ def _length(value: object) -> int:
     return len(value) if isinstance(value, str) else value.bit_length() // 3 if isinstance(value, int) else 8
 
 
-def _place(error: jsonschema_rs.ValidationError) -> str:
-    place = "arguments"
+def _place(error: jsonschema_rs.ValidationError, place: str) -> str:
     for part in error.instance_path:
         if isinstance(part, int):
             place += f"[{part}]"
@@ -377,14 +400,15 @@ def _place(error: jsonschema_rs.ValidationError) -> str:
     return cut(place)
 
 
-def _fault_text(error: jsonschema_rs.ValidationError) -> str:
+def _fault_text(error: jsonschema_rs.ValidationError, noun: str) -> str:
     message = error.message
     if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Constant):  # the one message without the value
         message = f"{show(error.instance)} is not what it must be: {message}"
-    return f"{_place(error)}: {cut(message)} (rule {pointer(error.schema_path)[1:] or '/'}){_closest(error)}"
+    place = _place(error, noun)
+    return f"{place}: {cut(message)} (rule {pointer(error.schema_path)[1:] or '/'}){_closest(error, noun)}"
 
 
-def _closest(error: jsonschema_rs.ValidationError) -> str:
+def _closest(error: jsonschema_rs.ValidationError, noun: str) -> str:
     """Returns what is wrong with the closest branch of a choice: the one that got furthest into the value."""
     if not isinstance(error.kind, _CHOICES):
         return ""
@@ -392,4 +416,4 @@ def _closest(error: jsonschema_rs.ValidationError) -> str:
     if not firsts:
         return ""
     best = max(firsts, key=lambda first: (len(first.instance_path), not isinstance(first.kind, _TYPE)))
-    return f", closest: {_place(best)}: {cut(best.message)}"
+    return f", closest: {_place(best, noun)}: {cut(best.message)}"

@@ -122,6 +122,8 @@ class Peer(Session[wire.InvokeResponse]):
                 message.role = role
             if call.context is not None:
                 message.context.CopyFrom(call.context)
+                if call.exchange is not None:
+                    call.exchange.fill(message)
             if self.qualified:
                 message.request_id = call.call_id
         outbox.space = space
