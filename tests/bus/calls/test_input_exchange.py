@@ -22,7 +22,7 @@ DAY = {
     },
 }
 MODEL = {"method": "sampling/createMessage", "params": {"messages": []}}
-FORM = {"accepts": ["elicitation.form"], "context": pb.CallContext()}
+FORM: dict[str, Any] = {"accepts": ["elicitation.form"], "context": pb.CallContext()}
 
 
 def asked(core: Core, plugin: PeerDouble, *questions: dict[str, Any], state: str = "") -> None:
