@@ -167,7 +167,7 @@ async def test_both_questions_together_end_at_the_timeout(seconds: float) -> Non
         return ""
 
     with pytest.raises(ToolBusError, match=FAILED):
-        await asyncio.wait_for(plan(TWO, silent, timeout_seconds=seconds), 5)
+        await asyncio.wait_for(plan(TWO, silent, timeout_seconds=seconds), 20)
 
 
 async def test_a_model_that_suppresses_the_timeout_gets_no_repair_question() -> None:
@@ -182,7 +182,7 @@ async def test_a_model_that_suppresses_the_timeout_gets_no_repair_question() -> 
         return "{}"
 
     with pytest.raises(ToolBusError, match=FAILED):
-        await asyncio.wait_for(plan(TWO, swallowing, timeout_seconds=0.02), 5)
+        await asyncio.wait_for(plan(TWO, swallowing, timeout_seconds=0.02), 20)
     assert len(questions) == 1
 
 
@@ -198,7 +198,7 @@ async def test_cancelling_reaches_the_model_and_is_no_failure() -> None:
         return ""
 
     planning = asyncio.create_task(plan(TWO, silent))
-    await asyncio.wait_for(asked.wait(), 5)
+    await asyncio.wait_for(asked.wait(), 20)
     planning.cancel()
     with pytest.raises(asyncio.CancelledError):
         await planning

@@ -282,7 +282,7 @@ async def test_in_parallel_outcomes_keep_the_order_of_assignment() -> None:
     async def wait(asked: RecordedCall) -> str:
         assert asked.context.member is not None
         place = places[asked.context.member["memberId"], asked.name]
-        await asyncio.wait_for(last_first[place + 1].wait(), 5)
+        await asyncio.wait_for(last_first[place + 1].wait(), 20)
         last_first[place].set()
         return str(place)
 
@@ -308,7 +308,7 @@ async def test_cancelling_a_run_cancels_its_calls_and_starts_no_more(parallel: b
 
     fake = FakeToolSource(tool("look"), tool("listen"), look=look)
     run = asyncio.create_task(Council(fake, settings(BOB, ANN, parallel=parallel)).run([USER]))
-    await asyncio.wait_for(began.wait(), 5)
+    await asyncio.wait_for(began.wait(), 20)
     asked = len(fake.calls)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -697,7 +697,7 @@ async def test_over_a_real_bus_tools_see_member_context_and_user_and_a_late_one_
         )
         assert [each.name for each in await council.available()] == ["look", "stare"]
         deliberation = await ran(council, user_id="u1")
-        await asyncio.wait_for(cancelled.wait(), 5)
+        await asyncio.wait_for(cancelled.wait(), 20)
     seen, late = deliberation.outcomes
     assert json.loads(seen.content) == {
         "who": "Ann",

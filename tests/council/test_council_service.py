@@ -345,12 +345,12 @@ async def test_a_retry_that_is_cancelled_leaves_the_run_to_the_next_one() -> Non
     start = service.begin_retry(run["runId"])
     assert start is not None
     retrying = asyncio.ensure_future(start(None))
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), 20)
     retrying.cancel()
     await asyncio.wait((retrying,))
     assert service.find(run["runId"]) == run
     fake.answers = {}
-    assert (await asyncio.wait_for(start(None), 5))["failedCount"] == 0
+    assert (await asyncio.wait_for(start(None), 20))["failedCount"] == 0
 
 
 async def test_the_newest_runs_can_be_retried() -> None:
@@ -424,10 +424,10 @@ async def test_a_service_that_is_closed_ends_its_runs_at_once() -> None:
 
     service = CouncilService(FakeToolSource(tool("ext:look"), look=hang))
     running = asyncio.ensure_future(ran(service))
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), 20)
     service.close()
     with pytest.raises(PeerLost, match="the bus stopped"):
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, 20)
     assert ended.is_set()
     with pytest.raises(PeerLost):
         await ran(service)

@@ -245,11 +245,11 @@ async def test_the_member_reaches_an_extension_over_the_wire() -> None:
         extension.register_tool(name="search", council_eligible=True)
         extension.on_invocation(seen.append)
         async with extension:
-            await asyncio.wait_for(extension.ready(), 5)
+            await asyncio.wait_for(extension.ready(), 20)
             model = ScriptedModel(says("", call("1b4e28ba_memory_search_" + IDS[1])), says("Done."))
             loop = ToolLoop(InlineTools(source_of(bus), [ANN, BEN]), model.endpoint)
             context = CallContext(messages=(ContextMessage("user", "Hi"),))
-            await asyncio.wait_for(loop.run("?", context=context), 5)
+            await asyncio.wait_for(loop.run("?", context=context), 20)
     assert model.results(1) == ["(empty result)"]
     assert dict(seen[0]["councilMember"] or {}) == BEN.described()
     assert seen[0]["args"]["context"] == "user: Hi"
@@ -269,7 +269,7 @@ async def test_cancelling_a_call_cancels_it() -> None:
 
     tools = InlineTools(FakeToolSource(SEARCH, search=wait), [ANN])
     task = asyncio.create_task(asked(tools, "1b4e28ba_memory_search"))
-    await asyncio.wait_for(began.wait(), 5)
+    await asyncio.wait_for(began.wait(), 20)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -140,7 +140,7 @@ async def test_cancelling_ends_it_at_once_without_another_attempt() -> None:
         return ""
 
     running = asyncio.create_task(run_prompt_tool(TWIST, ADA, "", Settings(), silent))
-    await asyncio.wait_for(asked.wait(), 5)
+    await asyncio.wait_for(asked.wait(), 20)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -156,7 +156,7 @@ async def test_cancelling_during_a_pause_ends_it_too() -> None:
 
     model = Model("")
     running = asyncio.create_task(run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pause))
-    await asyncio.wait_for(pausing.wait(), 5)
+    await asyncio.wait_for(pausing.wait(), 20)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -169,7 +169,7 @@ async def test_all_attempts_together_end_at_the_timeout() -> None:
         return ""
 
     with pytest.raises(ToolBusError, match="Tool invocation 'propose_twist' timed out"):
-        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), silent), 5)
+        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), silent), 20)
 
 
 async def test_a_model_that_turns_the_timeout_into_its_own_error_is_not_retried() -> None:
@@ -184,7 +184,7 @@ async def test_a_model_that_turns_the_timeout_into_its_own_error_is_not_retried(
         return ""
 
     with pytest.raises(ToolBusError, match="Tool invocation 'propose_twist' timed out"):
-        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), wrapping), 5)
+        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), wrapping), 20)
     assert len(questions) == 1
 
 

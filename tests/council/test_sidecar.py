@@ -231,7 +231,7 @@ async def test_two_questions_at_once_both_survive_a_refusal_that_each_meets_by_i
         return says("Hi.")
 
     model = model_of(Endpoint(OpenAIChat(), answer, "m"))
-    answers = await asyncio.wait_for(asyncio.gather(model(QUESTION), model(QUESTION)), 5)
+    answers = await asyncio.wait_for(asyncio.gather(model(QUESTION), model(QUESTION)), 20)
     assert [completion_of(each).text for each in answers] == ["Hi.", "Hi."]
 
 
@@ -297,7 +297,7 @@ async def hanging() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     finally:
         gone.set()
-        await asyncio.wait_for(closed.wait(), 5)
+        await asyncio.wait_for(closed.wait(), 20)
         server.close()
         await server.wait_closed()
 

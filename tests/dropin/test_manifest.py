@@ -291,5 +291,5 @@ def test_concurrent_appends_lose_no_file(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(5)
+        thread.join(20)
     assert sorted(load_manifest(tmp_path).allow or ()) == sorted(files)

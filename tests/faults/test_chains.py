@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("bystander")
 
 
 async def one_result(future: asyncio.Future[pb.ToolResult]) -> pb.ToolResult:
-    return await asyncio.wait_for(future, 5)
+    return await asyncio.wait_for(future, 20)
 
 
 async def listed(peer: RawPeer, name: str) -> wire.ListedTool:

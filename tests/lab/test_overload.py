@@ -365,7 +365,7 @@ def test_nothing_outlives_a_run_that_is_killed() -> None:
     )
     try:
         process = psutil.Process(run.pid)
-        until_sync(lambda: len(process.children(recursive=True)) >= 2, "it has started its processes", 30.0)
+        until_sync(lambda: len(process.children(recursive=True)) >= 2, "it has started its processes", 50.0)
         started = [child.pid for child in process.children(recursive=True)]
     finally:
         os.kill(run.pid, signal.SIGKILL)

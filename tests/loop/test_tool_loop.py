@@ -63,7 +63,7 @@ async def test_calls_of_one_answer_run_in_parallel_and_are_answered_in_order() -
     both, order = asyncio.Barrier(2), []
 
     async def meet(name: str) -> str:
-        await asyncio.wait_for(both.wait(), 5)
+        await asyncio.wait_for(both.wait(), 20)
         if name == "first":
             await asyncio.sleep(0)
         order.append(name)
@@ -360,7 +360,7 @@ async def test_cancelling_a_turn_cancels_its_calls_and_waits_for_them() -> None:
 
     model = ScriptedModel(says("", call("stuck", {"n": 1}), call("stuck", {"n": 2})))
     turn = asyncio.ensure_future(ToolLoop(FunctionSource(stuck=stuck), model.endpoint).run("?"))
-    await asyncio.wait_for(started.wait(), 5)
+    await asyncio.wait_for(started.wait(), 20)
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn

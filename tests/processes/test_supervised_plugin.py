@@ -48,7 +48,7 @@ class _Calling:
         return [each.entry.tool.name for each in self.bus.list()]
 
     async def until_withdrawn(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             async for _ in self.bus.watch():
                 if not self.names():
                     return
@@ -78,7 +78,7 @@ async def _calling(folder: Path, text: str, *, stop_seconds: float, kill_seconds
             yield _Calling(bus, supervisor, call, ends)
         finally:
             supervisor.stop()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await running
 
 
@@ -96,7 +96,7 @@ async def test_a_call_that_does_not_end_is_answered_when_its_group_gets_sigterm(
     async with _calling(tmp_path, WAITS, stop_seconds=0.3, kill_seconds=60.0) as plugin:
         plugin.supervisor.stop()
         await plugin.until_withdrawn()
-        error = (await asyncio.wait_for(plugin.call, 5)).error
+        error = (await asyncio.wait_for(plugin.call, 20)).error
         assert error is not None
         assert error.code is Code.UNAVAILABLE
         assert plugin.names() == []
@@ -108,7 +108,7 @@ async def test_a_call_that_does_not_end_is_answered_when_its_group_gets_sigterm(
 async def test_a_plugin_that_ignores_sigterm_is_killed_and_its_call_answered_at_once(tmp_path: Path) -> None:
     async with _calling(tmp_path, IGNORES, stop_seconds=0.1, kill_seconds=0.1) as plugin:
         plugin.supervisor.remove("plugin")
-        error = (await asyncio.wait_for(plugin.call, 3)).error
+        error = (await asyncio.wait_for(plugin.call, 20)).error
         assert error is not None
         assert error.code is Code.UNAVAILABLE
     assert plugin.ends == ["ended (SIGKILL)"]
@@ -117,7 +117,7 @@ async def test_a_plugin_that_ignores_sigterm_is_killed_and_its_call_answered_at_
 async def test_a_plugin_that_hangs_is_killed_and_its_call_answered_at_once(tmp_path: Path) -> None:
     async with _calling(tmp_path, HANGS, stop_seconds=0.1, kill_seconds=0.1) as plugin:
         plugin.supervisor.stop()
-        error = (await asyncio.wait_for(plugin.call, 3)).error
+        error = (await asyncio.wait_for(plugin.call, 20)).error
         assert error is not None
         assert error.code is Code.UNAVAILABLE
     assert plugin.ends == ["ended (SIGKILL)"]
@@ -128,6 +128,6 @@ async def test_a_second_stop_kills_without_waiting(tmp_path: Path) -> None:
         plugin.supervisor.stop()
         await plugin.until_withdrawn()
         plugin.supervisor.stop()
-        error = (await asyncio.wait_for(plugin.call, 3)).error
+        error = (await asyncio.wait_for(plugin.call, 20)).error
         assert error is not None
         assert error.code is Code.UNAVAILABLE

@@ -303,7 +303,7 @@ async def test_rules_that_two_registries_set_at_the_same_time_are_all_in_force(
 
     monkeypatch.setattr(AccessRules, "read", slowly)
     registry.set_permissions({"a": ["ann"]})
-    meanwhile.join(5)
+    meanwhile.join(20)
     assert bus.dispatcher.view.permissions.as_tables()["tools"] == {"a": ["ann"], "b": ["bob"]}
 
 

@@ -468,7 +468,7 @@ def test_lookups_and_listings_hold_from_any_thread_while_others_write() -> None:
             thread.join(30)
         done.set()
         for thread in readers:
-            thread.join(5)
+            thread.join(20)
     finally:
         sys.setswitchinterval(interval)
     assert faults == []

@@ -290,7 +290,7 @@ def test_no_reference_reaches_a_server_or_a_file(tmp_path: Path) -> None:
             assert named.is_valid({"a": 1})
         finally:
             server.shutdown()
-            thread.join(5)
+            thread.join(20)
     assert hits == []
 
 

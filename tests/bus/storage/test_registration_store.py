@@ -357,7 +357,7 @@ def test_a_second_bus_is_refused_with_the_process_of_the_first_until_that_is_kil
         assert f"in use by another toolbus, process {first.pid}" in text
         assert "--ephemeral" in text
         first.send_signal(signal.SIGKILL)
-        first.wait(5)
+        first.wait(20)
         assert loaded(tmp_path) == []
 
 
@@ -366,7 +366,7 @@ def test_a_second_store_in_the_same_process_is_refused_and_close_frees_it(tmp_pa
     assert f"process {os.getpid()}" in refusal(tmp_path)
     thread = threading.Thread(target=store.close)
     thread.start()
-    thread.join(5)
+    thread.join(20)
     store.close()
     assert loaded(tmp_path) == []
     for use in (store.load, lambda: store.apply([kept()], ()), lambda: store.save_answers(["a"], 1.0)):

@@ -86,7 +86,7 @@ class Side:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until a condition holds after some warning; fails after 5 s."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not condition():
                 self._warned.clear()
                 await self._warned.wait()

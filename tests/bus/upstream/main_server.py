@@ -81,7 +81,7 @@ class MainServer:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until a condition holds after some request; fails after 5 s."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()

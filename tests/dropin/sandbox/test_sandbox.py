@@ -220,7 +220,7 @@ def test_processor_time_is_limited_during_calls_and_between_them_once_it_is_watc
             set_once.set()
             stop.wait()
         threading.Thread(target=protection.cpu.watch, args=(pause,), daemon=True).start()
-        set_once.wait(5)
+        set_once.wait(20)
         seen.append(soft())
         with protection.cpu.call(): pass
         print(*seen, soft())
