@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import re
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -79,9 +78,13 @@ class AccessGuard:
             more = self._remote.headers_of_401(scope) if status == 401 else None
             await JSONResponse({"detail": why}, status, headers=more)(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        length, coding = headers.get("content-length"), headers.get("transfer-encoding")
-        if coding is not None and coding.lower() != "chunked":
+        length = coding = None
+        for name, value in scope["headers"]:
+            if name == b"content-length":
+                length = value
+            elif name == b"transfer-encoding" and coding is None:
+                coding = value
+        if coding is not None and coding.lower() != b"chunked":
             detail = "the request has a Transfer-Encoding other than chunked: send the body without one"
             await JSONResponse({"detail": detail}, 501, headers={"Connection": "close"})(scope, receive, send)
         elif length is not None and coding is not None:

@@ -20,6 +20,7 @@ from toolbus.errors import Code
 from toolbus.text import parse_json, refuse_constant
 from toolbus.tool import CallError, Result
 
+_STRICT = json.JSONEncoder(allow_nan=False)
 LARGE_OUTPUT = 65_536  # characters: they are parsed and written in 2 ms, which a thread could not do sooner
 
 
@@ -34,7 +35,7 @@ def describe_result(result: Result) -> dict[str, Any]:
     """Returns a result as an invoke answers it; an output that is not JSON becomes a text."""
     try:
         output = parse_json(result.output_json)
-        json.dumps([[[[output]]]], allow_nan=False)  # a number may overflow, and the response is nested around it
+        _STRICT.encode([[[[output]]]])  # a number may overflow, and the response is nested around it
     except (ValueError, RecursionError):
         output = result.output_json
     error = result.error

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import secrets
+import random
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 from urllib.parse import unquote
@@ -34,6 +34,7 @@ from toolbus.tool import MAX_CALL_ID, Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
 
 PLUGIN_PREFIX = "plugin:"  # REST-51
+_IDS = random.Random()  # of its own: a program that seeds the shared one would draw the same ids again
 INVOKE_PATH = "/api/tools/invoke"
 
 
@@ -183,10 +184,13 @@ def _json_text(value: Any) -> str:
 
 
 def _call_id(call_id: Any) -> str:
-    """Returns the host's call id, or a new one where the host's is missing or breaks a rule."""
+    """Returns the host's call id, or a new one where the host's is missing or breaks a rule.
+
+    A new one need not be secret, and asking the system for random bytes would cost more than checking the body.
+    """
     if isinstance(call_id, str) and 0 < len(call_id) <= MAX_CALL_ID:
         return repair_utf8(call_id)
-    return f"http-{secrets.token_hex(8)}"
+    return f"http-{_IDS.getrandbits(64):016x}"
 
 
 # -- calls of a main server ----------------------------------------------------------------------------------------
