@@ -11,6 +11,7 @@ What carries messages (`endpoint` over HTTP, a pipe) does four things with a mes
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
@@ -137,9 +138,10 @@ class McpServer:
         if not message.method:
             session.answered(message)
         elif message.method == "notifications/cancelled":
-            params = jsonrpc.read(message.params, dict)
-            if isinstance(id := params.get("requestId"), int | str):
-                session.cancel(id)
+            with contextlib.suppress(RpcError):  # nobody waits for an answer that could say what is wrong with it
+                id = jsonrpc.read(message.params, dict).get("requestId")
+                if isinstance(id, int | str):
+                    session.cancel(id)
 
     def begin_session(self, request: Request, version: str, client: Client) -> None:
         """Begins the session of a client that initializes; `request.session` is it from then on."""
