@@ -18,11 +18,11 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test conformance mutants thorough browser crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
+.PHONY: help run test conformance mutants mcp-conformance thorough browser crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
 .PHONY: docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/run.stamp ## start the demo: a bus, plugins and a host; Ctrl-C ends it
 	@exec $(BIN)/python -m examples.demo
@@ -35,6 +35,9 @@ conformance: $(VENV)/dev.stamp ## play the rules of the protocol against the cli
 
 mutants: $(VENV)/dev.stamp ## play clients that are broken on purpose: each has to be found by its rule (ARGS="CALL LIFE-2")
 	@$(BIN)/python -m tests.conformance.mutants $(ARGS)
+
+mcp-conformance: $(VENV)/dev.stamp ## play the official conformance suite of MCP (ARGS="server tools-list", client or mounted)
+	@$(BIN)/python -m tests.mcp.conformance $(ARGS)
 
 thorough: $(VENV)/dev.stamp ## draw ten times as many examples in the property tests (TOOLBUS_EXAMPLES=100 for more)
 	@TOOLBUS_EXAMPLES=$${TOOLBUS_EXAMPLES:-10} $(BIN)/python -m pytest -n $(TEST_WORKERS) --timeout 600 -m hypothesis $(ARGS)
