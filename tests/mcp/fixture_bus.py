@@ -79,7 +79,7 @@ def _bus(folder: Path, server: dict[str, Any]) -> Iterator[tuple[str, str]]:
     config.write_text(CONFIG if HAS_MOUNTS else "", encoding="utf-8")
     servers.write_text(json.dumps({"mcpServers": {MOUNT: server}}), encoding="utf-8")
     servers.chmod(0o600)
-    words = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", folder / "data"]
+    words: list[str | Path] = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", folder / "data"]
     mounts: list[str | Path] = ["--mcp-servers", servers] if HAS_MOUNTS else []
     with Running(folder, "serve", "--config", config, *mounts, *words) as bus:
         bus.says("toolbus ready")
@@ -94,8 +94,8 @@ def everything_server() -> Path:
     if found is None:
         SDK.mkdir(parents=True, exist_ok=True)
         print("fetching the examples of the SDK (pip builds its metadata, which takes minutes) …", flush=True)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", SDK]
-        subprocess.run([*pip, f"mcp=={version('mcp')}"], check=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
+        subprocess.run([*pip, "--dest", str(SDK), f"mcp=={version('mcp')}"], check=True)
         with tarfile.open(next(SDK.glob("mcp-*.tar.gz"))) as archive:
             archive.extractall(SDK, filter="data")
         return everything_server()

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from toolbus import Err, Plugin, Reply, ToolScope, audio, image, text
 from toolbus.errors import Code
+from toolbus.sdk import Err, Plugin, Reply, ToolScope, audio, image, text
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
