@@ -333,7 +333,7 @@ def test_descriptions_reach_the_schema_and_annotated_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    "hint", [str, int, Any, list[str], dict[str, int], int | None, Literal["a"], list, int | Color]
+    "hint", [str, float, bool, Any, list[str], dict[str, float], float | None, Literal["a"], list, int | Color]
 )
 def test_hints_that_json_satisfies_need_no_converter(hint: Any) -> None:
     assert converter(hint) is None
@@ -362,6 +362,24 @@ def test_hints_that_json_satisfies_need_no_converter(hint: Any) -> None:
 def test_arguments_arrive_as_their_hints_say(hint: Any, given: Any, expected: Any) -> None:
     convert = converter(hint)
     assert (convert(given) if convert else given) == expected
+
+
+@pytest.mark.parametrize(
+    ("hint", "given", "expected"),
+    [
+        (int, 3.0, 3),
+        (int | None, -3.0, -3),
+        (list[int], [1, 2.0], [1, 2]),
+        (dict[str, int], {"a": 5.0}, {"a": 5}),
+        (int, 3.5, 3.5),  # the schema refuses it
+        (int, "3", "3"),
+        (int, True, True),
+        (float, 3, 3),
+    ],
+)
+def test_a_whole_number_that_is_written_as_a_fraction_arrives_as_an_int(hint: Any, given: Any, expected: Any) -> None:
+    convert = converter(hint)
+    assert repr(convert(given) if convert else given) == repr(expected)
 
 
 def test_a_value_outside_an_enum_is_refused_with_the_choices() -> None:

@@ -1,8 +1,8 @@
 """Converts parsed JSON to the types of a handler's type hints.
 
 Used for tools whose schema came from their hints: where that schema says "one of red, green" because the hint is an
-Enum, the handler gets the Enum. Hints that JSON already satisfies (str, int, list[str] …) need no converter and cost
-nothing per call.
+Enum, the handler gets the Enum. JSON Schema counts 3.0 as an integer, so models write it: a handler that takes an int
+gets 3. Hints that JSON already satisfies (str, float, list[str] …) need no converter and cost nothing per call.
 """
 
 from __future__ import annotations
@@ -61,11 +61,17 @@ def converter(hint: Any, _open: tuple[Any, ...] = ()) -> Converter | None:
         return _collection(origin or hint, arguments, _open)
     if origin in _MAPPINGS:
         return _values(converter(arguments[1], _open))
+    if hint is int:
+        return _whole
     if hint in _FROM_TEXT:
         return _text(_FROM_TEXT[hint])
     if isinstance(hint, type) and hint not in _open:
         return _class(hint, (*_open, hint))
     return None
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
 def _unless_none(inner: Converter | None) -> Converter | None:
