@@ -43,7 +43,7 @@ def open_session(
             None: those of every user.
     """
     return aiohttp.ClientSession(
-        connector=_Connector(
+        connector=Connector(
             may_serve,
             limit=connections,
             resolver=_Loopback(),
@@ -65,7 +65,7 @@ def open_session(
     )
 
 
-class _Connector(aiohttp.TCPConnector):
+class Connector(aiohttp.TCPConnector):
     """Reuses the idle connection that was used last, and only where nothing has arrived on it since its response.
 
     What arrives there is its end, with which a request would be lost (a POST is not retried), or surplus bytes, which

@@ -86,8 +86,8 @@ async def _before_ping(connection: Connection, asking: asyncio.Task[Peer | None]
         await asyncio.gather(ping, return_exceptions=True)
 
 
-async def _ask(connection: Connection, version: str) -> Peer | None:
-    """Sends `server/discover`; again with another version where the server names one that we know."""
+async def _ask(connection: Connection, version: str, *, again: bool = True) -> Peer | None:
+    """Sends `server/discover`; once more where the server refuses the version and names one that we know."""
     params = {"_meta": connection.modern_meta(version)}
     try:
         result = await connection.request("server/discover", params, timeout=DISCOVER_SECONDS)
@@ -95,9 +95,9 @@ async def _ask(connection: Connection, version: str) -> Peer | None:
         return None
     except RpcError as error:
         other = _common(_supported(error)) if error.code == McpCode.UNSUPPORTED_VERSION else None
-        if other is None or other == version:
+        if other is None or not again:
             return None
-        return await _ask(connection, other)
+        return await _ask(connection, other, again=False)
     offered = result.get("supportedVersions")
     known = _common(offered if isinstance(offered, list) else [version])
     if known is None:

@@ -1,0 +1,356 @@
+"""Carries MCP over streamable HTTP, in both eras.
+
+Each message is a POST of its own; a request's answer is JSON, or a stream of events that ends with it. A server that
+restarts costs nothing but the calls that it ran: a legacy session that it no longer knows is opened anew and the
+message sent again, a stream of notifications is opened again, and the lists are then to be asked for, since a change
+may have been missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Mapping
+
+import aiohttp
+import msgspec
+
+from toolbus.bus.mcp_client.http_link import (
+    EVENTS,
+    MAX_ERROR_BYTES,
+    MAX_EVENT_BYTES,
+    Authorization,
+    HttpLink,
+    read_body,
+    read_whole,
+    stage_of,
+)
+from toolbus.bus.mcp_client.http_timings import HttpTimings
+from toolbus.bus.mcp_client.legacy_session import LegacySession, missed
+from toolbus.bus.mcp_client.sse import EventTooLong, SseParser
+from toolbus.bus.mcp_client.transport import Busy, HttpRefused, Lost, Outgoing, Receiver, RequestId, SessionLost
+from toolbus.errors import Stage
+from toolbus.mcp import eras, headers, jsonrpc
+from toolbus.mcp.jsonrpc import RpcError
+from toolbus.text import clean_line, quote, shorten
+
+log = logging.getLogger("toolbus.mounts")
+
+MAX_IN_FLIGHT = 1024  # messages whose exchange has not ended
+MAX_RESUMES = 5  # failures in a row to resume a stream
+ACCEPT = "application/json, text/event-stream"
+LAST_EVENT = "Last-Event-ID"
+LISTEN = "subscriptions/listen"
+_SESSION = re.compile(rb"session", re.IGNORECASE)  # in a 400: some servers say so that they do not know a session
+
+
+class _Head(msgspec.Struct):
+    """What tells one message from another."""
+
+    id: int | str | None = None
+    method: str = ""
+    error: msgspec.Raw = msgspec.Raw(b"")
+    result: msgspec.Raw = msgspec.Raw(b"")
+
+
+_head = msgspec.json.Decoder(_Head)
+
+
+class HttpTransport:
+    """The way to one MCP server over HTTP, as `Transport` has it.
+
+    Args:
+        name: of the mount, for texts and the log.
+        headers: as the operator wrote them.
+        authorization: where tokens come from; None: nowhere.
+    """
+
+    shares_one_pipe = False
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        headers: Mapping[str, str],
+        authorization: Authorization | None = None,
+        timings: HttpTimings | None = None,
+    ) -> None:
+        self._name = name
+        self._link = HttpLink(name, url, headers, authorization)
+        self._timings = timings or HttpTimings()
+        self._receiver: Receiver | None = None  # None until started
+        self._closed = False
+        self._modern = True
+        self._version = ""  # "" until it is agreed
+        self._session = LegacySession(name, self._link, self._timings, lambda: self._told, self._read_events)
+        self._posts: dict[RequestId, asyncio.Task[None]] = {}  # requests without an answer
+        self._others: set[asyncio.Task[None]] = set()  # notifications and answers on their way
+
+    def __repr__(self) -> str:
+        return f"<HttpTransport {self._name} {self._version or '?'} posts={len(self._posts)}>"
+
+    async def start(self, receiver: Receiver) -> None:
+        """Makes ready; nothing is sent before the first message."""
+        self._receiver = receiver
+        self._link.open()
+
+    def send(self, message: Outgoing) -> None:
+        """Begins to send a message.
+
+        Raises:
+            Busy: too many are on their way.
+            Lost: the transport is closed.
+        """
+        if self._closed or self._receiver is None:
+            raise Lost("the connection was closed", Stage.NOT_DISPATCHED)
+        if self._modern and message.method == "notifications/cancelled":
+            return  # the closed stream says it; this era has no notifications of clients over HTTP
+        if len(self._posts) + len(self._others) >= MAX_IN_FLIGHT:
+            raise Busy(f"{MAX_IN_FLIGHT} messages to server {self._name!r} have no answer: retry later")
+        if message.method == "initialize":
+            self._modern, self._session.opening = False, message.data
+        elif message.method == "server/discover":
+            self._modern = True
+        task = asyncio.create_task(self._carry(message))
+        if message.id is None:
+            self._others.add(task)
+            task.add_done_callback(self._others.discard)
+        else:
+            self._posts[message.id] = task
+
+    def cancel(self, request: RequestId) -> None:
+        """Closes the stream of a request; in the legacy era a moment after the notification."""
+        task = self._posts.get(request)
+        if task is None:
+            return
+        if self._modern:
+            task.cancel()
+        else:
+            asyncio.get_running_loop().call_later(self._timings.cancel, task.cancel)
+
+    def agreed(self, version: str, *, modern: bool) -> None:
+        """Says which version is spoken. In the legacy era calls wait for the standing stream from now on."""
+        self._version, self._modern = version, modern
+        if not modern:
+            self._session.agreed(version)
+
+    async def close(self) -> None:
+        """Ends all exchanges and the session."""
+        if self._closed:
+            return
+        self._closed = True
+        tasks = [*self._posts.values(), *self._others]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._session.close()
+        await self._link.close()
+        if self._receiver is not None:
+            self._receiver.closed("the connection was closed")
+
+    # -- one message --------------------------------------------------------------------------------------------------
+
+    async def _carry(self, message: Outgoing) -> None:
+        """Sends a message and takes what comes back; whatever goes wrong ends its request."""
+        error: Lost | None = None
+        try:
+            if message.method == LISTEN and self._modern:
+                await self._listen(message)
+            else:
+                await self._exchange(message)
+        except Lost as lost:
+            error = lost
+        except EventTooLong as too_long:
+            error = Lost(f"server {self._name!r}: {too_long}: ask for less", Stage.ACCEPTED)
+        except (aiohttp.ClientError, OSError, TimeoutError) as failure:
+            error = self._failed(failure)
+        except Exception:  # of ours: the request must end all the same
+            log.exception("%s: internal error with %s", self._name, message.method or "an answer")
+            error = Lost("internal error: the log of the bus says more")
+        finally:
+            if message.id is not None:
+                self._posts.pop(message.id, None)
+            if message.method == "notifications/initialized" and not self._closed:
+                self._session.stand()
+        if error is None:
+            return
+        if message.id is not None:
+            self._told.lost(message.id, error)
+        elif not self._closed:
+            log.info("%s: %s did not arrive: %s", self._name, message.method or "an answer", clean_line(str(error)))
+
+    async def _exchange(self, message: Outgoing) -> None:
+        for attempt in range(2):
+            if not self._modern and message.method not in ("initialize", "notifications/initialized"):
+                await self._session.gate.wait()
+            session = "" if message.method == "initialize" else self._session.id
+            async with self._link.request("POST", self._headers(message, session), message.data) as response:
+                if message.method == "initialize":
+                    self._session.id = response.headers.get(headers.SESSION, "") if response.status == 200 else ""
+                if response.status < 400:
+                    await self._take_response(message, response)
+                    return
+                body = await read_body(response, MAX_ERROR_BYTES)
+            is_gone = response.status == 404 or (response.status == 400 and _SESSION.search(body) is not None)
+            if not session or not is_gone:
+                self._take_refusal(message, response.status, body)
+                return
+            if attempt == 0:
+                await self._session.renew(session)
+        raise SessionLost(f"server {self._name!r} does not know the session that it has just opened: restart it")
+
+    async def _take_response(self, message: Outgoing, response: aiohttp.ClientResponse) -> None:
+        kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if message.id is None:
+            await read_body(response, MAX_ERROR_BYTES)  # 202, and nothing more
+        elif kind == EVENTS:
+            parser = SseParser(MAX_EVENT_BYTES)
+            if not await self._read_events(response, parser, message.id):
+                await self._resume(message.id, parser)
+        elif response.status == 200 and kind == "application/json":
+            self._take_answer(message.id, await read_whole(response))
+        else:
+            raise Lost(
+                f"server {self._name!r} answered a request with {response.status} and content type {quote(kind)}: it "
+                "must be application/json or text/event-stream",
+                Stage.ACCEPTED,
+            )
+
+    def _take_refusal(self, message: Outgoing, status: int, body: bytes) -> None:
+        if message.id is not None:
+            with contextlib.suppress(RpcError):
+                answer = jsonrpc.decode(body)
+                if answer.rpc_error is not None:  # its id may be null, where the message could not be read
+                    self._told.received(jsonrpc.refusal(message.id, answer.rpc_error), str(message.id))
+                    return
+        shown = shorten(body.decode("utf-8", "replace"), 200)
+        raise HttpRefused(status, f"server {self._name!r} answered {status}" + (f": {quote(shown)}" if shown else ""))
+
+    def _take_answer(self, request: RequestId, body: bytes) -> None:
+        try:
+            head = _head.decode(body)
+        except (msgspec.DecodeError, RecursionError):
+            head = None
+        if head is not None and head.id is None and head.error:  # it could not read the id
+            self._take_refusal(Outgoing(b"", request), 200, body)
+            return
+        if head is None or head.id != request or head.method:
+            shown = quote(shorten(body.decode("utf-8", "replace"), 200))
+            raise Lost(f"server {self._name!r} answered with what is no answer to it: {shown}", Stage.ACCEPTED)
+        self._told.received(body, str(request))
+
+    # -- streams of events --------------------------------------------------------------------------------------------
+
+    async def _read_events(
+        self, response: aiohttp.ClientResponse, parser: SseParser, request: RequestId | None
+    ) -> bool:
+        """Hands on the messages of a stream until it ends or is cut; tells whether the request's answer was there."""
+        has_answer = False
+        stream = "" if request is None else str(request)
+        with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
+            async for chunk in response.content.iter_any():
+                for event in parser.feed(chunk):
+                    if event.kind == "message" and event.data:
+                        has_answer = self._take_event(event.data, stream, request) or has_answer
+                if has_answer:
+                    break
+            if has_answer:  # read to its end, so that the connection can be used again
+                async with asyncio.timeout(self._timings.drain):
+                    await read_body(response, MAX_ERROR_BYTES)
+        return has_answer
+
+    def _take_event(self, data: bytes, stream: str, request: RequestId | None) -> bool:
+        """Hands a message on; tells whether it answers the request of the stream."""
+        try:
+            head = _head.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            head = _Head(method="?")  # who reads it whole says what is wrong
+        self._told.received(data, stream)
+        if head.method or head.id is None:
+            return False
+        if head.id == request:
+            return True
+        other = self._posts.get(head.id)
+        if other is not None:  # its answer has come on this stream, so its own is not waited for
+            other.cancel()
+        return False
+
+    async def _resume(self, request: RequestId, parser: SseParser) -> None:
+        """Waits for the answer of a request whose stream has ended without it."""
+        text = f"server {self._name!r} ended the stream of a request before its answer"
+        if self._modern:
+            raise Lost(text, Stage.ACCEPTED)
+        failures = 0
+        while parser.last_id and failures < MAX_RESUMES:
+            await asyncio.sleep(self._timings.pause(parser.retry_seconds))
+            parser = parser.restarted()
+            extra = {LAST_EVENT: parser.last_id}
+            try:
+                async with self._link.request("GET", self._session.headers(extra)) as response:
+                    if response.status in (400, 404, 405):
+                        raise Lost(f"{text}, and does not resume it ({response.status})", Stage.ACCEPTED)
+                    failures = 0 if response.status == 200 else failures + 1
+                    if response.status == 200 and await self._read_events(response, parser, request):
+                        return
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                failures += 1
+        if not parser.last_id and self._session.is_standing:
+            await self._session.standing_ended.wait()  # the answer may come on the standing stream; it cancels this
+        raise Lost(text, Stage.ACCEPTED)
+
+    async def _listen(self, message: Outgoing) -> None:
+        """Keeps the stream of notifications of the modern era open, until the server ends it with an answer."""
+        backoff, was_open = self._timings.first_backoff, False
+        assert message.id is not None
+        while True:
+            try:
+                async with self._link.request("POST", self._headers(message, ""), message.data) as response:
+                    if response.headers.get("Content-Type", "").startswith(EVENTS):
+                        if was_open:
+                            missed(self._told)
+                        was_open, backoff = True, self._timings.first_backoff
+                        if await self._read_events(response, SseParser(MAX_EVENT_BYTES), message.id):
+                            return
+                    elif response.status >= 400:
+                        if not was_open or response.status < 500:
+                            self._take_refusal(message, response.status, await read_body(response, MAX_ERROR_BYTES))
+                            return
+                    else:
+                        await self._take_response(message, response)
+                        return
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                if not was_open:
+                    raise
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, self._timings.max_retry)
+
+    # -- small parts --------------------------------------------------------------------------------------------------
+
+    @property
+    def _told(self) -> Receiver:
+        assert self._receiver is not None  # nothing is sent before `start`
+        return self._receiver
+
+    def _headers(self, message: Outgoing, session: str) -> dict[str, str]:
+        written = {"Content-Type": "application/json", "Accept": ACCEPT, **message.headers}
+        version = message.version or (eras.NEWEST if message.method == "server/discover" else "")
+        if version:
+            written[headers.VERSION] = version
+        elif not self._modern and self._version and message.method != "initialize":
+            written[headers.VERSION] = self._version
+        if self._modern:
+            if message.method:
+                written[headers.METHOD] = headers.write_value(message.method)
+            if message.name:
+                written[headers.NAME] = headers.write_value(message.name)
+        elif session:
+            written[headers.SESSION] = session
+        return written
+
+    def _failed(self, error: BaseException) -> Lost:
+        stage = stage_of(error)
+        what = "cannot be reached" if stage is Stage.NOT_DISPATCHED else "ended the connection before its answer"
+        text = shorten(clean_line(str(error) or type(error).__name__), 200)
+        return Lost(f"server {self._name!r} {what} ({text}): see whether it runs", stage)
