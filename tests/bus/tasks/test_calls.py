@@ -187,6 +187,7 @@ def played_call(source: str, user_id: str = "", parent: Call | None = None) -> C
     call = Call()
     call.context = pb.CallContext(user_id=user_id) if user_id else None
     call.parent = parent
+    call.exchange = None
     call.call_id, call.started = "c-1", 3.0
     call.caller = TaskCaller(Principal(source), Dispatcher.budget(DISPATCHER, source), lambda *_: None)
     call.entry = NAMED

@@ -185,7 +185,7 @@ class ProgressReport:
             self._request.log("info", message)
 
 
-def write_result(result: Result, request: Request, target: Target) -> bytes:
+def write_result(result: Result, request: Request) -> bytes:
     """Returns a result as the text of a `CallToolResult`.
 
     Raises:

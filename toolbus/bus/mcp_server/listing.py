@@ -154,7 +154,7 @@ class Listings:
         revision = self._core.view.revision  # first: what changes meanwhile raises it
         shown = self._shown(profile, identity)
         texts = [self._text((profile.name, wire, modern), listing.tool) for wire, listing in shown.items()]
-        return Catalog(revision, shown, hashlib.sha256(b"\n".join(texts)).digest(), _pages(texts))
+        return Catalog(revision, shown, hashlib.sha256(b"\n".join(texts)).digest(), pages_of(texts))
 
     def _shown(self, profile: Profile, identity: Identity) -> dict[str, ToolListing]:
         principal = Principal(profile.source, is_admin=profile.administers, identity=identity)
@@ -237,7 +237,8 @@ def _marked(tool: Tool) -> dict[str, tuple[str, ...]]:
         return {}  # clients leave such a tool out, or send no headers
 
 
-def _pages(texts: list[bytes]) -> tuple[bytes, ...]:
+def pages_of(texts: list[bytes]) -> tuple[bytes, ...]:
+    """Returns the pages of a list, each with its entries as JSON text without the brackets."""
     pages, start, size = [], 0, 0
     for place, text in enumerate(texts):
         if place > start and (place - start >= MAX_PAGE_TOOLS or size + len(text) > MAX_PAGE_BYTES):

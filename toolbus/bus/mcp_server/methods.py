@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from toolbus.bus.mcp_server import search_mode
+from toolbus.bus.mcp_server import features, search_mode, subscriptions, tasks
 from toolbus.bus.mcp_server.calls import ProgressReport, call_of, seconds_of, unknown_tool, write_result
+from toolbus.bus.mcp_server.input import NotAnswered, Questions, run_with_input
 from toolbus.bus.mcp_server.listing import TTL_MS
 from toolbus.bus.mcp_server.request import SERVER_INFO, CallParams, Client, Request
-from toolbus.mcp.eras import LEGACY_VERSIONS, MODERN_VERSIONS, NEWEST_LEGACY
+from toolbus.errors import Code, Stage
+from toolbus.mcp.eras import LEGACY_VERSIONS, MODERN_VERSIONS, NEWEST_LEGACY, TASKS_EXTENSION
+from toolbus.mcp.input_requests import InvalidInput, read_requests
 from toolbus.mcp.jsonrpc import McpCode, RpcError
+from toolbus.questions import NEEDS_INPUT
+from toolbus.text import dump_json
+from toolbus.tool import CallError, Result
 
 if TYPE_CHECKING:
     from toolbus.bus.mcp_server.server import McpServer
@@ -22,7 +28,14 @@ if TYPE_CHECKING:
 Handler = Callable[["McpServer", Request], Awaitable[bytes]]
 
 # What the endpoint offers to every client, of both eras.
-CAPABILITIES: dict[str, Any] = {"tools": {"listChanged": True}, "logging": {}}
+CAPABILITIES: dict[str, Any] = {
+    "tools": {"listChanged": True},
+    "prompts": {"listChanged": True},
+    "resources": {"listChanged": True, "subscribe": True},
+    "completions": {},
+    "logging": {},
+}
+EXTENSIONS: dict[str, Any] = {TASKS_EXTENSION: {}}  # of the modern era
 INSTRUCTIONS = "Tools of a toolbus. Names begin with the source of a tool; the list changes as sources come and go."
 
 
@@ -51,7 +64,7 @@ async def discover(server: McpServer, request: Request) -> bytes:
     return request.complete(
         {
             "supportedVersions": list(MODERN_VERSIONS),
-            "capabilities": CAPABILITIES,
+            "capabilities": {**CAPABILITIES, "extensions": EXTENSIONS},
             "serverInfo": SERVER_INFO,
             "instructions": INSTRUCTIONS,
             "ttlMs": TTL_MS,
@@ -98,13 +111,42 @@ async def call_tool(server: McpServer, request: Request) -> bytes:
     target = server.listings.find(request.profile, request.identity, params.name)
     if target is None:
         raise unknown_tool(params.name)
-    call = call_of(request, target)
+    tool = target.tool
+    if tool.always_background and not tool.no_background and request.modern:
+        tasks.check_tasks(request)
     listens = params.meta.progress_token is not None or request.log_level is not None
     report = ProgressReport(request) if listens else None
-    result = await server.calls.run(request, call, report, seconds_of(call, target))
-    return write_result(result, request, target)
+
+    async def run(answers: Mapping[str, Any], state: str) -> bytes | Questions:
+        call = call_of(request, target)
+        if answers or state:
+            call.input_responses_json, call.request_state = dump_json(answers), state
+        if request.has_tasks:
+            call.background_after_seconds = server.settings.task_after_seconds
+        result = await server.calls.run(request, call, report, seconds_of(call, target))
+        if request.modern and result.error is not None and result.error.reason == NEEDS_INPUT:
+            raise RpcError(McpCode.MISSING_CAPABILITY, result.error.message)
+        if result.input_requests_json or result.request_state:
+            asked = result.input_requests_json
+            return Questions(read_requests(asked) if asked not in ("", "{}") else {}, result.request_state)
+        task = tasks.task_of(server, request, result) if request.has_tasks else None
+        return write_result(result, request) if task is None else await tasks.write_created(server, request, task)
+
+    try:
+        return await run_with_input(server, request, run)
+    except (NotAnswered, InvalidInput) as error:
+        text = f"tool {params.name} needs input before it can go on: {error}"
+        return write_result(Result(is_error=True, error=CallError(Code.TOOL, text, Stage.ACCEPTED)), request)
 
 
+_FEATURES: Mapping[str, Handler] = {
+    "prompts/list": features.list_prompts,
+    "prompts/get": features.get_prompt,
+    "resources/list": features.list_resources,
+    "resources/templates/list": features.list_templates,
+    "resources/read": features.read_resource,
+    "completion/complete": features.complete,
+}
 # What each method does in the era of sessions, and in the stateless one.
 LEGACY: Mapping[str, Handler] = {
     "initialize": initialize,
@@ -112,9 +154,17 @@ LEGACY: Mapping[str, Handler] = {
     "logging/setLevel": set_level,
     "tools/list": list_tools,
     "tools/call": call_tool,
+    "resources/subscribe": features.subscribe,
+    "resources/unsubscribe": features.unsubscribe,
+    **_FEATURES,
 }
 MODERN: Mapping[str, Handler] = {
     "server/discover": discover,
     "tools/list": list_tools,
     "tools/call": call_tool,
+    "subscriptions/listen": subscriptions.listen,
+    "tasks/get": tasks.get_task,
+    "tasks/update": tasks.update_task,
+    "tasks/cancel": tasks.cancel_task,
+    **_FEATURES,
 }

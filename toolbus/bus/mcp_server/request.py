@@ -29,6 +29,7 @@ encode = msgspec.json.encode
 META_OF_RESULT = encode({META_SERVER: SERVER_INFO})  # of each modern one
 
 _NO_META = msgspec.Raw(b"{}")
+_NULL = msgspec.Raw(b"null")
 
 
 class Meta(msgspec.Struct, frozen=True):
@@ -55,7 +56,7 @@ class CallParams(Params, frozen=True):
 
     name: str = ""
     arguments: msgspec.Raw = msgspec.field(default_factory=lambda: _NO_META)
-    input_responses: msgspec.Raw | None = msgspec.field(name="inputResponses", default=None)
+    input_responses: msgspec.Raw = msgspec.field(name="inputResponses", default_factory=lambda: _NULL)
     request_state: str | None = msgspec.field(name="requestState", default=None)
 
 

@@ -21,10 +21,12 @@ from toolbus.bus.access.identity import Identity
 from toolbus.bus.core import Core
 from toolbus.bus.mcp_server import methods
 from toolbus.bus.mcp_server.calls import Calls
+from toolbus.bus.mcp_server.features import FeatureView
 from toolbus.bus.mcp_server.listing import Listings
 from toolbus.bus.mcp_server.request import PARAMS, Channel, Client, Params, Request, encode
 from toolbus.bus.mcp_server.seal import Sealer
 from toolbus.bus.mcp_server.sessions import Session, Sessions
+from toolbus.bus.mcp_server.subscriptions import Subscriptions
 from toolbus.bus.mcp_server.tool_names import STATE_FILE, ToolNames
 from toolbus.bus.mcp_settings import Profile
 from toolbus.errors import INTERNAL_DETAIL
@@ -49,7 +51,9 @@ class McpServer:
         names: the names of tools towards clients.
         listings: what clients see.
         calls: makes their calls.
+        features: what clients see of mounted servers beside tools.
         sessions: of legacy clients over HTTP.
+        subscriptions: who wants to know what changes.
     """
 
     def __init__(self, core: Core) -> None:
@@ -60,7 +64,9 @@ class McpServer:
         self.names = ToolNames(data_dir / STATE_FILE if data_dir is not None else None)
         self.listings = Listings(core, self.names, self.sealer)
         self.calls = Calls(core)
+        self.features = FeatureView(core.features, self.names)
         self.sessions = Sessions(self.sealer)
+        self.subscriptions = Subscriptions(self)
         self._clients: NewestCache[bytes, Client] = NewestCache(MAX_CLIENTS)
 
     def __repr__(self) -> str:
@@ -154,10 +160,11 @@ class McpServer:
 
     def follow(self, session: Session) -> Callable[[], None]:
         """Tells a session about changes of what it sees from now on. Returns what ends that."""
-        return lambda: None
+        return self.subscriptions.follow(session)
 
     def close(self) -> None:
         """Ends all sessions; their ids stay valid."""
+        self.subscriptions.close()
         self.sessions.close()
 
     async def _in_session(self, session: Session, request: Request, handler: methods.Handler) -> bytes:

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from toolbus.errors import Code
 from toolbus.functions.reply import dump_output
 from toolbus.text import repair_utf8, shorten
 from toolbus.tool import Progress, Result
 
 _LIKE_A_SOURCE = re.compile(r"(?:user:)*source:")  # users may choose their own ids
 
+MAX_REASON = 256
 MAX_ERROR = 4096  # characters of an exception's text: a model needs a sentence, not a dump
 
 ENDED_WITH_PROCESS = (
@@ -60,6 +62,7 @@ class Task:
         channel_id, platform: where it was requested, as the caller said.
         progress: its last progress; None where it reported none, or has ended.
         updated: when its state changed last, seconds since the epoch; 0 where it has not changed.
+        code, reason: of the error of a call that failed, as `CallError` has them, the code by name; empty otherwise.
         questions: what it asks and nobody has answered yet, by key; empty where it asks nothing.
     """
 
@@ -75,6 +78,8 @@ class Task:
     platform: str = ""
     progress: Progress | None = None
     updated: float = 0.0
+    code: str = ""
+    reason: str = ""
     questions: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -108,6 +113,9 @@ class Task:
             return self._over(Status.COMPLETED, now, result=result)
         error = result.error.message or result.error.code.name if result.error else text_of(result)
         failed = self.with_error(error, now)
+        cause = result.error
+        code, reason = (cause.code.name, cause.reason) if cause is not None else (Code.TOOL.name, "")
+        failed = dataclasses.replace(failed, code=code, reason=shorten(reason, MAX_REASON))
         if result.output_json in ("", "null") and not result.content:
             return failed
         # The message stands in `error` only.

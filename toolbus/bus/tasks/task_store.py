@@ -51,7 +51,7 @@ MIGRATIONS: tuple[str, ...] = (
     """,
 )
 _PUT = "INSERT INTO tasks (task_id, ended, fields, result, checksum) VALUES (?, ?, ?, ?, ?)"
-_FIELDS = ("tool", "owner", "started", "status", "error", "channel_id", "platform", "updated")
+_FIELDS = ("tool", "owner", "started", "status", "error", "channel_id", "platform", "updated", "code", "reason")
 
 _Row = tuple[str, float | None, str, bytes | None, int]
 

@@ -66,7 +66,7 @@ class TaskCall:
         self.caller = caller
         self._cancel = cancel
         self._calls = calls
-        exchange = getattr(call, "exchange", None)
+        exchange = call.exchange
         self._accepts: tuple[str, ...] = () if exchange is None else exchange.accepts
         self._call = call if self._accepts else None  # None: its caller cannot be asked anything
         self._timer: asyncio.TimerHandle | None = None  # ends the wait for answers; None while it waits for none

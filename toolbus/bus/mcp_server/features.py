@@ -1,0 +1,333 @@
+"""Hands on what mounted servers have beside tools: prompts, resources, templates of resources, completions.
+
+Prompts are named like tools, with the name of their mount before their own. URIs stay as they are, since they also
+stand in results; one that several mounts have belongs to the first of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Raw
+
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.features import Asker, FeatureProvider, Features
+from toolbus.bus.mcp_server.calls import ProgressReport
+from toolbus.bus.mcp_server.input import NotAnswered, Questions, run_with_input
+from toolbus.bus.mcp_server.listing import TTL_MS, pages_of
+from toolbus.bus.mcp_server.request import Request, encode
+from toolbus.bus.mcp_server.seal import BrokenSeal
+from toolbus.bus.mcp_server.tool_names import ToolNames
+from toolbus.bus.mcp_settings import Profile
+from toolbus.mcp.eras import META_SERVER
+from toolbus.mcp.input_requests import InvalidInput, check_requests
+from toolbus.mcp.jsonrpc import McpCode, RpcError
+from toolbus.newest import NewestCache
+from toolbus.text import quote
+
+if TYPE_CHECKING:
+    from toolbus.bus.mcp_server.server import McpServer
+
+log = logging.getLogger("toolbus.mcp")
+
+CURSOR = "features"  # the purpose of a sealed cursor
+MAX_NOTICES = 1_000  # URIs of several mounts that were logged
+_MODERN_ONLY = ("resultType", "ttlMs", "cacheScope")
+_NOT_FOUND = (McpCode.RESOURCE_NOT_FOUND, McpCode.INVALID_PARAMS)  # of a resource, in either era
+_VARIABLE = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
+_NO_COMPLETION = {"values": [], "total": 0, "hasMore": False}
+
+Json = dict[str, Any]
+Declaration = Mapping[str, Any]
+
+
+class FeatureView:
+    """What the clients of each profile see of the providers."""
+
+    def __init__(self, features: Features, names: ToolNames) -> None:
+        self._features = features
+        self._names = names
+        self._noticed: NewestCache[str, None] = NewestCache(MAX_NOTICES)
+
+    def __repr__(self) -> str:
+        return f"<FeatureView of {self._features!r}>"
+
+    def prompts(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
+        """Returns the prompts by their names towards clients."""
+        found = {}
+        for provider, declared in self._declared("prompts", lambda each: each.prompts()):
+            name, source = str(declared.get("name", "")), provider.source
+            if name and _sees(profile, identity, name, source):
+                wire = self._names.name_of(profile, f"{source}:{name}", name, source)
+                found[wire] = (provider, declared)
+        return found
+
+    def resources(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
+        """Returns the resources by URI, each of the first mount that has it."""
+        return self._by_uri(profile, identity, "uri", lambda each: each.resources())
+
+    def templates(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
+        """Returns the templates in the order of their mounts, each of the first mount that has it."""
+        return self._by_uri(profile, identity, "uriTemplate", lambda each: each.templates())
+
+    def providers_of(self, profile: Profile, identity: Identity, uri: str) -> list[FeatureProvider]:
+        """Returns who may have a resource, those first that are likeliest to.
+
+        One that is not listed may stand in a result of a tool. It is asked for at mounts that have others of its scheme
+        only: a URI may hold what is not meant for every server.
+        """
+        resources, templates = self.resources(profile, identity), self.templates(profile, identity)
+        found = [resources[uri][0]] if uri in resources else []
+        found += [provider for template, (provider, _) in templates.items() if matches(template, uri)]
+        scheme = uri.partition(":")[0]
+        if not found:
+            found = [owner for each, (owner, _) in (*resources.items(), *templates.items()) if _scheme(each) == scheme]
+        return list(dict.fromkeys(found))
+
+    def digest(self, kind: str, profile: Profile, identity: Identity) -> bytes:
+        """Returns a digest of what is listed of a kind: `prompts`, or `resources` with their templates."""
+        if kind == "prompts":
+            tables = [self.prompts(profile, identity)]
+        else:
+            tables = [self.resources(profile, identity), self.templates(profile, identity)]
+        content = [[(name, declared) for name, (_, declared) in table.items()] for table in tables]
+        return hashlib.sha256(encode(content)).digest()
+
+    def _declared(
+        self, capability: str, declared: Callable[[FeatureProvider], Sequence[Declaration]]
+    ) -> Iterator[tuple[FeatureProvider, Declaration]]:
+        for provider in self._features.providers:
+            if capability in provider.capabilities:
+                for declaration in declared(provider):
+                    yield provider, declaration
+
+    def _by_uri(
+        self,
+        profile: Profile,
+        identity: Identity,
+        key: str,
+        declared: Callable[[FeatureProvider], Sequence[Declaration]],
+    ) -> dict[str, tuple[FeatureProvider, Declaration]]:
+        found: dict[str, tuple[FeatureProvider, Declaration]] = {}
+        for provider, declaration in self._declared("resources", declared):
+            uri = declaration.get(key)
+            if not isinstance(uri, str) or not _sees(profile, identity, uri, provider.source):
+                continue
+            if uri not in found:
+                found[uri] = (provider, declaration)
+            elif uri not in self._noticed:
+                self._noticed[uri] = None
+                first = found[uri][0].source
+                log.warning(
+                    "%s has the resource %.200r of %s too: it is read from %s", provider.source, uri, first, first
+                )
+        return found
+
+
+def matches(template: str, uri: str) -> bool:
+    """Tells whether a URI may have been made from a template (RFC 6570)."""
+    pattern, end = "", 0
+    for variable in _VARIABLE.finditer(template):
+        pattern += re.escape(template[end : variable.start()])
+        pattern += {"": "[^/?#]*", "/": "(?:/[^?#]*)?", ".": r"(?:\.[^/?#]*)?"}.get(variable[1], ".*")
+        end = variable.end()
+    return re.fullmatch(pattern + re.escape(template[end:]), uri, re.DOTALL) is not None
+
+
+def _scheme(uri: str) -> str:
+    return uri.partition(":")[0]
+
+
+def _sees(profile: Profile, identity: Identity, name: str, source: str) -> bool:
+    listed = f"{source}:{name}"
+    scopes = identity.scopes
+    return profile.has(listed, name, source) and (
+        scopes is None or scopes.reaches(listed, name, source, profile.role or None)
+    )
+
+
+# -- methods ---------------------------------------------------------------------------------------------------------
+
+
+async def list_prompts(server: McpServer, request: Request) -> bytes:
+    """Lists the prompts that the client sees."""
+    found = server.features.prompts(request.profile, request.identity)
+    await server.save_names()
+    return _page(server, request, "prompts", [{**declared, "name": wire} for wire, (_, declared) in found.items()])
+
+
+async def list_resources(server: McpServer, request: Request) -> bytes:
+    """Lists the resources that the client sees."""
+    found = server.features.resources(request.profile, request.identity)
+    return _page(server, request, "resources", [declared for _, declared in found.values()])
+
+
+async def list_templates(server: McpServer, request: Request) -> bytes:
+    """Lists the templates of resources that the client sees."""
+    found = server.features.templates(request.profile, request.identity)
+    return _page(server, request, "resourceTemplates", [declared for _, declared in found.values()])
+
+
+async def get_prompt(server: McpServer, request: Request) -> bytes:
+    """Returns the messages of a prompt."""
+    wire = request.text("name")
+    provider, declared = _prompt(server, request, wire)
+    return await _ask(server, request, [provider], {"name": declared["name"]})
+
+
+async def read_resource(server: McpServer, request: Request) -> bytes:
+    """Returns the contents of a resource."""
+    uri = request.text("uri")
+    providers = server.features.providers_of(request.profile, request.identity, uri)
+    if not providers:
+        raise unknown_resource(request, uri)
+    return await _ask(server, request, providers, {"uri": uri})
+
+
+async def complete(server: McpServer, request: Request) -> bytes:
+    """Completes an argument of a prompt, or a variable of a template."""
+    fields = request.fields
+    reference = fields.get("ref")
+    if not isinstance(reference, dict):
+        raise RpcError(McpCode.INVALID_PARAMS, "completion/complete needs params.ref, an object")
+    kind = reference.get("type")
+    if kind == "ref/prompt":
+        provider, declared = _prompt(server, request, str(reference.get("name")))
+        reference = {**reference, "name": declared["name"]}
+    elif kind == "ref/resource":
+        uri = str(reference.get("uri"))
+        found = server.features.templates(request.profile, request.identity).get(uri)
+        providers = (
+            server.features.providers_of(request.profile, request.identity, uri) if found is None else [found[0]]
+        )
+        if not providers:
+            raise unknown_resource(request, uri)
+        provider = providers[0]
+    else:
+        raise RpcError(McpCode.INVALID_PARAMS, "ref.type must be ref/prompt or ref/resource")
+    if "completions" not in provider.capabilities:
+        return request.complete({"completion": _NO_COMPLETION})
+    return await _ask(server, request, [provider], {"ref": reference})
+
+
+async def subscribe(server: McpServer, request: Request) -> bytes:
+    """Has a legacy session told of each update of a resource."""
+    session, uri = request.session, request.text("uri")
+    if session is not None and uri not in session.subscriptions:
+        end = server.subscriptions.watch_resource(
+            request.profile,
+            request.identity,
+            uri,
+            lambda updated: session.notify("notifications/resources/updated", {"uri": updated}),
+        )
+        if end is None:
+            raise unknown_resource(request, uri)
+        server.subscriptions.check_room(len(session.subscriptions))
+        session.subscriptions[uri] = end
+    return request.complete({})
+
+
+async def unsubscribe(server: McpServer, request: Request) -> bytes:
+    """Ends a subscription; one that is not there is ignored."""
+    session = request.session
+    end = session.subscriptions.pop(request.text("uri"), None) if session is not None else None
+    if end is not None:
+        end()
+    return request.complete({})
+
+
+def unknown_resource(request: Request, uri: str) -> RpcError:
+    """Returns the error for a resource that the client does not see."""
+    code = McpCode.INVALID_PARAMS if request.modern else McpCode.RESOURCE_NOT_FOUND
+    return RpcError(code, f"Unknown resource: {quote(uri)}; resources/list has those that there are", {"uri": uri})
+
+
+def _prompt(server: McpServer, request: Request, wire: str) -> tuple[FeatureProvider, Declaration]:
+    found = server.features.prompts(request.profile, request.identity).get(wire)
+    if found is None:
+        raise RpcError(McpCode.INVALID_PARAMS, f"Unknown prompt: {quote(wire)}; prompts/list has those that there are")
+    return found
+
+
+def _page(server: McpServer, request: Request, key: str, entries: list[Declaration]) -> bytes:
+    """Returns a page of a list, and the cursor of the next."""
+    cursor, number = request.fields.get("cursor"), 0
+    texts = [encode(entry) for entry in entries]
+    pages, digest = pages_of(texts), hashlib.sha256(b"\n".join(texts)).digest()[:8]
+    bound = (CURSOR, key, request.profile.name)
+    if cursor is not None:
+        try:
+            content = server.sealer.open(str(cursor), *bound)
+        except BrokenSeal:
+            raise RpcError(McpCode.INVALID_PARAMS, "cursor is of no list of this server: list from the start") from None
+        number = int.from_bytes(content[8:], "big")
+        if content[:8] != digest:
+            raise RpcError(McpCode.INVALID_PARAMS, "the list has changed since its first page: list from the start")
+    result: Json = {key: Raw(b"[" + pages[number] + b"]")}
+    if number + 1 < len(pages):
+        result["nextCursor"] = server.sealer.seal(digest + (number + 1).to_bytes(2, "big"), *bound)
+    if request.modern:
+        public = not request.profile.user and not request.profile.level and request.identity.scopes is None
+        result |= {"ttlMs": TTL_MS, "cacheScope": "public" if public else "private"}
+    return request.complete(result)
+
+
+async def _ask(server: McpServer, request: Request, providers: list[FeatureProvider], own: Mapping[str, Any]) -> bytes:
+    """Has the first provider that knows it answer a request.
+
+    Args:
+        own: params in the provider's own words; the others go on as they are.
+    """
+    fields: Json = {**{name: value for name, value in request.fields.items() if name not in _OURS}, **own}
+    report = ProgressReport(request) if request.meta.progress_token is not None else None
+    asker = Asker(request.client.accepts, request.identity, request.profile.user, report)
+
+    async def run(answers: Mapping[str, Json], state: str) -> bytes | Questions:
+        params = fields | ({"inputResponses": answers} if answers else {})
+        return _write(
+            request, await _first(request, providers, params | ({"requestState": state} if state else {}), asker)
+        )
+
+    try:
+        return await run_with_input(server, request, run)
+    except NotAnswered as error:
+        raise RpcError(McpCode.INVALID_REQUEST, str(error)) from None
+
+
+_OURS = ("_meta", "inputResponses", "requestState")  # params that are not the provider's
+
+
+async def _first(
+    request: Request, providers: list[FeatureProvider], params: Mapping[str, Any], asker: Asker
+) -> dict[str, Any]:
+    for provider in providers:
+        try:
+            return await provider.request(request.method, params, asker)
+        except RpcError as error:
+            if request.method != "resources/read" or error.code not in _NOT_FOUND:
+                raise
+    raise unknown_resource(request, str(params.get("uri")))
+
+
+def _write(request: Request, result: dict[str, Any]) -> bytes | Questions:
+    """Writes what a provider answered, in the era of the request."""
+    if result.get("resultType") == "input_required":
+        try:
+            requests = check_requests(result["inputRequests"]) if result.get("inputRequests") else {}
+        except InvalidInput as error:
+            raise RpcError(McpCode.INTERNAL, f"the mounted server asked for input, and {error}") from None
+        return Questions(requests, str(result.get("requestState") or ""))
+    kept = {name: value for name, value in result.items() if name not in _MODERN_ONLY}
+    meta = {name: value for name, value in (kept.pop("_meta", None) or {}).items() if name != META_SERVER}
+    if meta:
+        kept["_meta"] = meta
+    if request.modern and request.method == "resources/read":
+        ttl, scope = result.get("ttlMs"), result.get("cacheScope")
+        kept |= {"ttlMs": ttl if type(ttl) is int and ttl >= 0 else 0, "cacheScope": "private"}
+        if scope == "public" and request.identity.scopes is None:
+            kept["cacheScope"] = scope
+    return request.complete(kept)

@@ -1,0 +1,266 @@
+"""Tells clients what changed: lists of tools, prompts and resources, contents of resources, states of tasks.
+
+A listener is told that a list changed only where what it sees of it did: the digest of its own list counts, not the
+catalog's revision. Changes within `COALESCE_SECONDS` are one. A mounted server is asked once to report the updates of
+a resource, however many clients want them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from toolbus.bus.access.identity import Identity, Scopes
+from toolbus.bus.features import FeatureProvider
+from toolbus.bus.mcp_server import tasks
+from toolbus.bus.mcp_server.request import Request
+from toolbus.bus.mcp_settings import Profile
+from toolbus.bus.tasks import Task
+from toolbus.errors import LimitExceeded
+from toolbus.mcp.eras import META_SUBSCRIPTION
+from toolbus.mcp.jsonrpc import McpCode, RpcError
+
+if TYPE_CHECKING:
+    from toolbus.bus.mcp_server.server import McpServer
+    from toolbus.bus.mcp_server.sessions import Session
+
+log = logging.getLogger("toolbus.mcp")
+
+COALESCE_SECONDS = 0.02
+MAX_LISTENERS = 1_000
+MAX_WATCHED = 1_000  # resources, or tasks, of one listener
+LISTS: Mapping[str, str] = {  # what a client asks to be told of → the list that it means
+    "toolsListChanged": "tools",
+    "promptsListChanged": "prompts",
+    "resourcesListChanged": "resources",
+}
+
+Json = dict[str, Any]
+Notify = Callable[[str, Json], None]
+_Seen = tuple[str, str, Scopes | None, bool]  # kind, profile, scopes, era: who sees the same list
+
+
+class Listener:
+    """One client that wants to know of changes.
+
+    Attributes:
+        profile, identity, modern: what it sees, and how.
+        digests: of each list that it wants to know of, as it was told or has seen it last.
+        notify: tells it.
+        ended: set when no further notification comes.
+    """
+
+    def __init__(self, profile: Profile, identity: Identity, notify: Notify, *, modern: bool) -> None:
+        self.profile = profile
+        self.identity = identity
+        self.modern = modern
+        self.notify = notify
+        self.digests: dict[str, bytes] = {}
+        self.ended = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Listener {self.profile.name} {' '.join(self.digests)}>"
+
+
+class _Watched:
+    """A resource that clients watch: one subscription at its mount."""
+
+    def __init__(self, provider: FeatureProvider) -> None:
+        self.provider = provider
+        self.watchers: dict[object, Callable[[str], object]] = {}
+        self.end: Callable[[], None] = lambda: None
+
+    def updated(self, uri: str) -> None:
+        """Tells all who watch."""
+        for watcher in list(self.watchers.values()):
+            watcher(uri)
+
+
+class Subscriptions:
+    """The listeners of one bus. Everything happens on its loop."""
+
+    def __init__(self, server: McpServer) -> None:
+        self._server = server
+        self._listeners: dict[Listener, None] = {}
+        self._watched: dict[tuple[str, str], _Watched] = {}  # by source and URI
+        self._timer: asyncio.TimerHandle | None = None  # None while nothing changed
+        self._dirty: set[str] = set()  # the lists that may have changed
+        self._end_features = server.core.features.on_change(self._changed)
+        server.core.signals.on_change(lambda: self._changed("tools"))
+
+    def __repr__(self) -> str:
+        return f"<Subscriptions listeners={len(self._listeners)} resources={len(self._watched)}>"
+
+    def add(self, listener: Listener, lists: Mapping[str, str]) -> None:
+        """Tells a listener of changes of some lists from now on.
+
+        Raises:
+            LimitExceeded: there are as many listeners as there may be.
+        """
+        if len(self._listeners) >= MAX_LISTENERS:
+            raise LimitExceeded(
+                "mcp_listeners", MAX_LISTENERS, "the bus has as many MCP listeners as it may: try later"
+            )
+        self._listeners[listener] = None
+        listener.digests = {kind: self._digest(kind, listener) for kind in lists.values()}
+
+    def remove(self, listener: Listener) -> None:
+        """Tells a listener nothing more."""
+        self._listeners.pop(listener, None)
+        listener.ended.set()
+
+    def follow(self, session: Session) -> Callable[[], None]:
+        """Tells a legacy session of all lists. Returns what ends that."""
+        listener = Listener(session.profile, session.identity, session.notify, modern=False)
+        self.add(listener, LISTS)
+        return lambda: self.remove(listener)
+
+    def watch_resource(
+        self, profile: Profile, identity: Identity, uri: str, on_update: Callable[[str], object]
+    ) -> Callable[[], None] | None:
+        """Reports each update of a resource; returns what ends that, None where nobody has the resource."""
+        providers = self._server.features.providers_of(profile, identity, uri)
+        provider = next((each for each in providers if "subscribe" in each.capabilities), None)
+        if provider is None:
+            return (lambda: None) if providers else None  # a resource that is never updated
+        key, watcher = (provider.source, uri), object()
+        watched = self._watched.get(key)
+        if watched is None or watched.provider is not provider:
+            watched = self._watched[key] = _Watched(provider)
+            watched.end = provider.subscribe(uri, watched.updated)
+        watched.watchers[watcher] = on_update
+
+        def end() -> None:
+            if watched.watchers.pop(watcher, None) is not None and not watched.watchers:
+                if self._watched.get(key) is watched:
+                    del self._watched[key]
+                watched.end()
+
+        return end
+
+    def check_room(self, count: int) -> None:
+        """Checks that a client that watches so many resources may watch another.
+
+        Raises:
+            RpcError: it may not.
+        """
+        if count >= MAX_WATCHED:
+            raise RpcError(
+                McpCode.INVALID_PARAMS,
+                f"this would be more than {MAX_WATCHED} subscriptions (limit mcp_watched): end some of them",
+            )
+
+    def close(self) -> None:
+        """Ends all that listen."""
+        self._end_features()
+        for listener in list(self._listeners):
+            self.remove(listener)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _changed(self, kind: str) -> None:
+        if not self._listeners:
+            return
+        self._dirty.add(kind)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(COALESCE_SECONDS, self._tell)
+
+    def _tell(self) -> None:
+        """Tells each listener whose own list is another now."""
+        dirty, self._dirty, self._timer = self._dirty, set(), None
+        digests: dict[_Seen, bytes] = {}
+        for listener in list(self._listeners):
+            for kind in dirty.intersection(listener.digests):
+                seen = (kind, listener.profile.name, listener.identity.scopes, listener.modern)
+                if seen not in digests:
+                    digests[seen] = self._digest(kind, listener)
+                if digests[seen] != listener.digests[kind]:
+                    listener.digests[kind] = digests[seen]
+                    listener.notify(f"notifications/{kind}/list_changed", {})
+
+    def _digest(self, kind: str, listener: Listener) -> bytes:
+        server, profile, identity = self._server, listener.profile, listener.identity
+        if kind == "tools":
+            return server.listings.catalog(profile, identity, modern=listener.modern).digest
+        return server.features.digest(kind, profile, identity)
+
+
+# -- the method of the modern era ------------------------------------------------------------------------------------
+
+
+async def listen(server: McpServer, request: Request) -> bytes:
+    """Tells a client what changes, until it leaves or the bus stops."""
+    if not request.channel.takes_messages:
+        raise RpcError(
+            McpCode.INVALID_REQUEST, "subscriptions/listen needs a stream: send Accept: text/event-stream as well"
+        )
+    wanted = request.fields.get("notifications")
+    if not isinstance(wanted, dict):
+        raise RpcError(McpCode.INVALID_PARAMS, "subscriptions/listen needs params.notifications, an object")
+    lists = {name: kind for name, kind in LISTS.items() if wanted.get(name) is True}
+    uris, task_ids = _texts(wanted, "resourceSubscriptions"), _texts(wanted, "taskIds")
+    meta = {META_SUBSCRIPTION: request.id}
+
+    def notify(method: str, params: Json) -> None:
+        request.notify(method, {**params, "_meta": meta})
+
+    listener = Listener(request.profile, request.identity, notify, modern=True)
+    ends: list[Callable[[], object]] = [lambda: server.subscriptions.remove(listener)]
+    try:
+        server.subscriptions.add(listener, lists)
+        honored: Json = dict.fromkeys(lists, True)
+        # The acknowledgement goes first, so what changes meanwhile waits for the turn of the loop after it.
+        watched = [uri for uri in uris if _watch(server, request, uri, notify, ends)]
+        if uris:
+            honored["resourceSubscriptions"] = watched
+        if task_ids:
+            honored["taskIds"] = _follow_tasks(server, request, task_ids, notify, ends)
+        notify("notifications/subscriptions/acknowledged", {"notifications": honored})
+        await listener.ended.wait()
+    except LimitExceeded as error:
+        raise RpcError(McpCode.INTERNAL, str(error)) from None
+    finally:
+        for end in ends:
+            end()
+    return request.complete({"_meta": meta})
+
+
+def _watch(server: McpServer, request: Request, uri: str, notify: Notify, ends: list[Callable[[], object]]) -> bool:
+    def updated(uri: str) -> None:
+        notify("notifications/resources/updated", {"uri": uri})
+
+    end = server.subscriptions.watch_resource(request.profile, request.identity, uri, updated)
+    if end is not None:
+        ends.append(end)
+    return end is not None
+
+
+def _follow_tasks(
+    server: McpServer, request: Request, signed: list[str], notify: Notify, ends: list[Callable[[], object]]
+) -> list[str]:
+    """Tells of each change of some tasks. Returns those that there are; others are left out."""
+    tasks.check_tasks(request)
+    found = {id: task for id in signed if (task := tasks.find_task(server, request, id)) is not None}
+    followed = {task.task_id for task in found.values()}
+    loop = asyncio.get_running_loop()
+
+    def tell(task: Task) -> None:
+        notify("notifications/tasks", tasks.describe_fully(server, request, task))
+
+    def changed(task: Task) -> None:  # on whatever thread it changed
+        if task.task_id in followed:
+            loop.call_soon_threadsafe(tell, task)
+
+    ends.append(server.core.tasks.follow(changed, tasks.owner(server, request)))
+    for task in found.values():  # what changed before the client listened would never be told
+        loop.call_soon(tell, task)
+    return list(found)
+
+
+def _texts(wanted: Mapping[str, Any], name: str) -> list[str]:
+    texts = wanted.get(name) or []
+    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts) or len(texts) > MAX_WATCHED:
+        raise RpcError(McpCode.INVALID_PARAMS, f"notifications.{name} must be a list of at most {MAX_WATCHED} strings")
+    return list(dict.fromkeys(texts))
