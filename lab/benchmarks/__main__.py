@@ -50,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3, help=rounds)
     parser.add_argument("--repeats", type=int, default=10, help="samples of a fact, more or less (default: 10)")
     parser.add_argument("--quick", action="store_true", help="one round of one second and few samples")
+    before = "a checkout with a .venv whose bus is compared as `rest_before` (suite mcp)"
+    parser.add_argument("--before", default="", metavar="FOLDER", help=before)
     parser.add_argument("--no-experiments", action="store_true", help="leave GRPC_EXPERIMENTS alone")
     commands.add_bus_command(parser, "TOOLBUS_BENCH_COMMAND")
     commands.add_results(parser, "every sample", "the suite's page and its charts")
@@ -114,6 +116,7 @@ def main() -> int:
         rounds=1 if options.quick else options.rounds,
         experiments=not options.no_experiments,
         bus_command=options.bus_command,
+        before=options.before,
     )
     os.environ.update(environment(plan.experiments))
     contestants = [suite.contestants[name] for name in options.only if name in suite.contestants]

@@ -34,6 +34,7 @@ class Plan:
     rounds: int = 3
     experiments: bool = True  # GRPC_EXPERIMENTS for every gRPC process
     bus_command: str = ""  # see `lab.stage.bus_command`
+    before: str = ""  # another checkout, whose bus is compared; empty: none is
 
     @property
     def cells(self) -> tuple[Cell, ...]:

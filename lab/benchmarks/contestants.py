@@ -27,7 +27,7 @@ from lab.benchmarks import dropins
 from lab.benchmarks.contest import LOOPBACK, Contestant, Plan, Start
 from lab.benchmarks.rooms import python_of
 from lab.child import Child, ChildFailed
-from lab.stage import Stage, address_of, until
+from lab.stage import ROOT, Stage, address_of, until
 
 PORT_SECONDS = 10.0  # for nats-server to write its port
 FORGE_READY_SECONDS = 90.0  # its data base is made anew each time
@@ -170,6 +170,58 @@ SDK = by_name(
     *(_on_a_bus(f"both_{kind}", (_SDK_HOST, "tasks"), (_SDK_PLUGIN, kind)) for kind in ("plain", "async")),
     _on_a_bus("pattern", STREAM, (_SDK_PLUGIN, "pattern")),
     IN_PROCESS,
+)
+
+
+def _local_tool_bus(stage: Stage, plan: Plan, *, before: bool = False) -> tuple[Child, str]:
+    """Starts a bus with a tool of its own process, of this checkout or of the one to compare with."""
+    root = ROOT
+    if before:
+        if not plan.before:
+            raise ChildFailed("no checkout to compare with: name one with --before FOLDER, which has a .venv")
+        root = Path(plan.before).resolve()
+    python = str(root / ".venv" / "bin" / "python") if before else sys.executable
+    script = str(ROOT / "lab" / "benchmarks" / "local_tool_bus.py")
+    bus = stage.start("local_tool_bus", [python, "-P", script], cwd=str(root), PYTHONPATH=str(root))
+    return bus, f"http://{address_of(bus.line(), 'http')}"
+
+
+def _plugin_behind(stage: Stage, plan: Plan) -> tuple[Child, str]:
+    bus, grpc, http = plan.bus(stage, http=LOOPBACK)
+    stage.module("load.plugin", grpc).line()
+    return bus, http
+
+
+def _sdk_server(stage: Stage, plan: Plan) -> tuple[Child, str]:
+    server = stage.module("benchmarks.mcp_sdk", "http", python=python_of("fastmcp"))
+    return server, address_of(server.line(), "http")
+
+
+def _mounted(stage: Stage, plan: Plan) -> tuple[Child, str]:
+    """Starts a bus that has the SDK's server as a mount, over its pipes."""
+    folder = Path(stage.folder())
+    mounts = folder / "mcp.json"
+    entry = {"command": python_of("fastmcp"), "args": ["-m", "lab.benchmarks.mcp_sdk", "stdio"], "cwd": str(ROOT)}
+    mounts.write_text(json.dumps({"mcpServers": {"bench": entry}}))
+    mounts.chmod(0o600)
+    options = ("--data-dir", str(folder / "data"), "--mcp-servers", str(mounts))
+    bus, _, http = plan.bus(stage, *options, http=LOOPBACK)
+    return bus, http
+
+
+_RAW_INVOKE, _RAW_MCP = ("load.raw_http", "invoke"), ("load.raw_http", "mcp")
+_in_room = functools.partial(Contestant, rooms=("fastmcp",), partial=True)
+MCP = by_name(
+    Contestant("floor", module("benchmarks.asgi_floor", address="http"), _RAW_INVOKE),
+    Contestant("mcp", _local_tool_bus, _RAW_MCP),
+    Contestant("mcp_plugin", _plugin_behind, _RAW_MCP),
+    Contestant("rest", _local_tool_bus, _RAW_INVOKE),
+    Contestant("rest_before", functools.partial(_local_tool_bus, before=True), _RAW_INVOKE, partial=True),
+    _in_room("sdk", _sdk_server, _RAW_MCP),
+    _in_room("mcp_mount", _mounted, _RAW_MCP),
+    _in_room("fastmcp", lambda stage, plan: _mcp_server(stage, "http"), _RAW_MCP),
+    _in_room("fastmcp_proxy", _mcp_proxy, _RAW_MCP),
+    _in_room("sdk_client", _local_tool_bus, ("benchmarks.mcp_sdk", "host"), host_room="fastmcp"),
 )
 _MCP = functools.partial(
     Contestant, host=("benchmarks.mcp_rival", "host"), host_room="fastmcp", rooms=("fastmcp",), partial=True

@@ -60,6 +60,25 @@ SDK_AIMS = (
     *(_beside_bare(f"host_{way}", "CPU of the host", "host_cpu_us", 64, 2.1) for way in _HOSTS),
     _beside_bare("in_process", "p50", "p50_us", 1, 0.6),
 )
+
+
+def _mcp_aim(name: str, over: str, measure: str, in_flight: int, bound: float) -> Aim:
+    what = {_SPEED: "calls/s", "p50_us": "p50", "host_cpu_us": "CPU of the client"}.get(measure, "CPU of the server")
+    return Aim(f"{name} / {over}, {what}", (name, measure), (over, measure), in_flight, bound, measure == _SPEED)
+
+
+_CPU = "middle_cpu_us"
+MCP_AIMS = (
+    *(_mcp_aim("mcp", "sdk", _CPU, level, 0.55) for level in (16, 64)),
+    *(_mcp_aim("mcp", "rest_before", _CPU, level, 0.45) for level in (16, 64)),
+    *(_mcp_aim("mcp", "sdk", _SPEED, level, 1.8) for level in (16, 64)),
+    *(_mcp_aim("mcp", "rest_before", _SPEED, level, 2.2) for level in (16, 64)),
+    *(_mcp_aim("mcp", "fastmcp", _SPEED, level, 5.0) for level in (16, 64)),
+    _mcp_aim("mcp", "sdk", "p50_us", 1, 0.65),
+    *(_mcp_aim("rest", "rest_before", _SPEED, level, 2.0) for level in (16, 64)),
+    *(_mcp_aim("mcp_mount", "sdk", _SPEED, level, 0.8) for level in (16, 64)),
+    *(_mcp_aim("mcp_mount", "fastmcp_proxy", _SPEED, level, 20.0) for level in (16, 64)),
+)
 OTHERS = tuple(name for name in contestants.RIVALS if name != "toolbus")
 
 
@@ -208,6 +227,38 @@ SUITES = {
             "goes out as a POST, `rest_callback` comes in as `POST /api/tools/invoke` and goes out as a POST, "
             "`rest_grpc` comes in as `POST /api/tools/invoke` and goes out over gRPC. CPU is that of the process "
             "that posts to the plugin (of the bus, for `rest_grpc`).",
+        ),
+        Suite(
+            name="mcp",
+            contestants=contestants.MCP,
+            ratios=(
+                ("mcp", "floor"),
+                ("mcp", "sdk"),
+                ("mcp", "rest_before"),
+                ("mcp", "fastmcp"),
+                ("mcp_plugin", "mcp"),
+                ("mcp_mount", "sdk"),
+                ("mcp_mount", "fastmcp_proxy"),
+                ("rest", "rest_before"),
+                ("rest", "floor"),
+            ),
+            facts={},
+            in_flight=(1, 16, 64),
+            charged="the server",
+            each_process=True,
+            packages=("uvicorn", "httptools", "fastapi", "uvloop", "msgspec", "orjson", "grpcio"),
+            extra=(("fastmcp", "fastmcp"), ("fastmcp", "mcp")),
+            page="benchmarks-mcp.md",
+            title="Benchmarks of MCP and REST",
+            aims=MCP_AIMS,
+            intro="One load generator for all, `lab.load.raw_http`: bare connections, each request one write, one "
+            "connection for each call in flight; the contestants take turns. `floor` is a bare ASGI application on "
+            "uvicorn that reads and writes JSON. `mcp` is `POST /mcp` with `tools/call`, and `rest` is `POST "
+            "/api/tools/invoke`, both of a tool in the bus's own process; `rest_before` is the same of another "
+            "checkout (`--before FOLDER`). `mcp_plugin` has a gRPC plugin behind it, `mcp_mount` the SDK's server "
+            "mounted over its pipes. `sdk` is the low-level server of the official SDK with answers of plain JSON, "
+            "asked directly, `fastmcp` a FastMCP server, `fastmcp_proxy` FastMCP's proxy before such a server. "
+            "`sdk_client` calls `mcp` with the `Client` of the official SDK: CPU of the host is that client's.",
         ),
         Suite(
             name="hosts",

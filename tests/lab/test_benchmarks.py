@@ -27,7 +27,7 @@ from lab.benchmarks import (
     turns,
 )
 from lab.benchmarks.contest import Contestant, Outcome, Plan
-from lab.benchmarks.contestants import RIVALS, SDK
+from lab.benchmarks.contestants import MCP, RIVALS, SDK
 from lab.benchmarks.facts import Fact, compared
 from lab.benchmarks.figures import charts
 from lab.benchmarks.relay import END, Bare
@@ -194,6 +194,13 @@ def test_contestants_are_measured_in_every_cell_in_turns() -> None:
         "in_process": list(plan.cells),
     }
     assert len(lines) == 2
+
+
+def test_the_same_bare_client_calls_over_mcp_and_over_rest() -> None:
+    plan = Plan(in_flight=(2,), seconds=0.1, warm_up=0.05, rounds=1)
+    outcome = contest.run([MCP["mcp"], MCP["rest"]], plan, lambda line: None)
+    assert not outcome.failures
+    assert all(seen[0].middle_cpu_us > seen[0].host_cpu_us > 0 for (seen,) in outcome.rounds.values())
 
 
 def test_the_sdk_is_measured_with_the_processor_time_of_each_process() -> None:

@@ -1,0 +1,216 @@
+"""Keeps N requests in flight over N bare connections: ``python -m lab.load.raw_http WAY URL``.
+
+The client costs as little as this stack allows, so that what differs is the server. Ways: ``invoke`` posts calls to a
+bus (or to what takes the same body), ``mcp`` posts `tools/call` to an MCP server, in its newest era: it asks
+`tools/list` without a handshake first, and makes the handshake where that is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import uvloop
+
+from lab.load import windows, workload
+
+MODERN, LEGACY = "2026-07-28", "2025-11-25"
+MARK = b"21.5"  # of the tool's answer
+ANSWER_SECONDS = 20.0
+_META = "io.modelcontextprotocol/"
+
+
+class BadAnswer(RuntimeError):
+    """A request was not answered as it should be."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection; sends a request when told, and ends a future with each answer's status, head and body."""
+
+    def __init__(self) -> None:
+        self.answered: asyncio.Future[tuple[int, bytes, bytes]] | None = None  # None while none is due
+        self._transport: asyncio.Transport | None = None  # None until connected
+        self._read = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.answered is not None and not self.answered.done():
+            self.answered.set_exception(BadAnswer(f"the server closed the connection: {self._read[:300]!r}"))
+
+    def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes, bytes]]:
+        """Sends a request."""
+        assert self._transport is not None
+        self.answered = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return self.answered
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._read = self._read + data if self._read else data
+        head, end, body = self._read.partition(b"\r\n\r\n")
+        if not end:
+            return
+        lower = head.lower()
+        at = lower.find(b"content-length:")
+        if at >= 0:
+            if len(body) < int(lower[at + 15 :].split(b"\r\n", 1)[0]):
+                return
+        elif b"chunked" not in lower:
+            raise BadAnswer(f"an answer without a length: {head!r}")
+        elif not body.endswith(b"0\r\n\r\n"):
+            return
+        self._read = b""
+        assert self.answered is not None
+        self.answered.set_result((int(head[9:12]), head, body))
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go."""
+
+    host: str
+    port: int
+    path: str
+
+    def request(self, body: bytes, headers: Mapping[str, str] = {}) -> bytes:
+        """Returns a request as bytes."""
+        lines = {
+            "Host": f"{self.host}:{self.port}",
+            "Accept": "application/json, text/event-stream" if headers else "*/*",
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            **headers,
+        }
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        return f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+    async def connect(self) -> Connection:
+        """Returns a connection."""
+        return (await asyncio.get_running_loop().create_connection(Connection, self.host, self.port))[1]
+
+
+class Invoking:
+    """Writes calls for a bus."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    def write(self, slot: int, arguments_json: str) -> bytes:
+        """Returns the request of one slot."""
+        return self._target.request(f'{{"name":"{workload.TOOL_NAME}","arguments":{arguments_json}}}'.encode())
+
+
+class Mcp:
+    """Writes calls for an MCP server, once it has been asked for the name of the tool."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._session: dict[str, str] | None = None  # headers of a legacy session; None: modern
+        self._name = ""
+
+    async def prepare(self) -> None:
+        """Finds out which era the server speaks and what it calls the tool.
+
+        Raises:
+            BadAnswer: it has no such tool.
+        """
+        connection = await self._target.connect()
+        try:
+            status, _, body = await connection.ask(self._message(0, "tools/list", {}))
+            if status != 200:
+                await self._shake_hands(connection)
+                _, _, body = await connection.ask(self._message(2, "tools/list", {}))
+        finally:
+            connection.close()
+        names = [each["name"] for each in _result(body).get("tools", ())]
+        self._name = next((name for name in names if name.endswith(workload.TOOL_NAME)), "")
+        if not self._name:
+            raise BadAnswer(f"the server has no tool {workload.TOOL_NAME}: {body[:500]!r}")
+
+    async def _shake_hands(self, connection: Connection) -> None:
+        self._session = {"MCP-Protocol-Version": LEGACY}
+        about = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "lab", "version": "1"}}
+        status, head, body = await connection.ask(self._message(1, "initialize", about))
+        if status != 200:
+            raise BadAnswer(f"HTTP {status} {body[:500]!r}")
+        for line in head.decode("latin-1").split("\r\n"):
+            name, _, value = line.partition(":")
+            if name.lower() == "mcp-session-id":
+                self._session["Mcp-Session-Id"] = value.strip()
+        note = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
+        await connection.ask(self._target.request(note, self._session))
+
+    def _message(self, number: int, method: str, params: dict[str, Any]) -> bytes:
+        headers = self._session
+        if headers is None:
+            about = {
+                f"{_META}protocolVersion": MODERN,
+                f"{_META}clientInfo": {"name": "lab", "version": "1"},
+                f"{_META}clientCapabilities": {},
+            }
+            params = {**params, "_meta": about}
+            headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
+            if "name" in params:
+                headers["Mcp-Name"] = params["name"]
+        message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        return self._target.request(json.dumps(message, separators=(",", ":")).encode(), headers)
+
+    def write(self, slot: int, arguments_json: str) -> bytes:
+        """Returns the request of one slot."""
+        return self._message(slot + 3, "tools/call", {"name": self._name, "arguments": json.loads(arguments_json)})
+
+
+def _result(body: bytes) -> dict[str, Any]:
+    """Returns the result of a JSON-RPC answer, which may be an event of a stream."""
+    begin = body.find(b'{"')
+    text = body[begin:].decode()
+    result: dict[str, Any] = json.JSONDecoder().raw_decode(text)[0].get("result", {})
+    return result
+
+
+async def _call_again(target: Target, request: bytes, clock: windows.Clock) -> None:
+    connection = await target.connect()
+    try:
+        while not clock.is_over:
+            began_at = time.perf_counter_ns()
+            status, _, body = await connection.ask(request)
+            if status != 200 or MARK not in body:
+                raise BadAnswer(f"a call failed: HTTP {status} {body[:500]!r}")
+            clock.ended(began_at, time.perf_counter_ns())
+    finally:
+        connection.close()
+
+
+async def main() -> None:
+    """Reads the command line and runs a window for each cell."""
+    way = sys.argv[1]
+    options: argparse.Namespace = windows.options_of(__doc__).parse_args(sys.argv[2:])
+    url = urlsplit(options.address)
+    path = url.path or ("/api/tools/invoke" if way == "invoke" else "/mcp")
+    target = Target(url.hostname or "", url.port or 80, path)
+    writer: Invoking | Mcp = Invoking(target)
+    if way == "mcp":
+        writer = Mcp(target)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            await writer.prepare()
+    for cell in options.cells:
+        clock = windows.Clock(cell, options, options.middle_pid)
+        texts = [workload.arguments_json(slot, cell.size) for slot in range(cell.in_flight)]
+        await asyncio.gather(*(_call_again(target, writer.write(*each), clock) for each in enumerate(texts)))
+        clock.window.print()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
