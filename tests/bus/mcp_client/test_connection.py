@@ -43,7 +43,7 @@ async def connected(*switches: str, owner: Owner | None = None) -> AsyncIterator
         connection = Connection(
             transport,
             on_request=owner.asked.append,
-            on_notification=lambda method, params: owner.told.append((method, params)),
+            on_notification=lambda method, params, stream: owner.told.append((method, params)),
             on_closed=owner.take_closed,
             name="small",
         )

@@ -87,7 +87,8 @@ class Connection:
 
     Args:
         on_request: takes a request of the server; it is answered by `respond` or `refuse`, now or later.
-        on_notification: takes a notification other than progress: its method and its params.
+        on_notification: takes a notification other than progress: its method, its params, and the stream that it
+            came on, as of `Incoming`.
         on_closed: called once when the server is gone; every request has ended by then.
         on_activity: called whenever the server does something.
     """
@@ -97,7 +98,7 @@ class Connection:
         transport: Transport,
         *,
         on_request: Callable[[Incoming], None],
-        on_notification: Callable[[str, dict[str, Any]], None],
+        on_notification: Callable[[str, dict[str, Any], str], None],
         on_closed: Callable[[str], None],
         on_activity: Callable[[], None] = lambda: None,
         name: str = "",
@@ -154,8 +155,9 @@ class Connection:
             else:
                 future.set_result(result)
 
-        text = json.dumps(params or {}, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-        request = self.send(method, text, on_result, name=name, accepts=accepts, on_progress=on_progress)
+        request = self.send(
+            method, self.text_of(params or {}), on_result, name=name, accepts=accepts, on_progress=on_progress
+        )
         try:
             async with asyncio.timeout(timeout):
                 raw = await future
@@ -166,6 +168,11 @@ class Connection:
         if not isinstance(decoded, dict):
             raise RpcError(McpCode.INTERNAL, f"the server answered {method} with a result that is no object")
         return decoded
+
+    @staticmethod
+    def text_of(params: Mapping[str, Any]) -> bytes:
+        """Returns params as `send` takes them."""
+        return json.dumps(params, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
     def send(
         self,
@@ -284,7 +291,7 @@ class Connection:
         elif method == "notifications/progress":
             self._take_progress(_object(message.params))
         elif not isinstance(request, (int, str)):
-            self._on_notification(method, _object(message.params))
+            self._on_notification(method, _object(message.params), stream)
         elif method == "ping":
             self.respond(Incoming(request, method, stream=stream), {})
         else:

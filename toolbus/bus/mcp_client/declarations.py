@@ -163,6 +163,7 @@ def _overrides(entry: MountEntry, tool: Tool) -> dict[str, Any]:
         "min_level": entry.min_level,
         "timeout_seconds": entry.timeout_seconds or tool.timeout_seconds,
         "hints_trusted": entry.trust_hints,
+        "validate_output": True,
     }
 
 

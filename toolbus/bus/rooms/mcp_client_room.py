@@ -1,9 +1,106 @@
-"""Mounts MCP servers: offers their tools on the bus."""
+"""Mounts MCP servers: runs those that the files of mounts name, and offers their tools on the bus.
+
+A bus without such a file loads nothing of it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from toolbus.bus.core import Core
 from toolbus.bus.room import Room
+from toolbus.text import clean_line
+
+if TYPE_CHECKING:
+    from toolbus.bus.mcp_client.mount_entry import MountEntry
+    from toolbus.bus.mcp_client.mounts import Mounts
+    from toolbus.bus.mcp_client.mounts_follower import ConfiguredMounts, MountsFollower
+    from toolbus.bus.mcp_client.transport import Transport
+
+log = logging.getLogger("toolbus.mounts")
 
 
 class McpClientRoom(Room):
-    """The mounted MCP servers."""
+    """The mounted MCP servers of one bus."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.mounts: Mounts | None = None  # None until there is one
+        self.configured: ConfiguredMounts | None = None  # what the files say; None where there can be none
+        self._follower: MountsFollower | None = None  # None where there can be no file
+        self._following: asyncio.Task[None] | None = None  # None until started
+
+    async def open(self) -> None:
+        """Reads the files.
+
+        Raises:
+            SetupError: the named one cannot be read.
+        """
+        config = self.core.config
+        named = getattr(config, "mcp_servers", None)
+        if config.data_dir is None and named is None:
+            return
+        from toolbus.bus.mcp_client.mounts_file import FILE
+        from toolbus.bus.mcp_client.mounts_follower import MountsFollower
+
+        own = config.data_dir / FILE if config.data_dir is not None else None
+        self._follower = MountsFollower(own, named, os.environ)
+        self.configured = self._follower.read_first()
+
+    async def start(self) -> None:
+        """Offers what is known of the servers, and starts those that are not known; follows the files from now on."""
+        if self._follower is None or self.configured is None:
+            return
+        await self._apply(self.configured)
+        self._following = asyncio.create_task(self._follow(self._follower), name="files of mounts")
+
+    async def stop(self) -> None:
+        """Ends every server, and all that they started."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        if self.mounts is not None:
+            await self.mounts.stop()
+
+    def serving(self, source: str) -> bool | None:
+        """Tells whether a mount can be called; None where there is none of that name."""
+        return self.mounts.serving(source) if self.mounts is not None else None
+
+    def sources(self) -> Iterable[str]:
+        """Names the mounts."""
+        return [mount.name for mount in self.mounts] if self.mounts is not None else []
+
+    async def _follow(self, follower: MountsFollower) -> None:
+        async for configured in follower.follow():
+            try:
+                await self._apply(configured)
+            except Exception:  # the next change may be better
+                log.exception("a fault of the bus: the changed mounts were not started")
+
+    async def _apply(self, configured: ConfiguredMounts) -> None:
+        self.configured = configured
+        for text in (*configured.notices, *configured.refused.values(), *configured.errors.values()):
+            log.warning("%s", clean_line(text))
+        if self.mounts is None:
+            if not configured.entries:
+                return
+            self.mounts = self._open_mounts()
+        await self.mounts.apply(configured.entries)
+
+    def _open_mounts(self) -> Mounts:
+        from toolbus.bus.mcp_client.manifest import FILE, Manifest
+        from toolbus.bus.mcp_client.mounts import Mounts
+
+        directory = self.core.config.data_dir
+        manifest = Manifest(directory / FILE if directory is not None else None)
+        return Mounts(self.core, manifest, self._open_remote)
+
+    @staticmethod
+    def _open_remote(entry: MountEntry) -> Transport:
+        from toolbus.bus.mcp_client.transport import Lost
+
+        raise Lost(f"{entry.url}: servers over HTTP are not mounted yet")

@@ -1,0 +1,354 @@
+"""Mounts: servers that are started, asked, called, killed and started again. Each test has a real process."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import until
+from toolbus.bus import Bus, Config
+from toolbus.bus.features import Asker
+from toolbus.bus.mcp_client.manifest import Manifest
+from toolbus.bus.mcp_client.mount import Mount, MountTimings
+from toolbus.bus.mcp_client.mount_entry import MountEntry
+from toolbus.bus.mcp_client.mount_status import MountState
+from toolbus.bus.mcp_client.mounts import Mounts
+from toolbus.errors import Code, Stage
+from toolbus.processes.supervisor import RestartPolicy
+from toolbus.tool import Progress, Result
+
+SERVER = Path(__file__).parents[2] / "support" / "mcp_server.py"
+QUICK = MountTimings(start_seconds=20.0, relist_seconds=0.01, restarts=RestartPolicy(backoff_seconds=0.01))
+ERAS = pytest.mark.parametrize("era", ["legacy", "modern"])
+
+
+class House:
+    """A bus with mounts."""
+
+    def __init__(self, bus: Bus, manifest: Manifest, timings: MountTimings) -> None:
+        self.bus = bus
+        self.mounts = Mounts(bus.core, manifest, lambda entry: pytest.fail("no remote server here"), timings=timings)
+        self.revisions: list[int] = []
+
+    async def mount(self, *switches: str, name: str = "small", **entry: Any) -> Mount:
+        arguments = ("-I", str(SERVER), *switches)
+        await self.mounts.apply({name: MountEntry(name, command=sys.executable, args=arguments, **entry)})
+        mount = self.mounts.get(name)
+        assert mount is not None
+        return mount
+
+    async def live(self, *switches: str, **entry: Any) -> Mount:
+        mount = await self.mount(*switches, **entry)
+        await until(lambda: mount.state in (MountState.LIVE, MountState.DEGRADED), seconds=20.0)
+        return mount
+
+    async def call(self, name: str, arguments: dict[str, Any] | None = None, **options: Any) -> Result:
+        async with asyncio.timeout(20):
+            return await self.bus.call(f"small:{name}", arguments, **options)
+
+    def names(self) -> set[str]:
+        return {each.tool.name for each in self.bus.list()}
+
+
+@asynccontextmanager
+async def house_of(manifest: Manifest, timings: MountTimings = QUICK) -> AsyncIterator[House]:
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="off"), rooms=()) as bus:
+        house = House(bus, manifest, timings)
+        try:
+            yield house
+        finally:
+            await house.mounts.stop()
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with house_of(Manifest(None)) as house:
+        yield house
+
+
+@ERAS
+async def test_the_tools_of_a_server_are_offered_qualified_and_called(house: House, era: str) -> None:
+    mount = await house.live(era)
+    assert "small:echo" in house.names()
+    assert "echo" not in house.names()
+    assert (await house.call("echo", {"text": "ünïcode \n"})).unwrap() == "ünïcode \n"
+    status = mount.status()
+    assert (status.era, status.server, status.tools) == (era, "small 1", len(house.names()))
+    assert status.pid > 0
+    assert status.memory_bytes > 1_000_000
+
+
+@ERAS
+async def test_failures_are_led_to_the_codes_of_the_bus(house: House, era: str) -> None:
+    await house.live(era)
+    failed = await house.call("fail", {"text": "x"})
+    assert failed.error is not None
+    assert (failed.error.code, failed.error.message) == (Code.TOOL, "it failed: x")
+    refused = await house.call("refuse", {"text": "x"})
+    assert refused.error is not None
+    assert (refused.error.code, refused.error.reason, refused.output) == (Code.TOOL, "jsonrpc:-32050", {"why": "x"})
+    wrong = await house.call("echo", {"text": 5})
+    assert wrong.error is not None
+    assert wrong.error.code is Code.INVALID_ARGUMENTS
+
+
+async def test_structured_output_keeps_its_integers(house: House) -> None:
+    await house.live("modern")
+    result = await house.call("structured")
+    assert result.output_json == '{"n":12345678901234567890123}'
+    assert result.content == ()
+
+
+async def test_arguments_with_line_breaks_stay_one_line(house: House) -> None:
+    await house.live()
+    assert (await house.bus.call("small:echo", '{\n  "text":\r\n "a\\nb"\n}')).unwrap() == "a\nb"
+
+
+async def test_progress_and_log_messages_reach_the_caller(house: House) -> None:
+    await house.live()
+    seen: list[Progress] = []
+    await house.call("progress", on_progress=seen.append)
+    await house.call("log", {"text": "hi"}, on_progress=seen.append)
+    assert [(each.progress, each.total, each.message) for each in seen] == [
+        (1, 3, "step 1"),
+        (2, 3, "step 2"),
+        (3, 3, "step 3"),
+        (0, 0, "logged: hi"),
+    ]
+
+
+async def test_a_cancelled_call_is_cancelled_at_the_server_and_its_slot_is_free_again(house: House) -> None:
+    mount = await house.live(max_in_flight=1)
+    late = await house.call("sleep", {"seconds": 60}, timeout=0.1)
+    assert late.error is not None
+    assert late.error.code is Code.DEADLINE_EXCEEDED
+    await until(lambda: not mount.handler.pending, seconds=20.0)
+    assert (await house.call("cancelled")).unwrap() == "1"
+
+
+async def test_calls_beyond_max_in_flight_are_refused_at_once(house: House) -> None:
+    await house.live(max_in_flight=1)
+    first = asyncio.create_task(house.call("sleep", {"seconds": 0.3}))
+    await asyncio.sleep(0)
+    second = await house.call("echo", {"text": "x"})
+    assert second.error is not None
+    assert second.error.code is Code.OVERLOADED
+    assert (await first).error is None
+
+
+async def test_pending_calls_end_at_once_when_the_server_is_killed_and_the_next_call_finds_a_new_one(
+    house: House,
+) -> None:
+    mount = await house.live()
+    pid, revision = mount.status().pid, house.bus.registry.revision
+    pending = [asyncio.create_task(house.call(name, {"seconds": 60})) for name in ("sleep", "hinted")]
+    await until(lambda: len(mount.handler.pending) == 2, seconds=20.0)
+    await house.call("echo", {"text": "so that both have been read"})
+    os.kill(pid, signal.SIGKILL)
+    results = await asyncio.gather(*pending)
+    for result in results:
+        assert result.error is not None
+        assert (result.error.code, result.error.stage) == (Code.UNAVAILABLE, Stage.DISPATCHED)
+        assert not result.error.retry_safe  # whatever the server says of its tools, unless that is trusted
+        assert "SIGKILL" in result.error.message
+    assert (await house.call("pid")).unwrap() != str(pid)
+    assert mount.status().restarts == 1
+    assert house.bus.registry.revision == revision  # nobody was told anything
+
+
+async def test_hints_count_only_where_they_are_trusted(house: House) -> None:
+    mount = await house.live(trust_hints=True)
+    pending = asyncio.create_task(house.call("hinted", {"seconds": 60}))
+    await until(lambda: mount.handler.pending, seconds=20.0)
+    await house.call("echo", {"text": "x"})
+    os.kill(mount.status().pid, signal.SIGKILL)
+    error = (await pending).error
+    assert error is not None
+    assert error.retry_safe
+
+
+async def test_a_known_server_is_listed_before_it_starts_and_started_by_the_first_call() -> None:
+    manifest = Manifest(None)
+    async with house_of(manifest) as house:
+        await house.live("modern")
+        names = house.names()
+    async with house_of(manifest) as house:
+        mount = await house.mount("modern")
+        assert house.names() == names
+        assert (mount.state, mount.status().pid) == (MountState.STOPPED, 0)
+        assert (await house.call("echo", {"text": "up"})).unwrap() == "up"
+        assert mount.state is MountState.LIVE
+
+
+async def test_a_cancelled_call_that_waits_for_the_start_is_never_sent() -> None:
+    manifest = Manifest(None)
+    async with house_of(manifest) as house:
+        await house.live()
+    async with house_of(manifest) as house:
+        await house.mount("slow")
+        waiting = await house.call("cancelled", timeout=0.05)
+        assert waiting.error is None or waiting.error.stage is Stage.NOT_DISPATCHED
+
+
+async def test_an_idle_server_is_stopped_and_comes_back_with_the_next_call(house: House) -> None:
+    mount = await house.live(idle_seconds=0.2)
+    pid = mount.status().pid
+    await until(lambda: mount.state is MountState.STOPPED, seconds=20.0)
+    assert "small:echo" in house.names()
+    assert (await house.call("pid")).unwrap() != str(pid)
+    assert mount.status().restarts == 0
+
+
+async def test_a_server_that_cannot_be_started_fails_and_says_why(house: House) -> None:
+    mount = await house.mount("broken")
+    await until(lambda: mount.state is MountState.FAILED, seconds=30.0)
+    status = mount.status()
+    assert "exit code 1" in status.reason
+    assert "toolbus mounts restart small" in status.fix
+    assert "this server is broken" in " ".join(mount.log_lines)
+
+
+async def test_a_command_that_does_not_exist_is_named(house: House) -> None:
+    await house.mounts.apply({"gone": MountEntry("gone", command="/nowhere/at-all")})
+    mount = house.mounts.get("gone")
+    assert mount is not None
+    await until(lambda: mount.state is MountState.FAILED, seconds=30.0)
+    assert "'/nowhere/at-all'" in mount.status().reason
+
+
+async def test_a_failed_mount_takes_its_tools_offline_and_a_restart_brings_them_back(
+    house: House, tmp_path: Path
+) -> None:
+    mount = await house.live()
+    for _ in range(QUICK.restarts.max_deaths):
+        await until(lambda: mount.state is MountState.LIVE, seconds=20.0)
+        os.kill(mount.status().pid, signal.SIGKILL)
+        await until(lambda: mount.state is not MountState.LIVE, seconds=20.0)
+    await until(lambda: mount.state is MountState.FAILED, seconds=20.0)
+    assert house.names() == set()
+    mount.restart()
+    await until(lambda: mount.state is MountState.LIVE, seconds=20.0)
+    assert "small:echo" in house.names()
+
+
+async def test_a_changed_list_is_offered_and_the_same_list_is_not_announced(house: House, tmp_path: Path) -> None:
+    file = tmp_path / "tools.json"
+    declared = [{"name": "echo", "inputSchema": {"type": "object"}}]
+    file.write_text(json.dumps(declared))
+    mount = await house.live(f"file={file}")
+    assert house.names() == {"small:echo"}
+    revision = house.bus.registry.revision
+    os.kill(mount.status().pid, signal.SIGUSR1)
+    await house.call("echo")
+    await asyncio.sleep(0.05)
+    assert house.bus.registry.revision == revision
+    file.write_text(json.dumps([*declared, {"name": "second", "inputSchema": {"type": "object"}}]))
+    os.kill(mount.status().pid, signal.SIGUSR1)
+    await until(lambda: "small:second" in house.names(), seconds=20.0)
+
+
+async def test_a_tool_that_the_server_lost_is_stale_and_the_list_is_read_again(house: House, tmp_path: Path) -> None:
+    file = tmp_path / "tools.json"
+    names = ("echo", "gone")
+    file.write_text(json.dumps([{"name": name, "inputSchema": {"type": "object"}} for name in names]))
+    await house.live(f"file={file}")
+    file.write_text(json.dumps([{"name": "echo", "inputSchema": {"type": "object"}}]))
+    error = (await house.call("gone")).error
+    assert error is not None
+    assert error.code is Code.CATALOG_STALE
+    await until(lambda: house.names() == {"small:echo"}, seconds=20.0)
+
+
+async def test_a_tool_that_the_bus_cannot_take_is_left_out_and_its_neighbours_stay(
+    house: House, tmp_path: Path
+) -> None:
+    file = tmp_path / "tools.json"
+    bad = {"name": "bad", "inputSchema": {"type": "object", "properties": {"a": {"type": "string", "pattern": 5}}}}
+    file.write_text(json.dumps([{"name": "echo", "inputSchema": {"type": "object"}}, {"name": 7}, bad]))
+    mount = await house.live(f"file={file}")
+    assert "small:echo" in house.names()
+    assert mount.state is MountState.DEGRADED
+    assert mount.status().left
+
+
+async def test_a_task_of_the_server_is_one_running_call(house: House) -> None:
+    await house.live("modern", "tasks")
+    assert (await house.call("sleep", {"seconds": 0.1})).unwrap() == "task done"
+    late = await house.call("sleep", {"seconds": 60}, timeout=0.2)
+    assert late.error is not None
+    assert late.error.code is Code.DEADLINE_EXCEEDED
+
+    async with asyncio.timeout(20):
+        while (await house.call("cancelled")).unwrap() != "1":
+            await asyncio.sleep(0.01)
+
+
+async def test_a_server_that_prints_to_its_output_is_no_problem(house: House) -> None:
+    await house.live("noise")
+    assert (await house.call("echo", {"text": "x"})).unwrap() == "x"
+
+
+@ERAS
+async def test_prompts_resources_and_completions_are_passed_through(house: House, era: str) -> None:
+    await house.live(era)
+    (provider,) = house.bus.core.features.providers
+    assert set(provider.capabilities) == {"prompts", "resources", "completions", "subscribe"}
+    assert [prompt["name"] for prompt in provider.prompts()] == ["hello"]
+    assert [each["uri"] for each in provider.resources()] == ["test://note"]
+    assert [each["uriTemplate"] for each in provider.templates()] == ["test://t/{id}"]
+    prompt = await provider.request("prompts/get", {"name": "hello", "arguments": {"who": "you"}}, Asker())
+    assert prompt["messages"][0]["content"]["text"] == "Hello you"
+    assert (await provider.request("resources/read", {"uri": "test://note"}, Asker()))["resultType"] == "complete"
+    updated: list[str] = []
+    end = provider.subscribe("test://note", updated.append)
+    await until(lambda: updated, seconds=20.0)
+    end()
+    assert updated[0] == "test://note"
+
+
+async def test_the_environment_of_a_server_has_nothing_of_the_bus(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOOLBUS_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    await house.live(env={"GIVEN": "yes"})
+    variables = json.loads((await house.call("env")).unwrap())
+    assert variables["GIVEN"] == "yes"
+    assert variables.pop("TOOLBUS_MOUNT")
+    assert not [name for name in variables if name.startswith("TOOLBUS") or "KEY" in name]
+
+
+async def test_nothing_is_left_of_a_stubborn_server_that_forks() -> None:
+    async with house_of(Manifest(None)) as house:
+        mount = await house.live("forks", "stubborn")
+        mark = mark_of(mount.status().pid)
+        assert len(marked(mark)) == 3
+        began = time.monotonic()
+    assert time.monotonic() - began < 15
+    await until(lambda: not marked(mark), seconds=20.0)
+
+
+def mark_of(process: int) -> bytes:
+    """Returns the variable that marks a server and all that it starts."""
+    variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    return next(each for each in variables if each.startswith(b"TOOLBUS_MOUNT="))
+
+
+def marked(mark: bytes) -> list[str]:
+    """Returns the processes whose environment holds a variable."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark in environ.read_bytes().split(b"\0"):
+                found.append(environ.parent.name)
+        except OSError:
+            pass
+    return found

@@ -1,0 +1,417 @@
+"""Keeps one MCP server mounted: starts it when it is needed, offers what it declares, restarts it when it dies.
+
+The tools of the last time are offered before the server has started; the first call starts it. A server that comes
+back with the same declarations is noticed by nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolbus.bus.mcp_client.connection import Connection, Incoming, Peer
+from toolbus.bus.mcp_client.handler import MountHandler
+from toolbus.bus.mcp_client.handshake import DiedOfProbe, open_connection
+from toolbus.bus.mcp_client.mount_entry import MountEntry
+from toolbus.bus.mcp_client.mount_features import MountFeatures
+from toolbus.bus.mcp_client.mount_status import MountState, MountStatus, memory_of_group
+from toolbus.bus.mcp_client.offer import MountOffer
+from toolbus.bus.mcp_client.server_lists import CHANGED, read_lists
+from toolbus.bus.mcp_client.transport import Busy, Lost, NeedsLogin, Transport
+from toolbus.errors import ToolBusError
+from toolbus.mcp.jsonrpc import RpcError
+from toolbus.processes.supervisor import RestartPolicy
+from toolbus.text import clean_line, dump_json, shorten
+
+log = logging.getLogger("toolbus.mounts")
+
+FIX_FAILED = "correct its entry, or run `toolbus mounts restart {name}`"
+FIX_LOGIN = "run `toolbus mount {name} --url … --login`"
+
+
+@dataclass(frozen=True, slots=True)
+class MountTimings:
+    """How long a mount waits for what, in seconds.
+
+    Attributes:
+        start_seconds: until a server has said what it declares.
+        longest_start_seconds: the same, as long as its log moves: `npx` and `uvx` install first.
+        relist_seconds: for further notifications, before a list that changed is read again.
+        restarts: when a server that died is started again, and when no more.
+    """
+
+    start_seconds: float = 60.0
+    longest_start_seconds: float = 300.0
+    relist_seconds: float = 0.2
+    restarts: RestartPolicy = field(default_factory=RestartPolicy)
+
+
+class Mount:
+    """One mounted server. All methods belong to the bus's loop.
+
+    Args:
+        open_transport: makes a way to the server, each time it is started.
+        offer: what of the server's declarations the bus offers.
+        features: what it has beside tools.
+        first_start: held while a server whose tools are not known starts: installers lock their caches.
+        on_state: called whenever the state has changed.
+    """
+
+    def __init__(
+        self,
+        entry: MountEntry,
+        open_transport: Callable[[], Transport],
+        offer: MountOffer,
+        handler: MountHandler,
+        *,
+        first_start: asyncio.Lock | None = None,
+        on_state: Callable[[Mount], None] = lambda mount: None,
+        timings: MountTimings | None = None,
+    ) -> None:
+        self.entry = entry
+        self.handler = handler
+        self.offer = offer
+        self.features: MountFeatures = offer.features
+        self.state = MountState.STOPPED
+        self.reason = "not started yet"
+        self.fix = ""
+        self.restarts = 0
+        self.last_error = ""
+        self._open_transport = open_transport
+        self._first_start = first_start or asyncio.Lock()
+        self._on_state = on_state
+        self._timings = timings or MountTimings()
+        self._peer: Peer | None = None  # as of the last start; None before the first that is known
+        self._transport: Transport | None = None  # to the newest server; None before the first
+        self._closing: set[asyncio.Task[None]] = set()  # servers that are being ended
+        self._connection: Connection | None = None  # None unless a server is ready
+        self._current: Connection | None = None  # the one that the server's end is about
+        self._died = ""  # why the server that runs has died; "" while it lives
+        self._wanted = asyncio.Event()  # set when a server has to run
+        self._ready = asyncio.Event()  # set while one is ready
+        self._over = asyncio.Event()  # set when the server that runs has ended, or has to
+        self._deadline: asyncio.Timeout | None = None  # of the start; None while it does not start
+        self._began = 0.0  # when the start did
+        self._relisting: asyncio.Task[None] | None = None  # None while no list is read again
+        self._stale: set[str] = set()  # kinds of lists that changed
+        self._running: asyncio.Task[None] | None = None  # None until `start`, and after `stop`
+
+    def __repr__(self) -> str:
+        return f"<Mount {self.entry.name} {self.state.value}>"
+
+    @property
+    def name(self) -> str:
+        """The source of its tools."""
+        return self.entry.name
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Offers what is known of the server, and starts it where it is not known or eager."""
+        self._peer = self.offer.restore()
+        if self._peer is None or self.entry.eager:
+            self._wanted.set()
+        self._running = asyncio.create_task(self._run(), name=f"mount {self.name}")
+
+    async def stop(self) -> None:
+        """Ends the server and withdraws its tools."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await asyncio.gather(*self._closing, return_exceptions=True)
+        self.offer.withdraw()
+
+    def restart(self) -> None:
+        """Starts the server anew, also one that was given up or waits for a login."""
+        self._over.set()
+        self._wanted.set()
+
+    def wake(self) -> None:
+        """Has a server run: something waits for it. One that was given up stays so."""
+        if self.state not in (MountState.FAILED, MountState.NEEDS_LOGIN):
+            self._wanted.set()
+
+    async def connected(self) -> Connection:
+        """Returns the connection to a server that is ready, and starts one first if none runs.
+
+        Raises:
+            Lost: it cannot be started.
+        """
+        while self._connection is None:
+            if self.state in (MountState.FAILED, MountState.NEEDS_LOGIN) or self._running is None:
+                raise Lost(self.reason or self.state.value)
+            self.wake()
+            ready = asyncio.create_task(self._ready.wait())
+            try:
+                await asyncio.wait((ready, self._running), timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ready.cancel()
+        return self._connection
+
+    async def _run(self) -> None:
+        """Runs one server after the other."""
+        deaths: deque[float] = deque(maxlen=self._timings.restarts.max_deaths)
+        attempt = 0
+        while True:
+            if not self._wanted.is_set():
+                await self._wanted.wait()
+            self._wanted.clear()
+            self._over.clear()
+            self._set(MountState.RESTARTING if deaths else MountState.STARTING, self.last_error if deaths else "")
+            began = time.monotonic()
+            try:
+                death = await self._serve()
+            except NeedsLogin as error:
+                self._give_up(MountState.NEEDS_LOGIN, str(error), FIX_LOGIN.format(name=self.name))
+                continue
+            except (Lost, Busy, RpcError, TimeoutError, OSError, ToolBusError) as error:
+                death = f"cannot be started: {_explain(error)}"
+            except Exception as error:
+                log.exception("a fault of the bus in mount %s", self.name)
+                death = f"cannot be used by a fault of the bus: {_explain(error)}"
+            if not death:  # it was idle, or is to be restarted
+                self._set(MountState.STOPPED, "idle" if not self._wanted.is_set() else "restarted")
+                deaths.clear()
+                continue
+            self.last_error = death
+            now = time.monotonic()
+            deaths.append(now)
+            log.warning("mount %s: server %s", self.name, death)
+            reason = self._timings.restarts.give_up_reason(1, tuple(deaths), "")
+            if reason:
+                text = f"died {len(deaths)} times within {self._timings.restarts.window_seconds:g} s: {death}"
+                self._give_up(MountState.FAILED, text, FIX_FAILED.format(name=self.name))
+                deaths.clear()
+                attempt = 0
+                continue
+            attempt = 0 if now - began > self._timings.restarts.window_seconds else attempt
+            self._set(MountState.RESTARTING, death)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over_again(), self._timings.restarts.backoff(attempt))
+            attempt += 1
+            self.restarts += 1
+            self._wanted.set()
+
+    async def _over_again(self) -> None:
+        """Waits until an operator restarts the mount."""
+        self._over.clear()
+        await self._over.wait()
+
+    def _give_up(self, state: MountState, reason: str, fix: str) -> None:
+        self._wanted.clear()
+        self.last_error = reason
+        self._set(state, reason, fix)
+        log.error("mount %s: %s: %s; %s", self.name, state.value, reason, fix)
+        self.handler.fail_waiting(f"server {self.name!r}: {reason}")
+        self.offer.take_offline(reason)
+
+    def _set(self, state: MountState, reason: str = "", fix: str = "") -> None:
+        self.state, self.reason, self.fix = state, reason, fix
+        self._on_state(self)
+
+    # -- one server, from its start to its end ------------------------------------------------------------------------
+
+    async def _serve(self) -> str:
+        """Runs one server until it ends. Returns why it died; "" where it ended as it should.
+
+        Raises:
+            NeedsLogin, Lost, RpcError, TimeoutError: it cannot be started.
+        """
+        known = self._peer
+        self._died = ""
+        connection = self._connect()
+        try:
+            lock = self._first_start if known is None else contextlib.nullcontext()
+            async with lock, self._starting():
+                try:
+                    peer = await self._handshake(connection, None if known is None else known.modern)
+                except DiedOfProbe:
+                    log.info(
+                        "mount %s: the server ends at what it does not know: it is started again as legacy", self.name
+                    )
+                    await self._close(connection)
+                    connection = self._connect()
+                    peer = await self._handshake(connection, False)
+                lists = await read_lists(connection, peer)
+            self._peer = peer
+            await self.offer.take(peer, lists)
+            self._became_ready(connection, peer)
+            await self._until_over()
+            return self._died
+        finally:
+            self._ready.clear()
+            self._connection = None
+            self.handler.detach()
+            self.features.detach()
+            if self._relisting is not None:
+                self._relisting.cancel()
+            await self._close(connection)
+
+    async def _close(self, connection: Connection) -> None:
+        """Ends a server and all that it started; goes on where the wait is cancelled, and `stop` waits for it."""
+        closing = asyncio.create_task(connection.close(), name=f"end of mount {self.name}")
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        await asyncio.shield(closing)
+
+    def _connect(self) -> Connection:
+        transport = self._transport = self._open_transport()
+        connection: Connection
+
+        def on_closed(why: str) -> None:
+            if connection is self._current:
+                self._died = why
+                if self._connection is not None:
+                    self._connection = None
+                    self._set(MountState.RESTARTING, why)
+                self.handler.detach()
+                self._over.set()
+
+        self._current = connection = Connection(
+            transport,
+            on_request=self._take_request,
+            on_notification=self._take_notification,
+            on_closed=on_closed,
+            on_activity=self._moved,
+            name=self.name,
+        )
+        return connection
+
+    async def _handshake(self, connection: Connection, modern: bool | None) -> Peer:
+        self._over.clear()
+        await connection.transport.start(connection)
+        return await open_connection(connection, modern=modern)
+
+    @contextlib.asynccontextmanager
+    async def _starting(self) -> AsyncIterator[None]:
+        self._began = asyncio.get_running_loop().time()
+        seconds = self._timings.start_seconds
+        try:
+            async with asyncio.timeout(seconds) as self._deadline:
+                yield
+        except TimeoutError:
+            raise Lost(f"did not say within {seconds:g} s what it offers, and its log stands still") from None
+        finally:
+            self._deadline = None
+
+    def _moved(self) -> None:
+        """Gives a server that starts more time, since it does something."""
+        if self._deadline is not None:
+            timings, now = self._timings, asyncio.get_running_loop().time()
+            when = min(now + timings.start_seconds, self._began + timings.longest_start_seconds)
+            with contextlib.suppress(RuntimeError):  # it has just ended
+                self._deadline.reschedule(max(when, self._began + timings.start_seconds))
+
+    def _became_ready(self, connection: Connection, peer: Peer) -> None:
+        if connection.closed_why is not None:
+            return
+        self._connection = connection
+        self._show_live()
+        self.features.attach(connection, peer)
+        self.handler.attach(connection)
+        self._ready.set()
+        log.info("mount %s: live %s tools=%d", self.name, peer.version, self.offer.tools)
+
+    def _show_live(self) -> None:
+        why = self.offer.why_degraded
+        self._set(MountState.DEGRADED if why else MountState.LIVE, why)
+
+    async def _until_over(self) -> None:
+        """Waits until the server has ended, is to be restarted, or has been idle for long enough."""
+        idle = self.entry.idle_seconds
+        while not self._over.is_set():
+            left = None if not idle else max(0.01, self.handler.used_at + idle - time.monotonic())
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), left)
+            quiet = time.monotonic() - self.handler.used_at
+            if idle and quiet >= idle and self.handler.is_idle and not self.features.subscribed:
+                return
+
+    # -- what the server says -----------------------------------------------------------------------------------------
+
+    def _take_request(self, incoming: Incoming) -> None:
+        self.handler.take_request(incoming)
+
+    def _take_notification(self, method: str, params: Mapping[str, Any], stream: str) -> None:
+        if method in CHANGED:
+            self.features.heard()
+            self.relist(*CHANGED[method])
+        elif method == "notifications/resources/updated":
+            self.features.updated(str(params.get("uri") or ""))
+        elif method == "notifications/message":
+            data = params.get("data")
+            text = shorten(data if isinstance(data, str) else dump_json(data), 4000)
+            log.info("%s [%s]: %s", self.name, clean_line(str(params.get("level") or "info")), clean_line(text))
+            self.handler.log_message(text, stream)
+
+    def relist(self, *kinds: str) -> None:
+        """Reads lists of the server again, soon: what comes meanwhile is read with them."""
+        self._stale.update(kinds)
+        if self._relisting is None and self._connection is not None:
+            self._relisting = asyncio.create_task(self._relist(self._connection), name=f"lists of mount {self.name}")
+
+    async def _relist(self, connection: Connection) -> None:
+        try:
+            while self._stale and connection.peer is not None:
+                await asyncio.sleep(self._timings.relist_seconds)
+                kinds, self._stale = tuple(self._stale), set()
+                lists = await read_lists(connection, connection.peer, kinds)
+                await self.offer.take(connection.peer, {**self.offer.lists, **lists})
+                self._show_live()
+        except (Lost, Busy, RpcError) as error:
+            log.warning("mount %s: its lists could not be read again: %s", self.name, _explain(error))
+        finally:
+            self._relisting = None
+
+    # -- for operators ------------------------------------------------------------------------------------------------
+
+    async def review_again(self) -> None:
+        """Offers what the server declares by what is trusted now: something was approved."""
+        await self.offer.review_again()
+        if self._connection is not None:
+            self._show_live()
+
+    @property
+    def log_lines(self) -> list[str]:
+        """The newest lines of the log of the server that runs."""
+        return list(getattr(self._transport, "log_lines", ()))
+
+    def status(self) -> MountStatus:
+        """Returns how the mount is now; it reads the memory of its processes, which takes some milliseconds."""
+        peer, pid = self._peer, int(getattr(self._transport, "pid", 0))
+        info = dict(peer.info) if peer is not None else {}
+        declared = self.offer.declared
+        return MountStatus(
+            name=self.name,
+            state=self.state,
+            reason=self.reason,
+            fix=self.fix,
+            era="" if peer is None else "modern" if peer.modern else "legacy",
+            version="" if peer is None else peer.version,
+            server=" ".join(clean_line(str(info[key])) for key in ("name", "version") if info.get(key)),
+            tools=self.offer.tools,
+            prompts=len(self.features.prompts()),
+            resources=len(self.features.resources()),
+            left=declared.left,
+            hidden=declared.hidden,
+            changed=self.offer.changed,
+            pid=pid,
+            memory_bytes=memory_of_group(pid),
+            restarts=self.restarts,
+            last_error=self.last_error,
+            in_flight=len(self.handler.pending),
+            notices=declared.notices,
+        )
+
+
+def _explain(error: BaseException) -> str:
+    if isinstance(error, RpcError):
+        return f"it answered with error {error.code}: {shorten(clean_line(error.message), 300)}"
+    return shorten(clean_line(str(error)), 500) or type(error).__name__

@@ -1,0 +1,166 @@
+"""Provides what a mounted server has beside tools to `Core.features`: prompts, resources, templates, completions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from toolbus.bus.features import Asker, OnUpdate
+from toolbus.bus.mcp_client.connection import Connection, Peer
+from toolbus.bus.mcp_client.listening import Listening
+from toolbus.bus.mcp_client.transport import Busy, Lost
+from toolbus.mcp.jsonrpc import McpCode, RpcError
+from toolbus.tool import Progress
+
+log = logging.getLogger("toolbus.mounts")
+
+REQUEST_SECONDS = 60.0  # for an answer of the server
+METHODS = ("prompts/get", "resources/read", "completion/complete")
+_NAMED = {"prompts/get": "name", "resources/read": "uri"}  # what HTTP names in a header
+
+
+class MountFeatures:
+    """The features of one mount (`FeatureProvider`).
+
+    Args:
+        connected: returns the connection to the server, which is started first if it does not run.
+    """
+
+    def __init__(self, source: str, connected: Callable[[], Awaitable[Connection]]) -> None:
+        self.source = source
+        self.capabilities: Collection[str] = ()
+        self._connected = connected
+        self._lists: Mapping[str, Sequence[dict[str, Any]]] = {}
+        self._listeners: dict[str, list[OnUpdate]] = {}  # by URI
+        self._connection: Connection | None = None  # None while no server runs
+        self._listening: Listening | None = None  # None unless a modern server runs
+
+    def __repr__(self) -> str:
+        return f"<MountFeatures {self.source} {' '.join(self.capabilities)}>"
+
+    def prompts(self) -> Sequence[dict[str, Any]]:
+        """Returns the prompts that are declared now."""
+        return self._lists.get("prompts", ())
+
+    def resources(self) -> Sequence[dict[str, Any]]:
+        """Returns the resources that are declared now."""
+        return self._lists.get("resources", ())
+
+    def templates(self) -> Sequence[dict[str, Any]]:
+        """Returns the templates of resources that are declared now."""
+        return self._lists.get("templates", ())
+
+    async def request(self, method: str, params: Mapping[str, Any], asker: Asker) -> dict[str, Any]:
+        """Makes a request of an MCP client at the server.
+
+        Raises:
+            RpcError: the server refused, or could not be reached.
+        """
+        if method not in METHODS:
+            raise RpcError(McpCode.METHOD_NOT_FOUND, f"{method!r} is not handed to mounted servers")
+        on_progress = asker.on_progress
+
+        def progressed(values: Mapping[str, Any]) -> None:
+            if on_progress is not None:
+                on_progress(
+                    Progress(
+                        float(values.get("progress") or 0),
+                        float(values.get("total") or 0),
+                        str(values.get("message") or ""),
+                    )
+                )
+
+        try:
+            connection = await self._connected()
+            result = await connection.request(
+                method,
+                {key: value for key, value in params.items() if key != "_meta"},
+                name=str(params.get(_NAMED.get(method, ""), "")),
+                accepts=asker.accepts,
+                on_progress=progressed if on_progress is not None else None,
+                timeout=REQUEST_SECONDS,
+            )
+        except (Lost, Busy) as error:
+            raise RpcError(McpCode.INTERNAL, f"server {self.source!r} {error}") from None
+        except TimeoutError:
+            text = f"server {self.source!r} did not answer {method} within {REQUEST_SECONDS:g} s"
+            raise RpcError(McpCode.INTERNAL, text) from None
+        return {"resultType": "complete", **result}
+
+    def subscribe(self, uri: str, on_update: OnUpdate) -> Callable[[], None]:
+        """Reports each update of a resource from now on; the server is asked once, however many want to know."""
+        listeners = self._listeners.setdefault(uri, [])
+        listeners.append(on_update)
+        if len(listeners) == 1:
+            self._follow(uri, "resources/subscribe")
+
+        def end() -> None:
+            if on_update in listeners:
+                listeners.remove(on_update)
+            if not listeners and self._listeners.get(uri) is listeners:
+                del self._listeners[uri]
+                self._follow(uri, "resources/unsubscribe")
+
+        return end
+
+    # -- what the mount says ------------------------------------------------------------------------------------------
+
+    def declare(self, peer_can: Callable[[str, str], bool], lists: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
+        """Takes what the server declares. Returns which kinds are others than before: `prompts`, `resources`."""
+        before, capabilities = self._lists, set(self.capabilities)
+        self._lists = {
+            kind: [entry for entry in lists.get(kind, ()) if isinstance(entry, dict)]
+            for kind in ("prompts", "resources", "templates")
+        }
+        named = [kind for kind in ("prompts", "resources", "completions") if peer_can(kind, "")]
+        self.capabilities = (*named, *(["subscribe"] if peer_can("resources", "subscribe") else []))
+        moved = {kind for kind, entries in self._lists.items() if entries != before.get(kind, [])}
+        kinds = ["prompts"] if "prompts" in moved or ("prompts" in named) != ("prompts" in capabilities) else []
+        return (*kinds, *(["resources"] if moved & {"resources", "templates"} else []))
+
+    @property
+    def subscribed(self) -> Collection[str]:
+        """The URIs whose updates somebody wants."""
+        return list(self._listeners)
+
+    def attach(self, connection: Connection, peer: Peer) -> None:
+        """Subscribes at a server that has just started."""
+        self._connection = connection
+        if peer.modern:
+            self._listening = Listening(connection, peer, lambda: self.subscribed)
+            self._listening.open()
+        else:
+            for uri in self._listeners:
+                self._follow(uri, "resources/subscribe")
+
+    def detach(self) -> None:
+        """Forgets a server that is gone."""
+        if self._listening is not None:
+            self._listening.close()
+        self._connection = self._listening = None
+
+    def heard(self) -> None:
+        """Notes that the server reports changes."""
+        if self._listening is not None:
+            self._listening.heard()
+
+    def updated(self, uri: str) -> None:
+        """Reports an update of a resource to who wants to know."""
+        for listener in tuple(self._listeners.get(uri, ())):
+            listener(uri)
+
+    def _follow(self, uri: str, method: str) -> None:
+        if self._listening is not None:
+            self._listening.open()
+        elif self._connection is not None:
+            params = Connection.text_of({"uri": uri})
+            try:
+                self._connection.send(method, params, lambda result, error: _log_refusal(uri, error), name=uri)
+            except (Busy, Lost) as error:
+                _log_refusal(uri, error)
+
+
+def _log_refusal(uri: str, error: Exception | None) -> None:
+    if error is not None:
+        log.warning("updates of resource %.200r are not reported: %s", uri, error)

@@ -1,0 +1,141 @@
+"""Keeps all mounts of one bus: those that are configured run, each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+from toolbus.bus.core import Core
+from toolbus.bus.mcp_client.handler import MountHandler
+from toolbus.bus.mcp_client.manifest import Manifest
+from toolbus.bus.mcp_client.mount import Mount, MountTimings
+from toolbus.bus.mcp_client.mount_entry import MountEntry
+from toolbus.bus.mcp_client.mount_features import MountFeatures
+from toolbus.bus.mcp_client.mount_status import MountState, MountStatus
+from toolbus.bus.mcp_client.mounts_file import compare
+from toolbus.bus.mcp_client.offer import MountOffer
+from toolbus.bus.mcp_client.stdio import StdioTransport
+from toolbus.bus.mcp_client.transport import Transport
+from toolbus.processes.child_environment import MCP_SERVER
+from toolbus.processes.duplex_process import DuplexProgram
+from toolbus.processes.lifeline import Lifeline
+
+log = logging.getLogger("toolbus.mounts")
+
+OpenTransport = Callable[[MountEntry], Transport]
+_SERVING = (MountState.LIVE, MountState.DEGRADED, MountState.STOPPED)
+
+
+class Mounts:
+    """The mounts of one bus, by name.
+
+    Args:
+        manifest: what is remembered of servers.
+        open_remote: makes a way to a server over HTTP.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        manifest: Manifest,
+        open_remote: OpenTransport,
+        *,
+        timings: MountTimings | None = None,
+    ) -> None:
+        self._core = core
+        self._manifest = manifest
+        self._open_remote = open_remote
+        self._timings = timings or MountTimings()
+        self._mounts: dict[str, Mount] = {}
+        self._launchers: dict[str, asyncio.Lock] = {}  # by the program that installs servers
+        self._lifeline: Lifeline | None = None  # None before the first process
+        self._changing = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Mounts {' '.join(map(repr, self._mounts.values()))}>"
+
+    def __iter__(self) -> Iterator[Mount]:
+        return iter(list(self._mounts.values()))
+
+    def get(self, name: str) -> Mount | None:
+        """Returns a mount; None where there is none of that name."""
+        return self._mounts.get(name)
+
+    def statuses(self) -> list[MountStatus]:
+        """Returns how each mount is."""
+        return [mount.status() for mount in self]
+
+    def serving(self, source: str) -> bool | None:
+        """Tells whether the tools of a mount can be called; None where there is none of that name."""
+        mount = self._mounts.get(source)
+        return None if mount is None else mount.state in _SERVING
+
+    async def apply(self, entries: Mapping[str, MountEntry]) -> None:
+        """Has exactly these mounts run; those whose entry is as before are not touched."""
+        async with self._changing:
+            difference = compare({mount.name: mount.entry for mount in self}, entries)
+            ending = [*difference.removed, *(entry.name for entry in difference.changed)]
+            await asyncio.gather(*(self._mounts.pop(name).stop() for name in ending))
+            for entry in (*difference.changed, *difference.added):
+                mount = self._mounts[entry.name] = self._make(entry)
+                mount.start()
+
+    async def stop(self) -> None:
+        """Ends all servers, and all that they started."""
+        async with self._changing:
+            mounts, self._mounts = self._mounts, {}
+            await asyncio.gather(*(mount.stop() for mount in mounts.values()))
+            if self._lifeline is not None:
+                self._lifeline.close()
+                self._lifeline = None
+
+    def _make(self, entry: MountEntry) -> Mount:
+        core = self._core
+        mount: Mount
+        handler = MountHandler(
+            entry.name,
+            entry.max_in_flight,
+            core.dispatcher,
+            wake=lambda: mount.wake(),
+            stale=lambda: mount.relist("tools"),
+        )
+        offer = MountOffer(
+            entry,
+            handler,
+            MountFeatures(entry.name, lambda: mount.connected()),
+            self._manifest,
+            registry=core.registry,
+            policy=core.policy,
+            all_features=core.features,
+            signals=core.signals,
+            limits=core.limits,
+        )
+        mount = Mount(
+            entry,
+            partial(self._open_remote if entry.is_remote else self._open_program, entry),
+            offer,
+            handler,
+            first_start=None
+            if entry.is_remote
+            else self._launchers.setdefault(Path(entry.command).name, asyncio.Lock()),
+            on_state=lambda each: core.signals.source_changed(each.name),
+            timings=self._timings,
+        )
+        return mount
+
+    def _open_program(self, entry: MountEntry) -> Transport:
+        program = DuplexProgram(
+            (entry.command, *entry.args),
+            {**MCP_SERVER.choose(os.environ), **entry.env},
+            str(entry.cwd) if entry.cwd is not None else str(Path.home()),
+        )
+        return StdioTransport(entry.name, program, self._living)
+
+    def _living(self) -> Lifeline:
+        if self._lifeline is None:
+            self._lifeline = Lifeline()
+        return self._lifeline

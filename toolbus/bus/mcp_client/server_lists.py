@@ -1,0 +1,58 @@
+"""Lists what a mounted server declares: tools, prompts, resources and templates of resources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolbus.bus.mcp_client.connection import Connection, Peer
+from toolbus.mcp.jsonrpc import McpCode, RpcError
+
+MAX_ENTRIES = 10_000  # of one list; a server that declares more is cut, with a notice where it is shown
+MAX_PAGES = 1_000
+# Kind → method, the key of the result, the capability that says that the server has such a list.
+METHODS: Mapping[str, tuple[str, str, str]] = {
+    "tools": ("tools/list", "tools", "tools"),
+    "prompts": ("prompts/list", "prompts", "prompts"),
+    "resources": ("resources/list", "resources", "resources"),
+    "templates": ("resources/templates/list", "resourceTemplates", "resources"),
+}
+CHANGED: Mapping[str, tuple[str, ...]] = {
+    "notifications/tools/list_changed": ("tools",),
+    "notifications/prompts/list_changed": ("prompts",),
+    "notifications/resources/list_changed": ("resources", "templates"),
+}
+"""Which lists a notification is about."""
+
+
+async def read_lists(
+    connection: Connection, peer: Peer, kinds: tuple[str, ...] = tuple(METHODS)
+) -> dict[str, list[Any]]:
+    """Returns lists of a server by kind; a list that it does not have is empty.
+
+    Raises:
+        RpcError, Lost, Busy: as for `Connection.request`.
+    """
+    lists: dict[str, list[Any]] = {}
+    for kind in kinds:
+        method, key, capability = METHODS[kind]
+        lists[kind] = await _read_list(connection, method, key) if peer.can(capability) else []
+    return lists
+
+
+async def _read_list(connection: Connection, method: str, key: str) -> list[Any]:
+    entries: list[Any] = []
+    cursor: object = None
+    for _ in range(MAX_PAGES):
+        try:
+            page = await connection.request(method, {} if cursor is None else {"cursor": cursor})
+        except RpcError as error:
+            if error.code == McpCode.METHOD_NOT_FOUND:  # it has resources, but no templates
+                break
+            raise
+        found = page.get(key)
+        entries += found if isinstance(found, list) else []
+        before, cursor = cursor, page.get("nextCursor")
+        if not isinstance(cursor, str) or not cursor or cursor == before or len(entries) > MAX_ENTRIES:
+            break
+    return entries[: MAX_ENTRIES + 1]  # one more, so that the cut is noticed
