@@ -42,7 +42,7 @@ def era_of(method: str, *, meta_version: str | None, header_version: str | None 
         header_version: MCP-Protocol-Version; None over a pipe, and where it is missing.
         session: whether the request names a session (Mcp-Session-Id).
     """
-    if method == "initialize" or session or header_version in LEGACY_VERSIONS:
+    if session or header_version in LEGACY_VERSIONS or (method == "initialize" and meta_version is None):
         return Era.LEGACY
     if meta_version is not None or header_version is not None or method == "server/discover":
         return Era.MODERN

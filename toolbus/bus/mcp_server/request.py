@@ -28,17 +28,18 @@ LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "e
 encode = msgspec.json.encode
 META_OF_RESULT = encode({META_SERVER: SERVER_INFO})  # of each modern one
 
-_NO_META = msgspec.Raw(b"{}")
+_EMPTY = msgspec.Raw(b"{}")
 _NULL = msgspec.Raw(b"null")
+_NOTHING = msgspec.Raw(b"")
 
 
 class Meta(msgspec.Struct, frozen=True):
     """What ``_meta`` of a request may say; the names of the modern era, the rest of both."""
 
     version: str | None = msgspec.field(name=META_VERSION, default=None)
-    capabilities: msgspec.Raw = msgspec.field(name=META_CAPABILITIES, default_factory=lambda: _NO_META)
+    capabilities: msgspec.Raw = msgspec.field(name=META_CAPABILITIES, default_factory=lambda: _NOTHING)
     log_level: str | None = msgspec.field(name=META_LOG_LEVEL, default=None)
-    progress_token: str | int | None = msgspec.field(name="progressToken", default=None)
+    progress_token: str | int | float | None = msgspec.field(name="progressToken", default=None)
     traceparent: str = ""
 
 
@@ -55,7 +56,7 @@ class CallParams(Params, frozen=True):
     """Params of ``tools/call``; arguments and answers stay text."""
 
     name: str = ""
-    arguments: msgspec.Raw = msgspec.field(default_factory=lambda: _NO_META)
+    arguments: msgspec.Raw = msgspec.field(default_factory=lambda: _EMPTY)
     input_responses: msgspec.Raw = msgspec.field(name="inputResponses", default_factory=lambda: _NULL)
     request_state: str | None = msgspec.field(name="requestState", default=None)
 

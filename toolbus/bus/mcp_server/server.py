@@ -23,7 +23,7 @@ from toolbus.bus.mcp_server import methods
 from toolbus.bus.mcp_server.calls import Calls
 from toolbus.bus.mcp_server.features import FeatureView
 from toolbus.bus.mcp_server.listing import Listings
-from toolbus.bus.mcp_server.request import PARAMS, Channel, Client, Params, Request, encode
+from toolbus.bus.mcp_server.request import PARAMS, Channel, Client, Meta, Params, Request, encode
 from toolbus.bus.mcp_server.seal import Sealer
 from toolbus.bus.mcp_server.sessions import Session, Sessions
 from toolbus.bus.mcp_server.subscriptions import Subscriptions
@@ -31,9 +31,10 @@ from toolbus.bus.mcp_server.tool_names import STATE_FILE, ToolNames
 from toolbus.bus.mcp_settings import Profile
 from toolbus.errors import INTERNAL_DETAIL
 from toolbus.mcp import jsonrpc
-from toolbus.mcp.eras import MODERN_VERSIONS, Era, era_of
+from toolbus.mcp.eras import META_CAPABILITIES, META_VERSION, MODERN_VERSIONS, Era, era_of
 from toolbus.mcp.jsonrpc import McpCode, Message, RpcError
 from toolbus.newest import NewestCache
+from toolbus.text import quote
 
 log = logging.getLogger("toolbus.mcp")
 
@@ -100,7 +101,7 @@ class McpServer:
         era = era_of(method, meta_version=meta.version, header_version=header_version, session=named)
         modern = era is Era.MODERN
         if modern:
-            self._check_version(meta.version, header_version)
+            self._check_meta(meta, header_version)
             version, client, session = meta.version or "", self._client(meta.capabilities), None
         elif session is not None:
             version, client = session.version, session.client
@@ -180,19 +181,28 @@ class McpServer:
             if not tasks and session.running.get(request.id) is tasks:
                 del session.running[request.id]
 
-    def _check_version(self, version: str | None, header_version: str | None) -> None:
-        if header_version is not None and version is not None and header_version != version:
+    def _check_meta(self, meta: Meta, header_version: str | None) -> None:
+        """Checks what each modern request has to say.
+
+        Raises:
+            RpcError: it does not, in its header something else, or its version is unknown.
+        """
+        version = meta.version
+        if version is None:
+            raise RpcError(McpCode.INVALID_PARAMS, f"params._meta needs {META_VERSION}: each request names its version")
+        if header_version is not None and header_version != version:
             raise RpcError(
                 McpCode.HEADER_MISMATCH,
-                f"the header MCP-Protocol-Version is {header_version!r:.40}, and _meta names {version!r:.40}: they "
+                f"the header MCP-Protocol-Version is {quote(header_version)}, and _meta names {quote(version)}: they "
                 "must agree",
             )
-        asked = version if version is not None else header_version
-        if asked not in MODERN_VERSIONS:
-            if asked is None or version is None:
-                raise RpcError(McpCode.INVALID_PARAMS, "params._meta needs io.modelcontextprotocol/protocolVersion")
-            data = {"supported": list(MODERN_VERSIONS), "requested": asked}
+        if version not in MODERN_VERSIONS:
+            data = {"supported": list(MODERN_VERSIONS), "requested": version}
             raise RpcError(McpCode.UNSUPPORTED_VERSION, "Unsupported protocol version", data)
+        if not bytes(meta.capabilities):
+            raise RpcError(
+                McpCode.INVALID_PARAMS, f"params._meta needs {META_CAPABILITIES}: send {{}} where there are none"
+            )
 
     def _client(self, capabilities: msgspec.Raw) -> Client:
         key = bytes(capabilities)
