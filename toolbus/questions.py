@@ -8,12 +8,11 @@ object with `method` and `params` for each key. Nothing here knows calls or conn
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from toolbus.limits import Limits
 from toolbus.text import clean_line, parse_json, quote, shorten
-from toolbus.tool import MAX_NEED, MAX_NEEDS
 
 ELICITATION = "elicitation/create"
 SAMPLING = "sampling/createMessage"
@@ -28,9 +27,18 @@ NEEDS_INPUT = "needs_input"  # `CallError.reason` of calls that failed since nob
 INPUT_REQUIRED = -1  # in the place of an error code: how a call ended that has questions, for records
 INPUT_REQUIRED_OUTCOME = "INPUT_REQUIRED"
 
+MAX_NEEDS, MAX_NEED = 16, 64  # words of what a call accepts or a tool needs, and characters of each
 _MAX_KEY = 128  # characters of the key of a question
 _SHOWN = 300  # characters of one question in an error text
 _NO_OBJECT: Mapping[str, Any] = {}
+ACTIONS = ("accept", "decline", "cancel")
+_TYPES: Mapping[str, tuple[type, ...]] = {  # of a form's fields
+    "string": (str,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "array": (list,),
+}
 
 
 class QuestionFault(ValueError):
@@ -104,6 +112,64 @@ class Question:
         return {"method": self.method, "params": dict(self.params)}
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a person answered.
+
+    Attributes:
+        action: `accept`, `decline` (said no) or `cancel` (made no choice).
+        content: the fields of the form that was filled in; empty where it was not accepted, and for URLs.
+    """
+
+    action: str = "accept"
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the person agreed."""
+        return self.action == "accept"
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the answer as a call carries it."""
+        return {"action": self.action, "content": dict(self.content)} if self.accepted else {"action": self.action}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Answer:
+        """Reads an answer that `fault_of_answer` finds nothing wrong with."""
+        return cls(value["action"], value.get("content") or {})
+
+
+DECLINED, CANCELLED = Answer("decline"), Answer("cancel")
+
+
+def fault_of_answer(question: Question, answer: object) -> str:
+    """Returns what is wrong with an answer; "" where it is what was asked for."""
+    if not isinstance(answer, Mapping):
+        return "it is not an object"
+    if question.method != ELICITATION:
+        return ""
+    if answer.get("action") not in ACTIONS:
+        return f"its action is not one of {', '.join(ACTIONS)}"
+    if answer["action"] != "accept" or question.needs == URL:
+        return ""
+    content = answer.get("content") or {}
+    if not isinstance(content, Mapping):
+        return "its content is not an object"
+    required = question.schema.get("required")
+    for name in required if isinstance(required, list) else ():
+        if content.get(name) is None:
+            return f"field {quote(str(name))} is missing"
+    for name, form in _fields(question.schema):
+        value, types, choices = content.get(name), _TYPES.get(str(form.get("type"))), form.get("enum")
+        if value is None:
+            continue
+        if types is not None and (not isinstance(value, types) or (isinstance(value, bool) and bool not in types)):
+            return f"field {quote(name)} is not of the type {form['type']}"
+        if isinstance(choices, list) and value not in choices:
+            return f"field {quote(name)} is not one of {', '.join(map(str, choices))}"
+    return ""
+
+
 def read_questions(text: str, limits: Limits = Limits()) -> tuple[Question, ...]:  # noqa: B008  # frozen
     """Reads the questions of a result.
 
@@ -145,6 +211,15 @@ def read_answers(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("input_responses_json must be a JSON object: the answer to each question under its key")
     return value
+
+
+def explain_questions(name: str, text: str) -> str:
+    """Returns the questions of a result as the error text of a call that nobody answers."""
+    try:
+        questions = read_questions(text)
+    except QuestionFault as fault:
+        return f"{name} needs input before it can go on, and its questions cannot be read: {fault}"
+    return f"{name} needs input before it can go on: {'; '.join(map(str, questions))}. Nobody has answered"
 
 
 def unaccepted(needs: Iterable[str], accepts: Sequence[str]) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from toolbus.errors import CallFailed, Code, InvalidTool, Stage
 from toolbus.limits import KIB as KIB
 from toolbus.limits import MIB as MIB
 from toolbus.limits import Limits as Limits
+from toolbus.questions import MAX_NEED, MAX_NEEDS, NEEDS_INPUT, explain_questions
 from toolbus.text import dump_json, is_utf8, parse_json, quote
 from toolbus.v1 import tool_pb2 as pb
 
@@ -81,7 +82,6 @@ _TEXTS = (
     "output_schema_json",
 )
 _TOO_DEEP = "is nested too deep: flatten the schema, a bus takes 64 levels"
-MAX_NEEDS, MAX_NEED = 16, 64  # words of what a tool needs, and characters of each
 HINTS = ("read_only", "idempotent", "destructive", "open_world")
 
 
@@ -327,7 +327,9 @@ class Result:
 
     @property
     def text(self) -> str:
-        """What a model is shown: the error first, then the output if there is one."""
+        """What a model is shown: the error first, then the output if there is one; or what the tool asks."""
+        if self.asks:
+            return explain_questions("the tool", self.input_requests_json)
         parts = []
         if self.error is not None:
             parts.append(self.error.message or self.error.code.name)
@@ -339,8 +341,10 @@ class Result:
         """Returns the output.
 
         Raises:
-            CallFailed: where the call failed.
+            CallFailed: where the call failed, or the tool asks something first.
         """
+        if self.asks:
+            raise CallFailed(CallError(Code.TOOL, self.text, Stage.ACCEPTED, reason=NEEDS_INPUT))
         if self.error is not None:
             raise CallFailed(self.error)
         if self.is_error:
@@ -364,7 +368,7 @@ class Result:
         """Returns the wire form."""
         return pb.ToolResult(
             call_id=self.call_id,
-            output_json=self.output_json,
+            output_json="" if self.input_requests_json else self.output_json,
             is_error=self.is_error,
             error=self.error.to_wire() if self.error else None,
             content=self.content,

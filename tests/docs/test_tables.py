@@ -24,6 +24,7 @@ from tests.support.core_model import Core, error_of
 from toolbus import errors
 from toolbus.bus.access.identity import ALL, VERBS, Scopes
 from toolbus.bus.access.quota import CALLS_PER_SECOND
+from toolbus.bus.calls.result_review import OUTPUT_SCHEMA
 from toolbus.bus.config import Config
 from toolbus.bus.gateway.http_connection import IDLE_SECONDS, MAX_HEAD_BYTES
 from toolbus.bus.keys.issuer_settings import Issuer
@@ -38,6 +39,7 @@ from toolbus.functions.tool_options import OPTION_NAMES
 from toolbus.limits import Timings
 from toolbus.loop import LoopEvent, LoopSettings
 from toolbus.processes.child_environment import PLUGIN
+from toolbus.questions import ACCEPTS, NEEDS_INPUT
 from toolbus.sdk import Credential, Plugin, ToolScope
 from toolbus.testing import running_bus
 from toolbus.tool import KIB, MIB, CallError, Limits, Tool
@@ -413,6 +415,8 @@ def test_every_name_in_the_protocol_is_on_the_wire() -> None:
     known |= {CALLS_PER_SECOND, "TOOLBUS_ADDRESS", "TOOLBUS_TOKEN"}
     # Keys of hosts that extension systems set, of a credential file and of scopes; what belongs to grpcio.
     known |= {"userId", "__userId", "__user_id"} | {each.name for each in (*fields(Credential), *fields(Scopes))}
+    # What a caller accepts, reasons of errors, and of questions what the Model Context Protocol defines.
+    known |= {*ACCEPTS, NEEDS_INPUT, OUTPUT_SCHEMA, "method", "params", "params.mode", "requestedSchema"}
     spans = {span for span in code_spans(PROTOCOL) if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*(\.[a-z_]+)?", span)}
     unknown = {span for span in spans - known if not span.startswith("grpc.")}
     assert not unknown, f"not in the descriptors: {sorted(unknown)}"

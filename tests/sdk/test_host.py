@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from typing import Any
 
@@ -11,8 +12,9 @@ from tests.support.waiting import within
 from toolbus.bus import Bus
 from toolbus.errors import Code, PeerLost, RequestError
 from toolbus.functions.call_context import CallContext
-from toolbus.functions.call_options import CallOptions
+from toolbus.functions.call_options import CallOptions, Inputs
 from toolbus.functions.scope import ToolScope
+from toolbus.questions import Answer, Question
 from toolbus.sdk.host import Host, SyncHost
 from toolbus.sdk.listing import CatalogChange, ListedTool
 from toolbus.sdk.outgoing_calls import OutgoingCall
@@ -89,6 +91,52 @@ async def test_context_of_a_host_reaches_the_tool() -> None:
         await within(plugin.ready())
         result = await within(host.call("who", context=CallContext(user_id="ann")))
         assert result.unwrap() == "ann"
+
+
+async def test_a_host_answers_what_a_tool_asks_and_the_tool_runs_again() -> None:
+    async with running_bus() as bus, Host(at(bus)) as host:
+        plugin = Plugin("hotel", address=at(bus))
+        runs = []
+
+        @plugin.tool(needs=["elicitation.form"], output_schema={"type": "string"}, validate_output=True)
+        async def book(city: str, ctx: ToolScope) -> Any:
+            runs.append(ctx.accepts)
+            day = await ctx.elicit("Which day?", {"day": {"type": "string"}})
+            sure = await ctx.elicit(f"{city} on {day.content['day']}?")
+            return f"{city} {day.content['day']}" if sure.accepted else 0
+
+        async def answer(question: Question) -> Any:
+            await asyncio.sleep(0)
+            return {"day": "friday"} if question.schema["properties"] else Answer(agrees)
+
+        async with plugin:
+            await within(plugin.ready())
+            (listed,) = await within(host.list(names=["book"]))
+            assert (listed.tool.needs, listed.tool.output_schema) == (("elicitation.form",), {"type": "string"})
+            agrees = "accept"
+            assert (await within(host.call("book", {"city": "Oslo"}, on_input=answer))).unwrap() == "Oslo friday"
+            assert runs == [("elicitation.form",)] * 3
+            with SyncHost(at(bus)) as blocking:
+                fill_in = {"Which day?": {"day": "monday"}, "Oslo on monday?": Answer()}
+                done = asyncio.to_thread(
+                    blocking.call, "book", {"city": "Oslo"}, on_input=lambda question: fill_in[question.message]
+                )
+                assert (await within(done)).unwrap() == "Oslo monday"
+            assert (await within(bus.call("book", {"city": "Oslo"}, on_input=answer))).unwrap() == "Oslo friday"
+
+            asked = await within(host.call("book", {"city": "Oslo"}, inputs=Inputs()))
+            (key,) = json.loads(asked.input_requests_json)
+            later = Inputs(answers={key: Answer("accept", {"day": "sunday"}).to_json()}, state=asked.request_state)
+            assert "Oslo on sunday?" in (await within(host.call("book", {"city": "Oslo"}, inputs=later))).text
+
+            agrees, before = "decline", len(runs)
+            refused = await within(host.call("book", {"city": "Oslo"}, on_input=answer))
+            assert refused.error is not None
+            assert refused.error.reason == "output_schema"
+            alone = await within(host.call("book", {"city": "Oslo"}))
+            assert alone.error is not None
+            assert (alone.error.code, alone.error.reason) == (Code.INVALID_ARGUMENTS, "needs_input")
+            assert len(runs) == before + 3
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])

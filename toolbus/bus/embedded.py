@@ -15,8 +15,9 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, LocalHandler, OnProgress
 from toolbus.bus.signals import Signals
 from toolbus.functions.call_context import CallContext
-from toolbus.functions.call_options import CallOptions
+from toolbus.functions.call_options import CallOptions, Inputs
 from toolbus.functions.declaration import llm_tool
+from toolbus.functions.input_rounds import OnInput, answered
 from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.functions.workers import Workers
@@ -88,6 +89,8 @@ class EmbeddedBus:
         schema_hash: str = "",
         background_after: float | None = None,
         on_progress: OnProgress | None = None,
+        on_input: OnInput | None = None,
+        inputs: Inputs | None = None,
     ) -> Result:
         """Calls a tool, wherever it runs. A failed call is a Result with ``error``, never an exception.
 
@@ -95,8 +98,19 @@ class EmbeddedBus:
             timeout: seconds; None means the tool's own.
             background_after: seconds after which a call becomes a task, whose id is then the result; None: never.
             context: what the tool may know about the circumstances.
+            on_input, inputs: as for `Host.call`.
         """
-        options = CallOptions.of(timeout, role, context, schema_hash, background_after)
+        if on_input is not None:
+            return await answered(
+                *(self.call, name, dump_arguments(arguments), on_input, inputs),
+                timeout=timeout,
+                role=role,
+                context=context,
+                schema_hash=schema_hash,
+                background_after=background_after,
+                on_progress=on_progress,
+            )
+        options = CallOptions.of(timeout, role, context, schema_hash, background_after, inputs)
         return await self._caller.call(options.to_wire(name, dump_arguments(arguments)), on_progress)
 
     async def call_many(self, calls: Sequence[tuple[str, Mapping[str, Any] | str | None]]) -> list[Result]:

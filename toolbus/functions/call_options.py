@@ -6,11 +6,27 @@ record.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from toolbus.functions.call_context import CallContext
-from toolbus.text import escape_surrogates
+from toolbus.functions.call_context import NO_CONTEXT, CallContext
+from toolbus.questions import FORM
+from toolbus.text import dump_json, escape_surrogates
 from toolbus.v1 import tool_pb2 as pb
+
+
+class Inputs(NamedTuple):
+    """What a call says about being asked by its tool.
+
+    Attributes:
+        accepts: what its caller can answer: `elicitation.form`, `elicitation.url`, `sampling`, `roots`.
+        answers: to the questions of the call before, by key, as the Model Context Protocol has them.
+        state: the `request_state` that came with the questions.
+    """
+
+    accepts: tuple[str, ...] = (FORM,)
+    answers: Mapping[str, Any] = {}
+    state: str = ""
 
 
 class CallOptions(NamedTuple):
@@ -26,6 +42,7 @@ class CallOptions(NamedTuple):
             accepts any declaration.
         background_after: seconds after which the call becomes a task, whose id is then the result; None means never.
         parent_call_id: the call that this one is part of; empty for a call of its own.
+        inputs: what the caller can answer, and has answered; None where it can answer nothing.
     """
 
     timeout: float | None = None
@@ -34,6 +51,7 @@ class CallOptions(NamedTuple):
     schema_hash: str = ""
     background_after: float | None = None
     parent_call_id: str = ""
+    inputs: Inputs | None = None
 
     @classmethod
     def of(
@@ -43,8 +61,12 @@ class CallOptions(NamedTuple):
         context: CallContext | None,
         schema_hash: str,
         background_after: float | None,
+        inputs: Inputs | None = None,
     ) -> CallOptions:
         """Returns the options that a caller gave; `NO_OPTIONS` for none, which costs a call nothing."""
+        if inputs is not None:
+            known = (context or NO_CONTEXT).to_wire()  # they are read with a context only
+            return cls(timeout, role, known, schema_hash, background_after, inputs=inputs)
         if context is not None:
             return cls(timeout, role, context.to_wire(), schema_hash, background_after)
         if timeout is None and role is None and not schema_hash and background_after is None:
@@ -71,6 +93,19 @@ class CallOptions(NamedTuple):
             message.context.CopyFrom(self.context)
         if self.parent_call_id:
             message.parent_call_id = self.parent_call_id
+        if self.inputs is not None:
+            message.accepts.extend(self.inputs.accepts)
+            if self.inputs.answers:
+                message.input_responses_json = dump_json(self.inputs.answers)
+            message.request_state = self.inputs.state
+
+    @property
+    def size(self) -> int:
+        """About how many bytes the options take in a message, beside those that are always small."""
+        size = self.context.ByteSize() if self.context is not None else 0
+        if self.inputs is not None:
+            size += len(dump_json(self.inputs.answers)) + len(self.inputs.state)
+        return size
 
 
 NO_OPTIONS = CallOptions()

@@ -21,7 +21,7 @@ ATTRIBUTE = "__llm_tool__"
 # Options that go into the record as they are.
 _UNCHECKED = (
     *("display_name", "validate", "no_repair", "no_background", "allow_repeat", "council_eligible"),
-    *("inline_available", "direct_reply"),
+    *("inline_available", "direct_reply", "validate_output", "always_background"),
 )
 
 
@@ -47,6 +47,10 @@ class LlmToolMeta:
     metadata_json: str = ""
     min_level: int = 0
     no_repair: bool = False
+    output_schema_json: str = ""
+    validate_output: bool = False
+    needs: tuple[str, ...] = ()
+    always_background: bool = False
 
     @functools.cached_property
     def parameters(self) -> dict[str, Any]:
@@ -83,7 +87,10 @@ def describe(function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Ll
     ):
         if not isinstance(value, str):
             raise TypeError(f"llm_tool {name!r}: {label} must be a str, not {type(value).__name__}")
-    parameters, metadata = options.get("parameters"), options.get("metadata")
+    parameters, metadata, output = options.get("parameters"), options.get("metadata"), options.get("output_schema")
+    needs = options.get("needs", ())
+    if isinstance(needs, str) or not all(isinstance(word, str) for word in needs):
+        raise TypeError(f"llm_tool {name!r}: needs must be a list of texts, such as ['elicitation.form']")
     idle_timeout = options.get("idle_timeout")
     values: dict[str, Any] = {**options}
     return LlmToolMeta(
@@ -96,6 +103,8 @@ def describe(function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Ll
         idle_timeout=0.0 if idle_timeout is None else _check_seconds(name, "idle_timeout", idle_timeout),
         annotations=Annotations(**{hint: values.get(hint) for hint in HINTS}),
         metadata_json="" if metadata is None else _dump(name, "metadata", metadata, Mapping),
+        output_schema_json="" if output is None else _dump(name, "output_schema", output, dict),
+        needs=tuple(needs),
         min_level=_check_level(name, options.get("min_level", 0)),
         **{option: values[option] for option in _UNCHECKED if option in values},
     )

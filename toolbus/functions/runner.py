@@ -8,7 +8,7 @@ CANCELLED result. Tracebacks go to the log of the plugin, never onto the wire. T
 What a handler may return (REST-62), in the order in which it is looked at:
 
 - `Reply`, `Ok`, `Err`: as documented there;
-- a `Result`, from calling another tool: passed on, its failure as this tool's;
+- a `Result`, from calling another tool: passed on, its failure as this tool's, its questions too;
 - a dict with a true `is_error`, or with `is_error` and `output`: an envelope. `error` is the tool's text, `output` the
   output; a dict without `output` has as its output what is left of it, null if nothing is;
 - a dict with `output` and `images` (`data_b64`, `mime`, `vision_prompt`), as newer N.E.K.O. plugins return pictures:
@@ -26,9 +26,11 @@ import inspect
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from toolbus.errors import Code, RequestError, Stage
+from toolbus.functions.call_inputs import InputNeeded
 from toolbus.functions.reply import Err, Ok, Reply, dump_output, pictures_of
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
@@ -269,6 +271,8 @@ def _finish(scope: ToolScope, returned: Any) -> Outcome:
 
 def _passed_on(scope: ToolScope, inner: Result) -> Result:
     """Returns another tool's result as this one's; its failure, of whatever code, becomes this tool's error."""
+    if inner.asks:
+        return replace(inner, call_id=scope.call_id)
     if inner.error is None and not inner.is_error:
         return Result(scope.call_id, inner.output_json, content=inner.content)
     error = inner.error or CallError(Code.TOOL, "")
@@ -297,6 +301,11 @@ def _tool_error(scope: ToolScope, error: Any, output: str, content: tuple[pb.Con
 
 def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
     """Returns the result of a handler that raised."""
+    if isinstance(problem, InputNeeded):
+        try:
+            return problem.result(scope.call_id)
+        except (TypeError, ValueError) as fault:
+            problem = TypeError(f"a question cannot be written as JSON: {fault}")
     if isinstance(problem, asyncio.CancelledError):
         why = scope.cancel_reason or "its handler was cancelled inside the plugin"
         return _error(scope, Code.CANCELLED, f"the call of {spec.tool.name} was cancelled: {why}")

@@ -17,7 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from toolbus.functions.call_context import NO_CONTEXT, CallContext
+from toolbus.functions.call_inputs import CallInputs, inputs_of
 from toolbus.functions.call_options import CallOptions
+from toolbus.normal_schema import normal_form
+from toolbus.questions import Answer
 from toolbus.tool import Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
 
@@ -53,6 +56,7 @@ class ToolScope:
         "_caller",
         "_ended",
         "_event",
+        "_inputs",
         "_send_progress",
         "call_id",
         "caller_source",
@@ -79,6 +83,7 @@ class ToolScope:
         principal: object = None,
         caller_source: str = "",
         request_id: str = "",
+        inputs: CallInputs | None = None,
     ) -> None:
         """Makes a scope; the connection does, and tests of handlers may: `ToolScope()` is enough for one.
 
@@ -87,7 +92,9 @@ class ToolScope:
             caller: calls other tools; None without a bus.
             principal: who made the outermost call, where the tool runs in the bus's own process; else None.
             request_id: the caller's id of the call; "" if unknown.
+            inputs: what the caller can answer, and has answered; None where it can answer nothing.
         """
+        self._inputs = inputs
         self.call_id = call_id
         self.request_id = request_id or call_id
         self.tool = tool
@@ -122,6 +129,7 @@ class ToolScope:
             principal=principal,
             caller_source=caller_source,
             request_id=call.request_id,
+            inputs=inputs_of(call) if call.HasField("context") else None,
         )
 
     def __repr__(self) -> str:
@@ -213,6 +221,66 @@ class ToolScope:
             log.warning("progress of tool %s is left out: %s", self.tool, problem)
             return
         self._send_progress(item)
+
+    @property
+    def accepts(self) -> tuple[str, ...]:
+        """What the caller can answer: words such as `elicitation.form`, `sampling`; empty where it is nothing."""
+        return self._inputs.accepts if self._inputs is not None else ()
+
+    @property
+    def input_responses(self) -> Mapping[str, Any]:
+        """The answers that came with this call, by key; for handlers that return their questions themselves."""
+        return self._inputs.responses if self._inputs is not None else {}
+
+    @property
+    def request_state(self) -> str:
+        """What this tool gave with its questions, as the caller sent it back: anybody may have made it up."""
+        return self._inputs.state if self._inputs is not None else ""
+
+    async def elicit(
+        self, message: str, schema: Mapping[str, Any] | None = None, *, url: str = "", key: str = ""
+    ) -> Answer:
+        """Asks the person behind the caller, by a form or, with ``url``, by a page to open.
+
+        It ends this run, and the function runs again from its beginning once there is an answer: ask before you change
+        anything. Look at `Answer.accepted`: a person may decline. Where the caller cannot ask anybody, the call ends in
+        an error that says what is needed. An answer that does not fit the form is asked for again.
+
+        Args:
+            schema: JSON Schema of the form: an object with properties of text, number, integer, boolean, or a list of
+                choices; the properties alone are enough. None asks for no more than an agreement.
+            key: names the question. None is needed, unless ``message`` or ``schema`` differs from run to run.
+        """
+        return self.elicit_sync(message, schema, url=url, key=key)
+
+    def elicit_sync(
+        self, message: str, schema: Mapping[str, Any] | None = None, *, url: str = "", key: str = ""
+    ) -> Answer:
+        """Does what `elicit` does, for handlers that are plain functions; it blocks nothing."""
+        params: dict[str, Any] = {"mode": "url", "message": message, "url": url}
+        if not url:
+            form = normal_form(dict(schema)).schema if schema else {}
+            params = {"mode": "form", "message": message}
+            params["requestedSchema"] = {"type": "object", "properties": {}, **form}
+        return self._answerable().elicited(params, key)
+
+    async def ask(self, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Asks several questions at once, of any kind, and returns the answers by key; else as `elicit`.
+
+        Args:
+            questions: for each key an object with ``method`` (``elicitation/create``, ``sampling/createMessage``,
+                ``roots/list``) and ``params``, as the Model Context Protocol has them.
+        """
+        return self.ask_sync(questions)
+
+    def ask_sync(self, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Does what `ask` does, for handlers that are plain functions; it blocks nothing."""
+        return self._answerable().answers(questions)
+
+    def _answerable(self) -> CallInputs:
+        if self._inputs is None:
+            self._inputs = CallInputs()
+        return self._inputs
 
     async def call(
         self,

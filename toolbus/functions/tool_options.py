@@ -5,7 +5,7 @@ The one place that lists their names, types and meaning. `declaration` checks th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from toolbus.text import quote
@@ -32,6 +32,11 @@ class ToolTraits(TypedDict, total=False):
         direct_reply: the result is shown to the user as it is.
         min_level: the access level that a user needs to be offered it, as the host states it; 0 means everybody.
         metadata: anything for hosts, as JSON.
+        output_schema: JSON Schema of what it returns; shown to hosts and MCP clients.
+        validate_output: whether the bus refuses results that break it.
+        needs: what its caller must be able to answer during a call (`elicitation.form`, `sampling` …), or the call is
+            refused before it runs.
+        always_background: a call becomes a task at once where its caller takes tasks.
     """
 
     timeout: float
@@ -51,6 +56,10 @@ class ToolTraits(TypedDict, total=False):
     direct_reply: bool
     min_level: int
     metadata: Mapping[str, Any] | None
+    output_schema: dict[str, Any] | None
+    validate_output: bool
+    needs: Sequence[str]
+    always_background: bool
 
 
 class ToolOptions(ToolTraits, total=False):

@@ -49,6 +49,6 @@ class RepeatGuard:
         return Result(is_error=True, error=error)
 
     def ended(self, key: Key, result: Result) -> None:
-        """Counts a call that succeeded; one that failed may be tried as often as the rounds allow."""
-        if not result.is_error and result.error is None:
+        """Counts a call that succeeded; one that failed or asks may be tried as often as the rounds allow."""
+        if not result.is_error and result.error is None and not result.asks:
             self._succeeded[key] += 1

@@ -12,6 +12,7 @@ from toolbus.lazy import lazily
 if TYPE_CHECKING:
     from toolbus.errors import CallFailed, Code, SetupError, Stage, ToolBusError
     from toolbus.functions.call_context import CallContext, ContextMessage
+    from toolbus.functions.call_options import Inputs
     from toolbus.functions.declaration import LlmToolMeta, llm_tool
     from toolbus.functions.reply import Err, Ok, Reply, audio, image, link, text
     from toolbus.functions.scope import ToolScope
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from toolbus.neko.plugin_context import PluginContext
     from toolbus.neko.plugin_lifecycle import lifecycle
     from toolbus.neko.sdk_errors import EntryConflictError
+    from toolbus.questions import Answer, Question
     from toolbus.sdk.credential import Credential
     from toolbus.sdk.delegate import Permissions
     from toolbus.sdk.extension import Extension
@@ -60,6 +62,10 @@ __all__ = [
     "image",
     "audio",
     "link",
+    # asking in the middle of a call
+    "Question",
+    "Answer",
+    "Inputs",
     # what a host gets
     "Progress",
     "Listing",
@@ -102,6 +108,7 @@ _HOMES = {
     "sdk.extension": ("Extension",),
     "sdk.invocation": ("ToolInvocation",),
     "functions.call_context": ("CallContext", "ContextMessage"),
+    "functions.call_options": ("Inputs",),
     "functions.scope": ("ToolScope",),
     "functions.tool_definition": ("ToolDefinition",),
     "functions.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "text"),
@@ -109,6 +116,7 @@ _HOMES = {
     "neko.plugin_context": ("PluginContext",),
     "neko.plugin_lifecycle": ("lifecycle",),
     "neko.sdk_errors": ("EntryConflictError",),
+    "questions": ("Answer", "Question"),
     "tool": ("CallError", "Progress", "Result", "Tool"),
     "errors": ("CallFailed", "Code", "SetupError", "Stage", "ToolBusError"),
 }

@@ -399,6 +399,7 @@ class Connection:
 
     def _answer(self, session: PeerSession, result: Result) -> None:
         size = len(result.output_json) + sum(block.ByteSize() for block in result.content)
+        size += len(result.input_requests_json) + len(result.request_state)
         if size > self._unmeasured:
             result = fitting(result, size, self._result_bytes)
             size = min(size, session.max_item_bytes)

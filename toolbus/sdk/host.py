@@ -9,36 +9,30 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import os
 import queue
 import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from contextlib import aclosing
-from datetime import datetime
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from toolbus.errors import PeerLost, SetupError
+from toolbus.errors import SetupError
 from toolbus.functions.call_context import CallContext
-from toolbus.functions.call_options import CallOptions
+from toolbus.functions.call_options import CallOptions, Inputs
+from toolbus.functions.input_rounds import OnInput, OnInputSync, answered, answered_sync
 from toolbus.functions.threads import Inbox
-from toolbus.sdk.bus_address import find_credential
 from toolbus.sdk.caller import Arguments, Batch, Caller, OnProgress, ThreadCaller, deliver
-from toolbus.sdk.connection import Connection
-from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.generation import LEND_SECONDS, LENT_IN_FLIGHT, MAX_TOKENS, Generate, lend
-from toolbus.sdk.host_delegate import Feed, HostDelegate
+from toolbus.sdk.host_base import HostBase
+from toolbus.sdk.host_delegate import Feed
 from toolbus.sdk.listing import CatalogChange, Listing, list_request
 from toolbus.sdk.notification import Notification
 from toolbus.sdk.outgoing_calls import OutgoingCall
 from toolbus.tool import Progress, Result, dump_arguments
-from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
-    from toolbus.sdk.credential import Credential
-    from toolbus.sdk.plugin_client import Plugin
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -46,98 +40,7 @@ LIST_SECONDS = 30.0  # for a listing, waiting for a connection included
 CLOSE_SECONDS = 10.0
 
 
-class _Base:
-    """What both hosts share."""
-
-    def __init__(
-        self,
-        address: str | None = None,
-        *,
-        source: str | None = None,
-        instance: str | None = None,
-        max_in_flight: int = 0,
-        token: str | None = None,
-        credential: Credential | str | Path | None = None,
-    ) -> None:
-        """Makes a host; it connects when it is entered or started.
-
-        Args:
-            address: where the bus listens; None means TOOLBUS_ADDRESS, then as the credential says, then
-                127.0.0.1:48930.
-            source: who calls, in the bus's records and logs; None means ``host:`` and the process's id.
-            instance: tells several hosts of one source apart; None draws one.
-            max_in_flight: calls that it may have in flight at once; further ones wait here. 0 means 256.
-            token: proves the right to a bound source; None means TOOLBUS_TOKEN.
-            credential: proves who this host is, to a bus beyond this machine: a file of `toolbus keys add`. None means
-                TOOLBUS_CREDENTIAL. The file is read anew at each connection.
-
-        Raises:
-            SetupError: an argument breaks its rule, or the credential cannot be used.
-        """
-        settings = ConnectionSettings(
-            source or f"host:{os.getpid()}",
-            address or "",
-            instance or "",
-            max_in_flight,
-            token=token or "",
-            credential=find_credential(credential),
-        )
-        self._delegate = HostDelegate()
-        self._connection = Connection(settings, self._delegate)
-        self._began = False
-        self._closed = False
-        self._lender: Plugin | None = None  # offers this host's model; None: it lends none
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._connection!r}>"
-
-    @property
-    def source(self) -> str:
-        """Who calls, in the bus's records and logs."""
-        return self._connection.settings.source
-
-    @property
-    def identity(self) -> str:
-        """The name that this host's key proved, as the bus said when it last attached; "" without a key."""
-        return self._connection.identity
-
-    @property
-    def expires(self) -> datetime | None:
-        """When that key expires, as the bus said when this host last attached; None if it does not."""
-        return self._connection.expires
-
-    def unanswered(self, seconds: float) -> PeerLost:
-        """Returns the error that no bus answered within so many seconds: its address, why, and how to fix it."""
-        return self._connection.unanswered(seconds)
-
-    def _begin(self, feed: Feed | None = None) -> Connection:
-        if self._closed:
-            raise PeerLost(f"host {self.source!r} is closed: make a new one")
-        subscribe = feed is not None and self._delegate.subscribe(feed)
-        if not self._began:
-            self._began = True
-            self._connection.start()
-        elif subscribe:
-            self._connection.tools_changed()  # attaches anew, now with the subscription
-        return self._connection
-
-    async def _list(self, request: wire.ListRequest, timeout: float) -> Listing:
-        """Follows the pages; on the connection's loop."""
-        pages: list[wire.ListResponse] = []
-        while not pages or pages[-1].next_page_token:
-            request.page_token = pages[-1].next_page_token if pages else ""
-            pages.append(await self._connection.unary("List", request, timeout))
-        return Listing.of_pages(pages, request.if_revision)
-
-    async def _finish_calls(self, grace_seconds: float) -> None:
-        """Waits until no call is in flight; on the connection's loop."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + grace_seconds
-        while self._connection.calls.unfinished and loop.time() < until:
-            await asyncio.sleep(0.01)  # an event per result would cost every call something
-
-
-class Host(_Base):
+class Host(HostBase):
     """Lists and calls tools, from asyncio. Safe to use from several loops.
 
     Use it as an async context manager, or `close` it in the end.
@@ -185,6 +88,8 @@ class Host(_Base):
         schema_hash: str = "",
         background_after: float | None = None,
         on_progress: OnProgress | None = None,
+        on_input: OnInput | None = None,
+        inputs: Inputs | None = None,
     ) -> Result:
         """Calls a tool. A failed call is a Result with ``error``, never an exception.
 
@@ -201,10 +106,25 @@ class Host(_Base):
                 ``task_id``, for the tools ``toolbus:check_task`` and ``toolbus:await_task``, and the work may go on
                 for 24 hours, or for ``timeout`` where that is given. None means never.
             on_progress: called on this loop with each progress.
+            on_input: answers the questions of a tool (`Question`), async or plain: it returns an `Answer`, the fields
+                of the form (accepted), or None (cancelled). The call is made again with the answers, 10 times at most,
+                each time with its whole timeout. What it raises is raised here.
+            inputs: what this call accepts and answers; None accepts forms where there is ``on_input``, else nothing.
+                Without ``on_input`` a result that `asks` is returned, for a program that answers later.
 
         Raises:
             TypeError, ValueError: JSON cannot hold the arguments, or the timeout is not above 0.
         """
+        if on_input is not None:
+            return await answered(
+                *(self.call, name, dump_arguments(arguments), on_input, inputs),
+                timeout=timeout,
+                role=role,
+                context=context,
+                schema_hash=schema_hash,
+                background_after=background_after,
+                on_progress=on_progress,
+            )
         loop = asyncio.get_running_loop()
         caller = self._caller
         if caller is None or caller.loop is not loop:
@@ -215,7 +135,7 @@ class Host(_Base):
             dump_arguments(arguments),
             deliver,
             (caller, future, on_progress),
-            CallOptions.of(timeout, role, context, schema_hash, background_after),
+            CallOptions.of(timeout, role, context, schema_hash, background_after, inputs),
             wants_progress=on_progress is not None,
         )
         caller.begin(out)
@@ -365,7 +285,7 @@ class Host(_Base):
         return await asyncio.wrap_future(self._connection.submit(coroutine))
 
 
-class SyncHost(_Base):
+class SyncHost(HostBase):
     """The same for programs without asyncio: every method blocks the thread that calls it. Safe from any thread."""
 
     @functools.cached_property
@@ -396,8 +316,20 @@ class SyncHost(_Base):
         schema_hash: str = "",
         background_after: float | None = None,
         on_progress: OnProgress | None = None,
+        on_input: OnInputSync | None = None,
+        inputs: Inputs | None = None,
     ) -> Result:
         """As `Host.call`; an exception in the waiting thread (KeyboardInterrupt) cancels the call."""
+        if on_input is not None:
+            return answered_sync(
+                *(self.call, name, dump_arguments(arguments), on_input, inputs),
+                timeout=timeout,
+                role=role,
+                context=context,
+                schema_hash=schema_hash,
+                background_after=background_after,
+                on_progress=on_progress,
+            )
         connection, caller = self._begin(), self._caller
         arrived: queue.SimpleQueue[Result | Progress] = queue.SimpleQueue()
         out = OutgoingCall(
@@ -405,7 +337,7 @@ class SyncHost(_Base):
             dump_arguments(arguments),
             caller.deliver,
             arrived,
-            CallOptions.of(timeout, role, context, schema_hash, background_after),
+            CallOptions.of(timeout, role, context, schema_hash, background_after, inputs),
             wants_progress=on_progress is not None,
         )
         caller.begin(out)

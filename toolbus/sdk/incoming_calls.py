@@ -19,6 +19,7 @@ from typing import Any
 
 from toolbus.errors import Code, Stage
 from toolbus.functions.call_context import NO_CONTEXT, CallContext
+from toolbus.functions.call_inputs import inputs_of
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.runner import Outcome, Unfinished, finish_plain, run_async, run_plain
 from toolbus.functions.scope import NestedCaller, ToolScope
@@ -57,7 +58,10 @@ class Job(ToolScope):
         self.call_id = call_id = call.call_id
         self.request_id = call.request_id or call_id
         self.tool = call.name
-        self.context = CallContext.from_wire(call.context) if call.HasField("context") else NO_CONTEXT
+        if call.HasField("context"):
+            self.context, self._inputs = CallContext.from_wire(call.context), inputs_of(call)
+        else:
+            self.context, self._inputs = NO_CONTEXT, None
         self.seconds = seconds = call.timeout_seconds
         self.deadline = now + seconds if seconds > 0 else None
         self.principal = None

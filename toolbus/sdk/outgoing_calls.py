@@ -315,7 +315,7 @@ class OutgoingCalls:
         size = len(out.arguments_json) + OVERHEAD
         options = out.options
         if options.context is not None:
-            size += options.context.ByteSize()
+            size += options.size
         if size > self._unmeasured and self._too_large(session, out):
             return True
         outbox = session.outbox
@@ -357,7 +357,7 @@ class OutgoingCalls:
             text = f"the arguments of {out.name!r} have {size} bytes, {rule}"
             out.fail(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED, limit=("arguments_bytes", limit))
             return True
-        size += out.options.context.ByteSize() if out.options.context is not None else 0
+        size += out.options.size
         limit = session.max_item_bytes
         if size > limit:
             rule = f"more than one message to the bus holds ({limit}): send less context"
