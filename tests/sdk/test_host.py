@@ -117,7 +117,7 @@ async def test_a_host_answers_what_a_tool_asks_and_the_tool_runs_again() -> None
             assert (await within(host.call("book", {"city": "Oslo"}, on_input=answer))).unwrap() == "Oslo friday"
             assert runs == [("elicitation.form",)] * 3
             with SyncHost(at(bus)) as blocking:
-                fill_in = {"Which day?": {"day": "monday"}, "Oslo on monday?": Answer()}
+                fill_in: dict[str, Any] = {"Which day?": {"day": "monday"}, "Oslo on monday?": Answer()}
                 done = asyncio.to_thread(
                     blocking.call, "book", {"city": "Oslo"}, on_input=lambda question: fill_in[question.message]
                 )
