@@ -158,13 +158,13 @@ class Scripted:
 
     def send(self, calls: Sequence[Call], now: float) -> None:
         for call in calls:
-            asyncio.get_running_loop().call_soon(self._answer, call)
+            result = self._run(call)
+            if result is not None:
+                result.call_id = call.id
+                asyncio.get_running_loop().call_soon(self._answer, result)
 
-    def _answer(self, call: Call) -> None:
-        result = self._run(call)
-        if result is not None:
-            result.call_id = call.id
-            self._bus.dispatcher.results(self, [result], time.monotonic())
+    def _answer(self, result: pb.ToolResult) -> None:
+        self._bus.dispatcher.results(self, [result], time.monotonic())
 
     def cancel(self, call: Call, reason: str) -> bool:
         self.cancelled.append(reason)

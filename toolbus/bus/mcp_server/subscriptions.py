@@ -67,10 +67,19 @@ class Listener:
 class _Watched:
     """A resource that clients watch: one subscription at its mount."""
 
-    def __init__(self, provider: FeatureProvider) -> None:
-        self.provider = provider
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.provider: FeatureProvider | None = None  # None while its mount is away
         self.watchers: dict[object, Callable[[str], object]] = {}
-        self.end: Callable[[], None] = lambda: None
+        self.end: Callable[[], None] = lambda: None  # ends the subscription
+
+    def watch(self, provider: FeatureProvider | None) -> None:
+        """Has another provider report the updates, of the same mount as it came anew."""
+        if provider is not self.provider:
+            self.end()
+            reports = provider is not None and "subscribe" in provider.capabilities
+            self.provider = provider
+            self.end = provider.subscribe(self.uri, self.updated) if provider and reports else lambda: None
 
     def updated(self, uri: str) -> None:
         """Tells all who watch."""
@@ -126,10 +135,8 @@ class Subscriptions:
         if provider is None:
             return (lambda: None) if providers else None  # a resource that is never updated
         key, watcher = (provider.source, uri), object()
-        watched = self._watched.get(key)
-        if watched is None or watched.provider is not provider:
-            watched = self._watched[key] = _Watched(provider)
-            watched.end = provider.subscribe(uri, watched.updated)
+        watched = self._watched.setdefault(key, _Watched(uri))
+        watched.watch(provider)
         watched.watchers[watcher] = on_update
 
         def end() -> None:
@@ -161,6 +168,10 @@ class Subscriptions:
             self._timer.cancel()
 
     def _changed(self, kind: str) -> None:
+        if kind == "resources" and self._watched:
+            providers = {each.source: each for each in self._server.core.features.providers}
+            for (source, _), watched in list(self._watched.items()):
+                watched.watch(providers.get(source))
         if not self._listeners:
             return
         self._dirty.add(kind)
