@@ -60,6 +60,10 @@ class CallParams(Params, frozen=True):
     input_responses: msgspec.Raw = msgspec.field(name="inputResponses", default_factory=lambda: _NULL)
     request_state: str | None = msgspec.field(name="requestState", default=None)
 
+    def __post_init__(self) -> None:
+        if bytes(self.arguments) == b"null":  # as some clients write a call without arguments
+            msgspec.structs.force_setattr(self, "arguments", _EMPTY)
+
 
 @dataclass(frozen=True, slots=True)
 class Client:
