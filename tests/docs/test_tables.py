@@ -168,6 +168,7 @@ def test_the_configuration_page_shows_the_defaults() -> None:
 
 def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path: Path) -> None:
     (tmp_path / "council.toml").write_text("", "utf-8")
+    (tmp_path / "mcp.json").write_text("{}", "utf-8")
     samples = {
         "grpc": "127.0.0.1:0",
         "http": "off",
@@ -184,6 +185,7 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
         "offered": "tasks",
         "neighbours": "any",
         "data_dir": str(tmp_path),
+        "mcp_servers": str(tmp_path / "mcp.json"),
     }
     before = settle({}, {})
     for name, row in _ROWS.items():
@@ -202,7 +204,7 @@ def test_every_option_of_the_configuration_page_is_one_of_serve() -> None:
 
 
 def test_the_configuration_page_has_every_variable_of_the_environment() -> None:
-    between_processes = {"TOOLBUS_SUPERVISOR", "TOOLBUS_TOKEN_FD"}  # set and read by toolbus itself
+    between_processes = {"TOOLBUS_SUPERVISOR", "TOOLBUS_TOKEN_FD", "TOOLBUS_MOUNT"}  # set and read by toolbus itself
     read = {
         node.value
         for path in (ROOT / "toolbus").rglob("*.py")

@@ -71,6 +71,7 @@ class Config:
         require_manifest: whether such a folder offers nothing without a ``_manifest.json``.
         council: a file of members that run tools before a model is asked (`toolbus.council`), and of their settings;
             None: each request for a run brings its members.
+        mcp_servers: a file of MCP servers to mount, in the common JSON of MCP clients, beside those of `toolbus mount`.
         offered: the bus's own tools that models are offered: ``tasks``, ``search``, or both.
         repair_arguments: whether arguments that break a schema are repaired before they are refused, and defaults are
             filled in.
@@ -113,6 +114,7 @@ class Config:
     tools_dir: Path | None = None
     require_manifest: bool = False
     council: Path | None = None
+    mcp_servers: Path | None = None
     offered: tuple[str, ...] = ()
     repair_arguments: bool = True
     record_contents: bool = False
@@ -156,8 +158,9 @@ class Config:
             raise SetupError("adopt_roles upstream needs a main server whose roles are taken: set upstream")
         if self.tools_dir is not None and not self.tools_dir.is_dir():
             raise SetupError(f"tools_dir {str(self.tools_dir)!r} is not a folder: create it or name another one")
-        if self.council is not None and not self.council.is_file():
-            raise SetupError(f"council {str(self.council)!r} is not a file: create it or name another one")
+        for name, file in (("council", self.council), ("mcp_servers", self.mcp_servers)):
+            if file is not None and not file.is_file():
+                raise SetupError(f"{name} {str(file)!r} is not a file: create it or name another one")
         patterns = {"generation": self.generation, "guarded": self.guarded}
         stems = {name: tuple(each.rstrip("*") for each in sources) for name, sources in patterns.items()}
         for name, sources in {"silenced": self.silenced, **stems}.items():

@@ -25,6 +25,8 @@ from toolbus.cli import (
     export_command,
     health_command,
     keys_command,
+    mount_command,
+    mounts_command,
     notification_commands,
     permission_commands,
     run_command,
@@ -94,11 +96,14 @@ app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.grant)
 app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.revoke)
 app.command(epilog=confirm_command.EPILOG)(confirm_command.confirm)
 app.command(epilog=drain_command.EPILOG)(drain_command.drain)
+app.command(epilog=mount_command.EPILOG)(mount_command.mount)
+app.command(epilog=mount_command.UNMOUNT_EPILOG)(mount_command.unmount)
 keys_command.app.command(epilog=credential_commands.SHOW_EPILOG)(credential_commands.show)
 keys_command.app.command(epilog=credential_commands.EXPORT_EPILOG)(credential_commands.export)
 app.add_typer(audit_command.app, name="audit")
 app.add_typer(keys_command.app, name="keys", epilog=keys_command.EPILOG)
 app.add_typer(tools_commands.app, name="tools")
+app.add_typer(mounts_command.app, name="mounts")
 
 
 def main() -> None:

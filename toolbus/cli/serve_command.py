@@ -28,16 +28,17 @@ EPILOG = epilog(
         "toolbus serve --offer tasks --offer search --record-contents",
         "toolbus serve --tools-dir tools/",
         "toolbus serve --council council.toml",
+        "toolbus serve --mcp-servers mcp.json",
     ),
     """
     Settings: a flag overrides the environment, which overrides the file, which overrides the default. Each setting has
     a variable TOOLBUS_NAME (TOOLBUS_GRPC, TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in
     the file: grpc, http, https, keys, neighbours, roles, no_roles, adopt_roles, data_dir, ephemeral, upstream,
     grace_seconds, drain_seconds, heartbeat_seconds, idle_heartbeat_seconds, missed_heartbeats, missed_heartbeats_gone,
-    silenced, guarded, tripwire, offered, council, tools_dir, require_manifest, record_contents, audit, audit_required,
-    audit_calls, background_after_seconds, grpc_reflection, log_level, log_json, the tables [limits], [permissions] and
-    [tripwire_allow], and [[issuers]]. Without --http and TOOLBUS_HTTP the HTTP port is NEKO_MAIN_SERVER_PORT, else
-    MAIN_SERVER_PORT, else that of the file, else 48911.
+    silenced, guarded, tripwire, offered, council, mcp_servers, tools_dir, require_manifest, record_contents, audit,
+    audit_required, audit_calls, background_after_seconds, grpc_reflection, log_level, log_json, the tables [limits],
+    [permissions] and [tripwire_allow], and [[issuers]]. Without --http and TOOLBUS_HTTP the HTTP port is
+    NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT, else that of the file, else 48911.
 
     The data directory stores tools that were registered with a callback URL, results of tasks, the rules of `toolbus
     permit`, roles that were added while the bus ran, and what --upstream has registered; they are restored after a
@@ -56,6 +57,10 @@ EPILOG = epilog(
 
     With --council (TOML or JSON) hosts run that council over HTTP; docs/start/councils.md describes the file. The API
     key of its sidecar model is read from TOOLBUS_SIDECAR_API_KEY only.
+
+    With --mcp-servers the bus mounts the MCP servers of a file as MCP clients have it (mcpServers, or VS Code's
+    servers), beside those of `toolbus mount`, and follows its changes; ${VAR} in it is taken from the environment of
+    the bus.
 
     When the bus is ready, it prints one line to standard output: toolbus ready grpc=ADDR[,ADDR] http=ADDR|off, and
     https=ADDR where that is served. The log goes to standard error. SIGINT and SIGTERM drain the bus, a second signal
@@ -132,6 +137,10 @@ def serve(
     council: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Run the council of this file for hosts that call over HTTP.")
     ] = None,
+    mcp_servers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also mount the MCP servers of this JSON file, and follow its changes."),
+    ] = None,
     tools_dir: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="Also run the drop-in tools of this folder, and follow its changes."),
@@ -186,6 +195,7 @@ def serve(
         upstream=upstream,
         offered=tuple(offer or ()),
         council=council,
+        mcp_servers=mcp_servers,
         tools_dir=tools_dir[0] if tools_dir else None,
         require_manifest=require_manifest,
         record_contents=record_contents,

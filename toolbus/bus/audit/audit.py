@@ -33,6 +33,8 @@ Act = Literal[
     "identities",
     "key.renew",
     "key.revoke",
+    "mount.approve",
+    "mount.restart",
 ]
 Outcome = Literal["ok", "begun", "failed", "refused"]
 

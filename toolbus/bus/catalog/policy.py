@@ -31,7 +31,8 @@ VERBS_OF_TOOLS: Mapping[str, str] = {
     "role_add": "roles",
     "role_remove": "roles",
     **dict.fromkeys(("permit", "permissions", "grant", "revoke", "explain", "confirm"), "permit"),
-    "dropin_address": "catalog",
+    **dict.fromkeys(("dropin_address", "mounts", "mount_restart", "mount_logs"), "catalog"),
+    "mount_approve": "permit",
     **dict.fromkeys(("keys", "key_revoke"), "keys"),
     "audit_head": "audit",
 }

@@ -138,7 +138,7 @@ def read_entry(
     """
     unknown: list[UnknownKey] = []
     at = Reader(reader.value, reader.subject, reader.path, reader.loc, unknown)
-    fields = at.record(_ENTRY)
+    fields = at.record(ENTRY_KEYS)
     _check_type(fields, at.place)
     ours = fields.pop("toolbus", {})
     fields.pop("type", None)
@@ -327,7 +327,7 @@ _OURS: Keys = {
     "instructions": ("instructions", Reader.flag),
     "login": ("login", Reader.flag),
 }
-_ENTRY: Keys = {
+ENTRY_KEYS: Keys = {
     "type": ("type", Reader.text),
     "command": ("command", _secret),
     "args": ("args", _args),

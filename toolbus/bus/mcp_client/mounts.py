@@ -30,6 +30,13 @@ OpenTransport = Callable[[MountEntry], Transport]
 _SERVING = (MountState.LIVE, MountState.DEGRADED, MountState.STOPPED)
 
 
+def open_remote(entry: MountEntry) -> Transport:
+    """Returns the way to a server over HTTP."""
+    from toolbus.bus.mcp_client.http import HttpTransport  # a bus without such a server loads no HTTP client
+
+    return HttpTransport(entry.name, entry.url, entry.headers)
+
+
 class Mounts:
     """The mounts of one bus, by name.
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.core import Core
+from toolbus.bus.mcp_client.mount_tools import MountTools
 from toolbus.bus.room import Room
 from toolbus.text import clean_line
 
 if TYPE_CHECKING:
-    from toolbus.bus.mcp_client.mount_entry import MountEntry
     from toolbus.bus.mcp_client.mounts import Mounts
     from toolbus.bus.mcp_client.mounts_follower import ConfiguredMounts, MountsFollower
-    from toolbus.bus.mcp_client.transport import Transport
 
 log = logging.getLogger("toolbus.mounts")
 
@@ -31,8 +30,13 @@ class McpClientRoom(Room):
         super().__init__(core)
         self.mounts: Mounts | None = None  # None until there is one
         self.configured: ConfiguredMounts | None = None  # what the files say; None where there can be none
+        self._tools = MountTools(core.audit)
         self._follower: MountsFollower | None = None  # None where there can be no file
         self._following: asyncio.Task[None] | None = None  # None until started
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the operators' tools for mounts."""
+        return self._tools.tools()
 
     async def open(self) -> None:
         """Reads the files.
@@ -41,14 +45,14 @@ class McpClientRoom(Room):
             SetupError: the named one cannot be read.
         """
         config = self.core.config
-        named = getattr(config, "mcp_servers", None)
-        if config.data_dir is None and named is None:
+        if config.data_dir is None and config.mcp_servers is None:
             return
         from toolbus.bus.mcp_client.mounts_file import FILE
         from toolbus.bus.mcp_client.mounts_follower import MountsFollower
 
         own = config.data_dir / FILE if config.data_dir is not None else None
-        self._follower = MountsFollower(own, named, os.environ)
+        self._tools.file = "" if own is None else str(own)
+        self._follower = MountsFollower(own, config.mcp_servers, os.environ)
         self.configured = self._follower.read_first()
 
     async def start(self) -> None:
@@ -65,6 +69,7 @@ class McpClientRoom(Room):
             await asyncio.gather(self._following, return_exceptions=True)
         if self.mounts is not None:
             await self.mounts.stop()
+        self._tools.close()
 
     def serving(self, source: str) -> bool | None:
         """Tells whether a mount can be called; None where there is none of that name."""
@@ -82,7 +87,7 @@ class McpClientRoom(Room):
                 log.exception("a fault of the bus: the changed mounts were not started")
 
     async def _apply(self, configured: ConfiguredMounts) -> None:
-        self.configured = configured
+        self.configured = self._tools.configured = configured
         for text in (*configured.notices, *configured.refused.values(), *configured.errors.values()):
             log.warning("%s", clean_line(text))
         if self.mounts is None:
@@ -93,14 +98,10 @@ class McpClientRoom(Room):
 
     def _open_mounts(self) -> Mounts:
         from toolbus.bus.mcp_client.manifest import FILE, Manifest
-        from toolbus.bus.mcp_client.mounts import Mounts
+        from toolbus.bus.mcp_client.mounts import Mounts, open_remote
 
         directory = self.core.config.data_dir
         manifest = Manifest(directory / FILE if directory is not None else None)
-        return Mounts(self.core, manifest, self._open_remote)
-
-    @staticmethod
-    def _open_remote(entry: MountEntry) -> Transport:
-        from toolbus.bus.mcp_client.transport import Lost
-
-        raise Lost(f"{entry.url}: servers over HTTP are not mounted yet")
+        mounts = Mounts(self.core, manifest, open_remote)
+        self._tools.follow(mounts, manifest)
+        return mounts

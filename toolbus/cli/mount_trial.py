@@ -1,0 +1,122 @@
+"""Shows what came of a mount: waits for the bus that follows the file, or starts the server once without a bus."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import fcntl
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolbus.bus.storage.registration_store import LOCK
+from toolbus.cli import terminal
+from toolbus.cli.bus_client import BusTarget, with_host
+from toolbus.cli.mounts_command import print_mount
+from toolbus.errors import SetupError
+
+if TYPE_CHECKING:
+    from toolbus.sdk import Host
+
+WAIT_SECONDS = 330.0  # an installation may take 300 s
+LOOK_SECONDS = 0.2
+_SETTLED = ("live", "degraded", "failed", "needs login")
+_GOOD = ("live", "degraded")
+
+
+def show_mounted(name: str, data_dir: Path, bus: BusTarget, *, as_json: bool) -> None:
+    """Prints a mount that was just written, with its tools; ends the command with 1 if its server does not start."""
+    try:
+        if _is_served(data_dir):
+            answer = with_host(bus, lambda host: _settled(lambda: _ask(host, name)))
+        else:
+            terminal.print_note("no bus runs with this data directory: the server is started once, to show its tools")
+            answer = asyncio.run(_start_once(name, data_dir))
+    except SetupError as error:
+        terminal.fail(str(error))
+    except KeyboardInterrupt:
+        terminal.fail(f"mount {name} is written; `toolbus unmount {name}` removes it", terminal.INTERRUPTED)
+    if as_json:
+        terminal.print_json(answer)
+    if name in answer["refused"]:
+        terminal.fail(answer["refused"][name])
+    [mount] = answer["mounts"]
+    if not as_json:
+        print_mount(mount)
+    if mount["state"] not in _GOOD:
+        for line in answer.get("log", ())[-10:]:
+            terminal.print_note(line)
+        how = f"`toolbus mounts logs {name}` shows why, `toolbus unmount {name}` removes it"
+        terminal.fail(f"mount {name} is written, but its server is not ready ({mount['state']}): {how}")
+
+
+def _is_served(data_dir: Path) -> bool:
+    """Tells whether a bus holds the data directory."""
+    try:
+        handle = os.open(data_dir / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+async def _ask(host: Host, name: str) -> dict[str, Any]:
+    result = await host.call("toolbus:mounts", {})
+    if result.is_error:
+        raise SetupError(f"the bus says: {result.text}")
+    answer: dict[str, Any] = result.output
+    if name in {mount["name"] for mount in answer["mounts"]}:
+        answer = (await host.call("toolbus:mounts", {"name": name})).output
+    return answer
+
+
+async def _settled(look: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
+    """Returns what is said of a mount as soon as it runs, or does not."""
+    state = ""
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                answer = await look()
+                mounts = [mount for mount in answer["mounts"] if "declared" in mount]
+                if (answer["refused"] and not mounts) or (mounts and mounts[0]["state"] in _SETTLED):
+                    return answer
+                if mounts and mounts[0]["state"] != state and mounts[0]["state"] != "stopped":
+                    state = mounts[0]["state"]
+                    terminal.print_note(f"{state}: {mounts[0]['reason'] or 'the server is asked what it offers'}")
+                await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError:
+        raise SetupError(f"the server is not ready after {WAIT_SECONDS:g} s: see `toolbus mounts`") from None
+
+
+async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
+    """Starts a server beside no bus, and ends it; what it declares is remembered for the bus to come."""
+    from toolbus.bus import Bus
+    from toolbus.bus.config import Config
+    from toolbus.bus.mcp_client.manifest import FILE as MANIFEST
+    from toolbus.bus.mcp_client.manifest import Manifest
+    from toolbus.bus.mcp_client.mount_tools import MountTools
+    from toolbus.bus.mcp_client.mounts import Mounts, open_remote
+    from toolbus.bus.mcp_client.mounts_file import FILE
+    from toolbus.bus.mcp_client.mounts_follower import MountsFollower
+
+    configured = MountsFollower(data_dir / FILE, None, os.environ).read_first()
+    async with Bus(Config(http="off"), rooms=()) as bus:  # it listens nowhere
+        tools = MountTools(bus.core.audit)
+        tools.configured, tools.file = configured, str(data_dir / FILE)
+        manifest = Manifest(data_dir / MANIFEST)
+        mounts = Mounts(bus.core, manifest, open_remote)
+        tools.follow(mounts, manifest)
+        try:
+            entry = configured.entries.get(name)
+            await mounts.apply({name: dataclasses.replace(entry, eager=True)} if entry is not None else {})
+            answer = await _settled(lambda: asyncio.to_thread(tools.show_mounts, name if entry is not None else ""))
+            return {**answer, "log": [] if entry is None else (await tools.mount_logs(name))["lines"]}
+        finally:
+            await mounts.stop()
+            tools.close()
