@@ -200,7 +200,7 @@ def test_the_same_bare_client_calls_over_mcp_and_over_rest() -> None:
     plan = Plan(in_flight=(2,), seconds=0.1, warm_up=0.05, rounds=1)
     outcome = contest.run([MCP["mcp"], MCP["rest"]], plan, lambda line: None)
     assert not outcome.failures
-    assert all(seen[0].middle_cpu_us > seen[0].host_cpu_us > 0 for (seen,) in outcome.rounds.values())
+    assert all(seen[0].calls_per_second > 0 for (seen,) in outcome.rounds.values())
 
 
 def test_the_sdk_is_measured_with_the_processor_time_of_each_process() -> None:
