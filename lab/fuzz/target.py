@@ -78,7 +78,7 @@ def no_faults() -> Iterator[None]:
 
 
 # A target is a module with a `TARGET`, imported only where it is run.
-NAMES = ("frames", "responses", "json_texts", "schemas", "callback_urls", "manifests", "settings", "deltas")
+NAMES = ("frames", "responses", "json_texts", "schemas", "callback_urls", "manifests", "settings", "deltas", "mcp")
 
 
 def load(name: str) -> Target:

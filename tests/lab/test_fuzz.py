@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import subprocess
@@ -21,6 +22,8 @@ from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog import schema
 from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.gateway import callback_messages
+from toolbus.bus.mcp_client.sse import SseParser
+from toolbus.bus.mcp_server.endpoint import Endpoint
 from toolbus.council.council_settings import CouncilSettings
 from toolbus.dialects import find_dialect
 from toolbus.dialects.wire_names import NameTable
@@ -138,6 +141,23 @@ def _knows_all_names(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "model_call", known)
 
 
+def _leaves_a_task(patch: pytest.MonkeyPatch) -> None:
+    """An endpoint that begins something and does not end it."""
+    serve, kept = Endpoint.__call__, []
+
+    async def begins(self: Endpoint, *given: Any) -> None:
+        kept.append(asyncio.create_task(asyncio.sleep(0.2)))
+        await serve(self, *given)
+
+    patch.setattr(Endpoint, "__call__", begins)
+
+
+def _reads_pieces(patch: pytest.MonkeyPatch) -> None:
+    """A reader of events that takes each piece for a whole."""
+    feed = SseParser.feed
+    patch.setattr(SseParser, "feed", lambda self, chunk: feed(SseParser(1_000), chunk))
+
+
 FAULTS: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
     ("frames", _answers_twice),
     ("frames", _leaks),
@@ -149,6 +169,8 @@ FAULTS: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
     ("manifests", _follows_dots),
     ("settings", _keeps_unknown),
     ("deltas", _knows_all_names),
+    ("mcp", _leaves_a_task),
+    ("mcp", _reads_pieces),
 )
 
 
