@@ -59,6 +59,9 @@ class Authorization(Protocol):
             NeedsLogin: a user has to log in; the text says how.
         """
 
+    async def close(self) -> None:
+        """Ends what is being fetched."""
+
 
 class HttpLink:
     """The HTTP side of one server.
@@ -82,6 +85,8 @@ class HttpLink:
     async def close(self) -> None:
         """Closes every connection."""
         session, self._session = self._session, None
+        if self._authorization is not None:
+            await self._authorization.close()
         if session is not None:
             await session.close()
 

@@ -25,17 +25,20 @@ KEEP_ALIVE_SECONDS = 4.0  # common servers close an idle connection after 5 s
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".test", ".intranet", ".corp", ".home")
 
 
-def open_session(urls: Collection[str]) -> aiohttp.ClientSession:
+def open_session(urls: Collection[str], *, trusts_private: bool = False) -> aiohttp.ClientSession:
     """Returns a session for the running loop; the caller closes it.
 
     Args:
         urls: what the operator wrote; the private addresses in them may be reached.
+        trusts_private: whether every private address may be.
     """
     return aiohttp.ClientSession(
         connector=Connector(
             None,
             limit=0,
-            resolver=PublicResolver(frozenset(urlsplit(url).hostname or "" for url in urls)),
+            resolver=None
+            if trusts_private
+            else PublicResolver(frozenset(urlsplit(url).hostname or "" for url in urls)),
             ttl_dns_cache=10,
             keepalive_timeout=KEEP_ALIVE_SECONDS,
         ),
