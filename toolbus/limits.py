@@ -93,6 +93,9 @@ class Timings:
             and then does not hold its connection.
         ping_seconds: how long a stream of server-sent events may be silent before a ping; below the minute or so after
             which proxies and clients give up on silence.
+        resumable_seconds: after which the answer to an MCP client with a session becomes a stream that can be resumed.
+        poll_seconds: after which such a stream is closed, to go on when its client resumes it (SEP-1699): what stands
+            between them may not like long responses.
         audit_sync_seconds: how often the audit is forced to disk; what operators do is at once.
         audit_head_seconds: how often the head of the audit is logged, so that it is also somewhere else.
     """
@@ -113,6 +116,8 @@ class Timings:
     keys_seconds: float = 0.5
     head_seconds: float = 10.0
     ping_seconds: float = 15.0
+    resumable_seconds: float = 1.0
+    poll_seconds: float = 10.0
     audit_sync_seconds: float = 1.0
     audit_head_seconds: float = 3_600.0
 

@@ -23,6 +23,7 @@ from toolbus.bus.mcp_server.server import McpServer
 from toolbus.bus.mcp_server.sessions import CANCELLED, Session, UnknownSession
 from toolbus.bus.mcp_settings import DEFAULT_PROFILE, Profile
 from toolbus.errors import NotPermitted, ToolBusError, http_status
+from toolbus.limits import Timings
 from toolbus.mcp import headers as mcp_headers
 from toolbus.mcp import jsonrpc
 from toolbus.mcp.eras import LEGACY_VERSIONS
@@ -31,8 +32,6 @@ from toolbus.text import quote
 
 METHODS = ("POST", "GET", "DELETE")
 WATCH_SECONDS = 0.05  # after which a request is watched for a client that leaves
-STREAM_SECONDS = 1.0  # after which the answer to a legacy client becomes a stream, which can be resumed
-POLL_SECONDS = 10.0  # after which such a stream is closed and goes on when its client resumes it (SEP-1699)
 POLLED_SINCE = "2025-11-25"  # the first revision whose clients resume a stream that was closed
 
 _JSON = (b"content-type", b"application/json")
@@ -54,7 +53,7 @@ class Endpoint:
 
     def __init__(self, server: McpServer) -> None:
         self._server = server
-        self._ping_seconds = server.core.timings.ping_seconds
+        self._timings = server.core.timings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request."""
@@ -127,7 +126,7 @@ class Endpoint:
             await _respond(send, _ACCEPTED, b"")
             return
         streams = "text/event-stream" in headers.get("accept", "")
-        exchange = _Exchange(receive, send, session, streams, self._ping_seconds)
+        exchange = _Exchange(receive, send, session, streams, self._timings)
         try:
             request = self._server.read(
                 message, profile, identity, exchange, session=session, headers=headers, header_version=version
@@ -160,7 +159,9 @@ class Endpoint:
         else:
             stream = session.new_stream()
             session.stand(stream, self._server.follow)
-        writing = asyncio.create_task(stream.write(send, after=after, ping_seconds=self._ping_seconds, primed=True))
+        writing = asyncio.create_task(
+            stream.write(send, after=after, ping_seconds=self._timings.ping_seconds, primed=True)
+        )
         leaving = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -179,13 +180,11 @@ class _Exchange:
         streams: whether the client takes a stream.
     """
 
-    def __init__(
-        self, receive: Receive, send: Send, session: Session | None, streams: bool, ping_seconds: float
-    ) -> None:
+    def __init__(self, receive: Receive, send: Send, session: Session | None, streams: bool, timings: Timings) -> None:
         self._receive = receive
         self._send = send
         self._session = session
-        self._ping_seconds = ping_seconds
+        self._timings = timings
         self._gone = False  # whether the client has left, which cancels what it asked
         self._stream: EventStream | None = None  # None until a message has to go out before the answer
         self._writing: asyncio.Task[None] | None = None  # of that stream
@@ -246,9 +245,9 @@ class _Exchange:
             self._writing = asyncio.create_task(
                 self._stream.write(
                     self._send,
-                    ping_seconds=self._ping_seconds,
+                    ping_seconds=self._timings.ping_seconds,
                     primed=polled,
-                    poll_seconds=POLL_SECONDS if polled else None,
+                    poll_seconds=self._timings.poll_seconds if polled else None,
                 )
             )
         return self._stream
@@ -259,7 +258,8 @@ class _Exchange:
         if self._session is None:
             self._watching = loop.create_task(self._watch())
         if self.takes_messages:
-            seconds = self._ping_seconds if self._session is None else STREAM_SECONDS
+            timings = self._timings
+            seconds = timings.ping_seconds if self._session is None else timings.resumable_seconds
             self._timer = loop.call_later(seconds, self._open)
 
     async def _watch(self) -> None:
