@@ -15,6 +15,7 @@ from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.mcp_settings import McpSettings, Profile
 from toolbus.bus.rooms.mcp_server_room import McpServerRoom
+from toolbus.bus.web_paths import Message
 from toolbus.limits import Timings
 from toolbus.mcp.eras import META_CAPABILITIES, META_VERSION, NEWEST, NEWEST_LEGACY
 
@@ -42,15 +43,15 @@ class Exchange:
             "headers": [(name.lower().encode(), value.encode()) for name, value in headers],
             IDENTITY: client.identity,
         }
-        self.task = asyncio.create_task(client.application(scope, self._receive, self._send))
+        self.task: asyncio.Future[None] = asyncio.ensure_future(client.application(scope, self._receive, self._send))
 
-    async def _receive(self) -> Json:
+    async def _receive(self) -> Message:
         if self._parts:
             return {"type": "http.request", "body": self._parts.pop(), "more_body": False}
         await self._left.wait()
         return {"type": "http.disconnect"}
 
-    async def _send(self, message: Json) -> None:
+    async def _send(self, message: Message) -> None:
         if self._left.is_set():
             return  # as uvicorn does
         if message["type"] == "http.response.start":
@@ -79,11 +80,8 @@ class Exchange:
     def events(self) -> list[dict[str, str]]:
         """The events so far, by their fields."""
         texts = self.body.decode().split("\n\n")[:-1]
-        return [
-            dict(line.split(": ", 1) if ": " in line else (line.rstrip(":"), "") for line in text.split("\n"))
-            for text in texts
-            if not text.startswith(":")
-        ]
+        parted = ([line.partition(": ") for line in text.split("\n")] for text in texts if not text.startswith(":"))
+        return [{name: value for name, _, value in fields} for fields in parted]
 
     @property
     def messages(self) -> list[Json]:

@@ -7,11 +7,14 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
+from starlette.exceptions import HTTPException
 
-from tests.bus.mcp_server.http_client import META, Exchange, HttpClient, Json, serving
+from tests.bus.mcp_server.http_client import META, Exchange, HttpClient, serving
 from tests.support.waiting import until, within
 from toolbus.bus import Bus
+from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.mcp_settings import Profile
+from toolbus.bus.web_paths import Message
 from toolbus.functions.scope import ToolScope
 from toolbus.limits import Timings
 from toolbus.mcp.eras import LEGACY_VERSIONS, META_CAPABILITIES, META_LOG_LEVEL, META_VERSION, NEWEST_LEGACY
@@ -142,7 +145,7 @@ async def test_a_name_may_be_encoded_in_its_header(client: HttpClient) -> None:
 async def test_arguments_that_are_marked_must_agree_with_their_headers(client: HttpClient, bus: Bus) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer", "x-mcp-header": "N"}}}
 
-    @bus.tool(parameters=schema)
+    @bus.tool(parameters=schema)  # type: ignore[untyped-decorator]
     async def marked(n: int = 0) -> int:
         return n
 
@@ -329,18 +332,14 @@ async def test_a_session_learns_of_a_new_tool_on_its_standing_stream(client: Htt
     await within(stream.task)
 
 
-async def test_the_body_that_is_too_long_is_refused(client: HttpClient) -> None:
-    from starlette.exceptions import HTTPException
+async def test_a_body_that_is_too_long_is_refused_as_everywhere(client: HttpClient) -> None:
+    sent: list[Message] = []
 
-    async def receive() -> Json:
-        raise HTTPException(413, "the body is longer")
+    async def receive() -> Message:
+        raise HTTPException(413, "the body is longer than the limit")
 
-    sent: list[Json] = []
-
-    async def send(message: Json) -> None:
+    async def send(message: Message) -> None:
         sent.append(message)
-
-    from toolbus.bus.gateway.gateway_parts import IDENTITY
 
     headers = [(b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/mcp", "headers": headers, IDENTITY: client.identity}
