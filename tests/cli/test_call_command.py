@@ -137,3 +137,27 @@ def test_words_that_are_not_arguments_are_wrong_usage(
         read_arguments(words)
     assert ended.value.exit_code == terminal.USAGE
     assert error in capsys.readouterr().err
+
+
+def test_a_resource_in_a_result_is_printed_or_described(capsys: pytest.CaptureFixture[str]) -> None:
+    content = (
+        pb.ContentBlock(resource=pb.EmbeddedResource(uri="file:///a", text="what is in it")),
+        pb.ContentBlock(
+            resource=pb.EmbeddedResource(uri="file:///b", mime_type="image/png", data=b"B"),
+            annotations_json='{"priority":1}',
+        ),
+    )
+    show(Result("1", content=content), as_json=False)
+    said = capsys.readouterr().err
+    assert "file:///a\n  what is in it\n(file:///b, image/png, 1 bytes; --json prints it as base64)" in said
+    show(Result("1", content=content), as_json=True)
+    assert json.loads(capsys.readouterr().out)["content"] == [
+        {"kind": "resource", "uri": "file:///a", "mime_type": "", "text": "what is in it"},
+        {
+            "kind": "resource",
+            "uri": "file:///b",
+            "mime_type": "image/png",
+            "data": "Qg==",
+            "annotations": {"priority": 1},
+        },
+    ]

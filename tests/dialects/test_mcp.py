@@ -196,8 +196,7 @@ def test_content_blocks_keep_their_form() -> None:
         pb.ContentBlock(),
     )
     assert result_of(Result(output_json='"done"', content=parts))["content"] == [
-        text("done"),
-        text("See:"),
+        text("See:"),  # a text among them stands in the place of the output's
         {"type": "image", "data": base64.b64encode(b"\x00\xff").decode(), "mimeType": "image/png"},
         {"type": "audio", "data": base64.b64encode(b"sound").decode(), "mimeType": "application/octet-stream"},
         {
@@ -229,3 +228,34 @@ def test_streams_and_histories_are_refused_with_the_alternative() -> None:
     ):
         with pytest.raises(NotImplementedError, match=r"MCP is not a chat: .* parse\(\)"):
             refused()
+
+
+def test_a_failure_is_said_beside_any_content() -> None:
+    part = pb.ContentBlock(text=pb.TextContent(text="half of it"))
+    failed = Result(is_error=True, error=CallError(Code.TOOL, "no more paper"), content=(part,))
+    assert result_of(failed) == {"content": [text("no more paper"), text("half of it")], "isError": True}
+    repeated = Result(is_error=True, error=CallError(Code.TOOL, "half"), content=(part,))
+    assert result_of(repeated) == {"content": [text("half of it")], "isError": True}
+
+
+def test_the_schema_of_an_output_and_a_resource_are_as_the_server_has_them() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    exported = Mcp().write_tool("t", Tool("t", output_schema_json=json.dumps(schema)), {})
+    assert exported["outputSchema"] == schema
+    part = pb.ContentBlock(
+        resource=pb.EmbeddedResource(uri="file:///a", mime_type="text/plain", text="A"),
+        annotations_json='{"audience":["user"]}',
+    )
+    assert result_of(Result(content=(part,)))["content"] == [
+        {
+            "type": "resource",
+            "resource": {"uri": "file:///a", "mimeType": "text/plain", "text": "A"},
+            "annotations": {"audience": ["user"]},
+        }
+    ]
+
+
+def test_a_question_is_a_failure_for_a_client_that_cannot_be_asked() -> None:
+    answer = result_of(Result(input_requests_json='{"q":{"method":"roots/list"}}'))
+    assert answer["isError"]
+    assert "the folders that the user works in" in answer["content"][0]["text"]

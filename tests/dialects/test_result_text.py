@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.dialects.result_text import arguments_object, object_of, text_of
+from toolbus.dialects.result_text import answer_text, arguments_object, object_of, text_of
 from toolbus.errors import Code
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
@@ -147,3 +147,17 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def test_a_resource_is_its_text_or_what_it_is() -> None:
+    text = pb.ContentBlock(resource=pb.EmbeddedResource(uri="file:///a", text="what is in it"))
+    data = pb.ContentBlock(resource=pb.EmbeddedResource(uri="file:///b", mime_type="image/png", data=b"123"))
+    assert text_of(Result(content=(text, data))) == "what is in it\n[image/png, file:///b, 3 bytes]"
+
+
+def test_a_question_that_nobody_answers_is_a_failure_that_says_what_is_asked() -> None:
+    asks = Result(input_requests_json='{"q":{"method":"elicitation/create","params":{"message":"Which day?"}}}')
+    said = "the tool needs input before it can go on: 'Which day?'. Nobody has answered"
+    assert text_of(asks) == said
+    assert answer_text(asks) == f"Error: {said}"
+    assert object_of(asks) == {"error": said}

@@ -260,6 +260,16 @@ def _parsed(result: Result) -> Any:
 
 
 def _block(block: pb.ContentBlock) -> dict[str, Any]:
+    described = _part(block)
+    if block.annotations_json:
+        try:
+            described["annotations"] = parse_json(block.annotations_json)
+        except (ValueError, RecursionError):
+            described["annotations"] = block.annotations_json
+    return described
+
+
+def _part(block: pb.ContentBlock) -> dict[str, Any]:
     kind = block.WhichOneof("kind") or "unknown"
     match kind:
         case "text":
@@ -270,6 +280,12 @@ def _block(block: pb.ContentBlock) -> dict[str, Any]:
         case "resource_link":
             link = block.resource_link
             return {"kind": kind, "uri": link.uri, "name": link.name, "mime_type": link.mime_type}
+        case "resource":
+            resource = block.resource
+            body = {"text": resource.text}
+            if resource.WhichOneof("body") == "data":
+                body = {"data": b64encode(resource.data).decode()}
+            return {"kind": kind, "uri": resource.uri, "mime_type": resource.mime_type, **body}
         case _:
             return {"kind": kind}
 
@@ -283,6 +299,12 @@ def _described(block: pb.ContentBlock) -> str:
             return f"({kind}, {part.mime_type}, {len(part.data)} bytes; --json prints it as base64)"
         case "resource_link":
             return f"{block.resource_link.name} {block.resource_link.uri}"
+        case "resource":
+            resource = block.resource
+            if resource.WhichOneof("body") != "data":
+                return f"{resource.uri}\n{resource.text}"
+            about = f"{resource.uri}, {resource.mime_type or 'of an unknown type'}, {len(resource.data)} bytes"
+            return f"({about}; --json prints it as base64)"
         case _:
             return "(content of a kind that this version does not know)"
 

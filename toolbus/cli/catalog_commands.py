@@ -172,7 +172,8 @@ def as_record(listed: ListedTool) -> dict[str, Any]:
     tool = record.pop("tool")
     del tool["schema_hash"]
     tool["parameters"] = json.loads(tool.pop("parameters_json"))
-    metadata = tool.pop("metadata_json")
+    output_schema, metadata = tool.pop("output_schema_json"), tool.pop("metadata_json")
+    tool["output_schema"] = json.loads(output_schema) if output_schema else None
     tool["metadata"] = json.loads(metadata) if metadata else None
     del tool["role"]  # the declared one; `roles` has those that offer it
     return {"name": listed.name, **record, **tool}

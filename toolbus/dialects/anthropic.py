@@ -110,7 +110,7 @@ class Anthropic(Dialect):
 
     def _tool_result(self, call_id: str, result: Result) -> Json:
         head: Json = {"type": "tool_result", "tool_use_id": call_id}
-        if result.is_error or result.error is not None:
+        if result.is_error or result.error is not None or result.asks:
             return {**head, "content": text_of(result), "is_error": True}  # the API refuses images in a failed result
         images = self.images.images_of(result)
         if not images:

@@ -5,7 +5,6 @@ It is not a chat, so it has neither a stream nor a history: each call comes alon
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -19,18 +18,12 @@ from toolbus.dialects.result_text import arguments_object, text_of
 from toolbus.dialects.schemas.schema_rules import ANY_SCHEMAS
 from toolbus.dialects.wire_names import NameRule, NameTable
 from toolbus.errors import InvalidRequest
-from toolbus.tool import Annotations, Result, Tool
-from toolbus.v1 import tool_pb2 as pb
+from toolbus.mcp.content import write_content
+from toolbus.mcp.tools import write_declaration
+from toolbus.tool import Result, Tool
 
 # The specification of 2025-11-25 on tool names.
 MCP_NAMES = NameRule(re.compile(r"[^a-zA-Z0-9_.-]"), re.compile(r"[a-zA-Z0-9_.-]"), max_length=128)
-_UNKNOWN_TYPE = "application/octet-stream"
-_HINTS = {
-    "read_only": "readOnlyHint",
-    "destructive": "destructiveHint",
-    "idempotent": "idempotentHint",
-    "open_world": "openWorldHint",
-}
 
 
 class Mcp(Dialect):
@@ -41,16 +34,7 @@ class Mcp(Dialect):
     schema_rules = ANY_SCHEMAS
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
-        entry: Json = {
-            "name": wire_name,
-            "description": tool.description,
-            "inputSchema": {**schema, "type": "object"},  # clients refuse a schema without it
-        }
-        if tool.display_name:
-            entry["title"] = tool.display_name
-        if hints := _hints(tool.annotations):
-            entry["annotations"] = hints
-        return entry
+        return write_declaration(wire_name, tool, schema)
 
     def parse(self, answer: Any, names: NameTable) -> Turn:
         """Reads one `tools/call`: the whole request, its params, or either as an object of the SDK.
@@ -89,40 +73,15 @@ class Mcp(Dialect):
 
 def call_tool_result(result: Result) -> Json:
     """Returns a result as the answer to `tools/call`: text, content blocks, and an object as structuredContent."""
-    content = [_block(block) for block in result.content]
     text = text_of(replace(result, content=()))
-    if text != "null" or not content:
-        content.insert(0, {"type": "text", "text": text})
-    answer: Json = {"content": content, "isError": result.is_error or result.error is not None}
+    answer: Json = {
+        "content": write_content(result, text),
+        "isError": result.is_error or result.error is not None or result.asks,
+    }
     structured = arguments_object(result.output_json)
     if structured or "".join(result.output_json.split()) == "{}":
         answer["structuredContent"] = structured
     return answer
-
-
-def _hints(annotations: Annotations) -> Json:
-    values = {wire: getattr(annotations, name) for name, wire in _HINTS.items()}
-    return {wire: value for wire, value in values.items() if value is not None}
-
-
-def _block(block: pb.ContentBlock) -> Json:
-    match block.WhichOneof("kind"):
-        case "text":
-            return {"type": "text", "text": block.text.text}
-        case "image":
-            return {"type": "image", **_encoded(block.image)}
-        case "audio":
-            return {"type": "audio", **_encoded(block.audio)}
-        case "resource_link":
-            link = block.resource_link
-            optional = {"description": link.description, "mimeType": link.mime_type}
-            entry = {"type": "resource_link", "uri": link.uri, "name": link.name or link.uri}
-            return entry | {key: value for key, value in optional.items() if value}
-    return {"type": "text", "text": text_of(Result(content=(block,)))}  # a kind of a newer bus
-
-
-def _encoded(part: pb.ImageContent | pb.AudioContent) -> Json:
-    return {"data": base64.b64encode(part.data).decode("ascii"), "mimeType": part.mime_type or _UNKNOWN_TYPE}
 
 
 def _no_chat() -> NoReturn:

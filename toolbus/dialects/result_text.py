@@ -78,7 +78,9 @@ def arguments_object(arguments_json: str) -> dict[str, Any]:
 
 
 def _failure(result: Result) -> str:
-    """Returns why a call failed, "" where it did not."""
+    """Returns why a call failed, "" where it did not; a question that nobody answers is a failure for a model."""
+    if result.asks:
+        return result.text
     if result.error is None:
         return _FAILED if result.is_error else ""
     return join_surrogates(result.error.message) or (
@@ -164,5 +166,10 @@ def _block_text(block: pb.ContentBlock) -> str:
         case "resource_link":
             link = block.resource_link
             return f"[{', '.join(filter(None, (link.mime_type, link.name, link.description, link.uri)))}]"
+        case "resource":
+            resource = block.resource
+            if resource.WhichOneof("body") != "data":
+                return resource.text
+            return f"[{', '.join(filter(None, (resource.mime_type, resource.uri)))}, {len(resource.data)} bytes]"
         case _:
             return "[content of a kind that this version does not know]"

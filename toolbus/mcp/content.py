@@ -26,15 +26,18 @@ _FAILED = "the tool reported a failure"
 
 
 def write_content(result: Result, text: str) -> list[Json]:
-    """Returns the content of a result: its text first, unless its content has a text already.
+    """Returns the content of a result: its text first, unless its content has a text already. A failure is always said.
 
     Args:
         text: the output, or the failure, as a model reads it; "null" says nothing.
     """
     blocks = [write_block(block) for block in result.content]
-    has_text = any(block["type"] == "text" for block in blocks)
-    if not has_text and (text != "null" or not blocks):
+    texts = [block["text"] for block in blocks if block["type"] == "text"]
+    failure = result.error.message if result.error is not None else ""
+    if not texts and (text != "null" or not blocks):
         blocks.insert(0, {"type": "text", "text": text})
+    elif failure and failure not in "\n".join(texts):  # of a mounted server it is the texts, joined
+        blocks.insert(0, {"type": "text", "text": failure})
     return blocks
 
 
@@ -80,7 +83,7 @@ def _written(block: pb.ContentBlock) -> Json:
             else:
                 body["text"] = resource.text
             return {"type": "resource", "resource": body}
-    return {"type": "text", "text": "(a part of a kind that this version of toolbus does not know)"}
+    return {"type": "text", "text": "[content of a kind that this version does not know]"}
 
 
 def _encoded(part: pb.ImageContent | pb.AudioContent) -> Json:

@@ -505,3 +505,44 @@ async def test_a_disconnect_cancels_the_exchange_with_a_callback(tools: Tools) -
         connection.cut()
         await until(lambda: tools.bus.records.outcomes[Code.CANCELLED] == cancelled + 1, "the record of the call")
         await until(lambda: not tools.bus.dispatcher.active, "the exchange to end")
+
+
+async def test_a_client_that_says_what_it_accepts_is_asked_and_answers_by_the_same_request() -> None:
+    body: dict[str, Any] = {"name": "book", "arguments": {}, "accepts": ["elicitation.form"], "call_id": "c"}
+    async with running_bus(http="127.0.0.1:0") as bus, client(bus) as http:
+
+        @bus.tool
+        async def book(ctx: ToolScope) -> Any:
+            return (await ctx.elicit("Which day?", {"day": {"type": "string"}})).content["day"]
+
+        asked = (await http.post("/api/tools/invoke", json=body)).json()
+        ((key, question),) = asked.pop("input_requests").items()
+        assert question["params"]["message"] == "Which day?"
+        assert asked == {
+            "call_id": "c",
+            "output": None,
+            "is_error": False,
+            "error": None,
+            "content": [],
+            "request_state": "",
+        }
+        body["input_responses"] = {key: {"action": "accept", "content": {"day": "friday"}}}
+        answer = (await http.post("/api/tools/invoke", json=body | {"request_state": ""})).json()
+        assert (list(answer), answer["output"]) == (["call_id", "output", "is_error", "error", "content"], "friday")
+        alone = await invoke(http, "book", {})
+        assert alone["error"]["reason"] == "needs_input"
+
+
+async def test_a_resource_in_a_result_is_in_the_answer_as_the_wire_has_it() -> None:
+    text = pb.ContentBlock(
+        resource=pb.EmbeddedResource(uri="file:///a", mime_type="text/plain", text="A"),
+        annotations_json='{"priority":1}',
+    )
+    data = pb.ContentBlock(resource=pb.EmbeddedResource(uri="file:///b", data=b"B"))
+    assert describe_result(Result(content=(text, data)))["content"] == [
+        {
+            "resource": {"uri": "file:///a", "mime_type": "text/plain", "text": "A"},
+            "annotations_json": '{"priority":1}',
+        },
+        {"resource": {"uri": "file:///b", "data": "Qg=="}},
+    ]

@@ -17,7 +17,7 @@ from toolbus.bus import Bus
 from toolbus.bus.gateway import callback_context
 from toolbus.bus.gateway.callback_context import MAX_BYTES, context_headers, wants_context
 from toolbus.errors import Code
-from toolbus.sdk import CallContext, ContextMessage
+from toolbus.sdk import CallContext, ContextMessage, Inputs
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_pb2 as pb
 
@@ -30,6 +30,10 @@ ALL = {
     "annotations": {"read_only": True, "destructive": False},
     "validate": True,
     "context_headers": True,
+    "output_schema": {"type": "str"},
+    "validate_output": True,
+    "needs": ["sampling"],
+    "always_background": True,
 }
 
 
@@ -58,6 +62,8 @@ async def test_a_registration_has_what_a_tool_over_grpc_has_also_after_a_restart
                 hints = said.annotations
                 shown = (said.display_name, said.council_eligible, said.inline_available, said.min_level)
                 assert shown == ("Weather", True, True, 5)
+                assert (said.output_schema, said.needs) == ({"type": "string"}, ("sampling",))
+                assert (said.validate_output, said.always_background) == (True, True)
                 assert (hints.read_only, hints.idempotent, hints.destructive, hints.open_world) == (
                     True,
                     None,
@@ -66,10 +72,14 @@ async def test_a_registration_has_what_a_tool_over_grpc_has_also_after_a_restart
                 )
                 assert bus.list() == []
                 high = CallContext("ann", {"level": "5"})
-                refused = await bus.call("weather", {"town": 1}, context=high)
+                can_answer = Inputs(("sampling",))
+                refused = await bus.call("weather", {"town": 1}, context=high, inputs=can_answer)
                 assert refused.error is not None
                 assert refused.error.code is Code.INVALID_ARGUMENTS
-                assert (await bus.call("weather", {"city": "oslo", "userId": "x"}, context=high)).error is None
+                arguments = {"city": "oslo", "userId": "x"}
+                answered = await bus.call("weather", arguments, context=high, inputs=can_answer)
+                assert answered.error is not None
+                assert answered.error.reason == "output_schema"  # it returned an object
                 assert plugin.requests[-1][1]["arguments"] == {"city": "oslo"}
                 assert headers_of(plugin)["x-toolbus-user"] == '"ann"'
 
@@ -95,6 +105,8 @@ async def test_unknown_fields_are_ignored_and_named_where_there_are_any(tmp_path
         ({"annotations": {"read_only": 7}}, "annotations"),
         ({"display_name": "x" * 257}, "display_name"),
         ({"validate": True, "parameters": {"type": "strin"}}, "parameters"),
+        ({"output_schema": {"type": "strin"}}, "output_schema"),
+        ({"needs": [""]}, "needs"),
     ],
 )
 async def test_a_field_that_breaks_its_rule_is_refused_with_its_place(fields: dict[str, Any], loc: str) -> None:

@@ -41,13 +41,17 @@ def describe_result(result: Result) -> dict[str, Any]:
     error = result.error
     if result.is_error and error is None:
         error = CallError(Code.TOOL, "")
-    return {
+    described = {
         "call_id": result.call_id,
         "output": output,
         "is_error": result.is_error,
         "error": None if error is None else _describe_error(error),
         "content": [MessageToDict(block, preserving_proto_field_name=True) for block in result.content],
     }
+    if result.asks:  # only where the request has `accepts`
+        described["input_requests"] = parse_json(result.input_requests_json)
+        described["request_state"] = result.request_state
+    return described
 
 
 def describe_raw_result(result: Result) -> dict[str, Any]:

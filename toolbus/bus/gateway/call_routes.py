@@ -150,6 +150,9 @@ def _call(body: InvokeBody) -> pb.ToolCall:
         context=_context(body.context) if body.context is not None else None,
         schema_hash=repair_utf8(body.schema_hash),
         background_after_seconds=body.background_after_seconds or 0.0,
+        accepts=map(repair_utf8, body.accepts),
+        input_responses_json="" if body.input_responses is None else _json_text(body.input_responses),
+        request_state=repair_utf8(body.request_state),
     )
 
 

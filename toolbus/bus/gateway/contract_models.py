@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.gateway.callback_proof import MAX_SECRET, MIN_SECRET, is_secret
+from toolbus.questions import MAX_NEED, MAX_NEEDS
 from toolbus.text import is_utf8, quote
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_CALL_ID, MAX_LEVEL, MAX_NAME, MAX_TIMEOUT_SECONDS, is_source
 
@@ -134,6 +135,17 @@ class RegisterBody(BaseModel):
     ] = None
     context_headers: Annotated[
         bool | None, Field(description="Whether callbacks have the call's context, in headers `X-Toolbus-…`.")
+    ] = None
+    output_schema: Annotated[dict[str, Any] | None, Field(description="The JSON Schema of its output.")] = None
+    validate_output: Annotated[
+        bool | None, Field(description="Whether results are checked against `output_schema`.")
+    ] = None
+    needs: Annotated[
+        list[Annotated[Text, Field(min_length=1, max_length=MAX_NEED)]] | None,
+        Field(max_length=MAX_NEEDS, description="What its callers must be able to answer, such as elicitation.form."),
+    ] = None
+    always_background: Annotated[
+        bool | None, Field(description="Whether calls become tasks at once where their callers take tasks.")
     ] = None
     via: Annotated[Any, Field(description="Buses that the tool has come through; set by `serve --upstream` only.")] = (
         None
@@ -279,6 +291,18 @@ class InvokeBody(BaseModel):
             "`task_id`, and the work goes on. Null: never.",
         ),
     ] = None
+    accepts: Annotated[
+        list[str],
+        Field(
+            max_length=MAX_NEEDS,
+            description="What the client can answer where the tool asks something: elicitation.form, "
+            "elicitation.url, sampling, roots.",
+        ),
+    ] = []
+    input_responses: Annotated[
+        dict[str, Any] | None, Field(description="Answers to the `input_requests` of the call before, by their keys.")
+    ] = None
+    request_state: Annotated[str, Field(description="The `request_state` that came with them, unchanged.")] = ""
 
 
 class Limit(BaseModel):
@@ -310,6 +334,13 @@ class Invoked(BaseModel):
     content: Annotated[
         list[dict[str, Any]], Field(description="Parts that JSON cannot hold, as the wire has them.")
     ] = []
+    input_requests: Annotated[
+        dict[str, Any] | None,
+        Field(description="What the tool asks before it goes on; only there where it asks. Call again with answers."),
+    ] = None
+    request_state: Annotated[str | None, Field(description="Goes back with the answers; only there where it asks.")] = (
+        None
+    )
 
 
 class CallbackBody(BaseModel):

@@ -14,7 +14,7 @@ from toolbus.bus.access.principal import Principal
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.listing import ToolListing
-from toolbus.bus.catalog.schema import is_deeper
+from toolbus.bus.catalog.schema import SchemaFault, compile_output_schema, is_deeper
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback_context import ASKED_FOR
 from toolbus.bus.gateway.contract_models import (
@@ -197,6 +197,7 @@ def _tool(body: RegisterBody, limits: Limits) -> Tool:
             raise _invalid(name, f"it has {size} bytes, more than the limit {limit} = {limit_bytes}: shorten it", None)
     if is_deeper(body.parameters, limits.schema_depth):
         raise _invalid("parameters", f"it is nested deeper than the limit schema_depth = {limits.schema_depth}", None)
+    output_schema_json = _output_schema(body, limits)
     via = [str(each)[:200] for each in body.via] if isinstance(body.via, list) else []
     metadata: dict[str, Any] = {"via": via[:8]} if via else {}
     if body.context_headers:
@@ -217,9 +218,27 @@ def _tool(body: RegisterBody, limits: Limits) -> Tool:
             inline_available=body.inline_available or False,
             min_level=body.min_level or 0,
             metadata_json=json.dumps(metadata) if metadata else "",
+            output_schema_json=output_schema_json,
+            validate_output=body.validate_output or False,
+            needs=tuple(body.needs or ()),
+            always_background=body.always_background or False,
         )
     except InvalidTool as error:
         raise _invalid("parameters", str(error), None) from None
+
+
+def _output_schema(body: RegisterBody, limits: Limits) -> str:
+    """Returns the schema of a tool's output as text; "" where it has none.
+
+    Raises:
+        RequestValidationError: it breaks a rule.
+    """
+    if body.output_schema is None:
+        return ""
+    try:
+        return compile_output_schema(dump_json(body.output_schema), limits).text
+    except (SchemaFault, ValueError, RecursionError) as fault:
+        raise _invalid("output_schema", str(fault), None) from None
 
 
 def _invalid(field: str, message: str, value: object) -> RequestValidationError:
