@@ -31,7 +31,7 @@ task_after = 0.5
 [mcp.profiles.default]
 bare = ["{fixture_plugin.SOURCE}", "{MOUNT}"]
 """
-HAS_MOUNTS = False
+HAS_MOUNTS = True
 SDK = Path(sys.prefix) / "mcp-sdk"  # where the examples of the official SDK are unpacked
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tests.mcp import fixture_questions
 from toolbus.errors import Code
 from toolbus.sdk import Err, Plugin, Reply, ToolScope, audio, image, text
 from toolbus.tool import CallError, Result
@@ -177,13 +178,13 @@ def offer_tasks(plugin: Plugin) -> None:
         await asyncio.sleep(seconds)
         return f"Computed {label or 'nothing'} for {seconds:g} s"
 
-    @plugin.tool
+    @plugin.tool(always_background=True)
     async def failing_job() -> Err:
         """Fails after a second"""
         await asyncio.sleep(1.0)
         return Err("This job always fails")
 
-    @plugin.tool
+    @plugin.tool(always_background=True)
     async def protocol_error_job() -> Result:
         """Ends with an error of the protocol after a second"""
         await asyncio.sleep(1.0)
@@ -191,7 +192,15 @@ def offer_tasks(plugin: Plugin) -> None:
         return Result(is_error=True, error=error)
 
 
-OFFERS: tuple[Callable[[Plugin], None], ...] = (offer_content, offer_steps, offer_changes, offer_tasks)
+OFFERS: tuple[Callable[[Plugin], None], ...] = (
+    offer_content,
+    offer_steps,
+    offer_changes,
+    offer_tasks,
+    fixture_questions.offer_questions,
+    fixture_questions.offer_rounds,
+    fixture_questions.offer_asking_tasks,
+)
 
 
 def fixture_plugin(address: str | None = None) -> Plugin:
