@@ -31,7 +31,6 @@ task_after = 0.5
 [mcp.profiles.default]
 bare = ["{fixture_plugin.SOURCE}", "{MOUNT}"]
 """
-HAS_MOUNTS = True
 SDK = Path(sys.prefix) / "mcp-sdk"  # where the examples of the official SDK are unpacked
 
 
@@ -75,13 +74,14 @@ def mounted(folder: Path, transport: Transport) -> Iterator[str]:
 def _bus(folder: Path, server: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Runs a bus that mounts a server; gives its address for gRPC and the URL of its endpoint."""
     folder.mkdir(parents=True, exist_ok=True)
-    config, servers = folder / "toolbus.toml", folder / "mcp.json"
-    config.write_text(CONFIG if HAS_MOUNTS else "", encoding="utf-8")
+    data = folder / "data"
+    data.mkdir(mode=0o700, exist_ok=True)
+    config, servers = folder / "toolbus.toml", data / "mcp.json"
+    config.write_text(CONFIG, encoding="utf-8")
     servers.write_text(json.dumps({"mcpServers": {MOUNT: server}}), encoding="utf-8")
     servers.chmod(0o600)
-    words: list[str | Path] = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", folder / "data"]
-    mounts: list[str | Path] = ["--mcp-servers", servers] if HAS_MOUNTS else []
-    with Running(folder, "serve", "--config", config, *mounts, *words) as bus:
+    words: list[str | Path] = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", data]
+    with Running(folder, "serve", "--config", config, *words) as bus:
         bus.says("toolbus ready")
         ready = re.search(r"grpc=(\S+) http=(\S+)", bus.out)
         assert ready, bus.out

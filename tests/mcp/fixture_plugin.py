@@ -138,13 +138,6 @@ def offer_steps(plugin: Plugin) -> None:
         return "Tool with progress executed successfully"
 
     @plugin.tool
-    async def test_streaming_elicitation(scope: ToolScope) -> str:
-        """Tests that no request of the server stands in the stream of an answer"""
-        scope.progress(1, total=2, message="half done")
-        await asyncio.sleep(STEP_SECONDS)
-        return "Streamed"
-
-    @plugin.tool
     async def test_reconnection(scope: ToolScope) -> str:
         """Tests that a client fetches the rest of a stream that was closed during a call"""
         scope.progress(message="Before disconnect")

@@ -72,7 +72,7 @@ def offer_questions(plugin: Plugin) -> None:
     @plugin.tool
     async def test_streaming_elicitation(scope: ToolScope) -> str:
         """Shows how far it is, and asks the user"""
-        scope.progress(1, total=2)
+        scope.progress(1, total=2, message="half done")
         answers = await scope.ask({"user": form("Go on?", {"ok": {"type": "boolean"}})})
         return shown(answers["user"])
 
