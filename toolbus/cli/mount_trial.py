@@ -73,6 +73,8 @@ async def _ask(host: Host, name: str) -> dict[str, Any]:
     answer: dict[str, Any] = result.output
     if name in {mount["name"] for mount in answer["mounts"]}:
         answer = (await host.call("toolbus:mounts", {"name": name})).output
+        log = (await host.call("toolbus:mount_logs", {"name": name})).output
+        answer["log"] = log["lines"]
     return answer
 
 

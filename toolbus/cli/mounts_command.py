@@ -13,7 +13,7 @@ from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
 from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
-from toolbus.text import list_names
+from toolbus.text import list_names, shorten
 
 EPILOG = epilog(
     (
@@ -52,6 +52,7 @@ HINT_WORDS = {
     ("open_world", True): "open-world",
 }
 SHOWN_DIGITS = 12  # of a fingerprint in a table
+SHOWN_CHARACTERS = 100  # of a description in a table
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The mount.")]
 
@@ -103,9 +104,9 @@ def approve(
     target = BusTarget(bus, credential)
     answer = call_bus_tool(target, "mounts", {"name": name})
     changes = answer["mounts"][0]["changes"] if answer["mounts"] else []
-    wanted = [each for each in changes if not tool or each["subject"] in (tool, f"tool:{tool}")] or changes
-    if not changes:
-        terminal.print_note(f"nothing of mount {name} waits for an approval")
+    wanted = [each for each in changes if not tool or tool in (each["subject"], each["tool"])]
+    if not wanted:
+        terminal.print_note(f"nothing of {tool or f'mount {name}'} waits for an approval")
         if as_json:
             terminal.print_json({"name": name, "approved": [], "waiting": []})
         return
@@ -177,7 +178,7 @@ def print_tools(tools: list[Mapping[str, Any]], notices: Mapping[str, list[str]]
         marks += notices.get(tool["name"], [])
         if marks:
             warned.append(number)
-        about = "; ".join(marks) or (tool["description"] or tool["title"]).partition("\n")[0]
+        about = "; ".join(marks) or shorten((tool["description"] or tool["title"]).partition("\n")[0], SHOWN_CHARACTERS)
         hints = " ".join(word for hint, word in HINT_WORDS.items() if tool["hints"].get(hint[0]) is hint[1])
         rows.append((tool["name"], hints or "-", tool["fingerprint"][:SHOWN_DIGITS] or "-", about))
     terminal.print_table(("TOOL", "HINTS", "FINGERPRINT", "DESCRIPTION"), rows, warned)

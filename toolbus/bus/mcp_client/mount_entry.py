@@ -313,7 +313,7 @@ def _role(reader: Reader) -> str:
     return role
 
 
-_OURS: Keys = {
+OWN_KEYS: Keys = {
     "allow": ("allow", _globs),
     "deny": ("deny", _globs),
     "role": ("role", _role),
@@ -336,7 +336,7 @@ ENTRY_KEYS: Keys = {
     "url": ("url", _secret),
     "headers": ("headers", _headers),
     "disabled": ("disabled", Reader.flag),
-    "toolbus": ("toolbus", lambda reader: reader.record(_OURS, snake_case)),
+    "toolbus": ("toolbus", lambda reader: reader.record(OWN_KEYS, snake_case)),
 }
 # Keys of clients that a person may count on: what is said instead of "unknown key".
 _UNREAD = {

@@ -143,6 +143,8 @@ class MountTools:
         )
 
     def _described(self, mount: Mount, *, details: bool) -> dict[str, Any]:
+        from toolbus.bus.mcp_client.declarations import our_name
+
         status, entry = mount.status(), mount.entry
         shown = dataclasses.asdict(status)
         left = [{"name": each.name, "reason": each.reason} for each in status.left]
@@ -154,6 +156,7 @@ class MountTools:
             shown["changes"] = [
                 {
                     "subject": subject,
+                    "tool": our_name(subject.removeprefix(_TOOL)) if subject.startswith(_TOOL) else "",
                     "fingerprint": fingerprints.digest_of(each.pending),
                     "approved": each.fingerprint,
                     "difference": each.difference(),

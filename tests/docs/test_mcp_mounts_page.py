@@ -1,0 +1,89 @@
+"""Holds the page on mounts to the code: its tables, its file, and its own server from the first command to a call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+from tests.docs.pages import TEXTS, blocks, table
+from tests.support.waiting import until
+from toolbus.bus import Bus
+from toolbus.bus.config import Config
+from toolbus.bus.mcp_client.mount_entry import ENTRY_KEYS, OWN_KEYS, MountEntry
+from toolbus.bus.mcp_client.mount_status import MountState
+from toolbus.bus.mcp_client.mounts_file import read_document
+from toolbus.bus.rooms.mcp_client_room import McpClientRoom
+from toolbus.bus.storage.registration_store import LOCK
+
+PAGE = "docs/start/mcp-mounts.md"
+
+
+def _rows(head: str) -> list[list[str]]:
+    return [[cell.strip() for cell in row] for row in table(TEXTS[PAGE], head)]
+
+
+def test_the_tables_have_every_key_with_its_default() -> None:
+    keys = {name for row in _rows("| key | default | meaning |") for name in re.findall(r"`(\w+)`", row[0])}
+    assert keys == set(ENTRY_KEYS)
+    defaults = {each.name: each.default for each in fields(MountEntry) if each.default is not MISSING}
+    rows = {row[0].strip("`"): row[1].strip("`") for row in _rows("| key | default | flag | meaning |")}
+    assert rows.keys() == OWN_KEYS.keys()
+    for name, shown in rows.items():
+        default = defaults[name]
+        value = None if shown == "none" else json.loads(shown)
+        assert value == (list(default) if isinstance(default, tuple) else default), name
+
+
+def test_the_table_of_states_has_every_state() -> None:
+    assert [row[0].strip("`") for row in _rows("| state | meaning |")] == [
+        state.value
+        for state in (
+            MountState.STARTING,
+            MountState.LIVE,
+            MountState.DEGRADED,
+            MountState.RESTARTING,
+            MountState.STOPPED,
+            MountState.NEEDS_LOGIN,
+            MountState.FAILED,
+        )
+    ]
+    assert len(_rows("| state | meaning |")) == len(MountState)
+
+
+def test_the_file_of_the_page_is_read_without_a_word() -> None:
+    [shown] = [block for block in blocks(PAGE) if block.kind == "json"]
+    reading = read_document(json.loads(shown.text), "mcp.json", {"DOCS_TOKEN": "x"})
+    assert (list(reading.entries), reading.refused, reading.notices) == (["files", "docs"], {}, ())
+
+
+async def test_the_server_of_the_page_is_mounted_without_a_bus_and_offered_at_once_by_the_next_one(
+    tmp_path: Path,
+) -> None:
+    [server] = [block for block in blocks(PAGE) if block.file == "notes.py"]
+    (tmp_path / "notes.py").write_text(server.text, "utf-8")
+    [line] = [line for block in blocks(PAGE) for line in block.text.splitlines() if "python notes.py" in line]
+    words = [sys.executable if word == "python" else word for word in shlex.split(line)]
+    data = tmp_path / "data"
+    options = ["--data-dir", str(data), "--json"]
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "toolbus.cli", words[1], *options, *words[2:]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    [shown] = json.loads(done.stdout)["mounts"]
+    assert [each["name"] for each in shown["declared"]] == ["add_note"]
+    assert not (data / LOCK).exists()  # it was not taken for a bus
+    async with Bus(Config(http="off", data_dir=data), rooms=(McpClientRoom,)) as bus:
+        assert bus.core.view.listings(None)[0].tool.name == "notes:add_note"  # known before its process runs
+        (data / "mcp.json").write_text('{"mcpServers": {}}')
+        await until(lambda: not bus.core.registry.offered_by("notes"))
