@@ -16,6 +16,7 @@ import pytest
 from tests.support.waiting import until
 from toolbus.bus import Bus, Config
 from toolbus.bus.features import Asker
+from toolbus.bus.local import LocalCaller
 from toolbus.bus.mcp_client.manifest import Manifest
 from toolbus.bus.mcp_client.mount import Mount, MountTimings
 from toolbus.bus.mcp_client.mount_entry import MountEntry
@@ -24,6 +25,7 @@ from toolbus.bus.mcp_client.mounts import Mounts
 from toolbus.errors import Code, Stage
 from toolbus.processes.supervisor import RestartPolicy
 from toolbus.tool import Progress, Result
+from toolbus.v1 import tool_pb2 as pb
 
 SERVER = Path(__file__).parents[2] / "support" / "mcp_server.py"
 QUICK = MountTimings(start_seconds=20.0, relist_seconds=0.01, restarts=RestartPolicy(backoff_seconds=0.01))
@@ -352,3 +354,66 @@ def marked(mark: bytes) -> list[str]:
         except OSError:
             pass
     return found
+
+
+class TestQuestions:
+    """Servers that ask in the middle of a call."""
+
+    @staticmethod
+    async def call(house: House, arguments: dict[str, Any] | None = None, user: str = "u", **fields: Any) -> Result:
+        """Calls as a host that can be asked."""
+        caller = LocalCaller("host", house.bus.dispatcher)
+        call = pb.ToolCall(name="small:ask", arguments_json=json.dumps(arguments or {}), **fields)
+        call.context.user_id = user
+        async with asyncio.timeout(20):
+            return await caller.call(call)
+
+    @ERAS
+    async def test_a_question_ends_the_call_and_the_answer_goes_on_with_it(self, house: House, era: str) -> None:
+        await house.live(era)
+        asked = await self.call(house, accepts=["elicitation.form"])
+        ((key, question),) = json.loads(asked.input_requests_json).items()
+        assert question["method"] == "elicitation/create"
+        assert question["params"]["message"] == "Who?"
+        answers = json.dumps({key: {"action": "accept", "content": {"name": "Ada"}}})
+        fields = {"accepts": ["elicitation.form"], "input_responses_json": answers}
+        result = await self.call(house, request_state=asked.request_state, **fields)
+        assert '"Ada"' in result.unwrap()
+
+    async def test_a_caller_that_cannot_be_asked_is_not_and_the_server_goes_on(self, house: House) -> None:
+        await house.live()
+        result = await self.call(house)
+        assert "does not accept elicitation.form" in result.unwrap()
+        for method in ("sampling/createMessage", "roots/list"):
+            refused = await self.call(house, {"text": method}, accepts=["elicitation.form"])
+            assert "does not accept" in refused.unwrap()
+
+    async def test_a_parked_call_goes_on_for_nobody_else(self, house: House) -> None:
+        await house.live()
+        asked = await self.call(house, accepts=["elicitation.form"], user="owner")
+        fields = {"accepts": ["elicitation.form"], "input_responses_json": "{}", "request_state": asked.request_state}
+        stolen = await self.call(house, user="thief", **fields)
+        assert stolen.error is not None
+        assert stolen.error.code is Code.INVALID_ARGUMENTS
+        again = await self.call(house, user="owner", **fields)
+        assert again.input_requests_json == asked.input_requests_json
+
+    async def test_a_question_while_calls_of_two_users_run_is_refused(self, house: House) -> None:
+        await house.live()
+        other = asyncio.create_task(house.call("sleep", {"seconds": 1}))
+        await asyncio.sleep(0)
+        refused = await self.call(house, accepts=["elicitation.form"])
+        assert "several users" in refused.unwrap()
+        await other
+
+    async def test_a_parked_call_is_gone_with_its_server(self, house: House) -> None:
+        mount = await house.live()
+        asked = await self.call(house, accepts=["elicitation.form"])
+        os.kill(mount.status().pid, signal.SIGKILL)
+        await until(lambda: mount.restarts == 1)
+        await until(lambda: mount.state is MountState.LIVE)
+        late = await self.call(
+            house, accepts=["elicitation.form"], input_responses_json="{}", request_state=asked.request_state
+        )
+        assert late.error is not None
+        assert "started again" in late.error.message
