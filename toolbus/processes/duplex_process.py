@@ -69,6 +69,8 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         self._mark = f"{MARK_VARIABLE}={secrets.token_hex(16)}"
         self._transport: Any = None  # None until started
         self._stdin: asyncio.WriteTransport | None = None  # None until started
+        self._outbox: list[bytes] = []  # what this turn of the loop writes, in one piece
+        self._outbox_bytes = 0
         self._exited = asyncio.Event()
         self._unfinished = b""  # of a line of its log
         self._stopping: asyncio.Task[None] | None = None  # None until `stop`
@@ -108,12 +110,22 @@ class DuplexProcess(asyncio.SubprocessProtocol):
     @property
     def unread_bytes(self) -> int:
         """How much the process has not read yet, beyond what the kernel holds for it."""
-        return 0 if self._stdin is None else self._stdin.get_write_buffer_size()
+        return self._outbox_bytes + (0 if self._stdin is None else self._stdin.get_write_buffer_size())
 
     def write(self, data: bytes) -> None:
-        """Writes to its standard input; what does not fit into the pipe waits in memory."""
-        if self._stdin is not None and not self._stdin.is_closing():
-            self._stdin.write(data)
+        """Writes to its standard input, with what else is written in this turn of the loop.
+
+        What does not fit into the pipe waits in memory.
+        """
+        if not self._outbox:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outbox.append(data)
+        self._outbox_bytes += len(data)
+
+    def _flush(self) -> None:
+        outbox, self._outbox, self._outbox_bytes = self._outbox, [], 0
+        if outbox and self._stdin is not None and not self._stdin.is_closing():
+            self._stdin.write(outbox[0] if len(outbox) == 1 else b"".join(outbox))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         """Hands output on."""
@@ -154,15 +166,17 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
-        self._on_end = None
+        is_dead, self._on_end = self._on_end is None, None
         if self._transport is None:
             return
+        self._flush()
         if self._stdin is not None:
             if self.unread_bytes:
                 self._stdin.abort()  # it does not read; to close it would wait for it
             else:
                 self._stdin.close()
-        await self._exits_within(STOP_SECONDS)
+        if not is_dead:
+            await self._exits_within(STOP_SECONDS)
         if not self._exited.is_set():
             signal_group(self.pid, signal.SIGTERM)
             await self._exits_within(STOP_SECONDS)

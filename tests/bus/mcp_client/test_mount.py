@@ -376,7 +376,7 @@ class TestQuestions:
         assert question["method"] == "elicitation/create"
         assert question["params"]["message"] == "Who?"
         answers = json.dumps({key: {"action": "accept", "content": {"name": "Ada"}}})
-        fields = {"accepts": ["elicitation.form"], "input_responses_json": answers}
+        fields: dict[str, Any] = {"accepts": ["elicitation.form"], "input_responses_json": answers}
         result = await self.call(house, request_state=asked.request_state, **fields)
         assert '"Ada"' in result.unwrap()
 
@@ -391,7 +391,8 @@ class TestQuestions:
     async def test_a_parked_call_goes_on_for_nobody_else(self, house: House) -> None:
         await house.live()
         asked = await self.call(house, accepts=["elicitation.form"], user="owner")
-        fields = {"accepts": ["elicitation.form"], "input_responses_json": "{}", "request_state": asked.request_state}
+        fields: dict[str, Any] = {"accepts": ["elicitation.form"], "input_responses_json": "{}"}
+        fields["request_state"] = asked.request_state
         stolen = await self.call(house, user="thief", **fields)
         assert stolen.error is not None
         assert stolen.error.code is Code.INVALID_ARGUMENTS

@@ -11,7 +11,6 @@ import asyncio
 import functools
 import json
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,16 +20,15 @@ import msgspec
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.slots import Slots
+from toolbus.bus.mcp_client.call_messages import failure, is_stale, read_answer, read_error, unreadable, write_params
 from toolbus.bus.mcp_client.connection import Connection, Incoming
 from toolbus.bus.mcp_client.parked_calls import ParkedCalls
 from toolbus.bus.mcp_client.remote_task import RemoteTask
 from toolbus.bus.mcp_client.transport import Busy, Lost
 from toolbus.errors import Code, Stage
-from toolbus.mcp import content
 from toolbus.mcp.headers import param_headers
 from toolbus.mcp.jsonrpc import McpCode, RpcError
-from toolbus.text import clean_line, dump_json, shorten
-from toolbus.tool import CallError, Result
+from toolbus.text import dump_json
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -41,7 +39,6 @@ CONFIRM_SECONDS = 1.0  # a cancelled call keeps its slot so long: servers do not
 BUSY_SECONDS = 0.1  # the hint when to retry at a server that does not read
 ELICITATION = "elicitation/create"
 QUESTIONS = {"sampling/createMessage": "sampling", "roots/list": "roots"}  # elicitation has two modes
-_UNKNOWN_TOOL = re.compile(r"unknown tool|tool .{0,200}not found|no such tool", re.IGNORECASE | re.DOTALL)
 
 
 class SentCall:
@@ -72,7 +69,6 @@ class MountHandler:
     Args:
         wake: called when calls wait for a server.
         stale: called when the server does not know a tool any more.
-        may_send: asked before a call is sent whether its tool is offered as it is.
 
     Attributes:
         names: by our name of a tool, the server's.
@@ -110,6 +106,7 @@ class MountHandler:
         self._wake = wake
         self._stale = stale
         self._connection: Connection | None = None  # None while no server is ready for calls
+        self._json_names: dict[str, str] = {}  # names of the server's tools as JSON
         self._queue: dict[str, tuple[Call, int]] = {}  # calls that were not sent, by id, and which attempt is next
         self._sent: dict[str, SentCall] = {}  # by the id of the bus's call
         self._parked: ParkedCalls[SentCall] = ParkedCalls(self._give_up)
@@ -141,7 +138,7 @@ class MountHandler:
         """Ends the calls that wait for a server, since none will come."""
         queue, self._queue = self._queue, {}
         for call, _ in queue.values():
-            self._end(call, _failure(Code.UNAVAILABLE, why, Stage.NOT_DISPATCHED, retry_safe=True))
+            self._end(call, failure(Code.UNAVAILABLE, why, Stage.NOT_DISPATCHED, retry_safe=True))
 
     # -- calls (`Handler`) --------------------------------------------------------------------------------------------
 
@@ -177,40 +174,39 @@ class MountHandler:
             return
         ours = call.entry.bare_name
         theirs = self.names.get(ours, ours)
-        arguments = call.arguments_json or "{}"
-        if "\n" in arguments or "\r" in arguments:  # between values only: inside texts JSON escapes them
-            arguments = arguments.replace("\n", " ").replace("\r", " ")
-        more = ""
-        if exchange is not None and exchange.responses_json:
-            state = f',"requestState":{dump_json(exchange.state)}' if exchange.state else ""
-            more = f',"inputResponses":{exchange.responses_json}{state}'.replace("\n", " ").replace("\r", " ")
-        params = f'{{"name":{dump_json(theirs)},"arguments":{arguments}{more}}}'.encode()
         sent = SentCall(call)
         sent.attempts = attempt
         self._sent[call.id] = sent
         try:
             connection.send(
                 "tools/call",
-                params,
+                write_params(call, self._json_of(theirs)),
                 functools.partial(self._answered, sent),
                 request=call.id,
                 name=theirs,
                 accepts=exchange.accepts if exchange is not None else (),
                 on_progress=functools.partial(self._progressed, sent),
-                headers=self._headers(ours, arguments),
+                headers=self._headers(ours, call.arguments_json),
             )
         except Busy as error:
             del self._sent[call.id]
             self._end(
-                call, _failure(Code.OVERLOADED, str(error), Stage.NOT_DISPATCHED, retry_safe=True, wait=BUSY_SECONDS)
+                call, failure(Code.OVERLOADED, str(error), Stage.NOT_DISPATCHED, retry_safe=True, wait=BUSY_SECONDS)
             )
         except Lost:  # its end is noticed in a moment
             del self._sent[call.id]
             self._queue[call.id] = (call, attempt)
 
+    def _json_of(self, name: str) -> str:
+        """Returns the name of a tool as JSON text; there are as many as the server has tools."""
+        text = self._json_names.get(name)
+        if text is None:
+            text = self._json_names[name] = dump_json(name)
+        return text
+
     def _headers(self, ours: str, arguments: str) -> Mapping[str, str] | None:
         names = self.param_names.get(ours)
-        return param_headers(names, json.loads(arguments)) if names else None
+        return param_headers(names, json.loads(arguments or "{}")) if names else None
 
     def _confirm(self, call: Call) -> None:
         if call.id in self.pending:
@@ -243,44 +239,23 @@ class MountHandler:
         if isinstance(error, Lost):
             self._lost(call, sent.attempts, error)
         elif isinstance(error, RpcError):
-            self._end(call, self._refused(call, error))
+            if is_stale(error):
+                self._stale()
+            self._end(call, read_error(self.source, call, error))
         else:
-            text = f"tool {call.entry.name!r}: {shorten(clean_line(str(error)), 300)}"
-            self._end(call, _failure(Code.TOOL, text, Stage.ACCEPTED))
+            self._end(call, unreadable(call, error or ValueError("it is empty")))
 
     def _take_result(self, sent: SentCall, call: Call, raw: msgspec.Raw) -> None:
         try:
             answer = msgspec.json.decode(raw, type=dict[str, Any])
-            kind = answer.get("resultType")
-            if kind == "task" and self._connection is not None:
+            if answer.get("resultType") == "task" and self._connection is not None:
                 sent.task = RemoteTask(self._connection, answer, functools.partial(self._task_moved, sent))
                 return
-            if kind == "input_required":
-                result = pb.ToolResult(
-                    input_requests_json=dump_json(answer.get("inputRequests") or {}),
-                    request_state=str(answer.get("requestState") or ""),
-                )
-            else:
-                result = content.read_result(answer).to_wire()
+            result = read_answer(answer)
         except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as fault:
-            text = f"tool {call.entry.name!r} gave a result that cannot be read: {shorten(clean_line(str(fault)), 300)}"
-            result = _failure(Code.TOOL, text, Stage.ACCEPTED)
+            result = unreadable(call, fault)
         self._sent.pop(call.id, None)
         self._end(call, result)
-
-    def _refused(self, call: Call, error: RpcError) -> pb.ToolResult:
-        """Returns the result of a call that the server answered with a JSON-RPC error."""
-        message = shorten(clean_line(error.message), 4000) or f"the server answered with error {error.code}"
-        if error.code in (McpCode.INVALID_PARAMS, McpCode.METHOD_NOT_FOUND) and _UNKNOWN_TOOL.search(error.message):
-            self._stale()
-            text = (
-                f"server {self.source!r} does not have tool {call.entry.bare_name!r} any more ({message}): list again"
-            )
-            return _failure(Code.CATALOG_STALE, text, Stage.ACCEPTED, retry_safe=True)
-        result = _failure(Code.TOOL, message, Stage.ACCEPTED, reason=f"jsonrpc:{error.code}")
-        if error.data is not None:
-            result.output_json = dump_json(error.data)
-        return result
 
     def _lost(self, call: Call, attempts: int, error: Lost) -> None:
         """Ends a call whose server is gone, or sends it again where it certainly did not arrive."""
@@ -291,7 +266,7 @@ class MountHandler:
                 self._queue[call.id] = (call, attempts + 1)
                 self._wake()
             else:
-                self._end(call, _failure(Code.UNAVAILABLE, str(error), Stage.NOT_DISPATCHED, retry_safe=True))
+                self._end(call, failure(Code.UNAVAILABLE, str(error), Stage.NOT_DISPATCHED, retry_safe=True))
             return
         del self.pending[call.id]
         if error.stage is Stage.ACCEPTED:
@@ -392,7 +367,7 @@ class MountHandler:
                 "what this answers does not wait any more: its time has passed, or the server was started again; call "
                 "again without answers"
             )
-            self._end(call, _failure(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED))
+            self._end(call, failure(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED))
             return
         answers = json.loads(responses_json or "{}")
         sent = parked.held
@@ -433,13 +408,6 @@ def _owner(call: Call | None) -> tuple[str, ...]:
         return ()
     user = call.context.user_id if call.context is not None else ""
     return (call.entry.name, call.caller.principal.account, user)
-
-
-def _failure(
-    code: Code, text: str, stage: Stage, *, retry_safe: bool = False, reason: str = "", wait: float = 0.0
-) -> pb.ToolResult:
-    error = CallError(code, text, stage, retry_safe, retry_after_seconds=wait, reason=reason)
-    return Result(is_error=True, error=error).to_wire()
 
 
 def _number(value: object) -> float:

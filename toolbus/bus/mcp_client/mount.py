@@ -180,6 +180,8 @@ class Mount:
                 self._set(MountState.STOPPED, "idle" if not self._wanted.is_set() else "restarted")
                 deaths.clear()
                 continue
+            if self.log_lines:
+                death = f"{death}; the last line of its log: {shorten(self.log_lines[-1], 200)}"
             self.last_error = death
             now = time.monotonic()
             deaths.append(now)

@@ -144,7 +144,8 @@ class MountOffer:
             self.declared = tools_of(entry, tools, self._limits, blocked) if tools else self.declared
             self._register()
             self._offered = key
-        moved = self.features.declare(peer.can, lists)
+        prompts = [each for each in lists.get("prompts", ()) if _prompt_subject(each) not in blocked]
+        moved = self.features.declare(peer.can, {**lists, "prompts": prompts})
         if self.features.capabilities and self.features not in self._all_features.providers:
             self._all_features.add(self.features)
         else:
@@ -185,6 +186,10 @@ class MountOffer:
             )
         self.changed = tuple(fingerprints.pending({subject: review.pinned[subject] for subject in seen}))
         return review.blocked
+
+
+def _prompt_subject(declaration: object) -> str:
+    return fingerprints.prompt_subject(str(declaration.get("name"))) if isinstance(declaration, dict) else ""
 
 
 def _marked(declared: Declared) -> dict[str, Mapping[str, tuple[str, ...]]]:

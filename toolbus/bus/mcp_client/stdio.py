@@ -146,6 +146,6 @@ class StdioTransport:
     def _log(self, line: str) -> None:
         shown = clean_line(line)
         self.log_lines.append(shown)
-        log.info("%s: %s", self._name, shown)
+        log.debug("%s: %s", self._name, shown)
         if self._receiver is not None:
             self._receiver.activity()
