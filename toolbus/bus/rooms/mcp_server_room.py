@@ -5,15 +5,21 @@ What serves is loaded by the first request, so a bus that no MCP client asks doe
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.core import Core
+from toolbus.bus.mcp_server.pipe_listener import PipeListener
 from toolbus.bus.room import Room
 
 if TYPE_CHECKING:
     from toolbus.bus.mcp_server.endpoint import Endpoint
     from toolbus.bus.mcp_server.server import McpServer
+
+log = logging.getLogger("toolbus.mcp")
 
 PATH = "/mcp"
 
@@ -27,6 +33,7 @@ class McpServerRoom(Room):
         super().__init__(core)
         self._server: McpServer | None = None  # None until it is first needed
         self._endpoint: Endpoint | None = None  # the same
+        self._listener: PipeListener | None = None  # None where nothing is persisted
 
     @property
     def server(self) -> McpServer:
@@ -38,12 +45,22 @@ class McpServerRoom(Room):
         return self._server
 
     async def open(self) -> None:
-        """Adds the path."""
-        if self.core.config.mcp.enabled:
-            self.core.web.add(PATH, self._serve)
+        """Adds the path, and listens to bridges where there is a data directory."""
+        config = self.core.config
+        if not config.mcp.enabled:
+            return
+        self.core.web.add(PATH, self._serve)
+        if config.data_dir is not None and hasattr(socket, "AF_UNIX"):
+            self._listener = PipeListener(config.data_dir, self._serve_pipe)
+            try:
+                await self._listener.open()
+            except OSError as error:
+                log.warning("no pipe for toolbus mcp at %s, which uses HTTP instead: %s", self._listener.path, error)
 
     async def stop(self) -> None:
         """Ends what clients listen to; their sessions stay valid for the next bus."""
+        if self._listener is not None:
+            await self._listener.close()
         if self._server is not None:
             self._server.close()
 
@@ -58,3 +75,8 @@ class McpServerRoom(Room):
 
             self._endpoint = Endpoint(self.server)
         await self._endpoint(scope, receive, send)
+
+    async def _serve_pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from toolbus.bus.mcp_server.pipe import Pipe
+
+        await Pipe(self.server, reader, writer).run()

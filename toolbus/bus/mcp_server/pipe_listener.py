@@ -1,0 +1,129 @@
+"""Listens on the unix socket that `toolbus mcp` connects to: a file in the data directory, for its owner only.
+
+It loads nothing that speaks MCP: a bus that no bridge connects to does not pay for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+from toolbus.local_users import show_user
+
+SOCKET_FILE = "mcp.sock"
+LINE_BYTES = 16 * 1024 * 1024  # of one message
+MAX_PIPES = 256  # connections at once
+_LONGEST = 107  # bytes of a path that the kernel takes (sockaddr_un)
+_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: struct ucred
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class PipeRefused(Exception):
+    """A connection is not served; the text says why."""
+
+
+class PipeListener:
+    """The socket, from `open` to `close`.
+
+    Args:
+        directory: the data directory, which its bus has locked: a socket that is there is a dead bus's.
+        serve: has one conversation.
+    """
+
+    def __init__(self, directory: Path, serve: Serve) -> None:
+        self._directory = directory
+        self._serve = serve
+        self._server: asyncio.Server | None = None  # None while it does not listen
+        self._serving: set[asyncio.Task[None]] = set()  # conversations
+
+    @property
+    def path(self) -> Path:
+        """Where the socket is."""
+        return self._directory / SOCKET_FILE
+
+    async def open(self) -> None:
+        """Begins to listen.
+
+        Raises:
+            OSError: the socket cannot be made.
+        """
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.path.unlink(missing_ok=True)
+            with short_path(self.path) as path:
+                listener.bind(path)
+            self.path.chmod(0o600)
+            self._server = await asyncio.start_unix_server(self._accept, sock=listener, limit=LINE_BYTES)
+        except BaseException:
+            listener.close()
+            raise
+
+    async def close(self) -> None:
+        """Ends the socket and its connections."""
+        if self._server is None:
+            return
+        self._server.close()
+        self.path.unlink(missing_ok=True)
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        self._server = None
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # it runs in one
+        self._serving.add(task)
+        try:
+            if len(self._serving) > MAX_PIPES:
+                raise PipeRefused(f"the bus has {MAX_PIPES} pipes, its limit mcp_pipes: end a bridge")
+            check_peer(writer.get_extra_info("socket"))
+            await self._serve(reader, writer)
+        except PipeRefused as refused:
+            writer.write(refusal(str(refused)))
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._serving.discard(task)
+            writer.close()
+
+
+def refusal(why: str) -> bytes:
+    """Returns the line that says why a connection is not served."""
+    import json
+
+    return json.dumps({"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": why}}).encode() + b"\n"
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Checks that this user, or root, is at the other end.
+
+    Where the system does not say (it is not Linux), the permissions of the directory have to do.
+
+    Raises:
+        PipeRefused: somebody else is.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, uid, _ = _CREDENTIALS.unpack(raw)
+    if uid not in (os.geteuid(), 0):
+        raise PipeRefused(f"this pipe is {show_user(os.geteuid())}'s, and {show_user(uid)} asks: use a bus of your own")
+
+
+@contextlib.contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Gives a path of a socket that the kernel takes; a long one by way of its directory's descriptor."""
+    if len(os.fsencode(path)) <= _LONGEST:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)

@@ -1,0 +1,605 @@
+"""Connects a client that speaks MCP over its standard streams with the bus: `toolbus mcp`.
+
+A client starts it as it starts any server, often before the bus runs, and keeps it while buses come and go. So the
+bridge answers the handshake and `ping` itself where no bus does, says in the instructions why there are no tools, and
+tells the client that lists have changed as soon as a bus is there. A bus that restarts is told what the client had said
+before. Requests that were on their way to a bus that went fail, since nobody knows what became of them.
+
+Only the standard library is imported: the process is small, and its first answer takes as long as Python's start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from toolbus.mcp.eras import (
+    LEGACY_VERSIONS,
+    META_SERVER,
+    META_SUBSCRIPTION,
+    META_VERSION,
+    MODERN_VERSIONS,
+    NEWEST_LEGACY,
+)
+
+Json = dict[str, Any]
+
+SOCKET_FILE = "mcp.sock"
+ATTACH = "toolbus/attach"
+HANDSHAKE_SECONDS = 0.9  # a client gets an answer to its handshake within 1 s, whatever the bus does
+WAIT_SECONDS = 10.0  # how long requests wait for a bus that was there a moment ago: it may restart
+CONNECT_SECONDS = 5.0  # for a bus to answer the bridge's own requests
+FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0  # between two attempts to find a bus
+END_SECONDS = 2.0  # for answers that are on their way when the client has closed its end
+INTERNAL = -32603
+_LONGEST_PATH = 107
+_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
+_OWN = "toolbus-bridge-"  # begins the ids of requests that the bridge makes itself
+_LISTS = {
+    "tools/list": "tools",
+    "prompts/list": "prompts",
+    "resources/list": "resources",
+    "resources/templates/list": "resourceTemplates",
+}
+_CHANGES = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged"}
+
+
+class NoBus(Exception):
+    """There is no bus, or it does not serve this client; the text says why."""
+
+
+class Link(Protocol):
+    """A connection to a bus."""
+
+    where: str  # the bus, for people
+
+    def send(self, line: bytes) -> None:
+        """Sends a message.
+
+        Raises:
+            OSError: the connection has ended.
+        """
+
+    def close(self) -> None:
+        """Ends it; `Bridge.ended` is not called because of that."""
+
+
+class PipeLink:
+    """A connection to the unix socket of a bus.
+
+    Raises:
+        NoBus: nothing that may be served listens there.
+    """
+
+    def __init__(self, path: Path, take: Callable[[bytes], None], end: Callable[[Link, str], None]) -> None:
+        self.where = str(path)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._closed = False
+        try:
+            with _short(path) as short:
+                self._socket.connect(short)
+            self._check_owner()
+        except OSError as error:
+            self._socket.close()
+            raise NoBus(f"{path}: {error.strerror or error}") from None
+        except NoBus:
+            self._socket.close()
+            raise
+        threading.Thread(target=self._read, args=(take, end), name="bus", daemon=True).start()
+
+    def send(self, line: bytes) -> None:
+        self._socket.sendall(line if line.endswith(b"\n") else line + b"\n")
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _check_owner(self) -> None:
+        if hasattr(socket, "SO_PEERCRED"):
+            raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            _, uid, _ = _CREDENTIALS.unpack(raw)
+            if uid not in (os.geteuid(), 0):
+                raise NoBus(f"{self.where} belongs to the user with uid {uid}: a bridge uses its own user's bus")
+
+    def _read(self, take: Callable[[bytes], None], end: Callable[[Link, str], None]) -> None:
+        why = "the bus has closed the pipe"
+        try:
+            with self._socket.makefile("rb") as lines:
+                for line in lines:
+                    take(line)
+        except OSError as error:
+            why = str(error)
+        self._socket.close()
+        if not self._closed:
+            end(self, why)
+
+
+@dataclass(slots=True)
+class Request:
+    """A request of the client that is not answered yet.
+
+    Attributes:
+        line: as it came.
+        message: the same, read.
+        deadline: until when it waits for a bus; by `time.monotonic()`.
+    """
+
+    line: bytes
+    message: Json
+    deadline: float = 0.0
+
+    @property
+    def modern(self) -> bool:
+        """Whether it speaks 2026-07-28."""
+        meta = (self.message.get("params") or {}).get("_meta")
+        return isinstance(meta, dict) and META_VERSION in meta
+
+
+class Bridge:
+    """One client, and the bus that there is at the moment.
+
+    Args:
+        connect: makes a connection, which gives its lines to the first argument and its end to the second.
+        write: gives the client a line.
+        profile: what the client sees.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[Callable[[bytes], None], Callable[[Link, str], None]], Link],
+        write: Callable[[bytes], None],
+        profile: str = "",
+    ) -> None:
+        self._connect = connect
+        self._write = write
+        self._profile = profile
+        self._lock = threading.RLock()
+        self._wake = threading.Event()  # set where the thread that connects has something to do
+        self._link: Link | None = None  # None while there is no bus
+        self._lost_at: float | None = None  # when the last bus went; None before the first
+        self._why = "no bus was found yet"  # why there is none
+        self._requests: dict[str, Request] = {}  # that the bus has, by id as JSON
+        self._waiting: list[Request] = []  # for a bus
+        self._numbers = iter(range(1, sys.maxsize))
+        self._asked: dict[str, Callable[[Json], None]] = {}  # requests of our own, by id
+        self._initialize: Json | None = None  # the params of the client's handshake; None before one
+        self._repeated: dict[str, Request] = {}  # what a new bus is told again, by what it is about
+        self._acknowledged: set[str] = set()  # ids of `subscriptions/listen` whose client was told that they are open
+        self._swallow: set[str] = set()  # those whose next acknowledgement it is not told
+        self._known: dict[str, Json] = {}  # the last answers to the handshake, by method
+        self._offline = False  # whether the client was answered without a bus
+        self._ended = False
+
+    # -- the client ----------------------------------------------------------------------------------------------
+
+    def take(self, line: bytes) -> None:
+        """Takes a line of the client."""
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            self._reply(
+                {"id": None, "error": {"code": -32700, "message": "the line is no JSON object: send one message"}}
+            )
+            return
+        request = Request(line, message)
+        method = message.get("method")
+        if method in ("initialize", "server/discover") and "id" in message:
+            self._shake_hands(request, method)
+        elif method == "ping" and "id" in message and not request.modern:
+            self._reply({"id": message["id"], "result": {}})
+        else:
+            self._remember(request)
+            self._pass_on(request)
+
+    def _shake_hands(self, request: Request, method: str) -> None:
+        """Answers a handshake: as the bus does, or as it is known where the bus takes too long or there is none."""
+        id, params = request.message["id"], request.message.get("params") or {}
+        answered = threading.Event()  # by whoever comes first
+
+        def answer(answer: Json | None) -> None:
+            with self._lock:
+                if answered.is_set():
+                    return
+                answered.set()
+                if answer is not None and "result" in answer:
+                    self._known[method] = answer["result"]
+                if answer is None:
+                    self._offline = True
+                    answer = {"result": self._own_answer(method, params)}
+            self._reply({**answer, "id": id})
+
+        with self._lock:
+            if method == "initialize":
+                self._initialize = params
+            link = self._link
+        if link is None or not self._ask(link, method, params, answer):
+            answer(None)
+            return
+        timer = threading.Timer(HANDSHAKE_SECONDS, answer, (None,))
+        timer.daemon = True
+        timer.start()
+
+    def _own_answer(self, method: str, params: Json) -> Json:
+        """Returns what a handshake is answered without a bus."""
+        capabilities: Json = {kind: {"listChanged": True} for kind in _CHANGES}
+        version = params.get("protocolVersion")
+        info = {"name": "toolbus", "title": "toolbus", "version": _version()}
+        blank: Json = {
+            "initialize": {"protocolVersion": version if version in LEGACY_VERSIONS else NEWEST_LEGACY},
+            "server/discover": {
+                "resultType": "complete",
+                "supportedVersions": list(MODERN_VERSIONS),
+                "_meta": {META_SERVER: info},
+            },
+        }[method]
+        answer = {**blank, "capabilities": capabilities, "serverInfo": info, **self._known.get(method, {})}
+        answer["instructions"] = f"There are no tools now: {self._why}. They appear when a bus runs (toolbus serve)."
+        return {**answer, "ttlMs": 0, "cacheScope": "private"} if method == "server/discover" else answer
+
+    def _remember(self, request: Request) -> None:
+        """Keeps what a bus that comes later has to be told again."""
+        message, params = request.message, request.message.get("params") or {}
+        with self._lock:
+            match message.get("method"):
+                case "notifications/initialized" | "logging/setLevel" as method:
+                    self._repeated[method] = request
+                case "resources/subscribe":
+                    self._repeated[f"resource {params.get('uri')}"] = request
+                case "resources/unsubscribe":
+                    self._repeated.pop(f"resource {params.get('uri')}", None)
+                case "notifications/cancelled":
+                    id = json.dumps(params.get("requestId"))
+                    self._requests.pop(id, None)
+                    self._acknowledged.discard(id)
+                    self._waiting = [each for each in self._waiting if json.dumps(each.message.get("id")) != id]
+
+    def _pass_on(self, request: Request) -> None:
+        with self._lock:
+            link, message = self._link, request.message
+            is_request = "method" in message and "id" in message
+            if link is None:
+                if not is_request:
+                    return
+                request.deadline = (self._lost_at + WAIT_SECONDS) if self._lost_at is not None else 0.0
+                if message["method"] == "subscriptions/listen":
+                    self._listen_offline(request)
+                elif request.deadline > time.monotonic():
+                    self._waiting.append(request)
+                    self._wake.set()
+                else:
+                    self._answer_offline(request)
+                return
+            if is_request:
+                self._requests[json.dumps(message["id"])] = request
+        try:
+            link.send(request.line)
+        except OSError as error:
+            self.ended(link, str(error))
+
+    def _listen_offline(self, request: Request) -> None:
+        """Opens a stream of notifications that the next bus fills."""
+        id = json.dumps(request.message["id"])
+        self._requests[id] = request
+        self._acknowledged.add(id)
+        wanted = (request.message.get("params") or {}).get("notifications") or {}
+        self._tell(request, "notifications/subscriptions/acknowledged", notifications=wanted)
+
+    def _answer_offline(self, request: Request) -> None:
+        """Answers a request where there is no bus."""
+        self._offline = True
+        message, method = request.message, request.message["method"]
+        more: Json = {"resultType": "complete"} if request.modern else {}
+        if method in _LISTS:
+            more.update({"ttlMs": 0, "cacheScope": "private"} if request.modern else {})
+            self._reply({"id": message["id"], "result": {_LISTS[method]: [], **more}})
+        else:
+            text = f"There is no bus: {self._why}. Start one with toolbus serve; nothing has run."
+            self._fail(request, text, "NOT_DISPATCHED", retry_safe=True)
+
+    def _fail(self, request: Request, text: str, stage: str, *, retry_safe: bool) -> None:
+        """Answers a request that no bus answers."""
+        error = {"code": "UNAVAILABLE", "stage": stage, "retry_safe": retry_safe}
+        id = request.message["id"]
+        if request.message["method"] != "tools/call":
+            self._reply({"id": id, "error": {"code": INTERNAL, "message": text, "data": {"dev.toolbus/error": error}}})
+            return
+        result: Json = {"content": [{"type": "text", "text": text}], "isError": True}
+        result["_meta"] = {"dev.toolbus/error": error}
+        self._reply({"id": id, "result": {**({"resultType": "complete"} if request.modern else {}), **result}})
+
+    def _tell(self, listen: Request, method: str, **params: Any) -> None:
+        params["_meta"] = {META_SUBSCRIPTION: listen.message["id"]}
+        self._reply({"method": method, "params": params})
+
+    def _reply(self, message: Json) -> None:
+        self._write(json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":")).encode() + b"\n")
+
+    def finish(self) -> None:
+        """Waits a moment for what the client still expects, and ends: it has closed its end."""
+        give_up = time.monotonic() + END_SECONDS
+        while time.monotonic() < give_up:
+            with self._lock:
+                open_ = [id for id in self._requests if id not in self._acknowledged]
+                if not open_ and not self._asked and not self._waiting:
+                    break
+            time.sleep(0.01)
+        with self._lock:
+            self._ended = True
+            link = self._link
+        if link is not None:
+            link.close()
+
+    # -- the bus -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Finds a bus, and the next one where it goes; runs on a thread of its own."""
+        pause = FIRST_PAUSE
+        while not self._ended:
+            self._expire()
+            if self._link is None:
+                try:
+                    self._open()
+                    pause = FIRST_PAUSE
+                except NoBus as none:
+                    self._why = str(none)
+                    pause = min(pause * 2, MAX_PAUSE)
+            self._wake.clear()
+            if self._link is None:
+                time.sleep(pause)
+            else:
+                self._wake.wait()
+
+    def connect_once(self) -> None:
+        """Finds a bus if there is one; what there is not is looked for by `run`."""
+        try:
+            self._open()
+        except NoBus as none:
+            self._why = str(none)
+
+    def ended(self, link: Link, why: str) -> None:
+        """Takes that a connection has ended."""
+        with self._lock:
+            if self._link is not link:
+                return
+            self._link, self._lost_at, self._why = None, time.monotonic(), f"the bus at {link.where} has gone: {why}"
+            lost = [each for id, each in self._requests.items() if not self._is_open_listen(id)]
+            self._requests = {id: each for id, each in self._requests.items() if self._is_open_listen(id)}
+            asked, self._asked = list(self._asked.values()), {}
+        for answer in asked:
+            answer({"error": {"code": INTERNAL, "message": why}})
+        for each in lost:
+            self._fail(
+                each, f"{self._why}. It had this request; how far it got is not known", "UNKNOWN", retry_safe=False
+            )
+        log(self._why)
+        self._wake.set()
+
+    def from_bus(self, line: bytes) -> None:
+        """Takes a line of the bus."""
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError):
+            log(f"the bus sent a line that is no JSON: {line[:64]!r}")
+            return
+        id = message.get("id")
+        if "method" in message:
+            if self._is_swallowed(message):
+                return
+        elif isinstance(id, str) and id.startswith(_OWN):
+            with self._lock:
+                take = self._asked.pop(id, None)
+            if take is not None:
+                take({key: message[key] for key in ("result", "error") if key in message})
+            return
+        elif id is None and "error" in message:
+            with self._lock:
+                asked, self._asked = list(self._asked.values()), {}
+            for take in asked:  # it refuses the connection
+                take({"error": message["error"]})
+            if asked:
+                return
+        else:
+            with self._lock:
+                key = json.dumps(id)
+                if self._requests.pop(key, None) is None:
+                    return  # it was answered by the bridge, or cancelled
+                self._acknowledged.discard(key)
+        self._write(line if line.endswith(b"\n") else line + b"\n")
+
+    def _is_open_listen(self, id: str) -> bool:
+        return self._requests[id].message.get("method") == "subscriptions/listen"
+
+    def _is_swallowed(self, message: Json) -> bool:
+        """Tells whether a notification is one that the client has had already: an acknowledgement, after a restart."""
+        if message["method"] != "notifications/subscriptions/acknowledged":
+            return False
+        key = json.dumps(((message.get("params") or {}).get("_meta") or {}).get(META_SUBSCRIPTION))
+        with self._lock:
+            self._acknowledged.add(key)
+            if key in self._swallow:
+                self._swallow.discard(key)
+                return True
+        return False
+
+    def _open(self) -> None:
+        """Connects, and tells the bus what the client had said before.
+
+        Raises:
+            NoBus: there is none.
+        """
+        link = self._connect(self.from_bus, self.ended)
+        try:
+            attached = self._wait_for(link, ATTACH, {"profile": self._profile})
+            if "error" in attached:
+                raise NoBus(f"the bus at {link.where} refuses: {attached['error'].get('message')}")
+            if self._initialize is not None:
+                begun = self._wait_for(link, "initialize", self._initialize)
+                if "result" in begun:
+                    self._known["initialize"] = begun["result"]
+            with self._lock:
+                for request in self._repeated.values():
+                    link.send(self._again(request))
+                listens = [request for id, request in self._requests.items() if self._is_open_listen(id)]
+                self._swallow |= {json.dumps(each.message["id"]) for each in listens} & self._acknowledged
+                for request in listens:
+                    link.send(request.line)
+                waiting, self._waiting = self._waiting, []
+                self._link = link
+                tells = self._offline or self._lost_at is not None
+                self._offline = False
+        except OSError as error:
+            link.close()
+            raise NoBus(f"{link.where}: {error}") from None
+        except NoBus:
+            link.close()
+            raise
+        log(f"connected to the bus at {link.where}")
+        if tells:
+            self._tell_changes(listens)
+        for request in waiting:
+            self._pass_on(request)
+
+    def _again(self, request: Request) -> bytes:
+        """Returns a message of the client as the bridge repeats it: its answer is not the client's."""
+        if "id" not in request.message:
+            return request.line
+        id = f"{_OWN}{next(self._numbers)}"
+        self._asked[id] = lambda answer: None
+        return json.dumps({**request.message, "id": id}).encode()
+
+    def _tell_changes(self, listens: Iterable[Request]) -> None:
+        """Tells the client that lists may have changed."""
+        if self._initialize is not None:
+            capabilities = self._known.get("initialize", {}).get("capabilities", {})
+            for kind in _CHANGES:
+                if (capabilities.get(kind) or {}).get("listChanged"):
+                    self._reply({"method": f"notifications/{kind}/list_changed"})
+        for listen in listens:
+            wanted = (listen.message.get("params") or {}).get("notifications") or {}
+            for kind, name in _CHANGES.items():
+                if wanted.get(name):
+                    self._tell(listen, f"notifications/{kind}/list_changed")
+
+    def _wait_for(self, link: Link, method: str, params: Json) -> Json:
+        """Asks the bus something, and returns what it answers: an object with `result` or `error`.
+
+        Raises:
+            NoBus: it does not answer.
+        """
+        answers: list[Json] = []
+        answered = threading.Event()
+
+        def take(answer: Json) -> None:
+            answers.append(answer)
+            answered.set()
+
+        if not self._ask(link, method, params, take) or not answered.wait(CONNECT_SECONDS):
+            raise NoBus(f"the bus at {link.where} does not answer")
+        return answers[0]
+
+    def _ask(self, link: Link, method: str, params: Json, take: Callable[[Json], None]) -> bool:
+        """Sends a request of the bridge's own; returns whether it is on its way."""
+        with self._lock:
+            id = f"{_OWN}{next(self._numbers)}"
+            self._asked[id] = take
+        try:
+            link.send(json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).encode())
+        except OSError as error:
+            with self._lock:
+                self._asked.pop(id, None)
+            self.ended(link, str(error))
+            return False
+        return True
+
+    def _expire(self) -> None:
+        """Answers requests that have waited for a bus long enough."""
+        now = time.monotonic()
+        with self._lock:
+            expired = [each for each in self._waiting if each.deadline <= now]
+            self._waiting = [each for each in self._waiting if each.deadline > now]
+            for each in expired:
+                self._answer_offline(each)
+
+
+def log(text: str) -> None:
+    """Tells people something, on standard error."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"toolbus mcp: {text}", file=sys.stderr, flush=True)
+
+
+def default_data_dir() -> Path:
+    """Returns the data directory of a bus that names none: the same as `platformdirs` has it for ``toolbus serve``."""
+    if given := os.environ.get("TOOLBUS_DATA_DIR"):
+        return Path(given)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "toolbus"
+    return Path(os.environ.get("XDG_DATA_HOME", "").strip() or Path.home() / ".local" / "share") / "toolbus"
+
+
+def run(profile: str, url: str, data_dir: Path) -> None:
+    """Bridges standard input and output until the input ends.
+
+    Args:
+        profile: "" for the default one.
+        url: of the endpoint; "" for the socket in the data directory, and HTTP where there is none.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing but messages may reach the client
+    writing = threading.Lock()
+
+    def write(line: bytes) -> None:
+        try:
+            with writing:
+                out.write(line)
+                out.flush()
+        except OSError:
+            os._exit(0)  # the client has gone
+
+    def connect(take: Callable[[bytes], None], end: Callable[[Link, str], None]) -> Link:
+        path = data_dir / SOCKET_FILE
+        if not url and path.exists():
+            return PipeLink(path, take, end)
+        raise NoBus(f"there is no {path}")
+
+    bridge = Bridge(connect, write, profile)
+    bridge.connect_once()
+    threading.Thread(target=bridge.run, name="connect", daemon=True).start()
+    for line in sys.stdin.buffer:
+        if line.strip():
+            bridge.take(line)
+    bridge.finish()
+    os._exit(0)  # at once: no thread has anything left to do
+
+
+def _version() -> str:
+    import toolbus
+
+    return toolbus.__version__
+
+
+@contextlib.contextmanager
+def _short(path: Path) -> Any:
+    """Gives a path that the kernel takes; a long one by way of its directory's descriptor."""
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        yield str(path)
+        return
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        yield f"/proc/self/fd/{directory}/{path.name}"
+    finally:
+        os.close(directory)
