@@ -61,6 +61,7 @@ FLOORS = (
     "bus",
     "tools",
     "testing",
+    "mcp_bridge",  # of clients that start their MCP servers; the standard library alone
     "cli",
 )
 FLOOR_OF: dict[str, int] = {place: floor for floor, places in enumerate(FLOORS) for place in places.split()}
@@ -89,6 +90,7 @@ LIBRARIES = {
     "search": set[str](),
     "search_tool": set[str](),
     "mcp": {"google.protobuf", "msgspec"},  # msgspec where messages are decoded
+    "mcp_bridge": set[str](),
     "dialects": set[str](),
     "dialects.schemas": set[str](),
     "loop": set[str](),

@@ -40,10 +40,10 @@ def main(arguments: list[str]) -> None:
         sys.exit(mcp_clients.configure(words[1], options, write=write))
     if words or write:
         _wrong(f"unexpected {' '.join(words) or '--write'}")
-    from toolbus import mcp_bridge
+    from toolbus.mcp_bridge import program
 
-    data_dir = Path(options["--data-dir"]) if "--data-dir" in options else mcp_bridge.default_data_dir()
-    mcp_bridge.run(options.get("--profile", ""), options.get("--url", ""), data_dir)
+    data_dir = Path(options["--data-dir"]) if "--data-dir" in options else program.default_data_dir()
+    program.run(options.get("--profile", ""), options.get("--url", ""), data_dir)
 
 
 def _read(arguments: list[str]) -> tuple[list[str], dict[str, str], bool]:

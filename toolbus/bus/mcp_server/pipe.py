@@ -123,7 +123,7 @@ class Pipe:
             self.send(answer)
         finally:
             tasks = self._running[id]
-            tasks.discard(asyncio.current_task())  # type: ignore[arg-type]  # it runs in one
+            tasks.discard(asyncio.current_task())  # it runs in one
             if not tasks:
                 del self._running[id]
 

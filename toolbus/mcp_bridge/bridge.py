@@ -1,129 +1,36 @@
-"""Connects a client that speaks MCP over its standard streams with the bus: `toolbus mcp`.
+"""Holds one client and the bus that there is at the moment.
 
-A client starts it as it starts any server, often before the bus runs, and keeps it while buses come and go. So the
-bridge answers the handshake and `ping` itself where no bus does, says in the instructions why there are no tools, and
-tells the client that lists have changed as soon as a bus is there. A bus that restarts is told what the client had said
-before. Requests that were on their way to a bus that went fail, since nobody knows what became of them.
-
-Only the standard library is imported: the process is small, and its first answer takes as long as Python's start.
+A client starts a bridge as it starts any server, often before the bus runs, and keeps it while buses come and go. So
+the bridge answers the handshake and `ping` itself where no bus does, says in the instructions why there are no tools,
+and tells the client that lists have changed as soon as a bus is there. A bus that comes back is told what the client
+had said before. Requests that were on their way to a bus that went fail: nobody knows what became of them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import socket
-import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from toolbus.mcp.eras import (
-    LEGACY_VERSIONS,
-    META_SERVER,
-    META_SUBSCRIPTION,
-    META_VERSION,
-    MODERN_VERSIONS,
-    NEWEST_LEGACY,
-)
+from toolbus.mcp.eras import META_SUBSCRIPTION, META_VERSION
+from toolbus.mcp_bridge import own_answers
+from toolbus.mcp_bridge.links import Link, NoBus, TakeEnd, TakeLine, log
 
 Json = dict[str, Any]
 
-SOCKET_FILE = "mcp.sock"
-ATTACH = "toolbus/attach"
+ATTACH = "toolbus/attach"  # the bridge's own request, with which a connection begins
 HANDSHAKE_SECONDS = 0.9  # a client gets an answer to its handshake within 1 s, whatever the bus does
 WAIT_SECONDS = 10.0  # how long requests wait for a bus that was there a moment ago: it may restart
 CONNECT_SECONDS = 5.0  # for a bus to answer the bridge's own requests
 FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0  # between two attempts to find a bus
 END_SECONDS = 2.0  # for answers that are on their way when the client has closed its end
-INTERNAL = -32603
-_LONGEST_PATH = 107
-_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
+TakeAnswer = Callable[[Json], None]
+
 _OWN = "toolbus-bridge-"  # begins the ids of requests that the bridge makes itself
-_LISTS = {
-    "tools/list": "tools",
-    "prompts/list": "prompts",
-    "resources/list": "resources",
-    "resources/templates/list": "resourceTemplates",
-}
-_CHANGES = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged"}
-
-
-class NoBus(Exception):
-    """There is no bus, or it does not serve this client; the text says why."""
-
-
-class Link(Protocol):
-    """A connection to a bus."""
-
-    where: str  # the bus, for people
-
-    def send(self, line: bytes) -> None:
-        """Sends a message.
-
-        Raises:
-            OSError: the connection has ended.
-        """
-
-    def close(self) -> None:
-        """Ends it; `Bridge.ended` is not called because of that."""
-
-
-class PipeLink:
-    """A connection to the unix socket of a bus.
-
-    Raises:
-        NoBus: nothing that may be served listens there.
-    """
-
-    def __init__(self, path: Path, take: Callable[[bytes], None], end: Callable[[Link, str], None]) -> None:
-        self.where = str(path)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._closed = False
-        try:
-            with _short(path) as short:
-                self._socket.connect(short)
-            self._check_owner()
-        except OSError as error:
-            self._socket.close()
-            raise NoBus(f"{path}: {error.strerror or error}") from None
-        except NoBus:
-            self._socket.close()
-            raise
-        threading.Thread(target=self._read, args=(take, end), name="bus", daemon=True).start()
-
-    def send(self, line: bytes) -> None:
-        self._socket.sendall(line if line.endswith(b"\n") else line + b"\n")
-
-    def close(self) -> None:
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def _check_owner(self) -> None:
-        if hasattr(socket, "SO_PEERCRED"):
-            raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            _, uid, _ = _CREDENTIALS.unpack(raw)
-            if uid not in (os.geteuid(), 0):
-                raise NoBus(f"{self.where} belongs to the user with uid {uid}: a bridge uses its own user's bus")
-
-    def _read(self, take: Callable[[bytes], None], end: Callable[[Link, str], None]) -> None:
-        why = "the bus has closed the pipe"
-        try:
-            with self._socket.makefile("rb") as lines:
-                for line in lines:
-                    take(line)
-        except OSError as error:
-            why = str(error)
-        self._socket.close()
-        if not self._closed:
-            end(self, why)
 
 
 @dataclass(slots=True)
@@ -133,7 +40,7 @@ class Request:
     Attributes:
         line: as it came.
         message: the same, read.
-        deadline: until when it waits for a bus; by `time.monotonic()`.
+        deadline: until when it waits for a bus; by the clock.
     """
 
     line: bytes
@@ -147,6 +54,72 @@ class Request:
         return isinstance(meta, dict) and META_VERSION in meta
 
 
+class OwnRequests:
+    """What the bridge itself asks buses: the handshakes that it passes on and repeats."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = iter(range(1, sys.maxsize))
+        self._pending: dict[str, TakeAnswer] = {}  # by id
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def send(self, link: Link, method: str, params: Json, take: TakeAnswer) -> None:
+        """Sends a request, whose answer is an object with `result` or `error`.
+
+        Raises:
+            OSError: the connection has ended.
+        """
+        with self._lock:
+            id = f"{_OWN}{next(self._numbers)}"
+            self._pending[id] = take
+        try:
+            link.send(json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).encode())
+        except OSError:
+            with self._lock:
+                self._pending.pop(id, None)
+            raise
+
+    def ask(self, link: Link, method: str, params: Json) -> Json:
+        """Sends a request and returns its answer.
+
+        Raises:
+            OSError: the connection has ended.
+            NoBus: the bus does not answer.
+        """
+        answers: list[Json] = []
+        answered = threading.Event()
+
+        def take(answer: Json) -> None:
+            answers.append(answer)
+            answered.set()
+
+        self.send(link, method, params, take)
+        if not answered.wait(CONNECT_SECONDS):
+            raise NoBus(f"the bus at {link.where} does not answer")
+        return answers[0]
+
+    def answered(self, message: Json) -> bool:
+        """Takes an answer; returns whether it is one of the bridge's requests."""
+        id = message.get("id")
+        if not isinstance(id, str) or not id.startswith(_OWN):
+            return False
+        with self._lock:
+            take = self._pending.pop(id, None)
+        if take is not None:
+            take({key: message[key] for key in ("result", "error") if key in message})
+        return True
+
+    def fail(self, error: Json) -> bool:
+        """Answers all with an error; returns whether there were any."""
+        with self._lock:
+            pending, self._pending = list(self._pending.values()), {}
+        for take in pending:
+            take({"error": error})
+        return bool(pending)
+
+
 class Bridge:
     """One client, and the bus that there is at the moment.
 
@@ -158,13 +131,15 @@ class Bridge:
 
     def __init__(
         self,
-        connect: Callable[[Callable[[bytes], None], Callable[[Link, str], None]], Link],
+        connect: Callable[[TakeLine, TakeEnd], Link],
         write: Callable[[bytes], None],
         profile: str = "",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connect = connect
         self._write = write
         self._profile = profile
+        self._clock = clock
         self._lock = threading.RLock()
         self._wake = threading.Event()  # set where the thread that connects has something to do
         self._link: Link | None = None  # None while there is no bus
@@ -172,8 +147,7 @@ class Bridge:
         self._why = "no bus was found yet"  # why there is none
         self._requests: dict[str, Request] = {}  # that the bus has, by id as JSON
         self._waiting: list[Request] = []  # for a bus
-        self._numbers = iter(range(1, sys.maxsize))
-        self._asked: dict[str, Callable[[Json], None]] = {}  # requests of our own, by id
+        self._own = OwnRequests()
         self._initialize: Json | None = None  # the params of the client's handshake; None before one
         self._repeated: dict[str, Request] = {}  # what a new bus is told again, by what it is about
         self._acknowledged: set[str] = set()  # ids of `subscriptions/listen` whose client was told that they are open
@@ -219,36 +193,25 @@ class Bridge:
                     self._known[method] = answer["result"]
                 if answer is None:
                     self._offline = True
-                    answer = {"result": self._own_answer(method, params)}
+                    answer = {"result": own_answers.handshake(method, params, self._known.get(method, {}), self._why)}
             self._reply({**answer, "id": id})
 
         with self._lock:
             if method == "initialize":
                 self._initialize = params
             link = self._link
-        if link is None or not self._ask(link, method, params, answer):
+        if link is None:
+            answer(None)
+            return
+        try:
+            self._own.send(link, method, params, answer)
+        except OSError as error:
+            self.ended(link, str(error))
             answer(None)
             return
         timer = threading.Timer(HANDSHAKE_SECONDS, answer, (None,))
         timer.daemon = True
         timer.start()
-
-    def _own_answer(self, method: str, params: Json) -> Json:
-        """Returns what a handshake is answered without a bus."""
-        capabilities: Json = {kind: {"listChanged": True} for kind in _CHANGES}
-        version = params.get("protocolVersion")
-        info = {"name": "toolbus", "title": "toolbus", "version": _version()}
-        blank: Json = {
-            "initialize": {"protocolVersion": version if version in LEGACY_VERSIONS else NEWEST_LEGACY},
-            "server/discover": {
-                "resultType": "complete",
-                "supportedVersions": list(MODERN_VERSIONS),
-                "_meta": {META_SERVER: info},
-            },
-        }[method]
-        answer = {**blank, "capabilities": capabilities, "serverInfo": info, **self._known.get(method, {})}
-        answer["instructions"] = f"There are no tools now: {self._why}. They appear when a bus runs (toolbus serve)."
-        return {**answer, "ttlMs": 0, "cacheScope": "private"} if method == "server/discover" else answer
 
     def _remember(self, request: Request) -> None:
         """Keeps what a bus that comes later has to be told again."""
@@ -277,7 +240,7 @@ class Bridge:
                 request.deadline = (self._lost_at + WAIT_SECONDS) if self._lost_at is not None else 0.0
                 if message["method"] == "subscriptions/listen":
                     self._listen_offline(request)
-                elif request.deadline > time.monotonic():
+                elif request.deadline > self._clock():
                     self._waiting.append(request)
                     self._wake.set()
                 else:
@@ -293,6 +256,7 @@ class Bridge:
     def _listen_offline(self, request: Request) -> None:
         """Opens a stream of notifications that the next bus fills."""
         id = json.dumps(request.message["id"])
+        self._offline = True
         self._requests[id] = request
         self._acknowledged.add(id)
         wanted = (request.message.get("params") or {}).get("notifications") or {}
@@ -302,24 +266,15 @@ class Bridge:
         """Answers a request where there is no bus."""
         self._offline = True
         message, method = request.message, request.message["method"]
-        more: Json = {"resultType": "complete"} if request.modern else {}
-        if method in _LISTS:
-            more.update({"ttlMs": 0, "cacheScope": "private"} if request.modern else {})
-            self._reply({"id": message["id"], "result": {_LISTS[method]: [], **more}})
+        if method in own_answers.LISTS:
+            self._reply({"id": message["id"], "result": own_answers.empty_list(method, request.modern)})
         else:
             text = f"There is no bus: {self._why}. Start one with toolbus serve; nothing has run."
             self._fail(request, text, "NOT_DISPATCHED", retry_safe=True)
 
     def _fail(self, request: Request, text: str, stage: str, *, retry_safe: bool) -> None:
         """Answers a request that no bus answers."""
-        error = {"code": "UNAVAILABLE", "stage": stage, "retry_safe": retry_safe}
-        id = request.message["id"]
-        if request.message["method"] != "tools/call":
-            self._reply({"id": id, "error": {"code": INTERNAL, "message": text, "data": {"dev.toolbus/error": error}}})
-            return
-        result: Json = {"content": [{"type": "text", "text": text}], "isError": True}
-        result["_meta"] = {"dev.toolbus/error": error}
-        self._reply({"id": id, "result": {**({"resultType": "complete"} if request.modern else {}), **result}})
+        self._reply(own_answers.failure(request.message, request.modern, text, stage, retry_safe=retry_safe))
 
     def _tell(self, listen: Request, method: str, **params: Any) -> None:
         params["_meta"] = {META_SUBSCRIPTION: listen.message["id"]}
@@ -334,7 +289,7 @@ class Bridge:
         while time.monotonic() < give_up:
             with self._lock:
                 open_ = [id for id in self._requests if id not in self._acknowledged]
-                if not open_ and not self._asked and not self._waiting:
+                if not open_ and not self._own and not self._waiting:
                     break
             time.sleep(0.01)
         with self._lock:
@@ -375,12 +330,10 @@ class Bridge:
         with self._lock:
             if self._link is not link:
                 return
-            self._link, self._lost_at, self._why = None, time.monotonic(), f"the bus at {link.where} has gone: {why}"
+            self._link, self._lost_at, self._why = None, self._clock(), f"the bus at {link.where} has gone: {why}"
             lost = [each for id, each in self._requests.items() if not self._is_open_listen(id)]
             self._requests = {id: each for id, each in self._requests.items() if self._is_open_listen(id)}
-            asked, self._asked = list(self._asked.values()), {}
-        for answer in asked:
-            answer({"error": {"code": INTERNAL, "message": why}})
+        self._own.fail({"code": own_answers.INTERNAL, "message": why})
         for each in lost:
             self._fail(
                 each, f"{self._why}. It had this request; how far it got is not known", "UNKNOWN", retry_safe=False
@@ -399,18 +352,10 @@ class Bridge:
         if "method" in message:
             if self._is_swallowed(message):
                 return
-        elif isinstance(id, str) and id.startswith(_OWN):
-            with self._lock:
-                take = self._asked.pop(id, None)
-            if take is not None:
-                take({key: message[key] for key in ("result", "error") if key in message})
+        elif self._own.answered(message):
             return
         elif id is None and "error" in message:
-            with self._lock:
-                asked, self._asked = list(self._asked.values()), {}
-            for take in asked:  # it refuses the connection
-                take({"error": message["error"]})
-            if asked:
+            if self._own.fail(message["error"]):  # it refuses the connection
                 return
         else:
             with self._lock:
@@ -443,16 +388,16 @@ class Bridge:
         """
         link = self._connect(self.from_bus, self.ended)
         try:
-            attached = self._wait_for(link, ATTACH, {"profile": self._profile})
+            attached = self._own.ask(link, ATTACH, {"profile": self._profile})
             if "error" in attached:
                 raise NoBus(f"the bus at {link.where} refuses: {attached['error'].get('message')}")
             if self._initialize is not None:
-                begun = self._wait_for(link, "initialize", self._initialize)
+                begun = self._own.ask(link, "initialize", self._initialize)
                 if "result" in begun:
                     self._known["initialize"] = begun["result"]
             with self._lock:
                 for request in self._repeated.values():
-                    link.send(self._again(request))
+                    self._repeat(link, request)
                 listens = [request for id, request in self._requests.items() if self._is_open_listen(id)]
                 self._swallow |= {json.dumps(each.message["id"]) for each in listens} & self._acknowledged
                 for request in listens:
@@ -473,133 +418,32 @@ class Bridge:
         for request in waiting:
             self._pass_on(request)
 
-    def _again(self, request: Request) -> bytes:
-        """Returns a message of the client as the bridge repeats it: its answer is not the client's."""
-        if "id" not in request.message:
-            return request.line
-        id = f"{_OWN}{next(self._numbers)}"
-        self._asked[id] = lambda answer: None
-        return json.dumps({**request.message, "id": id}).encode()
+    def _repeat(self, link: Link, request: Request) -> None:
+        """Tells a bus what the client had told the one before; the answer is not the client's."""
+        message = request.message
+        if "id" in message:
+            self._own.send(link, message["method"], message.get("params") or {}, lambda answer: None)
+        else:
+            link.send(request.line)
 
     def _tell_changes(self, listens: Iterable[Request]) -> None:
         """Tells the client that lists may have changed."""
         if self._initialize is not None:
             capabilities = self._known.get("initialize", {}).get("capabilities", {})
-            for kind in _CHANGES:
+            for kind in own_answers.CHANGES:
                 if (capabilities.get(kind) or {}).get("listChanged"):
                     self._reply({"method": f"notifications/{kind}/list_changed"})
         for listen in listens:
             wanted = (listen.message.get("params") or {}).get("notifications") or {}
-            for kind, name in _CHANGES.items():
+            for kind, name in own_answers.CHANGES.items():
                 if wanted.get(name):
                     self._tell(listen, f"notifications/{kind}/list_changed")
 
-    def _wait_for(self, link: Link, method: str, params: Json) -> Json:
-        """Asks the bus something, and returns what it answers: an object with `result` or `error`.
-
-        Raises:
-            NoBus: it does not answer.
-        """
-        answers: list[Json] = []
-        answered = threading.Event()
-
-        def take(answer: Json) -> None:
-            answers.append(answer)
-            answered.set()
-
-        if not self._ask(link, method, params, take) or not answered.wait(CONNECT_SECONDS):
-            raise NoBus(f"the bus at {link.where} does not answer")
-        return answers[0]
-
-    def _ask(self, link: Link, method: str, params: Json, take: Callable[[Json], None]) -> bool:
-        """Sends a request of the bridge's own; returns whether it is on its way."""
-        with self._lock:
-            id = f"{_OWN}{next(self._numbers)}"
-            self._asked[id] = take
-        try:
-            link.send(json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).encode())
-        except OSError as error:
-            with self._lock:
-                self._asked.pop(id, None)
-            self.ended(link, str(error))
-            return False
-        return True
-
     def _expire(self) -> None:
         """Answers requests that have waited for a bus long enough."""
-        now = time.monotonic()
+        now = self._clock()
         with self._lock:
             expired = [each for each in self._waiting if each.deadline <= now]
             self._waiting = [each for each in self._waiting if each.deadline > now]
             for each in expired:
                 self._answer_offline(each)
-
-
-def log(text: str) -> None:
-    """Tells people something, on standard error."""
-    with contextlib.suppress(OSError, ValueError):
-        print(f"toolbus mcp: {text}", file=sys.stderr, flush=True)
-
-
-def default_data_dir() -> Path:
-    """Returns the data directory of a bus that names none: the same as `platformdirs` has it for ``toolbus serve``."""
-    if given := os.environ.get("TOOLBUS_DATA_DIR"):
-        return Path(given)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "toolbus"
-    return Path(os.environ.get("XDG_DATA_HOME", "").strip() or Path.home() / ".local" / "share") / "toolbus"
-
-
-def run(profile: str, url: str, data_dir: Path) -> None:
-    """Bridges standard input and output until the input ends.
-
-    Args:
-        profile: "" for the default one.
-        url: of the endpoint; "" for the socket in the data directory, and HTTP where there is none.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing but messages may reach the client
-    writing = threading.Lock()
-
-    def write(line: bytes) -> None:
-        try:
-            with writing:
-                out.write(line)
-                out.flush()
-        except OSError:
-            os._exit(0)  # the client has gone
-
-    def connect(take: Callable[[bytes], None], end: Callable[[Link, str], None]) -> Link:
-        path = data_dir / SOCKET_FILE
-        if not url and path.exists():
-            return PipeLink(path, take, end)
-        raise NoBus(f"there is no {path}")
-
-    bridge = Bridge(connect, write, profile)
-    bridge.connect_once()
-    threading.Thread(target=bridge.run, name="connect", daemon=True).start()
-    for line in sys.stdin.buffer:
-        if line.strip():
-            bridge.take(line)
-    bridge.finish()
-    os._exit(0)  # at once: no thread has anything left to do
-
-
-def _version() -> str:
-    import toolbus
-
-    return toolbus.__version__
-
-
-@contextlib.contextmanager
-def _short(path: Path) -> Any:
-    """Gives a path that the kernel takes; a long one by way of its directory's descriptor."""
-    if len(os.fsencode(path)) <= _LONGEST_PATH:
-        yield str(path)
-        return
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        yield f"/proc/self/fd/{directory}/{path.name}"
-    finally:
-        os.close(directory)

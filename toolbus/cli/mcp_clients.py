@@ -1,0 +1,149 @@
+"""Writes what the configuration of MCP clients needs to start the bridge: prints it, or merges it into their file."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NAME = "toolbus"  # of the server, in every client
+
+
+@dataclass(frozen=True, slots=True)
+class McpClient:
+    """A program that starts MCP servers.
+
+    Attributes:
+        title: its name, for people.
+        key: what its file calls the table of servers.
+        typed: whether an entry says that it is a command (`"type": "stdio"`).
+        paths: where its file is, by `sys.platform`; "" stands for the others. `~` and variables are replaced.
+    """
+
+    title: str
+    key: str
+    typed: bool
+    paths: Mapping[str, str]
+
+    @property
+    def path(self) -> Path:
+        """Where its file is on this machine."""
+        pattern = self.paths.get(sys.platform, self.paths[""])
+        config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+        return Path(os.path.expanduser(os.path.expandvars(pattern.replace("$CONFIG", config)))).absolute()
+
+
+CLIENTS: Mapping[str, McpClient] = {
+    "claude-desktop": McpClient(
+        "Claude Desktop",
+        "mcpServers",
+        False,
+        {
+            "darwin": "~/Library/Application Support/Claude/claude_desktop_config.json",
+            "win32": "${APPDATA}/Claude/claude_desktop_config.json",
+            "": "$CONFIG/Claude/claude_desktop_config.json",
+        },
+    ),
+    "claude-code": McpClient("Claude Code", "mcpServers", True, {"": "~/.claude.json"}),
+    "vscode": McpClient("VS Code", "servers", True, {"": ".vscode/mcp.json"}),  # of the folder that it has open
+    "cursor": McpClient("Cursor", "mcpServers", False, {"": "~/.cursor/mcp.json"}),
+}
+
+
+class NotWritten(Exception):
+    """A file is left as it is; the text says why, and what to do."""
+
+
+def configure(name: str, options: Mapping[str, str], *, write: bool) -> int:
+    """Prints the snippet of a client, or merges it into its file. Returns the exit code.
+
+    Args:
+        options: of `toolbus mcp`, which the client is to pass on.
+    """
+    client = CLIENTS[name]
+    entry = entry_of(client, options)
+    if not write:
+        sys.stdout.write(json.dumps({client.key: {NAME: entry}}, indent=2, ensure_ascii=False) + "\n")
+        sys.stderr.write(f"{client.title} reads it in {client.path}; --write puts it there.\n")
+        return 0
+    try:
+        copy = merge(client.path, client.key, entry)
+    except (NotWritten, OSError) as error:
+        sys.stderr.write(f"toolbus mcp config: {error}\n")
+        return 1
+    kept = f"; what was there is in {copy}" if copy is not None else ""
+    sys.stdout.write(f"{client.path} starts toolbus now{kept}. Restart {client.title}.\n")
+    return 0
+
+
+def entry_of(client: McpClient, options: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what a client needs to start the bridge: absolute paths, since desktop programs have no shell's PATH."""
+    options = dict(options)
+    if "--data-dir" not in options and (data_dir := os.environ.get("TOOLBUS_DATA_DIR")):
+        options["--data-dir"] = data_dir  # the client's processes do not have this variable
+    if "--data-dir" in options:
+        options["--data-dir"] = str(Path(options["--data-dir"]).absolute())
+    script = Path(sys.executable).with_name("toolbus.exe" if sys.platform == "win32" else "toolbus")
+    command, *before = [str(script)] if script.exists() else [sys.executable, "-m", "toolbus.cli"]
+    words = [word for option in options.items() for word in option]
+    kind = {"type": "stdio"} if client.typed else {}
+    return {**kind, "command": command, "args": [*before, "mcp", *words]}
+
+
+def merge(path: Path, key: str, entry: Mapping[str, Any]) -> Path | None:
+    """Adds an entry to a client's file, or replaces ours in it. All else there stays.
+
+    Returns:
+        The copy of what was there; None where there was nothing, or the same.
+
+    Raises:
+        NotWritten: the file is not JSON, or not as the client has it.
+    """
+    path = Path(os.path.realpath(path))  # a link stays one
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    try:
+        content = json.loads(old) if old.strip() else {}
+    except ValueError as error:
+        raise NotWritten(
+            f"{path} is not plain JSON ({error}), perhaps because it has comments: add the snippet by hand; "
+            "without --write it is printed"
+        ) from None
+    if not isinstance(content, dict) or not isinstance(content.get(key, {}), dict):
+        raise NotWritten(f"{path} has no object {key!r}: repair the file, or add the snippet by hand")
+    servers = content.setdefault(key, {})
+    if servers.get(NAME) == entry:
+        return None
+    servers[NAME] = dict(entry)
+    copy = None
+    if old:
+        copy = path.with_name(f"{path.name}.before-toolbus")
+        _write(copy, old, path.stat().st_mode & 0o777)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
+    _write(path, json.dumps(content, indent=_indent(old), ensure_ascii=False) + "\n", mode)
+    return copy
+
+
+def _indent(text: str) -> str | int:
+    """Returns what a file is indented with."""
+    lines = text.splitlines()
+    second = next((line for line in lines[1:] if line.strip()), "")
+    return second[: len(second) - len(second.lstrip())] or 2
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    """Writes a file as a whole or not at all."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
