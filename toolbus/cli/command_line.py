@@ -25,6 +25,7 @@ from toolbus.cli import (
     export_command,
     health_command,
     keys_command,
+    mcp_command,
     mount_command,
     mounts_command,
     notification_commands,
@@ -57,6 +58,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
 )  # fmt: skip
 
+_UNREAD = {"ignore_unknown_options": True, "allow_extra_args": True}  # of a command that reads its words itself
+
 
 def _print_version(requested: bool) -> None:
     if requested:
@@ -75,6 +78,11 @@ def _common(
     pass
 
 
+def _mcp(context: typer.Context) -> None:
+    """Connect an MCP client on standard input and output with the bus."""
+    mcp_command.main(context.args)
+
+
 app.command(epilog=serve_command.EPILOG)(serve_command.serve)
 app.command(epilog=run_command.EPILOG)(run_command.run)
 app.command("list", epilog=catalog_commands.LIST_EPILOG)(catalog_commands.list_)
@@ -90,6 +98,7 @@ app.command(epilog=call_command.EPILOG)(call_command.call)
 app.command(epilog=tasks_command.EPILOG)(tasks_command.tasks)
 app.command(epilog=calls_command.EPILOG)(calls_command.calls)
 app.command(epilog=health_command.EPILOG)(health_command.health)
+app.command("mcp", add_help_option=False, context_settings=_UNREAD)(_mcp)
 app.command(epilog=permission_commands.EPILOG)(permission_commands.permissions)
 app.command(epilog=permission_commands.PERMIT_EPILOG)(permission_commands.permit)
 app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.grant)

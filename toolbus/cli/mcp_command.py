@@ -33,11 +33,11 @@ def main(arguments: list[str]) -> None:
     """Runs the command."""
     words, options, write = _read(arguments)
     if words[:1] == ["config"]:
-        from toolbus.cli import mcp_clients
+        from toolbus.cli.mcp_clients import CLIENTS, configure
 
-        if len(words) != 2 or words[1] not in mcp_clients.CLIENTS:
-            _wrong(f"config takes one of {', '.join(mcp_clients.CLIENTS)}")
-        sys.exit(mcp_clients.configure(words[1], options, write=write))
+        if len(words) != 2 or words[1] not in CLIENTS:
+            _wrong(f"config takes one of {', '.join(CLIENTS)}")
+        sys.exit(configure(words[1], options, write=write))
     if words or write:
         _wrong(f"unexpected {' '.join(words) or '--write'}")
     from toolbus.mcp_bridge import program
