@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +32,8 @@ from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, CallError, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 
 ERROR_META = "dev.toolbus/error"  # of a result: why a call failed, for programs
-RPC_REASON = "jsonrpc:"  # begins the reason of an error that a mounted server answered as a JSON-RPC error
+# The reason of an error that a mounted server answered as a JSON-RPC error.
+RPC_REASON = re.compile(r"jsonrpc:(-?[0-9]{1,9})", re.ASCII)
 MAX_CALLERS = 256
 RETRIED = frozenset({Code.UNAVAILABLE, Code.OVERLOADED})
 FIRST_PAUSE = 0.01
@@ -101,7 +103,8 @@ def call_of(request: Request, target: Target) -> pb.ToolCall:
     call = pb.ToolCall(name=target.name, arguments_json=arguments.decode(), accepts=request.client.accepts)
     if profile.role:
         call.role = profile.role
-    if profile.timeout_seconds and not target.tool.timeout_seconds:
+    # An SDK declares the default where its author says nothing.
+    if profile.timeout_seconds and target.tool.timeout_seconds in (0.0, DEFAULT_TIMEOUT_SECONDS):
         call.timeout_seconds = profile.timeout_seconds
     if profile.user:
         call.context.user_id = profile.user
@@ -223,11 +226,10 @@ def check_plane(error: CallError, result: Result, request: Request) -> None:
         raise unknown_tool(getattr(request.params, "name", ""))
     if error.code == Code.INTERNAL:
         raise RpcError(McpCode.INTERNAL, error.message)
-    if error.code == Code.TOOL and error.reason.startswith(RPC_REASON):
-        digits = error.reason.removeprefix(RPC_REASON)
-        if digits.lstrip("-").isdecimal() and len(digits) < 10:
-            data = None if result.output_json in ("", "null") else raw_json(result.output_json)
-            raise RpcError(int(digits), error.message, data)
+    reason = RPC_REASON.fullmatch(error.reason) if error.code == Code.TOOL else None
+    if reason is not None:
+        data = None if result.output_json in ("", "null") else raw_json(result.output_json)
+        raise RpcError(int(reason[1]), error.message, data)
 
 
 def unknown_tool(name: str) -> RpcError:

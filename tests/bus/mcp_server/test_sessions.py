@@ -1,0 +1,188 @@
+"""Sessions of legacy clients: sealed ids, limits, silence, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.bus.mcp_server.http_client import HttpClient, serving
+from tests.support.waiting import until, within
+from toolbus.bus.access.identity import LOCAL, Identity, Scopes
+from toolbus.bus.mcp_server import sessions as sessions_module
+from toolbus.bus.mcp_server.event_stream import MAX_BYTES, MAX_EVENTS, EventStream
+from toolbus.bus.mcp_server.request import Client
+from toolbus.bus.mcp_server.seal import Sealer
+from toolbus.bus.mcp_server.sessions import IDLE_SECONDS, MAX_STREAMS, Sessions, UnknownSession
+from toolbus.bus.mcp_settings import Profile
+from toolbus.bus.web_paths import Message
+from toolbus.errors import LimitExceeded
+
+PROFILE = Profile()
+KEY = b"k" * 32
+ABLE = Client(frozenset({"roots", "elicitation.form"}), frozenset({"x"}))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_id_says_what_was_agreed_on_to_the_next_bus_with_the_same_key() -> None:
+    id = Sessions(Sealer(KEY)).begin("2025-06-18", ABLE, PROFILE, LOCAL).id
+    session = Sessions(Sealer(KEY)).find(id, PROFILE, LOCAL)
+    assert (session.version, session.client, session.log_level) == ("2025-06-18", ABLE, "info")
+
+
+def test_an_id_is_valid_for_its_profile_and_its_key_only() -> None:
+    sessions = Sessions(Sealer(KEY))
+    id = sessions.begin("2025-06-18", ABLE, PROFILE, LOCAL).id
+    for profile, identity in ((Profile(name="other"), LOCAL), (PROFILE, Identity("chat", Scopes()))):
+        with pytest.raises(UnknownSession):
+            sessions.find(id, profile, identity)
+    for other in ("", "x", id[:-1], Sessions(Sealer(b"x" * 32)).begin("2025-06-18", ABLE, PROFILE, LOCAL).id):
+        with pytest.raises(UnknownSession):
+            sessions.find(other, PROFILE, LOCAL)
+
+
+def test_a_silent_session_is_forgotten_and_made_anew_when_it_speaks() -> None:
+    clock = Clock()
+    sessions = Sessions(Sealer(KEY), clock)
+    session = sessions.begin("2025-11-25", ABLE, PROFILE, LOCAL)
+    session.set_level("error")
+    clock.now += IDLE_SECONDS + 1
+    sessions.begin("2025-11-25", ABLE, PROFILE, LOCAL)
+    assert len(sessions) == 1
+    again = sessions.find(session.id, PROFILE, LOCAL)
+    assert (again is session, again.client, again.log_level) == (False, ABLE, "info")
+
+
+def test_the_session_that_was_silent_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "MAX_SESSIONS", 2)
+    clock = Clock()
+    sessions = Sessions(Sealer(KEY), clock)
+    first, second = (sessions.begin("2025-11-25", ABLE, PROFILE, LOCAL) for _ in range(2))
+    clock.now += 1
+    sessions.find(first.id, PROFILE, LOCAL)
+    sessions.begin("2025-11-25", ABLE, PROFILE, LOCAL)
+    assert len(sessions) == 2
+    assert sessions.find(first.id, PROFILE, LOCAL) is first
+    assert sessions.find(second.id, PROFILE, LOCAL) is not second
+
+
+def test_a_session_that_runs_something_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "MAX_SESSIONS", 1)
+    sessions = Sessions(Sealer(KEY))
+    sessions.begin("2025-11-25", ABLE, PROFILE, LOCAL).running[1] = set()
+    with pytest.raises(LimitExceeded, match="mcp_sessions = 1"):
+        sessions.begin("2025-11-25", ABLE, PROFILE, LOCAL)
+
+
+async def test_streams_that_ended_make_room_for_others() -> None:
+    session = Sessions(Sealer(KEY)).begin("2025-11-25", ABLE, PROFILE, LOCAL)
+    streams = [session.new_stream() for _ in range(MAX_STREAMS)]
+    with pytest.raises(LimitExceeded, match="mcp_streams"):
+        session.new_stream()
+    streams[3].close()
+    session.new_stream()
+    assert session.stream_of(f"{streams[3].id}-1") is None
+    assert session.stream_of(f"{streams[4].id}-1") == (streams[4], 1)
+
+
+async def test_a_stream_keeps_its_newest_events_only() -> None:
+    stream = EventStream("s")
+    for number in range(MAX_EVENTS + 5):
+        stream.send(b"%d" % number)
+    stream.close()
+    written = await body_of(stream)
+    assert written.count(b"data: ") == MAX_EVENTS
+    assert written.startswith(b"id: s-6\nevent: message\ndata: 5\n\n")
+    large = EventStream("s")
+    large.send(b"small")
+    large.send(b"x" * 2 * MAX_BYTES)
+    large.close()
+    assert (await body_of(large)).count(b"data: ") == 1
+
+
+async def test_the_newest_response_takes_a_stream_over() -> None:
+    stream = EventStream("s")
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    first = asyncio.create_task(stream.write(send, ping_seconds=60))
+    await until(lambda: stream.writing == 1)
+    second = asyncio.create_task(stream.write(send, ping_seconds=60))
+    await within(first)
+    stream.send(b"x")
+    stream.close()
+    await within(second)
+    assert sum(b"data: x" in message.get("body", b"") for message in sent) == 1
+
+
+async def body_of(stream: EventStream) -> bytes:
+    parts: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        parts.append(message.get("body", b""))
+
+    await within(stream.write(send, ping_seconds=60))
+    return b"".join(parts)
+
+
+# -- over HTTP -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_session_goes_on_after_a_restart_of_the_bus(tmp_path: Path) -> None:
+    async with serving(data_dir=tmp_path) as bus:
+        client = HttpClient(bus)
+        await client.initialize("2025-06-18", {"roots": {}})
+    async with serving(data_dir=tmp_path) as bus:
+        again = HttpClient(bus)
+        again.session = client.session
+        assert await again.names() == []
+
+
+async def test_a_session_that_its_client_ended_is_unknown(tmp_path: Path) -> None:
+    async with serving() as bus:
+        client = HttpClient(bus)
+        await client.initialize()
+        stream = client.listen()
+        await until(lambda: stream.status, "the stream")
+        assert (await client.send(b"", {"Mcp-Session-Id": client.session}, "DELETE").done()).status == 204
+        await stream.done()
+        assert (await client.ask("ping")).status == 404
+        assert (await client.send(b"", {"Mcp-Session-Id": client.session}, "DELETE").done()).status == 404
+        await client.initialize()
+        assert (await client.ask("ping")).result == {}
+
+
+async def test_a_request_without_the_id_of_its_session_is_refused() -> None:
+    async with serving() as bus:
+        client = HttpClient(bus)
+        client.session = "x"
+        assert (await client.ask("ping")).status == 404
+        assert (await client.ask("ping", headers={"Mcp-Session-Id": None})).status == 400
+        assert (await client.send(b"", {"Accept": "text/event-stream"}, "GET").done()).status == 400
+
+
+async def test_a_failed_handshake_begins_no_session() -> None:
+    async with serving() as bus:
+        message = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}'
+        answer = await HttpClient(bus).send(message, {"Content-Type": "application/json"}).done()
+        assert "protocolVersion" in answer.error["message"]
+        assert "mcp-session-id" not in answer.headers
+
+
+async def test_a_level_that_is_none_is_refused() -> None:
+    async with serving() as bus:
+        client = HttpClient(bus)
+        await client.initialize()
+        assert (await client.ask("logging/setLevel", {"level": "error"})).result == {}
+        assert "debug" in (await client.ask("logging/setLevel", {"level": "loud"})).error["message"]
+        assert "level" in (await client.ask("logging/setLevel", {})).error["message"]
