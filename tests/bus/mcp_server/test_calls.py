@@ -150,15 +150,16 @@ async def test_arguments_that_are_no_object_and_other_broken_params_are_refused(
     @bus.tool
     async def anything(**values: Any) -> None: ...
 
-    for params in (
+    broken: list[dict[str, Any]] = [
         {"name": "anything", "arguments": [1]},
         {"name": "anything", "arguments": "x"},
         {"name": 5},
-    ):
+    ]
+    for params in broken:
         refused = await client.ask("tools/call", params, headers={"Mcp-Name": str(params["name"])})
         assert (refused.status, refused.error["code"]) == (400, McpCode.INVALID_PARAMS)
-    for params in ({"name": "anything"}, {"name": "anything", "arguments": None}):
-        assert (await client.ask("tools/call", params)).result["isError"] is False
+    for whole in ({"name": "anything"}, {"name": "anything", "arguments": None}):
+        assert (await client.ask("tools/call", dict(whole))).result["isError"] is False
 
 
 async def test_text_that_is_not_utf_8_reaches_no_tool(client: HttpClient, bus: Bus) -> None:

@@ -9,17 +9,21 @@ from typing import Any
 
 import pytest
 
+from tests.bus.mcp_server.asking import Scripted
 from tests.bus.mcp_server.http_client import HttpClient, serving
 from toolbus.bus import Bus
 from toolbus.bus.access.identity import Globs, Identity, Scopes
+from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.mcp_server import listing, tool_names
+from toolbus.bus.mcp_server.listing import declare
 from toolbus.bus.mcp_server.tool_names import STATE_FILE, ToolNames
 from toolbus.bus.mcp_settings import McpSettings, Profile
 from toolbus.errors import SetupError
 from toolbus.functions.declaration import llm_tool
 from toolbus.functions.tool_spec import spec_of
 from toolbus.mcp.jsonrpc import McpCode
+from toolbus.tool import Limits, Tool
 
 DEFAULT = Profile()
 
@@ -259,8 +263,8 @@ async def test_one_list_is_the_same_text_until_something_in_it_changes() -> None
 
 async def test_a_thousand_tools_are_listed_in_milliseconds() -> None:
     async with serving() as bus:
-        for number in range(1000):
-            offer(bus, "x", f"t{number}")
+        tools = compile_tools([Tool(f"t{number}", "Does something.") for number in range(1000)], Limits())
+        bus.registry.register(Scripted("x", bus, lambda call: None), tools)
         client = HttpClient(bus)
         assert len(await client.names()) == 1000
         spent = []
@@ -272,9 +276,6 @@ async def test_a_thousand_tools_are_listed_in_milliseconds() -> None:
 
 
 async def test_structured_output_of_another_kind_than_an_object_is_declared_in_the_modern_era_only() -> None:
-    from toolbus.bus.mcp_server.listing import declare
-    from toolbus.tool import Tool
-
     array, table = (Tool("t", output_schema_json=json.dumps({"type": kind})) for kind in ("array", "object"))
     assert "outputSchema" in declare("t", array, modern=True)
     assert "outputSchema" not in declare("t", array, modern=False)

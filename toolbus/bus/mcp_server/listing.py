@@ -133,6 +133,8 @@ class Listings:
             entry = None
         if entry is None or not profile.has(entry.name, entry.bare_name, entry.source):
             return None
+        if self._core.policy.hides(Principal(profile.source, identity=identity), entry, profile.level):
+            return None
         return Target(entry.name, entry.tool, _marked(entry.tool))
 
     def offered(self) -> Iterable[tuple[str, str]]:
