@@ -47,6 +47,12 @@ class Call:
         """What the host says of the user and the conversation."""
         return self.message.context
 
+    @property
+    def answers(self) -> dict[str, Any]:
+        """The answers to the questions that this tool ended the call before with, by their keys."""
+        answers: dict[str, Any] = json.loads(self.message.input_responses_json or "{}")
+        return answers
+
     def progress(
         self,
         done: float = 0.0,
@@ -107,6 +113,15 @@ def result_of(task: asyncio.Task[Any], link: Link) -> pb.ToolResult:
     return result if small else _checked(result, link)
 
 
+def questions(asked: dict[str, Any], state: str = "") -> pb.ToolResult:
+    """Returns the result of a handler that has questions first; the call comes again with the answers and the state.
+
+    Args:
+        asked: for each key an object with method and params.
+    """
+    return pb.ToolResult(input_requests_json=to_json(asked), request_state=state)
+
+
 def failure(
     code: pb.ErrorCode.ValueType, stage: pb.CallStage.ValueType, message: str, reason: str = ""
 ) -> pb.ToolResult:
@@ -134,6 +149,7 @@ def _checked(result: pb.ToolResult, link: Link) -> pb.ToolResult:
     """Returns the result, or a failure in place of one that breaks a limit and so would end the stream."""
     size, largest = result.ByteSize(), link.largest_item
     payload = len(result.output_json.encode()) + sum(part.ByteSize() for part in result.content)
+    payload += len(result.input_requests_json.encode()) + len(result.request_state.encode())
     if payload <= link.result_bytes and size <= largest:
         return result
     text = f"the result has {payload} bytes, more than the limit result_bytes = {link.result_bytes}: ask for less"

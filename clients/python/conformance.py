@@ -18,6 +18,7 @@ import time
 from contextlib import aclosing
 from typing import Any
 
+from call import questions, to_json
 from peer import Call, Peer, Refused
 
 from toolbus.v1 import tool_bus_service_pb2 as messages
@@ -78,6 +79,18 @@ async def picture(arguments: dict[str, Any], call: Call) -> Any:
     """Returns a text and an image."""
     image = pb.ImageContent(data=b"\x89PNG\r\n\x1a\n", mime_type="image/png")
     return pb.ToolResult(output_json='"a picture"', content=[pb.ContentBlock(image=image)])
+
+
+async def ask(arguments: dict[str, Any], call: Call) -> Any:
+    """Asks two questions, one after the other, and returns both answers."""
+    answers = json.loads(call.message.request_state or "{}") | call.answers
+    for key in ("first", "second"):
+        if key not in answers:
+            schema = {"type": "object", "properties": {"text": {"type": "string"}}}
+            params = {"message": f"{key}?", "requestedSchema": schema}
+            asked = {key: {"method": "elicitation/create", "params": params}}
+            return questions(asked, to_json(answers) if answers else "")
+    return {**answers, "accepts": list(call.message.accepts)}
 
 
 async def big(arguments: dict[str, Any], call: Call) -> Any:
@@ -233,7 +246,7 @@ def conformance_peer(address: str, hosts: Hosts) -> Peer:
     """Returns a peer with all tools."""
     peer = Peer(address, "conformance")
     catalog = Catalog(peer)
-    plain = (echo, fail, slow, steps, relay, context, chunks, picture, big, late_progress, about)
+    plain = (echo, fail, slow, steps, relay, context, chunks, picture, ask, big, late_progress, about)
     for handler in (*plain, Meeting().meet, catalog.offer, catalog.withdraw, hosts.host):
         peer.tool(handler.__doc__ or "", OBJECT)(handler)
     return peer

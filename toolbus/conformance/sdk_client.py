@@ -102,6 +102,11 @@ class AsyncTools:
         """Returns a picture beside a text."""
         return Reply("a picture", [image(ONE_PIXEL, "image/png")])
 
+    async def ask(self, ctx: ToolScope) -> Any:
+        """Asks two questions, one after the other, and returns both answers."""
+        first = await ctx.ask({"first": _question("first")})
+        return {**first, **await ctx.ask({"second": _question("second")}), "accepts": list(ctx.accepts)}
+
     async def big(self, bytes: int) -> str:
         """Returns a text of so many letters."""
         return "x" * bytes
@@ -175,6 +180,11 @@ class PlainTools:
         """Returns the context of its call."""
         return {"user_id": ctx.user_id, "attributes": dict(ctx.context.attributes)}
 
+    def ask(self, ctx: ToolScope) -> Any:
+        """Asks two questions, one after the other, and returns both answers."""
+        first = ctx.ask_sync({"first": _question("first")})
+        return {**first, **ctx.ask_sync({"second": _question("second")}), "accepts": list(ctx.accepts)}
+
     def big(self, bytes: int) -> str:
         """Returns a text of so many letters."""
         return "x" * bytes
@@ -182,6 +192,11 @@ class PlainTools:
     def about(self) -> Any:
         """Names the client library."""
         return {**LIBRARY, "name": "toolbus.sdk, plain functions"}
+
+
+def _question(key: str) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}}
+    return {"method": "elicitation/create", "params": {"message": f"{key}?", "requestedSchema": schema}}
 
 
 class Hosts:

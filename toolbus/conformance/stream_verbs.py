@@ -14,7 +14,7 @@ from toolbus.conformance.scripted_bus import Arrived, Line, Request, Stream
 from toolbus.conformance.stage import DRIVEN, TOKEN, Stage
 
 BASIC_TOOLS = ("echo", "fail", "slow", "steps", "meet", "relay", "context")
-OTHER_TOOLS = ("chunks", "picture", "big", "late_progress", "offer", "withdraw", "about", "host")
+OTHER_TOOLS = ("chunks", "picture", "ask", "big", "late_progress", "offer", "withdraw", "about", "host")
 TOOLS = (*BASIC_TOOLS, *OTHER_TOOLS)
 ATTACHES: Mapping[str, Mapping[str, Any]] = {
     "plugin": {"protocol_version": 1, "source": "conformance"},
