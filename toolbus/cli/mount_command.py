@@ -117,7 +117,10 @@ def mount(
             terminal.fail("--header and --login go with --url, not with a command", terminal.USAGE)
     if chosen := {key: value for key, value in ours.items() if value}:
         entry["toolbus"] = chosen
-    _add(name, entry, place, replace=replace)
+    if not (login and url is not None and _is_mounted(name, url, place)) or replace:
+        _add(name, entry, place, replace=replace)
+    if login and url is not None:
+        _login(name, url, place)
     from toolbus.cli.mount_trial import show_mounted
 
     show_mounted(name, place, target, as_json=as_json)
@@ -130,12 +133,15 @@ def unmount(
 ) -> None:
     """Unmount an MCP server: end it and withdraw its tools."""
     from toolbus.bus.mcp_client.own_mounts import OwnMounts
+    from toolbus.bus.mcp_client.token_file import remove_tokens
     from toolbus.errors import SetupError
     from toolbus.text import list_names
 
     own = OwnMounts(_data_directory(data_dir))
     try:
         removed = own.remove(name)
+        if removed:
+            remove_tokens(own.path.parent, name)
         names = list(own.entries())
     except SetupError as error:
         terminal.fail(str(error))
@@ -217,6 +223,30 @@ def _add(name: str, entry: Mapping[str, Any], place: Path, *, replace: bool) -> 
         terminal.fail(str(error), terminal.USAGE)
     try:
         OwnMounts(place).add({name: entry}, replace=replace)
+    except SetupError as error:
+        terminal.fail(str(error))
+
+
+def _is_mounted(name: str, url: str, place: Path) -> bool:
+    """Tells whether a server is mounted already, so that a login is all that is wanted."""
+    from toolbus.bus.mcp_client.own_mounts import OwnMounts
+    from toolbus.errors import SetupError
+
+    try:
+        entry = OwnMounts(place).entries().get(name)
+    except SetupError as error:
+        terminal.fail(str(error))
+    return isinstance(entry, Mapping) and entry.get("url") == url
+
+
+def _login(name: str, url: str, place: Path) -> None:
+    """Logs the user in; the bus sees the token by itself."""
+    from toolbus.bus.mcp_client.login import login
+    from toolbus.errors import SetupError
+
+    try:
+        if not login(place, name, url, show=lambda text: terminal.print_lines(text, stream=sys.stderr)):
+            terminal.print_lines(f"{url} asks for no login", stream=sys.stderr)
     except SetupError as error:
         terminal.fail(str(error))
 

@@ -24,7 +24,7 @@ from toolbus.bus.mcp_client.call_messages import failure, is_stale, read_answer,
 from toolbus.bus.mcp_client.connection import Connection, Incoming
 from toolbus.bus.mcp_client.parked_calls import ParkedCalls
 from toolbus.bus.mcp_client.remote_task import RemoteTask
-from toolbus.bus.mcp_client.transport import Busy, Lost
+from toolbus.bus.mcp_client.transport import Busy, Lost, NeedsLogin
 from toolbus.errors import Code, Stage
 from toolbus.mcp.headers import param_headers
 from toolbus.mcp.jsonrpc import McpCode, RpcError
@@ -37,6 +37,7 @@ log = logging.getLogger("toolbus.mounts")
 MAX_ATTEMPTS = 3  # of a call that certainly did not reach its server
 CONFIRM_SECONDS = 1.0  # a cancelled call keeps its slot so long: servers do not say when they have ended it
 BUSY_SECONDS = 0.1  # the hint when to retry at a server that does not read
+RESEND_SECONDS = 0.25  # before a call that did not reach its server over HTTP is sent again
 ELICITATION = "elicitation/create"
 QUESTIONS = {"sampling/createMessage": "sampling", "roots/list": "roots"}  # elicitation has two modes
 
@@ -204,6 +205,10 @@ class MountHandler:
             text = self._json_names[name] = dump_json(name)
         return text
 
+    def _send_again(self, call: Call) -> None:
+        if call.id in self._queue and self._connection is not None:
+            self._send(*self._queue.pop(call.id))
+
     def _headers(self, ours: str, arguments: str) -> Mapping[str, str] | None:
         names = self.param_names.get(ours)
         return param_headers(names, json.loads(arguments or "{}")) if names else None
@@ -262,9 +267,11 @@ class MountHandler:
         if self.pending.get(call.id) is not call:
             return
         if error.stage is Stage.NOT_DISPATCHED:
-            if attempts < MAX_ATTEMPTS:
+            if attempts < MAX_ATTEMPTS and not isinstance(error, NeedsLogin):
                 self._queue[call.id] = (call, attempts + 1)
                 self._wake()
+                if self._connection is not None:  # over HTTP a connection outlives its server
+                    asyncio.get_running_loop().call_later(RESEND_SECONDS, self._send_again, call)
             else:
                 self._end(call, failure(Code.UNAVAILABLE, str(error), Stage.NOT_DISPATCHED, retry_safe=True))
             return

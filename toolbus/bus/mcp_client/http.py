@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import time
 from collections.abc import Mapping
 
 import aiohttp
@@ -30,7 +31,16 @@ from toolbus.bus.mcp_client.http_link import (
 from toolbus.bus.mcp_client.http_timings import HttpTimings
 from toolbus.bus.mcp_client.legacy_session import LegacySession, missed
 from toolbus.bus.mcp_client.sse import EventTooLong, SseParser
-from toolbus.bus.mcp_client.transport import Busy, HttpRefused, Lost, Outgoing, Receiver, RequestId, SessionLost
+from toolbus.bus.mcp_client.transport import (
+    Busy,
+    HttpRefused,
+    Lost,
+    NeedsLogin,
+    Outgoing,
+    Receiver,
+    RequestId,
+    SessionLost,
+)
 from toolbus.errors import Stage
 from toolbus.mcp import eras, headers, jsonrpc
 from toolbus.mcp.jsonrpc import RpcError
@@ -178,6 +188,8 @@ class HttpTransport:
             return
         if message.id is not None:
             self._told.lost(message.id, error)
+            if isinstance(error, NeedsLogin) and self._version:  # nothing goes on without a user
+                self._told.closed(str(error))
         elif not self._closed:
             log.info("%s: %s did not arrive: %s", self._name, message.method or "an answer", clean_line(str(error)))
 
@@ -310,9 +322,11 @@ class HttpTransport:
                     if response.headers.get("Content-Type", "").startswith(EVENTS):
                         if was_open:
                             missed(self._told)
-                        was_open, backoff = True, self._timings.first_backoff
+                        was_open, began = True, time.monotonic()
                         if await self._read_events(response, SseParser(MAX_EVENT_BYTES), message.id):
                             return
+                        if time.monotonic() - began > self._timings.steady:
+                            backoff = self._timings.first_backoff
                     elif response.status >= 400:
                         if not was_open or response.status < 500:
                             self._take_refusal(message, response.status, await read_body(response, MAX_ERROR_BYTES))

@@ -15,6 +15,7 @@ class HttpTimings:
         retry: before a stream is resumed, where the server does not say.
         min_retry, max_retry: bounds of what a server may say.
         first_backoff: before a stream that failed is opened again; doubled up to max_retry.
+        steady: how long a stream has to stay open, so that its end is no failure.
         drain: how long a stream may go on behind its answer, before its connection is closed.
         cancel: how long a cancelled request of the legacy era may go on, so that the notification arrives first.
     """
@@ -25,6 +26,7 @@ class HttpTimings:
     min_retry: float = 0.1
     max_retry: float = 30.0
     first_backoff: float = 0.25
+    steady: float = 10.0
     drain: float = 1.0
     cancel: float = 1.0
 

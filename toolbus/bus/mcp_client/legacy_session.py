@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import aiohttp
@@ -113,11 +114,13 @@ class LegacySession:
                     if response.status == 200 and response.headers.get("Content-Type", "").startswith(EVENTS):
                         if opened and not parser.last_id:
                             missed(self._receiver())
-                        opened, backoff = True, self._timings.first_backoff
+                        opened, began = True, time.monotonic()
                         self.standing_ended = asyncio.Event()
                         self.is_standing = True
                         await self._read(response, parser, None)
-                        pause = self._timings.pause(parser.retry_seconds)
+                        if time.monotonic() - began > self._timings.steady:
+                            backoff = self._timings.first_backoff
+                        pause = max(self._timings.pause(parser.retry_seconds), backoff)
                     elif response.status == 404 and session:
                         await self.renew(session)  # it opens a stream of its own
                         return

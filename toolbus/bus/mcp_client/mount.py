@@ -186,8 +186,9 @@ class Mount:
             now = time.monotonic()
             deaths.append(now)
             log.warning("mount %s: server %s", self.name, death)
-            reason = self._timings.restarts.give_up_reason(1, tuple(deaths), "")
-            if reason:
+            if self.entry.is_remote:  # others run it, so it is tried for as long as it is configured
+                self.handler.fail_waiting(f"server {self.name!r} {death}")
+            elif self._timings.restarts.give_up_reason(1, tuple(deaths), ""):
                 text = f"died {len(deaths)} times within {self._timings.restarts.window_seconds:g} s: {death}"
                 self._give_up(MountState.FAILED, text, FIX_FAILED.format(name=self.name))
                 deaths.clear()
@@ -202,9 +203,13 @@ class Mount:
             self._wanted.set()
 
     async def _over_again(self) -> None:
-        """Waits until an operator restarts the mount."""
+        """Waits until an operator restarts the mount, or a call needs a server elsewhere, which is cheap to try."""
         self._over.clear()
-        await self._over.wait()
+        if not self.entry.is_remote:
+            await self._over.wait()
+        self._wanted.clear()
+        await asyncio.sleep(self._timings.restarts.backoff(0))
+        await self._wanted.wait()
 
     def _give_up(self, state: MountState, reason: str, fix: str) -> None:
         self._wanted.clear()

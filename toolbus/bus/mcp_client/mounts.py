@@ -11,6 +11,7 @@ from pathlib import Path
 
 from toolbus.bus.core import Core
 from toolbus.bus.mcp_client.handler import MountHandler
+from toolbus.bus.mcp_client.login_watch import LoginWatch
 from toolbus.bus.mcp_client.manifest import Manifest
 from toolbus.bus.mcp_client.mount import Mount, MountTimings
 from toolbus.bus.mcp_client.mount_entry import MountEntry
@@ -30,11 +31,19 @@ OpenTransport = Callable[[MountEntry], Transport]
 _SERVING = (MountState.LIVE, MountState.DEGRADED, MountState.STOPPED)
 
 
-def open_remote(entry: MountEntry) -> Transport:
-    """Returns the way to a server over HTTP."""
-    from toolbus.bus.mcp_client.http import HttpTransport  # a bus without such a server loads no HTTP client
+def open_remote(directory: Path | None, entry: MountEntry) -> Transport:
+    """Returns the way to a server over HTTP; with a token, unless its operator wrote an Authorization.
 
-    return HttpTransport(entry.name, entry.url, entry.headers)
+    Args:
+        directory: the data directory; None: there are no tokens.
+    """
+    # A bus without such a server loads no HTTP client.
+    from toolbus.bus.mcp_client.authorization import TokenAuthorization
+    from toolbus.bus.mcp_client.http import HttpTransport
+
+    has_own = directory is None or any(name.lower() == "authorization" for name in entry.headers)
+    tokens = None if has_own or directory is None else TokenAuthorization(entry.name, entry.url, directory)
+    return HttpTransport(entry.name, entry.url, entry.headers, tokens)
 
 
 class Mounts:
@@ -57,6 +66,7 @@ class Mounts:
         self._manifest = manifest
         self._open_remote = open_remote
         self._timings = timings or MountTimings()
+        self._logins = LoginWatch(core.config.data_dir)
         self._mounts: dict[str, Mount] = {}
         self._launchers: dict[str, asyncio.Lock] = {}  # by the program that installs servers
         self._lifeline: Lifeline | None = None  # None before the first process
@@ -95,6 +105,7 @@ class Mounts:
         """Ends all servers, and all that they started."""
         async with self._changing:
             mounts, self._mounts = self._mounts, {}
+            self._logins.close()
             await asyncio.gather(*(mount.stop() for mount in mounts.values()))
             if self._lifeline is not None:
                 self._lifeline.close()
@@ -129,10 +140,15 @@ class Mounts:
             first_start=None
             if entry.is_remote
             else self._launchers.setdefault(Path(entry.command).name, asyncio.Lock()),
-            on_state=lambda each: core.signals.source_changed(each.name),
+            on_state=self._state_changed,
             timings=self._timings,
         )
         return mount
+
+    def _state_changed(self, mount: Mount) -> None:
+        self._core.signals.source_changed(mount.name)
+        if mount.state is MountState.NEEDS_LOGIN:
+            self._logins.wait(mount.name, mount.restart)
 
     def _open_program(self, entry: MountEntry) -> Transport:
         program = DuplexProgram(

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.core import Core
@@ -102,6 +103,6 @@ class McpClientRoom(Room):
 
         directory = self.core.config.data_dir
         manifest = Manifest(directory / FILE if directory is not None else None)
-        mounts = Mounts(self.core, manifest, open_remote)
+        mounts = Mounts(self.core, manifest, partial(open_remote, directory))
         self._tools.follow(mounts, manifest)
         return mounts
