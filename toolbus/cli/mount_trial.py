@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import fcntl
+import functools
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -112,7 +113,7 @@ async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
         tools = MountTools(bus.core.audit)
         tools.configured, tools.file = configured, str(data_dir / FILE)
         manifest = Manifest(data_dir / MANIFEST)
-        mounts = Mounts(bus.core, manifest, open_remote)
+        mounts = Mounts(bus.core, manifest, functools.partial(open_remote, data_dir))
         tools.follow(mounts, manifest)
         try:
             entry = configured.entries.get(name)
