@@ -207,6 +207,7 @@ class Mount:
         self._over.clear()
         if not self.entry.is_remote:
             await self._over.wait()
+            return
         self._wanted.clear()
         await asyncio.sleep(self._timings.restarts.backoff(0))
         await self._wanted.wait()
@@ -392,30 +393,33 @@ class Mount:
 
     def status(self) -> MountStatus:
         """Returns how the mount is now; it reads the memory of its processes, which takes some milliseconds."""
-        peer, pid = self._peer, int(getattr(self._transport, "pid", 0))
-        info = dict(peer.info) if peer is not None else {}
-        declared = self.offer.declared
-        return MountStatus(
-            name=self.name,
-            state=self.state,
-            reason=self.reason,
-            fix=self.fix,
-            era="" if peer is None else "modern" if peer.modern else "legacy",
-            version="" if peer is None else peer.version,
-            server=" ".join(clean_line(str(info[key])) for key in ("name", "version") if info.get(key)),
-            tools=self.offer.tools,
-            prompts=len(self.features.prompts()),
-            resources=len(self.features.resources()),
-            left=declared.left,
-            hidden=declared.hidden,
-            changed=self.offer.changed,
-            pid=pid,
-            memory_bytes=memory_of_group(pid),
-            restarts=self.restarts,
-            last_error=self.last_error,
-            in_flight=len(self.handler.pending),
-            notices=declared.notices,
-        )
+        return _status_of(self, self._peer, int(getattr(self._transport, "pid", 0)))
+
+
+def _status_of(mount: Mount, peer: Peer | None, pid: int) -> MountStatus:
+    info = dict(peer.info) if peer is not None else {}
+    declared = mount.offer.declared
+    return MountStatus(
+        name=mount.name,
+        state=mount.state,
+        reason=mount.reason,
+        fix=mount.fix,
+        era="" if peer is None else "modern" if peer.modern else "legacy",
+        version="" if peer is None else peer.version,
+        server=" ".join(clean_line(str(info[key])) for key in ("name", "version") if info.get(key)),
+        tools=mount.offer.tools,
+        prompts=len(mount.features.prompts()),
+        resources=len(mount.features.resources()),
+        left=declared.left,
+        hidden=declared.hidden,
+        changed=mount.offer.changed,
+        pid=pid,
+        memory_bytes=memory_of_group(pid),
+        restarts=mount.restarts,
+        last_error=mount.last_error,
+        in_flight=len(mount.handler.pending),
+        notices=declared.notices,
+    )
 
 
 def _explain(error: BaseException) -> str:
