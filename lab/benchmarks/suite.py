@@ -261,6 +261,19 @@ SUITES = {
             "`sdk_client` calls `mcp` with the `Client` of the official SDK: CPU of the host is that client's.",
         ),
         Suite(
+            name="mounts",
+            contestants={},
+            ratios=(),
+            facts=dict.fromkeys(("first_tool", "server_killed", "mount_leaks", "bus_killed"), "mounts"),
+            in_flight=(),
+            charged="no process",
+            packages=("grpcio", "uvloop", "msgspec", "aiohttp"),
+            page="benchmarks-mounts.md",
+            title="Benchmarks of mounted MCP servers",
+            intro="A small MCP server over pipes, mounted from a file that the bus follows. A wild server has a child, "
+            "another one in a session of its own, and ignores SIGTERM and the end of its input.",
+        ),
+        Suite(
             name="hosts",
             contestants={},
             ratios=(),

@@ -23,7 +23,8 @@ from lab.load import windows, workload
 
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 MARK = b"21.5"  # of the tool's answer
-ANSWER_SECONDS = 20.0
+ANSWER_SECONDS = 25.0
+TOOL_SECONDS = 20.0  # in which a server that is still being mounted has to be listed
 _META = "io.modelcontextprotocol/"
 
 
@@ -127,17 +128,20 @@ class Mcp:
             BadAnswer: it has no such tool.
         """
         connection = await self._target.connect()
+        ends_at = time.monotonic() + TOOL_SECONDS
         try:
             status, _, body = await connection.ask(self._message(0, "tools/list", {}))
             if status != 200:
                 await self._shake_hands(connection)
+            while not self._name:
                 _, _, body = await connection.ask(self._message(2, "tools/list", {}))
+                names = [each["name"] for each in _result(body).get("tools", ())]
+                self._name = next((name for name in names if name.endswith(workload.TOOL_NAME)), "")
+                if not self._name and time.monotonic() > ends_at:
+                    raise BadAnswer(f"the server has no tool {workload.TOOL_NAME}: {body[:500]!r}")
+                await asyncio.sleep(0.02)
         finally:
             connection.close()
-        names = [each["name"] for each in _result(body).get("tools", ())]
-        self._name = next((name for name in names if name.endswith(workload.TOOL_NAME)), "")
-        if not self._name:
-            raise BadAnswer(f"the server has no tool {workload.TOOL_NAME}: {body[:500]!r}")
 
     async def _shake_hands(self, connection: Connection) -> None:
         self._session = {"MCP-Protocol-Version": LEGACY}

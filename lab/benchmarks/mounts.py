@@ -1,0 +1,315 @@
+"""Measures mounted MCP servers: until their tools are listed, when they are killed, and what is left of them.
+
+Every function starts a bus of its own, with `lab.load.mcp_child` as the mounted server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import uvloop
+
+from lab.benchmarks.contest import LOOPBACK, Plan
+from lab.benchmarks.facts import Fact
+from lab.child import ChildFailed
+from lab.load import peer
+from lab.stage import ROOT, BusProcess, Stage, until
+from toolbus.v1 import tool_pb2 as pb
+
+CHILD = ROOT / "lab" / "load" / "mcp_child.py"
+NAME = "bench"
+HELD = 50  # calls that a server runs when it is killed
+SECONDS = 30.0  # in which anything has to happen
+GONE_SECONDS = 10.0  # in which processes of a killed bus have to end
+WARM_UP = 3  # mounts and unmounts before memory is read
+LOOK_SECONDS = 0.002
+WILD_SHARE = 5  # of so many servers that are mounted and unmounted one is wild: each takes the whole time to end
+
+
+class MountedServer:
+    """A bus that follows a file of mounts, and the log of the server in it.
+
+    Attributes:
+        ready_at: when the bus was ready last.
+    """
+
+    def __init__(self, stage: Stage, plan: Plan, *, mounted: bool = False) -> None:
+        self._stage, self._plan = stage, plan
+        self.folder = Path(stage.folder())
+        self.log = self.folder / "server.log"
+        self.log.touch()
+        self._file = self.folder / "mounts.json"
+        if mounted:
+            self.mount()
+        else:
+            self.unmount()
+        self.bus: BusProcess = self._start()
+        self.ready_at = time.monotonic()
+
+    def _start(self) -> BusProcess:
+        options = ("--data-dir", str(self.folder / "data"), "--mcp-servers", str(self._file))
+        return self._plan.bus(self._stage, *options, http=LOOPBACK)
+
+    def mount(self, *, wild: bool = False) -> None:
+        """Writes the server into the file."""
+        arguments = [str(CHILD), "--log", str(self.log), *(("--wild",) if wild else ())]
+        entry = {"command": sys.executable, "args": arguments, "toolbus": {"maxInFlight": HELD, "eager": True}}
+        self._write({NAME: entry})
+
+    def unmount(self) -> None:
+        """Takes the server out of the file."""
+        self._write({})
+
+    def _write(self, servers: dict[str, Any]) -> None:
+        part = self._file.with_suffix(".part")
+        part.write_text(json.dumps({"mcpServers": servers}))
+        part.chmod(0o600)
+        part.replace(self._file)
+
+    def restart(self) -> None:
+        """Kills the bus and starts it again."""
+        self.bus.child.kill()
+        self.bus = self._start()
+        self.ready_at = time.monotonic()
+
+    @property
+    def offered(self) -> bool:
+        """Whether the server's tools are listed."""
+        with urllib.request.urlopen(f"{self.bus.http}/api/tools", timeout=SECONDS) as answer:
+            return f'"{NAME}:forecast"'.encode() in answer.read()
+
+    def wait(self, offered: bool) -> float:
+        """Waits until the tools are listed, or not; returns when.
+
+        Raises:
+            ChildFailed: it did not happen in time.
+        """
+        if not until(lambda: self.offered is offered, SECONDS, LOOK_SECONDS):
+            raise ChildFailed(f"after {SECONDS:g} s the tools are {'not ' if offered else ''}listed")
+        return time.monotonic()
+
+    @property
+    def pid(self) -> int:
+        """The newest process of the server; 0 before the first."""
+        starts = [line for line in self.log.read_text().splitlines() if line.startswith("start ")]
+        return int(starts[-1].split()[1]) if starts else 0
+
+    def left(self) -> list[psutil.Process]:
+        """Returns the processes that the mounted server has, or has left: those with its log in their command."""
+        return [each for each in psutil.process_iter() if _is_of(each, str(self.folder))]
+
+
+def _is_of(process: psutil.Process, folder: str) -> bool:
+    """Tells whether a process is a mounted server of a folder, or was started by one."""
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        command = process.cmdline()
+        if str(CHILD) in command:
+            return any(folder in part for part in command)
+        return tuple(command) == ("sleep", "1000") and "TOOLBUS_MOUNT" in process.environ()
+    except (psutil.Error, OSError):
+        return False
+
+
+# -- until the tools are listed --------------------------------------------------------------------------------------
+
+
+def first_tool(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Times from the ready line of a bus to its tools, with a server it knows and one that it does not."""
+    known, unknown, beyond, looks, written = [], [], [], [], []
+    for _ in range(max(2, repeats // 3)):
+        server = MountedServer(stage, plan, mounted=True)
+        unknown.append((server.wait(True) - server.ready_at) * 1e3)
+        beyond.append(max(0.0, unknown[-1] - _own_start()))
+        server.restart()
+        looks.append(0.0 if server.offered else 1.0)
+        known.append((server.wait(True) - server.ready_at) * 1e3)
+        server.unmount()
+        server.wait(False)
+        mounted_at = time.monotonic()
+        server.mount()
+        written.append((server.wait(True) - mounted_at) * 1e3)
+        server.bus.child.end()
+    ready = "ready line of a bus"
+    return (
+        Fact(
+            "first_tool", "buses that know the server and do not list its tools when ready", "buses", 0.0, tuple(looks)
+        ),
+        Fact("first_tool", f"{ready} that knows the server, to its tools listed", "ms", None, tuple(known)),
+        Fact("first_tool", f"{ready} that does not, to its tools listed", "ms", None, tuple(unknown)),
+        Fact("first_tool", "the same beyond what the server takes by itself", "ms", 50.0, tuple(beyond)),
+        Fact("first_tool", "entry written into the file, to its tools listed", "ms", None, tuple(written)),
+    )
+
+
+def _own_start() -> float:
+    """Returns how long a server takes by itself from its start to its tools."""
+    began_at = time.monotonic()
+    command = (sys.executable, str(CHILD))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        for number, method in enumerate(("server/discover", "tools/list")):
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", "id": number, "method": method}).encode() + b"\n")
+            server.stdin.flush()
+            server.stdout.readline()
+        taken = (time.monotonic() - began_at) * 1e3
+        server.stdin.close()
+    return taken
+
+
+# -- a server that is killed -----------------------------------------------------------------------------------------
+
+
+def server_killed(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Kills a mounted server that runs calls, again and again: its calls end, it comes back, nothing runs twice."""
+    server = MountedServer(stage, plan)
+    server.mount()
+    server.wait(True)
+    ended, back, changes = uvloop.run(_kill_again(server, repeats))
+    ran = Counter(line for line in server.log.read_text().splitlines() if line.startswith("call held-"))
+    twice = sum(count - 1 for count in ran.values())
+    calls = f"SIGKILL of a mounted server with {HELD} calls in flight"
+    return (
+        Fact("server_killed", f"{calls}, to the last error at the caller", "ms", 10.0, ended),
+        Fact("server_killed", f"{calls}, to a call that succeeds", "ms", 1000.0 + _own_start(), back),
+        Fact("server_killed", f"{calls}: changes of the catalog", "changes", 0.0, (float(changes),)),
+        Fact("server_killed", f"{calls}: calls that ran twice", "calls", 0.0, (float(twice),)),
+    )
+
+
+async def _kill_again(server: MountedServer, repeats: int) -> tuple[tuple[float, ...], tuple[float, ...], int]:
+    host = peer.Peer(server.bus.grpc)
+    await host.attach("bench-host", [])
+    ended, back = [], []
+    await _call(host, "warm-up")
+    first = _revision(server.bus.http)
+    for number in range(repeats):
+        ids = {f"held-{number}-{each}" for each in range(HELD)}
+        host.calls += [_call_of("hold", each) for each in ids]
+        host.flush()
+        await _until(lambda ids=ids: ids <= {line.split()[1] for line in _calls(server)}, "the server runs its calls")
+        pid = server.pid
+        began_at = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(SECONDS):
+            while ids:
+                for result in (await _read(host)).results:
+                    if result.error.code != pb.ERROR_CODE_UNAVAILABLE or result.error.retry_safe:
+                        raise ChildFailed(f"expected UNAVAILABLE that is not safe to retry, got {result}")
+                    if result.error.stage not in (pb.CALL_STAGE_DISPATCHED, pb.CALL_STAGE_ACCEPTED):
+                        raise ChildFailed(f"the stage is wrong: {result}")
+                    ids.discard(result.call_id)
+        ended.append((time.monotonic() - began_at) * 1e3)
+        await _call(host, f"again-{number}")
+        back.append((time.monotonic() - began_at) * 1e3)
+    changes = _revision(server.bus.http) - first
+    await host.close()
+    return tuple(ended), tuple(back), changes
+
+
+def _calls(server: MountedServer) -> list[str]:
+    return [line for line in server.log.read_text().splitlines() if line.startswith("call ")]
+
+
+def _call_of(tool: str, call_id: str) -> pb.ToolCall:
+    return pb.ToolCall(call_id=call_id, name=f"{NAME}:{tool}", arguments_json=json.dumps({"id": call_id}))
+
+
+async def _read(host: peer.Peer) -> Any:
+    frame = await host.read()
+    if frame is None:
+        raise ChildFailed("the host's stream ended")
+    return frame
+
+
+async def _call(host: peer.Peer, name: str) -> None:
+    """Calls a tool that answers, until it does."""
+    async with asyncio.timeout(SECONDS):
+        for number in range(10**6):
+            host.calls.append(_call_of("forecast", f"{name}-{number}"))
+            host.flush()
+            while not (results := (await _read(host)).results):
+                pass
+            if not results[0].is_error:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def _until(condition: Any, what: str) -> None:
+    ends_at = time.monotonic() + SECONDS
+    while not condition():
+        if time.monotonic() > ends_at:
+            raise ChildFailed(f"not in {SECONDS:g} s: {what}")
+        await asyncio.sleep(0.01)
+
+
+def _revision(url: str) -> int:
+    with urllib.request.urlopen(f"{url}/api/tools/export?dialect=openai", timeout=SECONDS) as answer:
+        return int(json.load(answer)["revision"])
+
+
+# -- what is left ----------------------------------------------------------------------------------------------------
+
+
+def mount_leaks(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Mounts and unmounts a server again and again; some of them are wild."""
+    server = MountedServer(stage, plan)
+    bus = psutil.Process(server.bus.child.pid)
+    for number in range(WARM_UP + repeats):
+        if number == WARM_UP:
+            _await_none(server)
+            open_before, memory_before = bus.num_fds(), bus.memory_info().rss
+        server.mount(wild=number % WILD_SHARE == 0)
+        server.wait(True)
+        server.unmount()
+        server.wait(False)
+    left = _await_none(server)
+    until(lambda: bus.num_fds() <= open_before, GONE_SECONDS)
+    grown = (bus.memory_info().rss - memory_before) / 1e6
+    what = f"{repeats} × mount and unmount, one of {WILD_SHARE} servers wild"
+    return (
+        Fact("mount_leaks", f"{what}: processes left", "processes", 0.0, (float(left),)),
+        Fact("mount_leaks", f"{what}: descriptors left", "files", 0.0, (float(bus.num_fds() - open_before),)),
+        Fact("mount_leaks", f"{what}: memory of the bus", "MB", 2.0, (grown,)),
+    )
+
+
+def _await_none(server: MountedServer) -> int:
+    """Waits until no process of the server is left; returns how many are after all."""
+    until(lambda: not server.left(), GONE_SECONDS)
+    return len(server.left())
+
+
+def bus_killed(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Kills the bus again and again while it has a wild server mounted."""
+    server = MountedServer(stage, plan)
+    server.mount(wild=True)
+    left, taken = [], []
+    for _ in range(max(2, repeats // 2)):
+        pid = server.pid
+        server.wait(True)
+        if not until(lambda pid=pid: server.pid not in (0, pid), SECONDS):
+            raise ChildFailed("the mounted server was not started")
+        killed_at = time.monotonic()
+        server.bus.child.kill()
+        left.append(float(_await_none(server)))
+        taken.append((time.monotonic() - killed_at) * 1e3)
+        server.restart()
+    what = "SIGKILL of a bus with a wild server mounted"
+    return (
+        Fact("bus_killed", f"{what}: processes left after {GONE_SECONDS:g} s", "processes", 0.0, tuple(left)),
+        Fact("bus_killed", f"{what}, to the end of the last one", "ms", None, tuple(taken)),
+    )
