@@ -14,6 +14,8 @@ import sys
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +202,7 @@ async def _kill_again(server: MountedServer, repeats: int) -> tuple[tuple[float,
         ids = {f"held-{number}-{each}" for each in range(HELD)}
         host.calls += [_call_of("hold", each) for each in ids]
         host.flush()
-        await _until(lambda ids=ids: ids <= {line.split()[1] for line in _calls(server)}, "the server runs its calls")
+        await _until(partial(_runs, server, frozenset(ids)), "the server runs its calls")
         pid = server.pid
         began_at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
@@ -220,8 +222,8 @@ async def _kill_again(server: MountedServer, repeats: int) -> tuple[tuple[float,
     return tuple(ended), tuple(back), changes
 
 
-def _calls(server: MountedServer) -> list[str]:
-    return [line for line in server.log.read_text().splitlines() if line.startswith("call ")]
+def _runs(server: MountedServer, ids: frozenset[str]) -> bool:
+    return ids <= {line.removeprefix("call ") for line in server.log.read_text().splitlines()}
 
 
 def _call_of(tool: str, call_id: str) -> pb.ToolCall:
@@ -248,7 +250,7 @@ async def _call(host: peer.Peer, name: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def _until(condition: Any, what: str) -> None:
+async def _until(condition: Callable[[], bool], what: str) -> None:
     ends_at = time.monotonic() + SECONDS
     while not condition():
         if time.monotonic() > ends_at:
@@ -293,6 +295,10 @@ def _await_none(server: MountedServer) -> int:
     return len(server.left())
 
 
+def _is_new(server: MountedServer, pid: int) -> bool:
+    return server.pid not in (0, pid)
+
+
 def bus_killed(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Kills the bus again and again while it has a wild server mounted."""
     server = MountedServer(stage, plan)
@@ -301,7 +307,7 @@ def bus_killed(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     for _ in range(max(2, repeats // 2)):
         pid = server.pid
         server.wait(True)
-        if not until(lambda pid=pid: server.pid not in (0, pid), SECONDS):
+        if not until(partial(_is_new, server, pid), SECONDS):
             raise ChildFailed("the mounted server was not started")
         killed_at = time.monotonic()
         server.bus.child.kill()

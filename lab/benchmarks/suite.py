@@ -264,7 +264,10 @@ SUITES = {
             name="mounts",
             contestants={},
             ratios=(),
-            facts=dict.fromkeys(("first_tool", "server_killed", "mount_leaks", "bus_killed"), "mounts"),
+            facts={
+                **dict.fromkeys(("first_tool", "server_killed", "mount_leaks", "bus_killed"), "mounts"),
+                **dict.fromkeys(("list_changed", "client_restart", "mcp_weight"), "mcp_clients"),
+            },
             in_flight=(),
             charged="no process",
             packages=("grpcio", "uvloop", "msgspec", "aiohttp"),

@@ -24,7 +24,7 @@ TOOLS = [
     {"name": "hold", "description": "Is never done.", "inputSchema": _SCHEMA},
 ]
 _INFO = {"name": "child", "version": "1"}
-_CAPABILITIES = {"tools": {}}
+_CAPABILITIES: dict[str, Any] = {"tools": {}}
 
 
 def _result(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
