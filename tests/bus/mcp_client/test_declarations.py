@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolbus.bus.mcp_client import declarations
-from toolbus.bus.mcp_client.declarations import Declared, our_name, tools_of
+from toolbus.bus.mcp_client.declarations import MAX_TOOLS, Declared, our_name, tools_of
 from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.limits import Limits
 from toolbus.tool import NAME
@@ -119,8 +118,9 @@ def test_a_changed_tool_that_is_blocked_is_left_out_with_the_command_that_approv
 
 
 def test_a_mount_has_no_more_tools_than_the_limit() -> None:
-    made = declared(*(tool(f"t{number}") for number in range(declarations.MAX_TOOLS + 2)))
-    assert len(made.tools) == declarations.MAX_TOOLS
+    made = tools_of(MountEntry("files", command="x"), [tool(f"t{number}") for number in range(7)], LIMITS, max_tools=5)
+    assert len(made.tools) == 5
+    assert MAX_TOOLS == 10_000
     assert "2 more tools" in made.left[0].reason
 
 

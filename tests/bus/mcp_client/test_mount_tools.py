@@ -78,6 +78,7 @@ async def test_a_changed_tool_is_withdrawn_shown_approved_and_offered_again(bus:
     async with asyncio.timeout(30):
         while not _audited(tmp_path / "data" / FOLDER, "mount.approve", "tool:read"):
             await asyncio.sleep(0.02)
+    assert _audited(tmp_path / "data" / FOLDER, "mount.change", "tool:read")
     assert isinstance((await ask(bus, "mount_logs", name="files"))["lines"], list)
 
 

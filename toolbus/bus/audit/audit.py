@@ -33,6 +33,7 @@ Act = Literal[
     "identities",
     "key.renew",
     "key.revoke",
+    "mount.change",
     "mount.approve",
     "mount.restart",
 ]

@@ -62,7 +62,12 @@ class Declared:
 
 
 def tools_of(
-    entry: MountEntry, declarations: Sequence[Any], limits: Limits, blocked: Collection[str] = frozenset()
+    entry: MountEntry,
+    declarations: Sequence[Any],
+    limits: Limits,
+    blocked: Collection[str] = frozenset(),
+    *,
+    max_tools: int = MAX_TOOLS,
 ) -> Declared:
     """Returns what is offered of the declarations of a server.
 
@@ -76,9 +81,9 @@ def tools_of(
     left: list[Left] = []
     hidden = 0
     for number, declaration in enumerate(declarations):
-        if len(compiled) >= MAX_TOOLS:
+        if len(compiled) >= max_tools:
             rest = len(declarations) - number
-            left.append(Left("…", f"{rest} more tools: a mount has {MAX_TOOLS} at most: choose some with allow"))
+            left.append(Left("…", f"{rest} more tools: a mount has {max_tools} at most: choose some with allow"))
             break
         theirs = declaration.get("name") if isinstance(declaration, Mapping) else None
         if not isinstance(theirs, str) or not theirs:

@@ -131,6 +131,7 @@ class Mounts:
             all_features=core.features,
             signals=core.signals,
             limits=core.limits,
+            audit=core.audit,
         )
         mount = Mount(
             entry,

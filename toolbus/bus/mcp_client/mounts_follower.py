@@ -73,7 +73,7 @@ class MountsFollower:
         """Yields what the files say whenever one of them has changed since it was read."""
         while True:
             await asyncio.sleep(seconds)
-            if await asyncio.to_thread(self._has_changed):
+            if self._has_changed():  # some microseconds
                 yield await asyncio.to_thread(self._read)
 
     def _has_changed(self) -> bool:

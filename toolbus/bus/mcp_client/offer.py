@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.features import Features
@@ -52,6 +53,7 @@ class MountOffer:
         all_features: Features,
         signals: Signals,
         limits: Limits,
+        audit: Audit,
     ) -> None:
         self.features = features
         self.lists: Mapping[str, list[Any]] = {}
@@ -65,6 +67,7 @@ class MountOffer:
         self._all_features = all_features
         self._signals = signals
         self._limits = limits
+        self._audit = audit
         self._peer: Peer | None = None  # None until the server is known
         self._offered: tuple[object, ...] | None = None  # what the catalog has, to be compared; None: nothing
 
@@ -180,10 +183,11 @@ class MountOffer:
                 self._manifest.save_fingerprints(entry.name, entry.command_digest, review.pinned)
             except sqlite3.Error as error:
                 log.error("what is trusted of mount %s could not be stored: %s", entry.name, error)
-        for subject in review.news:
-            log.warning(
-                "mount %s: %s changed since it was trusted: see `toolbus mounts %s`", entry.name, subject, entry.name
-            )
+        if review.news:
+            subjects = list_names(review.news)
+            name = entry.name
+            log.warning("mount %s: %s changed since it was trusted: see `toolbus mounts %s`", name, subjects, name)
+            self._audit.record("mount.change", target=name, why=subjects, source=name)
         self.changed = tuple(fingerprints.pending({subject: review.pinned[subject] for subject in seen}))
         return review.blocked
 
