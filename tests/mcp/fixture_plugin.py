@@ -24,6 +24,7 @@ IMAGE = base64.b64decode(  # one red pixel
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="
 )
 AUDIO = base64.b64decode("UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAAB9AAACABAAZGF0YQIAAAA=")
+POLL_SECONDS = 11.0  # longer than the bus leaves the stream of one request open
 STEP_SECONDS = 0.05  # between two steps of a tool that shows how far it is
 SCHEMA_2020_12: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -141,7 +142,7 @@ def offer_steps(plugin: Plugin) -> None:
     async def test_reconnection(scope: ToolScope) -> str:
         """Tests that a client fetches the rest of a stream that was closed during a call"""
         scope.progress(message="Before disconnect")
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(POLL_SECONDS)
         scope.progress(message="After reconnect")
         return "Reconnection test completed"
 
