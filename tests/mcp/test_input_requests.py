@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from toolbus.limits import Limits
 from toolbus.mcp.input_requests import (
-    MAX_REQUESTS,
     InvalidInput,
     capabilities_for,
     check_answer,
     check_answers,
+    check_requests,
     missing_needs,
     need_of,
     read_requests,
@@ -50,7 +51,6 @@ def test_each_question_says_what_its_client_must_accept() -> None:
     [
         ([], "not an object"),
         ({}, "at least one"),
-        ({str(each): ROOTS for each in range(MAX_REQUESTS + 1)}, "in several rounds"),
         ({"": ROOTS}, "its key"),
         ({"a": 1}, "not an object"),
         ({"a": {"method": "tools/call"}}, "must be one of elicitation/create"),
@@ -70,9 +70,13 @@ def test_a_question_that_breaks_its_format_is_refused(requests: Any, message: st
         read_requests(json.dumps(requests))
 
 
-def test_questions_of_more_than_64_kib_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="65536"):
-        read_requests(json.dumps({"a": form(a={"type": "string", "description": "x" * 65_536})}))
+def test_too_many_or_too_long_questions_are_refused_where_nobody_has_checked_that() -> None:
+    long = {"a": form(a={"type": "string", "description": "x" * 65_536})}
+    many = {str(each): ROOTS for each in range(9)}
+    for requests, limit in ((long, "input_requests_bytes = 65536"), (many, "input_requests = 8")):
+        with pytest.raises(InvalidInput, match=limit):
+            check_requests(requests, Limits())
+        assert check_requests(requests) == requests
 
 
 CHOICE = {"type": "string", "oneOf": [{"const": "r", "title": "Red"}, {"const": "g", "title": "Green"}]}

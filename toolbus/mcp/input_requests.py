@@ -12,17 +12,14 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from toolbus.limits import Limits
 from toolbus.text import dump_json, parse_json, quote
-from toolbus.tool import KIB
 
 Json = dict[str, Any]
 
 FORM, URL, SAMPLING, ROOTS = "elicitation.form", "elicitation.url", "sampling", "roots"  # words of ToolCall.accepts
 ELICIT, SAMPLE, LIST_ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
 
-MAX_REQUESTS = 8  # in one result: a person answers them
-MAX_REQUESTS_BYTES = 64 * KIB
-MAX_STATE_BYTES = 16 * KIB  # of a tool's own request_state
 MAX_KEY = 256  # characters
 MAX_PROPERTIES = 100  # of a form
 _ACTIONS = ("accept", "decline", "cancel")
@@ -38,14 +35,11 @@ class InvalidInput(ValueError):
 
 
 def read_requests(text: str) -> dict[str, Json]:
-    """Reads `ToolResult.input_requests_json`.
+    """Reads `ToolResult.input_requests_json`, whose size and number the bus has checked.
 
     Raises:
-        InvalidInput: it breaks its format or a limit; the text is for the author of the tool.
+        InvalidInput: it breaks its format; the text is for the author of the tool.
     """
-    size = len(text.encode("utf-8", "replace"))
-    if size > MAX_REQUESTS_BYTES:
-        raise InvalidInput(f"its questions have {size} bytes, more than {MAX_REQUESTS_BYTES}: ask for less at once")
     try:
         requests = parse_json(text)
     except (ValueError, RecursionError) as error:
@@ -53,24 +47,39 @@ def read_requests(text: str) -> dict[str, Json]:
     return check_requests(requests)
 
 
-def check_requests(requests: object) -> dict[str, Json]:
+def check_requests(requests: object, limits: Limits | None = None) -> dict[str, Json]:
     """Returns questions that have been parsed.
 
+    Args:
+        limits: None where their size and number are checked already.
+
     Raises:
-        InvalidInput: as `read_requests`.
+        InvalidInput: they break their format or a limit.
     """
     if not isinstance(requests, dict) or not requests:
         raise InvalidInput("its questions are not an object that has at least one: give each question a key")
-    if len(requests) > MAX_REQUESTS:
-        raise InvalidInput(
-            f"it asks {len(requests)} questions at once, more than {MAX_REQUESTS}: ask in several rounds"
-        )
+    if limits is not None:
+        _check_size(requests, limits)
     for key, request in requests.items():
         try:
             _check_request(key, request)
         except InvalidInput as error:
             raise InvalidInput(f"its question {quote(key)}: {error}") from None
     return requests
+
+
+def _check_size(requests: Json, limits: Limits) -> None:
+    if len(requests) > limits.input_requests:
+        raise InvalidInput(
+            f"it asks {len(requests)} questions, more than the limit input_requests = {limits.input_requests}: ask in "
+            "several rounds"
+        )
+    size = len(dump_json(requests).encode("utf-8", "replace"))
+    if size > limits.input_requests_bytes:
+        raise InvalidInput(
+            f"its questions have {size} bytes, more than the limit input_requests_bytes = "
+            f"{limits.input_requests_bytes}: ask for less at once"
+        )
 
 
 def need_of(request: Mapping[str, Any]) -> str:

@@ -135,11 +135,11 @@ async def test_a_modern_client_that_cannot_be_asked_learns_which_capability_it_l
     async with mcp_bench() as bench:
         bench.offer("greet", greet)
         bench.offer("needy", greet, needs=("sampling",))
-        for name in ("greet", "needy"):
+        for name, required in (("greet", {"elicitation": {"form": {}}}), ("needy", {"sampling": {}})):
             with pytest.raises(RpcError) as raised:
-                await bench.call(name)
+                await bench.call(name, capabilities={"roots": {}})
             assert raised.value.code == McpCode.MISSING_CAPABILITY
-        assert raised.value.data == {"requiredCapabilities": {"sampling": {}}}
+            assert raised.value.data == {"requiredCapabilities": required}
 
 
 async def test_a_question_that_breaks_its_format_is_a_failure_of_the_tool() -> None:
@@ -217,6 +217,23 @@ def _mounted(bench: McpBench) -> Mounted:
     mounted = Mounted("m", prompts=["p"], resources=["test://x"], answer=answer)
     bench.bus.core.features.add(mounted)
     return mounted
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        ({"inputRequests": {str(number): question() for number in range(9)}}, "input_requests = 8"),
+        ({"inputRequests": {"who": {"method": "tools/call"}}}, "must be one of"),
+        ({"requestState": "x" * 16_385}, "request_state_bytes"),
+    ],
+)
+async def test_a_mounted_server_may_not_ask_without_measure(result: Json, why: str) -> None:
+    async with mcp_bench() as bench:
+        asks = {"resultType": "input_required", **result}
+        bench.bus.core.features.add(Mounted("m", prompts=["p"], answer=lambda *_: asks))
+        with pytest.raises(RpcError, match=why) as raised:
+            await bench.ask("prompts/get", {"name": "m_p"}, capabilities=FORM)
+        assert raised.value.code == McpCode.INTERNAL
 
 
 @pytest.mark.parametrize(

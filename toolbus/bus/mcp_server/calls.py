@@ -11,7 +11,6 @@ import asyncio
 import math
 import random
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -25,6 +24,7 @@ from toolbus.dialects.result_text import text_of
 from toolbus.errors import Code, Stage
 from toolbus.mcp import headers
 from toolbus.mcp.content import structured_text, write_content
+from toolbus.mcp.input_requests import capabilities_for
 from toolbus.mcp.jsonrpc import McpCode, RpcError, raw_json
 from toolbus.newest import NewestCache
 from toolbus.text import quote
@@ -38,13 +38,6 @@ MAX_CALLERS = 256
 RETRIED = frozenset({Code.UNAVAILABLE, Code.OVERLOADED})
 FIRST_PAUSE = 0.01
 MAX_PAUSE = 1.0
-# Words of `ToolCall.accepts` as a client declares them.
-CAPABILITIES: Mapping[str, dict[str, Any]] = {
-    "elicitation.form": {"elicitation": {"form": {}}},
-    "elicitation.url": {"elicitation": {"url": {}}},
-    "sampling": {"sampling": {}},
-    "roots": {"roots": {}},
-}
 
 
 class Calls:
@@ -128,15 +121,11 @@ def check_needs(request: Request, target: Target) -> None:
     """
     missing = [need for need in target.tool.needs if need not in request.client.accepts]
     if missing:
-        required: dict[str, Any] = {}
-        for need in missing:
-            for name, kinds in CAPABILITIES.get(need, {}).items():
-                required.setdefault(name, {}).update(kinds)
         raise RpcError(
             McpCode.MISSING_CAPABILITY,
             f"tool {quote(target.name)} needs a client that can do {', '.join(missing)}: declare it in "
             "clientCapabilities",
-            {"requiredCapabilities": required},
+            {"requiredCapabilities": capabilities_for(missing)},
         )
 
 

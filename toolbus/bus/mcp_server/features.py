@@ -23,6 +23,7 @@ from toolbus.bus.mcp_server.request import Request, encode
 from toolbus.bus.mcp_server.seal import BrokenSeal
 from toolbus.bus.mcp_server.tool_names import ToolNames
 from toolbus.bus.mcp_settings import Profile
+from toolbus.limits import Limits
 from toolbus.mcp.eras import META_SERVER
 from toolbus.mcp.input_requests import InvalidInput, check_requests
 from toolbus.mcp.jsonrpc import McpCode, RpcError
@@ -218,6 +219,7 @@ async def subscribe(server: McpServer, request: Request) -> bytes:
     """Has a legacy session told of each update of a resource."""
     session, uri = request.session, request.text("uri")
     if session is not None and uri not in session.subscriptions:
+        server.subscriptions.check_room(len(session.subscriptions))
         end = server.subscriptions.watch_resource(
             request.profile,
             request.identity,
@@ -226,7 +228,6 @@ async def subscribe(server: McpServer, request: Request) -> bytes:
         )
         if end is None:
             raise unknown_resource(request, uri)
-        server.subscriptions.check_room(len(session.subscriptions))
         session.subscriptions[uri] = end
     return request.complete({})
 
@@ -288,9 +289,8 @@ async def _ask(server: McpServer, request: Request, providers: list[FeatureProvi
 
     async def run(answers: Mapping[str, Json], state: str) -> bytes | Questions:
         params = fields | ({"inputResponses": answers} if answers else {})
-        return _write(
-            request, await _first(request, providers, params | ({"requestState": state} if state else {}), asker)
-        )
+        params |= {"requestState": state} if state else {}
+        return _write(request, await _first(request, providers, params, asker), server.core.limits)
 
     try:
         return await run_with_input(server, request, run)
@@ -313,14 +313,21 @@ async def _first(
     raise unknown_resource(request, str(params.get("uri")))
 
 
-def _write(request: Request, result: dict[str, Any]) -> bytes | Questions:
+def _write(request: Request, result: dict[str, Any], limits: Limits) -> bytes | Questions:
     """Writes what a provider answered, in the era of the request."""
     if result.get("resultType") == "input_required":
         try:
-            requests = check_requests(result["inputRequests"]) if result.get("inputRequests") else {}
+            requests = check_requests(result["inputRequests"], limits) if result.get("inputRequests") else {}
         except InvalidInput as error:
             raise RpcError(McpCode.INTERNAL, f"the mounted server asked for input, and {error}") from None
-        return Questions(requests, str(result.get("requestState") or ""))
+        state = str(result.get("requestState") or "")
+        if len(state.encode("utf-8", "replace")) > limits.request_state_bytes:
+            raise RpcError(
+                McpCode.INTERNAL,
+                f"the mounted server's requestState is longer than the limit request_state_bytes = "
+                f"{limits.request_state_bytes}",
+            )
+        return Questions(requests, state)
     kept = {name: value for name, value in result.items() if name not in _MODERN_ONLY}
     meta = {name: value for name, value in (kept.pop("_meta", None) or {}).items() if name != META_SERVER}
     if meta:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.mcp_server import features, search_mode, subscriptions, tasks
 from toolbus.bus.mcp_server.calls import ProgressReport, call_of, seconds_of, unknown_tool, write_result
-from toolbus.bus.mcp_server.input import NotAnswered, Questions, run_with_input
+from toolbus.bus.mcp_server.input import NotAnswered, Questions, missing_capability, run_with_input
 from toolbus.bus.mcp_server.listing import TTL_MS
 from toolbus.bus.mcp_server.request import SERVER_INFO, CallParams, Client, Request
 from toolbus.errors import Code, Stage
 from toolbus.mcp.eras import LEGACY_VERSIONS, MODERN_VERSIONS, NEWEST_LEGACY, TASKS_EXTENSION
 from toolbus.mcp.input_requests import InvalidInput, read_requests
 from toolbus.mcp.jsonrpc import McpCode, RpcError
-from toolbus.questions import NEEDS_INPUT
+from toolbus.questions import ACCEPTS, NEEDS_INPUT
 from toolbus.text import dump_json
 from toolbus.tool import CallError, Result
 
@@ -125,7 +125,8 @@ async def call_tool(server: McpServer, request: Request) -> bytes:
             call.background_after_seconds = server.settings.task_after_seconds
         result = await server.calls.run(request, call, report, seconds_of(call, target))
         if request.modern and result.error is not None and result.error.reason == NEEDS_INPUT:
-            raise RpcError(McpCode.MISSING_CAPABILITY, result.error.message)
+            asked_for = result.error.message.rpartition("(accepts ")[2]
+            raise missing_capability([word for word in ACCEPTS if word in asked_for])
         if result.input_requests_json or result.request_state:
             asked = result.input_requests_json
             return Questions(read_requests(asked) if asked not in ("", "{}") else {}, result.request_state)
