@@ -4,13 +4,12 @@ Switches: ``modern`` or ``both`` (else legacy only), ``silent`` (no answer to un
 but a ping before `initialize`), ``noise`` (prints to standard output), ``stubborn`` (ignores the end of input and
 SIGTERM), ``forks`` (starts two more processes, one in a session of its own), ``slow`` (0.3 s until it reads),
 ``broken`` (exits with code 1), ``mute`` (never answers), ``file=PATH`` (tools come from that JSON file, read anew for
-each list), ``tasks`` (a slow call is answered with a task).
+each list), ``tasks`` (a slow call is answered with a task), ``installs`` (writes to its log for 1.5 s before it reads).
 """
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -199,11 +198,16 @@ def main() -> None:
     if "stubborn" in SWITCHES:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "forks" in SWITCHES:
+        import subprocess  # slow to import, and few need it
+
         sleep = [sys.executable, "-c", "import signal,time; signal.signal(15, 1); time.sleep(600)"]
         subprocess.Popen(sleep, stdin=subprocess.DEVNULL)
         subprocess.Popen(sleep, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True)
     if "broken" in SWITCHES:
         sys.exit("this server is broken")
+    for _ in range(15 if "installs" in SWITCHES else 0):
+        print("installing", file=sys.stderr, flush=True)
+        time.sleep(0.1)
     if "slow" in SWITCHES:
         time.sleep(0.3)
     if "noise" in SWITCHES:

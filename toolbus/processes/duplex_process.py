@@ -23,6 +23,7 @@ from toolbus.processes.supervised_plugin import LINE_BYTES, describe_exit, signa
 MARK_VARIABLE = "TOOLBUS_MOUNT"
 STOP_SECONDS = 2.0  # from the end of its input until SIGTERM, and from there until SIGKILL
 _REAP_SECONDS = 5.0  # for a killed process to end: one that hangs in the kernel may not
+_LAST_MOMENT_SECONDS = 0.003  # between the end of a process's output and its own
 _READ_BYTES = 256 * 1024
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
@@ -140,10 +141,20 @@ class DuplexProcess(asyncio.SubprocessProtocol):
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         """Counts a process that closes its input or output as dead: it cannot be spoken with any more."""
-        if fd != _STDERR and not self._exited.is_set():
-            # Its exit comes with the same event mostly, and says more.
-            loop = asyncio.get_running_loop()
-            loop.call_later(0.005, self._end, f"closed its standard {'output' if fd == _STDOUT else 'input'}")
+        if fd != _STDERR and self._on_end is not None:
+            closed = f"closed its standard {'output' if fd == _STDOUT else 'input'}"
+            if code := self._exit_code():
+                self._end(f"ended ({describe_exit(code)})")
+            else:  # it has just begun to end, mostly; how it ended says more
+                asyncio.get_running_loop().call_later(_LAST_MOMENT_SECONDS, self._end, closed)
+
+    def _exit_code(self) -> int:
+        """Returns the exit code of a process that has ended and is not reaped yet; 0 where it is not known to have."""
+        with contextlib.suppress(AttributeError, OSError):  # another system, or reaped
+            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if end is not None:
+                return end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        return 0
 
     def process_exited(self) -> None:
         """Takes what the process wrote last, then says that it has ended."""

@@ -38,7 +38,7 @@ class Owner:
 async def connected(*switches: str, owner: Owner | None = None) -> AsyncIterator[Connection]:
     owner = owner or Owner()
     with Lifeline() as lifeline:
-        program = DuplexProgram((sys.executable, "-I", str(SERVER), *switches), {})
+        program = DuplexProgram((sys.executable, "-I", "-S", str(SERVER), *switches), {})
         transport = StdioTransport("small", program, lambda: lifeline)
         connection = Connection(
             transport,

@@ -95,6 +95,7 @@ class Mount:
         self._died = ""  # why the server that runs has died; "" while it lives
         self._wanted = asyncio.Event()  # set when a server has to run
         self._ready = asyncio.Event()  # set while one is ready
+        self._was_ready = False  # whether the newest one was
         self._over = asyncio.Event()  # set when the server that runs has ended, or has to
         self._deadline: asyncio.Timeout | None = None  # of the start; None while it does not start
         self._began = 0.0  # when the start did
@@ -165,7 +166,7 @@ class Mount:
             self._wanted.clear()
             self._over.clear()
             self._set(MountState.RESTARTING if deaths else MountState.STARTING, self.last_error if deaths else "")
-            began = time.monotonic()
+            self._was_ready = False
             try:
                 death = await self._serve()
             except NeedsLogin as error:
@@ -194,7 +195,7 @@ class Mount:
                 deaths.clear()
                 attempt = 0
                 continue
-            attempt = 0 if now - began > self._timings.restarts.window_seconds else attempt
+            attempt = 0 if self._was_ready else attempt  # only a server that cannot start waits ever longer
             self._set(MountState.RESTARTING, death)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._over_again(), self._timings.restarts.backoff(attempt))
@@ -325,6 +326,7 @@ class Mount:
         self.features.attach(connection, peer)
         self.handler.attach(connection)
         self._ready.set()
+        self._was_ready = True
         log.info("mount %s: live %s tools=%d", self.name, peer.version, self.offer.tools)
 
     def _show_live(self) -> None:
