@@ -221,6 +221,7 @@ MCP = by_name(
     _in_room("mcp_mount", _mounted, _RAW_MCP),
     _in_room("fastmcp", lambda stage, plan: _mcp_server(stage, "http"), _RAW_MCP),
     _in_room("fastmcp_proxy", _mcp_proxy, _RAW_MCP),
+    Contestant("mount_client", _local_tool_bus, ("load.mount_client",)),
     _in_room("sdk_client", _local_tool_bus, ("benchmarks.mcp_sdk", "host"), host_room="fastmcp"),
 )
 _MCP = functools.partial(

@@ -76,6 +76,7 @@ MCP_AIMS = (
     *(_mcp_aim("mcp", "fastmcp", _SPEED, level, 5.0) for level in (16, 64)),
     _mcp_aim("mcp", "sdk", "p50_us", 1, 0.65),
     *(_mcp_aim("rest", "rest_before", _SPEED, level, 2.0) for level in (16, 64)),
+    *(_mcp_aim("mount_client", "sdk_client", "host_cpu_us", level, 0.25) for level in (1, 16)),
     *(_mcp_aim("mcp_mount", "sdk", _SPEED, level, 0.8) for level in (16, 64)),
     *(_mcp_aim("mcp_mount", "fastmcp_proxy", _SPEED, level, 20.0) for level in (16, 64)),
 )
@@ -241,6 +242,7 @@ SUITES = {
                 ("mcp_mount", "fastmcp_proxy"),
                 ("rest", "rest_before"),
                 ("rest", "floor"),
+                ("mount_client", "sdk_client"),
             ),
             facts={},
             in_flight=(1, 16, 64),
@@ -258,7 +260,8 @@ SUITES = {
             "checkout (`--before FOLDER`). `mcp_plugin` has a gRPC plugin behind it, `mcp_mount` the SDK's server "
             "mounted over its pipes. `sdk` is the low-level server of the official SDK with answers of plain JSON, "
             "asked directly, `fastmcp` a FastMCP server, `fastmcp_proxy` FastMCP's proxy before such a server. "
-            "`sdk_client` calls `mcp` with the `Client` of the official SDK: CPU of the host is that client's.",
+            "`mount_client` and `sdk_client` call `mcp` with the client that mounts are made of and with the `Client` "
+            "of the official SDK: CPU of the host is that client's.",
         ),
         Suite(
             name="mounts",
