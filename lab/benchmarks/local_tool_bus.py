@@ -7,6 +7,7 @@ toolbus of another checkout: ``CHECKOUT/.venv/bin/python -P THIS_FILE`` with tha
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 
@@ -26,6 +27,8 @@ async def main() -> None:
             """Tells the weather of a place for some days ahead."""
             return {"celsius": 21.5, "sky": "clear"}
 
+        gc.collect()
+        gc.freeze()  # as `toolbus serve` does
         print(f"ready http={bus.http_address}", flush=True)
         await asyncio.Event().wait()
 

@@ -108,6 +108,12 @@ class Invoking:
     def __init__(self, target: Target) -> None:
         self._target = target
 
+    async def prepare(self) -> None:
+        """Waits for a first answer: what a server still does behind its ready line is not part of a window."""
+        connection = await self._target.connect()
+        await connection.ask(self.write(0, workload.arguments_json(0)))
+        connection.close()
+
     def write(self, slot: int, arguments_json: str) -> bytes:
         """Returns the request of one slot."""
         return self._target.request(f'{{"name":"{workload.TOOL_NAME}","arguments":{arguments_json}}}'.encode())
@@ -204,11 +210,9 @@ async def main() -> None:
     url = urlsplit(options.address)
     path = url.path or ("/api/tools/invoke" if way == "invoke" else "/mcp")
     target = Target(url.hostname or "", url.port or 80, path)
-    writer: Invoking | Mcp = Invoking(target)
-    if way == "mcp":
-        writer = Mcp(target)
-        async with asyncio.timeout(ANSWER_SECONDS):
-            await writer.prepare()
+    writer: Invoking | Mcp = Mcp(target) if way == "mcp" else Invoking(target)
+    async with asyncio.timeout(ANSWER_SECONDS):
+        await writer.prepare()
     for cell in options.cells:
         clock = windows.Clock(cell, options, options.middle_pid)
         texts = [workload.arguments_json(slot, cell.size) for slot in range(cell.in_flight)]
