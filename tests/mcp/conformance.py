@@ -23,7 +23,7 @@ from tests.mcp import fixture_bus, suite
 from tests.mcp.suite import Outcome, Scenario
 
 SUITE_SECONDS = 300.0  # for one run of many scenarios; on a quiet machine it takes 12
-SCENARIO_SECONDS = 60.0
+SCENARIO_SECONDS = 60.0  # for one; the client's have as long in the suite itself
 CLIENT = Path(__file__).with_name("client.py")
 MOST_AGAIN = 10  # failed scenarios that are played once more; where more fail, it is not the machine
 CLIENTS_AT_ONCE = 2  # more of them share two cores, and some scenarios measure time

@@ -19,8 +19,8 @@ import pytest
 
 from tests.support.processes import ROOT, environment
 from tests.support.waiting import until_sync, within
-from toolbus.mcp_bridge.bridge import ATTACH, WAIT_SECONDS, Bridge
-from toolbus.mcp_bridge.links import Link, NoBus
+from toolbus.mcp_bridge.bridge import WAIT_SECONDS, Bridge
+from toolbus.mcp_bridge.links import ATTACH, Link, NoBus
 from toolbus.mcp_bridge.program import default_data_dir
 from toolbus.sdk import Plugin
 from toolbus.testing import running_bus
@@ -233,7 +233,6 @@ def test_a_bus_that_refuses_is_named_with_its_reason() -> None:
 
 
 def test_the_data_directory_is_that_of_the_bus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TOOLBUS_DATA_DIR", raising=False)
     assert default_data_dir() == platformdirs.user_data_path("toolbus")
     monkeypatch.setenv("XDG_DATA_HOME", "/elsewhere")
     assert default_data_dir() == platformdirs.user_data_path("toolbus")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 USAGE = """\
@@ -15,7 +14,8 @@ Usage: toolbus mcp [--profile NAME] [--url URL] [--data-dir DIR]
        toolbus mcp config claude-desktop|claude-code|vscode|cursor [--write] [--profile NAME] [--url URL]
 
 Connects an MCP client on standard input and output with the bus, over the socket mcp.sock in the data directory of the
-bus, else over HTTP. Clients start it themselves: `toolbus mcp config CLIENT` prints what their configuration needs.
+bus, else over HTTP at the default address. Clients start it themselves: `toolbus mcp config CLIENT` prints what their
+configuration needs.
 
 Options:
   --profile NAME  what the client sees, of [mcp.profiles]; default by default
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
         _wrong(f"unexpected {' '.join(words) or '--write'}")
     from toolbus.mcp_bridge import program
 
-    data_dir = Path(options["--data-dir"]) if "--data-dir" in options else program.default_data_dir()
+    data_dir = options.get("--data-dir") or os.environ.get("TOOLBUS_DATA_DIR", "")
     program.run(options.get("--profile", ""), options.get("--url", ""), data_dir)
 
 

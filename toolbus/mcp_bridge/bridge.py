@@ -18,11 +18,10 @@ from typing import Any
 
 from toolbus.mcp.eras import META_SUBSCRIPTION, META_VERSION
 from toolbus.mcp_bridge import own_answers
-from toolbus.mcp_bridge.links import Link, NoBus, TakeEnd, TakeLine, log
+from toolbus.mcp_bridge.links import ATTACH, Link, NoBus, TakeEnd, TakeLine, log
 
 Json = dict[str, Any]
 
-ATTACH = "toolbus/attach"  # the bridge's own request, with which a connection begins
 HANDSHAKE_SECONDS = 0.9  # a client gets an answer to its handshake within 1 s, whatever the bus does
 WAIT_SECONDS = 10.0  # how long requests wait for a bus that was there a moment ago: it may restart
 CONNECT_SECONDS = 5.0  # for a bus to answer the bridge's own requests

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
+ATTACH = "toolbus/attach"  # the bridge's own request, with which a connection begins
 SOCKET_FILE = "mcp.sock"
 _LONGEST_PATH = 107
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid

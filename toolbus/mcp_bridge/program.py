@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -11,27 +12,30 @@ from pathlib import Path
 from toolbus.mcp_bridge.bridge import Bridge
 from toolbus.mcp_bridge.links import SOCKET_FILE, Link, NoBus, PipeLink, TakeEnd, TakeLine
 
+DEFAULT_URL = "http://127.0.0.1:48911/mcp"  # where a bus listens that is not configured otherwise
+
 
 def default_data_dir() -> Path:
     """Returns the data directory of a bus that names none: the same as `platformdirs` has it for ``toolbus serve``."""
-    if given := os.environ.get("TOOLBUS_DATA_DIR"):
-        return Path(given)
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "toolbus"
     return Path(os.environ.get("XDG_DATA_HOME", "").strip() or Path.home() / ".local" / "share") / "toolbus"
 
 
-def run(profile: str, url: str, data_dir: Path) -> None:
+def run(profile: str, url: str, data_dir: str) -> None:
     """Bridges standard input and output until the input ends.
 
     Args:
         profile: "" for the default one.
         url: of the endpoint; "" for the socket in the data directory, and HTTP where there is none.
+        data_dir: of the bus, which is then the only one that is looked for; "" for the default one.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing but messages may reach the client
     writing = threading.Lock()
+    path = (Path(data_dir) if data_dir else default_data_dir()) / SOCKET_FILE
+    has_sockets = hasattr(socket, "AF_UNIX")
 
     def write(line: bytes) -> None:
         try:
@@ -42,10 +46,14 @@ def run(profile: str, url: str, data_dir: Path) -> None:
             os._exit(0)  # the client has gone
 
     def connect(take: TakeLine, end: TakeEnd) -> Link:
-        path = data_dir / SOCKET_FILE
-        if not url and path.exists():
+        if not url and has_sockets and (data_dir or path.exists()):
             return PipeLink(path, take, end)
-        raise NoBus(f"there is no {path}")
+        from toolbus.mcp_bridge.http_link import HttpLink
+
+        try:
+            return HttpLink(url or DEFAULT_URL, take, end)
+        except NoBus as none:
+            raise NoBus(str(none) if url else f"there is no {path}, and {none}") from None
 
     bridge = Bridge(connect, write, profile)
     bridge.connect_once()

@@ -1,0 +1,265 @@
+"""Connects a bridge with the HTTP endpoint of a bus: for a bus that has no socket, and where an address is given.
+
+Each message is a POST, on a thread of its own; a legacy client's notifications come over one GET. Imported only where
+it is used: `http.client` takes as much memory as the rest of the bridge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import threading
+import time
+from typing import Any
+from urllib.parse import urlsplit
+
+from toolbus.local_users import server_owner
+from toolbus.mcp import headers as mcp_headers
+from toolbus.mcp.eras import META_VERSION, NEWEST
+from toolbus.mcp_bridge.links import ATTACH, NoBus, TakeEnd, TakeLine, log
+
+Json = dict[str, Any]
+
+CONNECT_SECONDS = 5.0
+RESUME_SECONDS = 0.5  # before a stream is resumed that the bus closed to be polled
+MAX_RESUMES = 5  # of one stream in a row without an event
+LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+_EVENTS = "text/event-stream"
+
+
+class HttpLink:
+    """The endpoint of a bus.
+
+    Args:
+        url: of the endpoint, without a profile.
+
+    Raises:
+        NoBus: none answers there.
+    """
+
+    def __init__(self, url: str, take: TakeLine, end: TakeEnd) -> None:
+        self.where = url
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise NoBus(f"{url} is no address of an endpoint: it is like http://127.0.0.1:48911/mcp")
+        self._parts = parts
+        self._path = parts.path.rstrip("/") or "/mcp"
+        self._take = take
+        self._end = end
+        self._lock = threading.Lock()
+        self._ended = False
+        self._session = ""  # of a legacy client, once it has one
+        self._version = ""  # that it agreed on
+        self._running: dict[str, http.client.HTTPConnection] = {}  # modern requests by id: closing cancels them
+        self._marks: dict[str, dict[str, tuple[str, ...]]] = {}  # arguments that go into headers, by tool
+        try:
+            self._connect().close()
+        except OSError as error:
+            raise NoBus(f"{url}: {error.strerror or error}") from None
+
+    def send(self, line: bytes) -> None:
+        """Sends a message, without waiting for its answer."""
+        if self._ended:
+            raise ConnectionError("the bus has gone")
+        message: Json = json.loads(line)
+        params = message.get("params") or {}
+        method = message.get("method", "")
+        if method == ATTACH:
+            self._attach(message["id"], params.get("profile") or "")
+            return
+        if method == "notifications/cancelled":
+            with self._lock:
+                running = self._running.pop(json.dumps(params.get("requestId")), None)
+            if running is not None:
+                _shut(running)
+                return
+        if method == "notifications/initialized" or "id" not in message or not method:
+            self._exchange(line, message)  # in the order in which they came
+            if method == "notifications/initialized":
+                self._start(self._listen)
+            return
+        self._start(self._exchange, line, message)
+
+    def close(self) -> None:
+        """Ends it; requests that are on their way are not answered any more."""
+        self._ended = True
+        with self._lock:
+            running, self._running = list(self._running.values()), {}
+        for each in running:
+            _shut(each)
+
+    def _start(self, work: Any, *arguments: Any) -> None:
+        threading.Thread(target=work, args=arguments, name="request", daemon=True).start()
+
+    def _attach(self, id: str, profile: str) -> None:
+        """Asks for the profile: an unknown one has no endpoint."""
+        if profile:
+            self._path = f"{self._path}/{profile}"
+        meta = {META_VERSION: NEWEST, "io.modelcontextprotocol/clientCapabilities": {}}
+        ask = {"jsonrpc": "2.0", "id": id, "method": "server/discover", "params": {"_meta": meta}}
+        self._exchange(json.dumps(ask).encode(), ask)
+
+    def _connect(self) -> http.client.HTTPConnection:
+        """Connects; on this machine only to a program of this user or root.
+
+        Raises:
+            OSError: nothing listens there, or somebody else does.
+        """
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=None)
+        connection = http.client.HTTPConnection(host, port, timeout=CONNECT_SECONDS)
+        connection.connect()
+        if host in LOOPBACK:
+            owner = server_owner(connection.sock.getsockname()[:2], connection.sock.getpeername()[:2])
+            if owner not in (None, 0, os.geteuid()):
+                connection.close()
+                raise ConnectionRefusedError(f"it belongs to the user with uid {owner}")
+        connection.sock.settimeout(None)
+        return connection
+
+    def _headers(self, message: Json) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "Accept": f"application/json, {_EVENTS}"}
+        params, method = message.get("params") or {}, message.get("method", "")
+        version = (params.get("_meta") or {}).get(META_VERSION)
+        if not version:
+            if self._session and method != "initialize":
+                headers |= {mcp_headers.SESSION: self._session, mcp_headers.VERSION: self._version}
+            return headers
+        headers |= {mcp_headers.VERSION: str(version), mcp_headers.METHOD: method}
+        name = params.get(mcp_headers.NAMED_BY.get(method, ""))
+        if isinstance(name, str):
+            headers[mcp_headers.NAME] = mcp_headers.write_value(name)
+        if method == "tools/call" and name in self._marks:
+            headers |= mcp_headers.param_headers(self._marks[name], params.get("arguments") or {})
+        return headers
+
+    def _exchange(self, line: bytes, message: Json) -> None:
+        """Makes one POST, and passes on what it is answered."""
+        id = json.dumps(message.get("id"))
+        is_modern = META_VERSION in ((message.get("params") or {}).get("_meta") or {})
+        try:
+            connection = self._connect()
+            if is_modern:
+                with self._lock:
+                    self._running[id] = connection
+            try:
+                connection.request("POST", self._path, line, self._headers(message))
+                response = connection.getresponse()
+                if message.get("method") == "initialize" and (session := response.getheader(mcp_headers.SESSION)):
+                    self._session = session
+                self._read(response, message)
+            finally:
+                connection.close()
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            with self._lock:
+                cancelled = is_modern and id not in self._running
+            if not cancelled:
+                self._gone(str(error) or type(error).__name__)
+        finally:
+            with self._lock:
+                self._running.pop(id, None)
+
+    def _read(self, response: http.client.HTTPResponse, message: Json) -> None:
+        if response.getheader("Content-Type", "").startswith(_EVENTS):
+            last, answered = self._events(response, message)
+            for _ in range(MAX_RESUMES):
+                if answered or not last or not self._session:
+                    return
+                time.sleep(RESUME_SECONDS)
+                before = last
+                last, answered = self._resume(last, message)
+                last = last or before
+            return
+        body = response.read()
+        if not body.strip():
+            return
+        answer = json.loads(body)
+        if answer.get("id") is None and "id" in message:
+            answer["id"] = message["id"]  # it could not be read, or its session or profile is unknown
+        self._learn(message, answer)
+        self._take(json.dumps(answer).encode())
+
+    def _resume(self, last: str, message: Json) -> tuple[str, bool]:
+        connection = self._connect()
+        try:
+            headers = {**self._headers({}), "Accept": _EVENTS, "Last-Event-ID": last}
+            connection.request("GET", self._path, headers=headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise ConnectionError(f"the stream of a request was lost: HTTP {response.status}")
+            return self._events(response, message)
+        finally:
+            connection.close()
+
+    def _events(self, response: http.client.HTTPResponse, message: Json) -> tuple[str, bool]:
+        """Passes on the events of a stream; returns the id of the last one, and whether the answer was among them."""
+        data: list[bytes] = []
+        last, answered = "", False
+        for raw in response:
+            field, _, value = raw.rstrip(b"\r\n").partition(b":")
+            value = value.removeprefix(b" ")
+            if field == b"data":
+                data.append(value)
+            elif field == b"id":
+                last = value.decode("latin-1")
+            elif not raw.strip() and data:
+                text, data = b"\n".join(data), []
+                if not text.strip():
+                    continue
+                event = json.loads(text)
+                if "method" not in event and event.get("id") == message.get("id"):
+                    answered = True
+                    self._learn(message, event)
+                self._take(json.dumps(event).encode())
+        return last, answered
+
+    def _learn(self, message: Json, answer: Json) -> None:
+        """Keeps what later requests need of an answer."""
+        result = answer.get("result")
+        if not isinstance(result, dict):
+            return
+        if message.get("method") == "initialize":
+            self._version = str(result.get("protocolVersion", ""))
+        elif message.get("method") == "tools/list":
+            for tool in result.get("tools", ()):
+                with contextlib.suppress(ValueError):
+                    self._marks[tool["name"]] = mcp_headers.marked(tool.get("inputSchema") or {})
+
+    def _listen(self) -> None:
+        """Passes on what answers no request of a legacy client, as long as the bus is there."""
+        last = ""
+        while not self._ended:
+            try:
+                connection = self._connect()
+                try:
+                    headers = {**self._headers({}), "Accept": _EVENTS, **({"Last-Event-ID": last} if last else {})}
+                    connection.request("GET", self._path, headers=headers)
+                    response = connection.getresponse()
+                    if response.status != 200:
+                        log(f"the bus at {self.where} gives no notifications: HTTP {response.status}")
+                        return
+                    last = self._events(response, {"id": object()})[0] or last
+                finally:
+                    connection.close()
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self._gone(str(error) or type(error).__name__)
+                return
+            if not self._ended:
+                self._gone("the bus has closed the stream of notifications")
+                return
+
+    def _gone(self, why: str) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        self._end(self, why)
+
+
+def _shut(connection: http.client.HTTPConnection) -> None:
+    """Ends a connection that another thread reads."""
+    with contextlib.suppress(OSError, AttributeError):
+        connection.sock.shutdown(2)
