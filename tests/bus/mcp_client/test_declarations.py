@@ -133,12 +133,13 @@ _KEYS = st.sampled_from(["description", "title", "inputSchema", "outputSchema", 
 
 
 @given(st.lists(_ANY | st.dictionaries(_KEYS, _ANY).map(lambda more: {"name": "n", **more}), max_size=4))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_whatever_a_server_declares_is_offered_or_left_out(items: list[Any]) -> None:
     made = declared(*items)
     assert len(made.tools) + len(made.left) == len(items)
 
 
 @given(st.text(min_size=1, max_size=150))
+@settings(max_examples=40)
 def test_every_name_becomes_one_that_keeps_the_rules(name: str) -> None:
     assert NAME.fullmatch(our_name(name))

@@ -211,7 +211,7 @@ _JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(_JSON, st.sampled_from([None, 1]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_plain_json_means_the_same_with_and_without_room_for_comments(value: Any, indent: int | None) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     assert parse_commented(text) == value
@@ -223,7 +223,7 @@ _VALUES = _JSON | st.sampled_from(["${TOKEN}", "${", "${}", "${env:}", "${a:-${T
 
 
 @given(st.dictionaries(st.text(max_size=8), st.dictionaries(_KEYS, _VALUES, max_size=6) | _JSON, max_size=4))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_document_is_read_or_refused_with_a_sentence(mounts: dict[str, Any]) -> None:
     reading = read(mounts)
     assert len(reading.entries) + len(reading.refused) == len(mounts)

@@ -94,7 +94,9 @@ def tools_of(
             hidden += 1
             continue
         if tool_subject(theirs) in blocked:
-            left.append(Left(ours, f"its declaration changed: run `toolbus mounts approve {entry.name} {ours}`"))
+            left.append(
+                Left(ours, f"it changed since the server was trusted: run `toolbus mounts approve {entry.name} {ours}`")
+            )
             continue
         try:
             if ours in names:
