@@ -24,7 +24,7 @@ from toolbus.functions.declaration import describe
 from toolbus.functions.reply import dump_output
 from toolbus.functions.runner import MAX_MESSAGE, run_handler
 from toolbus.functions.tool_spec import ToolSpec, spec_of
-from toolbus.sdk import CallContext, Err, Ok, Reply, ToolScope, audio, image, link, text
+from toolbus.sdk import CallContext, Err, Ok, Reply, ToolScope, audio, image, link, resource, text
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -304,6 +304,15 @@ async def test_a_sync_handler_runs_off_the_loop() -> None:
 async def test_a_plain_function_that_hands_back_a_coroutine_is_awaited() -> None:
     assert (await run(lambda: weather(city="Oslo"))).output == {"city": "Oslo", "days": 1}
     assert (await run(partial(weather, city="Oslo"))).output == {"city": "Oslo", "days": 1}
+
+
+async def test_a_resource_is_a_part_with_what_is_in_it() -> None:
+    parts = [resource("file:///a", "what is in it", "text/plain"), resource("file:///b", b"B")]
+    result = await run(lambda: parts)
+    assert [(each.resource.uri, each.resource.text, each.resource.data) for each in result.content] == [
+        ("file:///a", "what is in it", b""),
+        ("file:///b", "", b"B"),
+    ]
 
 
 async def test_content_travels_beside_the_output() -> None:

@@ -29,7 +29,7 @@ class Reply:
 
     Attributes:
         output: what the model reads, as a plain return would be.
-        content: parts made by `text`, `image`, `audio` and `link`.
+        content: parts made by `text`, `image`, `audio`, `link` and `resource`.
         is_error: whether the model should read this as a failure.
         error: the tool's text of the failure; it sets `is_error`.
     """
@@ -74,6 +74,16 @@ def link(uri: str, name: str = "", *, description: str = "", mime: str = "") -> 
     return pb.ContentBlock(
         resource_link=pb.ResourceLink(uri=uri, name=name or uri, description=description, mime_type=mime)
     )
+
+
+def resource(uri: str, body: str | bytes, mime: str = "") -> pb.ContentBlock:
+    """Returns a part that holds something that has an address, with what is in it: text, or bytes (not base64)."""
+    part = pb.EmbeddedResource(uri=uri, mime_type=mime)
+    if isinstance(body, str):
+        part.text = body
+    else:
+        part.data = _bytes(body, "resource")
+    return pb.ContentBlock(resource=part)
 
 
 def pictures_of(returned: Mapping[str, Any]) -> tuple[pb.ContentBlock, ...] | None:

@@ -285,7 +285,7 @@ def _blocks(content: Any) -> tuple[pb.ContentBlock, ...]:
     for each in content:
         if not isinstance(each, pb.ContentBlock):
             raise TypeError(
-                f"Reply.content holds a {type(each).__name__}: make its parts with text(), image(), audio() or link()"
+                f"Reply.content holds a {type(each).__name__}: make its parts with text(), image(), link() …"
             )
     return tuple(content)
 

@@ -13,16 +13,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from toolbus.limits import Limits
+from toolbus.questions import ACCEPTED_BY, ACTIONS, FORM, URL
+from toolbus.questions import ELICITATION as ELICIT
+from toolbus.questions import ROOTS as LIST_ROOTS
+from toolbus.questions import SAMPLING as SAMPLE
 from toolbus.text import dump_json, parse_json, quote
 
 Json = dict[str, Any]
 
-FORM, URL, SAMPLING, ROOTS = "elicitation.form", "elicitation.url", "sampling", "roots"  # words of ToolCall.accepts
-ELICIT, SAMPLE, LIST_ROOTS = "elicitation/create", "sampling/createMessage", "roots/list"
+SAMPLING, ROOTS = ACCEPTED_BY[SAMPLE], ACCEPTED_BY[LIST_ROOTS]  # words of ToolCall.accepts, as FORM and URL
 
 MAX_KEY = 256  # characters
 MAX_PROPERTIES = 100  # of a form
-_ACTIONS = ("accept", "decline", "cancel")
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s]+")
 
@@ -184,8 +186,8 @@ def check_answer(request: Mapping[str, Any], answer: object) -> Json:
 
 def _elicited(params: Mapping[str, Any], answer: Mapping[str, Any]) -> Json:
     action = answer.get("action")
-    if action not in _ACTIONS:
-        raise InvalidInput(f"action is {_shown(action)}, it must be one of {', '.join(_ACTIONS)}")
+    if action not in ACTIONS:
+        raise InvalidInput(f"action is {_shown(action)}, it must be one of {', '.join(ACTIONS)}")
     if action != "accept" or params.get("mode") == "url":
         return {"action": action}
     return {"action": action, "content": _filled_in(params["requestedSchema"], answer.get("content", {}))}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from toolbus.functions.call_context import CallContext, ContextMessage
     from toolbus.functions.call_options import Inputs
     from toolbus.functions.declaration import LlmToolMeta, llm_tool
-    from toolbus.functions.reply import Err, Ok, Reply, audio, image, link, text
+    from toolbus.functions.reply import Err, Ok, Reply, audio, image, link, resource, text
     from toolbus.functions.scope import ToolScope
     from toolbus.functions.tool_definition import ToolDefinition
     from toolbus.neko.plugin_base import NekoPluginBase, neko_plugin, plugin
@@ -62,6 +62,7 @@ __all__ = [
     "image",
     "audio",
     "link",
+    "resource",
     # asking in the middle of a call
     "Question",
     "Answer",
@@ -111,7 +112,7 @@ _HOMES = {
     "functions.call_options": ("Inputs",),
     "functions.scope": ("ToolScope",),
     "functions.tool_definition": ("ToolDefinition",),
-    "functions.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "text"),
+    "functions.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "resource", "text"),
     "neko.plugin_base": ("NekoPluginBase", "neko_plugin", "plugin"),
     "neko.plugin_context": ("PluginContext",),
     "neko.plugin_lifecycle": ("lifecycle",),
