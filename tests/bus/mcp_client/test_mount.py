@@ -109,6 +109,9 @@ async def test_structured_output_keeps_its_integers(house: House) -> None:
     result = await house.call("structured")
     assert result.output_json == '{"n":12345678901234567890123}'
     assert result.content == ()
+    wrong = (await house.call("structured", {"text": "wrong"})).error
+    assert wrong is not None
+    assert (wrong.code, wrong.reason) == (Code.TOOL, "output_schema")
 
 
 async def test_arguments_with_line_breaks_stay_one_line(house: House) -> None:
@@ -190,6 +193,11 @@ async def test_a_known_server_is_listed_before_it_starts_and_started_by_the_firs
         assert (mount.state, mount.status().pid) == (MountState.STOPPED, 0)
         assert (await house.call("echo", {"text": "up"})).unwrap() == "up"
         assert mount.state is MountState.LIVE
+    async with house_of(manifest) as house:
+        await house.mount("modern")
+        updated: list[str] = []
+        house.bus.core.features.providers[0].subscribe("test://note", updated.append)
+        await until(lambda: updated)  # whoever wants to know of updates needs a server that runs
 
 
 async def test_a_cancelled_call_that_waits_for_the_start_is_never_sent() -> None:

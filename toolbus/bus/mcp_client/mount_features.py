@@ -25,12 +25,16 @@ class MountFeatures:
 
     Args:
         connected: returns the connection to the server, which is started first if it does not run.
+        wake: has the server started, if it does not run.
     """
 
-    def __init__(self, source: str, connected: Callable[[], Awaitable[Connection]]) -> None:
+    def __init__(
+        self, source: str, connected: Callable[[], Awaitable[Connection]], wake: Callable[[], None] = lambda: None
+    ) -> None:
         self.source = source
         self.capabilities: Collection[str] = ()
         self._connected = connected
+        self._wake = wake
         self._lists: Mapping[str, Sequence[dict[str, Any]]] = {}
         self._listeners: dict[str, list[OnUpdate]] = {}  # by URI
         self._connection: Connection | None = None  # None while no server runs
@@ -151,7 +155,9 @@ class MountFeatures:
             listener(uri)
 
     def _follow(self, uri: str, method: str) -> None:
-        if self._listening is not None:
+        if self._connection is None and uri in self._listeners:
+            self._wake()  # it is asked as soon as it runs
+        elif self._listening is not None:
             self._listening.open()
         elif self._connection is not None:
             params = Connection.text_of({"uri": uri})

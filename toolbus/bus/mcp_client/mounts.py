@@ -124,7 +124,7 @@ class Mounts:
         offer = MountOffer(
             entry,
             handler,
-            MountFeatures(entry.name, lambda: mount.connected()),
+            MountFeatures(entry.name, lambda: mount.connected(), lambda: mount.wake()),
             self._manifest,
             registry=core.registry,
             policy=core.policy,
