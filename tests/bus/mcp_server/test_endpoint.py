@@ -13,6 +13,7 @@ from tests.bus.mcp_server.http_client import META, Exchange, HttpClient, serving
 from tests.support.waiting import until, within
 from toolbus.bus import Bus
 from toolbus.bus.gateway.gateway_parts import IDENTITY
+from toolbus.bus.mcp_server.sessions import MAX_STREAMS
 from toolbus.bus.mcp_settings import Profile
 from toolbus.bus.web_paths import Message
 from toolbus.functions.scope import ToolScope
@@ -311,6 +312,40 @@ async def test_an_event_of_no_stream_is_not_found(client: HttpClient) -> None:
     for last in ("nowhere-1", "1", ""):
         assert (await client.listen(last).done()).status == 404
     assert (await client.call("add", {"a": 1, "b": 2})).status == 200
+
+
+async def test_an_answer_that_is_ended_from_outside_leaves_nothing_behind(client: HttpClient, work: Work) -> None:
+    for begin in (lambda: None, client.initialize):
+        began = begin()
+        if began is not None:
+            await began
+        before = asyncio.all_tasks()
+        exchange = client.begin("tools/call", {"name": "work", "arguments": {}}, meta={"progressToken": 1})
+        await exchange.told(1)
+        exchange.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await within(exchange.task)
+        await until(lambda before=before: asyncio.all_tasks() <= before, "the end of what it began")
+    assert work.cancelled == 2
+
+
+async def test_a_session_with_all_its_streams_gets_one_that_cannot_be_resumed(client: HttpClient, work: Work) -> None:
+    await client.initialize()
+    open_streams = [client.listen() for _ in range(MAX_STREAMS)]
+    await until(lambda: all(stream.status for stream in open_streams), "the streams")
+    calls = [
+        client.begin("tools/call", {"name": "work", "arguments": {}}, meta={"progressToken": number})
+        for number in range(MAX_STREAMS + 1)
+    ]
+    for call in calls:
+        await call.told(1)
+    work.go_on.set()
+    for call in calls:
+        assert (await call.done()).result["isError"] is False
+    assert not any("id" in event for event in calls[-1].events)
+    for stream in open_streams:
+        stream.leave()
+        await within(stream.task)
 
 
 async def test_the_standing_stream_needs_a_client_that_takes_it(client: HttpClient) -> None:

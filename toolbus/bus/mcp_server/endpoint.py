@@ -22,7 +22,7 @@ from toolbus.bus.mcp_server.request import Request
 from toolbus.bus.mcp_server.server import McpServer
 from toolbus.bus.mcp_server.sessions import CANCELLED, Session, UnknownSession
 from toolbus.bus.mcp_settings import DEFAULT_PROFILE, Profile
-from toolbus.errors import NotPermitted, ToolBusError, http_status
+from toolbus.errors import LimitExceeded, NotPermitted, ToolBusError, http_status
 from toolbus.limits import Timings
 from toolbus.mcp import headers as mcp_headers
 from toolbus.mcp import jsonrpc
@@ -205,49 +205,55 @@ class _Exchange:
         self._timer = loop.call_later(WATCH_SECONDS, self._late)
         try:
             status, body = await server.answer(request)
+            await self._finish(status, body, request)
         except asyncio.CancelledError as cancelled:
             if not self._gone and CANCELLED not in cancelled.args:
                 raise
-            if self._task is not None:
-                self._task.uncancel()
-            if self._stream is not None:
-                self._stream.close()
-            elif not self._gone:
+            self._task.uncancel()  # type: ignore[union-attr]  # an application runs in a task
+            if self._gone:
+                return
+            if self._stream is None:
                 await _respond(self._send, _ACCEPTED, b"")
-        else:
-            await self._finish(status, body, request)
+            else:
+                await self._end(self._stream)
         finally:
             self._timer.cancel()
-            if self._watching is not None:
-                self._watching.cancel()
-            if self._writing is not None and (self._gone or not self._writing.done()):
-                if self._gone:
-                    self._writing.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await self._writing
+            for task in (self._watching, self._writing):
+                if task is not None:
+                    task.cancel()
 
     async def _finish(self, status: int, body: bytes, request: Request) -> None:
+        self._timer.cancel()  # type: ignore[union-attr]  # `run` has set it
         if self._stream is not None:
             self._stream.send(body)
-            self._stream.close()
+            await self._end(self._stream)
             return
         more = []
         if request.method == "initialize" and request.session is not None and request.session.id and status == 200:
             more.append((b"mcp-session-id", request.session.id.encode()))
         await _respond(self._send, status, body, *more)
 
+    async def _end(self, stream: EventStream) -> None:
+        """Ends the stream once all of it is written, or its response has ended before."""
+        stream.close()
+        if self._writing is not None:
+            await self._writing
+
     def _open(self) -> EventStream:
         """Returns the stream, with which the response begins at the first time."""
         if self._stream is None:
             session = self._session
             polled = session is not None and session.version >= POLLED_SINCE
-            self._stream = session.new_stream() if session is not None else EventStream()
+            self._stream = EventStream()
+            if session is not None:
+                with contextlib.suppress(LimitExceeded):  # one that cannot be resumed is better than none
+                    self._stream = session.new_stream()
             self._writing = asyncio.create_task(
                 self._stream.write(
                     self._send,
                     ping_seconds=self._timings.ping_seconds,
                     primed=polled,
-                    poll_seconds=self._timings.poll_seconds if polled else None,
+                    poll_seconds=self._timings.poll_seconds if polled and self._stream.id else None,
                 )
             )
         return self._stream
