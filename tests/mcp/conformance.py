@@ -103,7 +103,8 @@ def client_outcomes(folder: Path, names: Sequence[str], quick: bool) -> Iterator
 
 def _client_scenario(name: str, revision: str, command: str, folder: Path) -> Scenario | None:
     place = folder / name.replace("/", "-")
-    choice = ("--scenario", name, "--spec-version", revision, "--timeout", f"{SCENARIO_SECONDS * 1000:.0f}")
+    version = () if name in suite.extensions(revision, "client") else ("--spec-version", revision)
+    choice = ("--scenario", name, *version, "--timeout", f"{SCENARIO_SECONDS * 1000:.0f}")
     suite.play("client", ("--command", command), choice, place, SCENARIO_SECONDS * 2)
     return suite.read(place).get(name)
 

@@ -142,6 +142,12 @@ def not_scored(revision: str, leg: Leg) -> list[str]:
     return [str(each["scenario"]) for each in _requirements(revision)["not_scored"] if each["leg"] == leg]
 
 
+def extensions(revision: str, leg: Leg) -> list[str]:
+    """Returns the scenarios of extensions among those; asked for with a revision, the suite skips them."""
+    listed = _requirements(revision)["not_scored"]
+    return [str(each["scenario"]) for each in listed if each["leg"] == leg and each["reason"] == "extension"]
+
+
 def _requirements(revision: str) -> dict[str, Any]:
     text = (PACKAGE / "requirements" / f"{revision}.yaml").read_text(encoding="utf-8")
     read: dict[str, Any] = yaml.safe_load(text)
