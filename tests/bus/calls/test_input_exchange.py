@@ -172,6 +172,17 @@ def test_a_failure_has_no_questions() -> None:
     assert not only(host, call_id).asks
 
 
+@pytest.mark.parametrize("content", [[], [pb.ContentBlock(text=pb.TextContent(text="x"))]])
+def test_a_result_with_an_output_has_no_questions(content: list[pb.ContentBlock]) -> None:
+    core, host, plugin = one_call()
+    for output in ("null", '"done"'):
+        call_id = core.call(host, "t", **FORM)
+        core.answer(plugin, output, input_requests_json=json.dumps({"q": DAY}), request_state="s", content=content)
+        result = only(host, call_id)
+        assert (result.asks, result.output) == (output == "null", None if output == "null" else "done")
+        assert result.request_state == ("s" if result.asks else "")
+
+
 def test_the_questions_of_an_untrusted_tool_may_not_ask_for_a_secret() -> None:
     core = Core(untrusted=("plugin",))
     core.dispatcher.tripwire = Tripwire()

@@ -34,7 +34,7 @@ from toolbus.bus.calls.refusals import (
     too_fast,
     window_full,
 )
-from toolbus.bus.calls.result_review import review
+from toolbus.bus.calls.result_review import NO_OUTPUT, review
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.argument_repair import original_of, repairs_of
 from toolbus.bus.catalog.catalog_view import CatalogView
@@ -334,8 +334,8 @@ class Dispatcher:
                 most = min(self._limits.result_bytes, caller.max_item_bytes) // 4
             output = result.output_json
             if (
-                (untrusted or result.is_error or result.content or len(output) > most)
-                or (result.input_requests_json or result.HasField("error"))
+                (untrusted or result.is_error or result.content or len(output) > most or result.HasField("error"))
+                or (len(output) <= NO_OUTPUT and result.input_requests_json)
                 or (checks_outputs and call.declaration.output_checker is not None)
             ):
                 handler.slots.release(caller.budget, 1)

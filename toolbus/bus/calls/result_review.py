@@ -15,6 +15,7 @@ from toolbus.questions import INPUT_REQUIRED
 from toolbus.tool import CallError, Limits
 from toolbus.v1 import tool_pb2 as pb
 
+NO_OUTPUT = 4  # characters of null: only what is no longer can be a result with questions
 OUTPUT_SCHEMA = "output_schema"  # `CallError.reason` where an output breaks the tool's own schema
 
 
@@ -37,11 +38,11 @@ def review(call: Call, result: pb.ToolResult, limits: Limits, tripwire: Tripwire
     if result.is_error or result.HasField("error"):
         _complete(name, result)
         return result.error.code
-    if result.input_requests_json:
+    if result.input_requests_json and len(result.output_json) <= NO_OUTPUT:
         error = why_not_asked(name, result, call.exchange, limits)
         result.output_json = ""
         return INPUT_REQUIRED if error is None else _replace(result, error)
-    result.request_state = ""  # belongs to questions
+    result.input_requests_json = result.request_state = ""  # what has an output has no questions
     checker = call.declaration.output_checker
     error = _why_invalid(name, result.output_json, checker) if checker is not None else None
     return 0 if error is None else _replace(result, error)
