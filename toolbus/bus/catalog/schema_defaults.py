@@ -135,16 +135,24 @@ class _Finder:
 
     def _in_place(self, schema: Any, place: Path) -> Iterator[tuple[dict[str, Any], Path]]:
         """Yields a schema and those that apply to the same value in any case."""
-        if not isinstance(schema, dict) or (schema is not self._root and ("$id" in schema or "id" in schema)):
-            return  # a name of its own: its references are read against that
-        yield schema, place
-        reference = schema.get("$ref")
-        if isinstance(reference, str):
-            target, steps = self._target(reference)
-            yield from self._in_place(target, steps)
-        parts = schema.get("allOf")
-        for index, part in enumerate(parts if isinstance(parts, list) else ()):
-            yield from self._in_place(part, (*place, "allOf", index))
+        todo, seen = [(schema, place)], set[int]()
+        while todo:
+            each, here = todo.pop()
+            if not isinstance(each, dict) or id(each) in seen:
+                continue  # one that many references lead to says the same each time
+            if each is not self._root and ("$id" in each or "id" in each):
+                continue  # a name of its own: its references are read against that
+            seen.add(id(each))
+            yield each, here
+            following = []
+            reference = each.get("$ref")
+            if isinstance(reference, str):
+                following.append(self._target(reference))
+            parts = each.get("allOf")
+            following += [
+                (part, (*here, "allOf", index)) for index, part in enumerate(parts if isinstance(parts, list) else ())
+            ]
+            todo += reversed(following)
 
     def _target(self, reference: str) -> tuple[Any, Path]:
         value: Any = self._root
