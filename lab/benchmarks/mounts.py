@@ -33,6 +33,8 @@ CHILD = ROOT / "lab" / "load" / "mcp_child.py"
 NAME = "bench"
 HELD = 50  # calls that a server runs when it is killed
 SECONDS = 30.0  # in which anything has to happen
+BURST = 3  # deaths in a row, with pauses between: a server that dies too often is not started again
+WINDOW_SECONDS = 31.0
 GONE_SECONDS = 10.0  # in which processes of a killed bus have to end
 WARM_UP = 3  # mounts and unmounts before memory is read
 LOOK_SECONDS = 0.002
@@ -180,7 +182,7 @@ def server_killed(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     server = MountedServer(stage, plan)
     server.mount()
     server.wait(True)
-    ended, back, changes = uvloop.run(_kill_again(server, repeats))
+    ended, back, changes = uvloop.run(_kill_again(server, max(BURST, repeats // 3)))
     ran = Counter(line for line in server.log.read_text().splitlines() if line.startswith("call held-"))
     twice = sum(count - 1 for count in ran.values())
     calls = f"SIGKILL of a mounted server with {HELD} calls in flight"
@@ -199,6 +201,8 @@ async def _kill_again(server: MountedServer, repeats: int) -> tuple[tuple[float,
     await _call(host, "warm-up")
     first = _revision(server.bus.http)
     for number in range(repeats):
+        if number and number % BURST == 0:
+            await asyncio.sleep(WINDOW_SECONDS)
         ids = {f"held-{number}-{each}" for each in range(HELD)}
         host.calls += [_call_of("hold", each) for each in ids]
         host.flush()
