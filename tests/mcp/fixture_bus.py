@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.mcp import fixture_plugin
-from tests.support.processes import Running
+from tests.support.processes import ROOT, Running
 
 Transport = Literal["stdio", "http"]
 
@@ -51,21 +52,26 @@ def running(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def mounted(folder: Path, transport: Transport) -> Iterator[str]:
-    """Runs a bus that has everything from the SDK's own server; gives the endpoint's URL."""
-    place = everything_server()
+def mounted(folder: Path, transport: Transport, *, legacy: bool) -> Iterator[str]:
+    """Runs a bus that has everything from the SDK's own server; gives the endpoint's URL.
+
+    Args:
+        legacy: whether the server speaks the legacy era alone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = os.pathsep.join((str(everything_server()), str(ROOT)))
+    words = ["tests.mcp.everything_server", transport, *(["--legacy"] if legacy else [])]
     with contextlib.ExitStack() as stack:
         if transport == "stdio":
-            code = "from mcp_everything_server.server import mcp; mcp.run()"
             server: dict[str, Any] = {
                 "command": sys.executable,
-                "args": ["-c", code],
-                "env": {"PYTHONPATH": str(place)},
+                "args": ["-m", *words],
+                "env": {"PYTHONPATH": path},
             }
         else:
             port = _free_port()
-            words = ("mcp_everything_server", "--port", str(port))
-            stack.enter_context(RunningModule(folder, *words, PYTHONPATH=str(place))).says("Uvicorn running")
+            running = RunningModule(folder, *words, "--port", str(port), PYTHONPATH=path)
+            stack.enter_context(running).says("Uvicorn running")
             server = {"type": "http", "url": f"http://127.0.0.1:{port}/mcp"}
         yield stack.enter_context(_bus(folder, server))[1]
 

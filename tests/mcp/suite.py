@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,6 +97,10 @@ class Outcome:
     def wrong(self) -> list[str]:
         """The scenarios that did not run or are not kept."""
         return [name for name in {**dict.fromkeys(self.expected), **self.scenarios} if not self._kept(name)]
+
+    def forgive_warnings(self) -> None:
+        """Forgets what should be, and need not be."""
+        self.scenarios = {name: replace(each, warned=()) for name, each in self.scenarios.items()}
 
     def leave_out(self, prefix: str) -> None:
         """Forgets the scenarios whose names begin so."""
