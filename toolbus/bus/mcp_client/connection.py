@@ -245,6 +245,7 @@ class Connection:
             eras.META_VERSION: version,
             eras.META_CLIENT: client_info(),
             eras.META_CAPABILITIES: capabilities_of(accepts, modern=True),
+            eras.META_LOG_LEVEL: "info",  # a server sends no log messages unasked
         }
 
     def _meta_of(self, accepts: tuple[str, ...], token: RequestId | None) -> bytes:
