@@ -42,10 +42,11 @@ FLOORS = (
     "bus.access",  # who is asking
     "bus.audit",  # what was done, and by whom
     "bus.keys",  # what proves who is asking
+    "bus.storage",
+    "bus.pins",  # what sources declared when they were trusted
     "bus.catalog",
     "bus.calls",
     "bus.streams",
-    "bus.storage",
     "bus.tasks",
     "bus.config bus.local bus.mcp_settings bus.serve_settings",
     "bus.signals bus.roles",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.bus.mcp_client.fingerprints import Pinned
 from toolbus.bus.mcp_client.manifest import FILE, MAX_COMMANDS, Manifest, Remembered
+from toolbus.bus.pins.fingerprints import Pinned
 from toolbus.errors import SetupError
 
 SAID = Remembered({"modern": True}, {"tools": [{"name": "read", "description": "\ud800 ü"}]})
@@ -62,7 +62,7 @@ def test_only_the_newest_command_lines_of_a_mount_are_remembered(path: Path) -> 
 def test_a_kill_loses_nothing_that_was_saved(path: Path) -> None:
     program = (
         "import sys, os, signal; from pathlib import Path\n"
-        "from toolbus.bus.mcp_client.manifest import *\n"
+        "from toolbus.bus.mcp_client.manifest import *; from toolbus.bus.pins.fingerprints import Pinned\n"
         f"m = Manifest(Path({str(path)!r})); m.save('files', 'c', Remembered({{'modern': True}}, {{}}))\n"
         "m.save_fingerprints('files', 'c', {'tool:a': Pinned('{}', '')})\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

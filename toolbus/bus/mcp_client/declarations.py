@@ -15,8 +15,8 @@ from typing import Any
 
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool
 from toolbus.bus.catalog.schema import compile_schema
-from toolbus.bus.mcp_client.fingerprints import tool_subject
 from toolbus.bus.mcp_client.mount_entry import MountEntry
+from toolbus.bus.pins.fingerprints import tool_subject
 from toolbus.errors import InvalidTool
 from toolbus.limits import Limits
 from toolbus.mcp.tools import read_declaration

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from toolbus.bus.access.principal import principal_of
 from toolbus.bus.audit.audit import Audit
-from toolbus.bus.mcp_client import fingerprints
 from toolbus.bus.mcp_client.mounts_follower import ConfiguredMounts
+from toolbus.bus.pins import fingerprints
 from toolbus.errors import InvalidRequest
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.text import list_names, quote

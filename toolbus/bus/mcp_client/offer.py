@@ -17,13 +17,13 @@ from toolbus.bus.audit.audit import Audit
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.features import Features
-from toolbus.bus.mcp_client import fingerprints
 from toolbus.bus.mcp_client.connection import Peer
 from toolbus.bus.mcp_client.declarations import Declared, Left, tools_of
 from toolbus.bus.mcp_client.handler import MountHandler
 from toolbus.bus.mcp_client.manifest import Manifest, Remembered
 from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.bus.mcp_client.mount_features import MountFeatures
+from toolbus.bus.pins import fingerprints
 from toolbus.bus.signals import Signals
 from toolbus.limits import Limits
 from toolbus.mcp.headers import marked

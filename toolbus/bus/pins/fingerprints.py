@@ -1,8 +1,8 @@
-"""Notices that an MCP server changed what it declares after somebody trusted it.
+"""Notices that a source changed what it declares after somebody trusted it.
 
 What is seen first is trusted. A later change is offered and marked (`warn`), or waits for an approval (`block`). The
 fingerprint is of what a model reads: name, title, description, schemas, hints; icons and `_meta` do not count. Pure:
-where fingerprints are stored is known to `manifest`.
+where fingerprints are stored is known to `fingerprint_file`.
 """
 
 from __future__ import annotations

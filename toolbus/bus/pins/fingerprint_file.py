@@ -1,0 +1,178 @@
+"""Persists what is trusted of sources: the fingerprints in a database, of which others may hold more.
+
+What `save_fingerprints` returned from survives a kill -9 (a write-ahead log, `synchronous=NORMAL`: a power cut may lose
+the last moments). A damaged file is moved aside, with an error in the log; a row whose checksum fails reads as never
+approved.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from toolbus.bus.path_ownership import make_directory
+from toolbus.bus.pins.fingerprints import Pinned
+from toolbus.bus.storage.database import Damaged, Database, checksum_of
+from toolbus.text import shorten
+
+log = logging.getLogger("toolbus.pins")
+
+FILE = "pins.db"
+APPLICATION_ID = 0x54427069  # "TBpi"
+# Script i lifts a file from version i to i + 1. Never edit one that was released.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE fingerprints (
+        source TEXT NOT NULL,
+        command TEXT NOT NULL,  -- digest of the command line of a mount; empty: of other sources
+        subject TEXT NOT NULL,
+        approved TEXT NOT NULL,  -- the text that is trusted; empty: none yet
+        pending TEXT NOT NULL,  -- the text that is declared instead; empty: none
+        checksum INTEGER NOT NULL,  -- of the columns above
+        PRIMARY KEY (source, command, subject)
+    ) STRICT, WITHOUT ROWID;
+    """,
+)
+_PUT = "INSERT INTO fingerprints (source, command, subject, approved, pending, checksum) VALUES (?,?,?,?,?,?)"
+
+
+class FingerprintFile:
+    """The fingerprints of one file; without a path they are remembered for the life of the process only.
+
+    Its methods may be called from any thread; those of a large source take some milliseconds to be written.
+
+    Args:
+        path: created (0600) if it does not exist, with its directory.
+
+    Attributes:
+        application_id, migrations: of the file, see `Database`.
+        contents, lost: what it holds, and what is gone with a damaged one; for messages.
+
+    Raises:
+        SetupError: from the constructor; the file cannot be used now, or is another program's.
+    """
+
+    application_id = APPLICATION_ID
+    migrations = MIGRATIONS
+    contents = "fingerprints"
+    lost = "what was approved of plugins is gone, those pinned to block wait for `toolbus approve`"
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.was_damaged = False  # whether earlier knowledge was lost
+        self._guard = threading.Lock()
+        self._connection = self._open(path) if path is not None else self._in_memory()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path or 'in memory'}>"
+
+    def fingerprints(self, source: str, command: str = "") -> dict[str, Pinned]:
+        """Returns what is trusted of a source, by subject; a damaged row reads as never approved."""
+        with self._guard:
+            rows = self._connection.execute(
+                "SELECT subject, approved, pending, checksum FROM fingerprints WHERE source = ? AND command = ?",
+                (source, command),
+            ).fetchall()
+        known = {}
+        for subject, approved, pending, checksum in rows:
+            if checksum != _checksum(source, command, subject, approved, pending):
+                log.error("the fingerprint of %s of source %s in %s is damaged", subject, source, self.path)
+                approved = ""
+            known[subject] = Pinned(approved, pending)
+        return known
+
+    def save_fingerprints(self, source: str, command: str, known: Mapping[str, Pinned]) -> None:
+        """Persists what is trusted of a source, in the place of what was.
+
+        Raises:
+            sqlite3.Error: it could not be written; what was known before stays.
+        """
+        before = self.fingerprints(source, command)
+        rows = [
+            (source, command, subject, *texts, _checksum(source, command, subject, *texts))
+            for subject, each in known.items()
+            if before.get(subject) != each
+            for texts in [(each.approved, each.pending)]
+        ]
+        stale = [(source, command, subject) for subject in before if before[subject] != known.get(subject)]
+        if not rows and not stale:
+            return
+        with self._transaction() as connection:
+            connection.executemany("DELETE FROM fingerprints WHERE source = ? AND command = ? AND subject = ?", stale)
+            connection.executemany(_PUT, rows)
+
+    def sources(self) -> list[str]:
+        """Returns the sources of which something is known."""
+        with self._guard:
+            return [name for (name,) in self._connection.execute("SELECT DISTINCT source FROM fingerprints")]
+
+    def close(self) -> None:
+        """Closes the file; may be called again."""
+        with self._guard:
+            self._connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._guard:
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:  # SQLite has rolled back by itself after some errors
+                    connection.execute("ROLLBACK")
+
+    def _open(self, path: Path) -> sqlite3.Connection:
+        file = Database(
+            path,
+            self.application_id,
+            self.migrations,
+            elsewhere="use another --data-dir",
+            restore=f"move {path.name} away ({self.lost}); or use another --data-dir",
+            label=f"the file of {self.contents} ",
+        )
+        try:
+            make_directory(path.parent, f"the directory {path.parent} of the {self.contents}")
+            with suppress(FileExistsError):
+                file.create()
+            if not path.is_file() or path.stat().st_size:  # a bus that was killed at its start leaves an empty one
+                file.check_owner()
+            file.make_private()
+            try:
+                return _connect(file)
+            except Damaged as damage:
+                self.was_damaged = True
+                aside = file.move_aside()
+                log.error("%s is damaged (%s): moved to %s; %s", path, shorten(damage.what, 200), aside, self.lost)
+            file.create()
+            return _connect(file)
+        except OSError as error:
+            raise file.inaccessible(error) from error
+
+    def _in_memory(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        connection.executescript(";".join(self.migrations))
+        return connection
+
+
+def _connect(file: Database) -> sqlite3.Connection:
+    with file.errors():
+        connection = file.connect("rw")
+        try:
+            file.version(connection, "quick_check")
+            file.migrate(connection)
+            connection.execute("PRAGMA journal_mode = WAL")  # only now that the header has the application_id
+            connection.execute("PRAGMA synchronous = NORMAL")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _checksum(*texts: str) -> int:
+    return checksum_of(*(each.encode("utf-8", "surrogatepass") for each in texts))
