@@ -73,7 +73,7 @@ def test_a_mark_inside_data_is_none() -> None:
     ("method", "said", "era"),
     [
         ("initialize", {"meta_version": None}, Era.LEGACY),
-        ("initialize", {"meta_version": "2026-07-28"}, Era.LEGACY),
+        ("initialize", {"meta_version": "2026-07-28"}, Era.MODERN),  # which has no such method
         ("tools/list", {"meta_version": "2026-07-28"}, Era.MODERN),
         ("tools/list", {"meta_version": "2031-01-01"}, Era.MODERN),
         ("tools/list", {"meta_version": None, "header_version": "2026-07-28"}, Era.MODERN),

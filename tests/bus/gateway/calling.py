@@ -108,7 +108,10 @@ async def events(
 async def legacy_plugin(answer: Answer) -> AsyncIterator[str]:
     """Runs an HTTP server whose answers are bodies of 200s made of the bodies of requests; yields its URL."""
 
+    serving: set[asyncio.Task[Any] | None] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -122,3 +125,6 @@ async def legacy_plugin(answer: Answer) -> AsyncIterator[str]:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/run"
+        for task in filter(None, serving):  # one may still answer
+            task.cancel()
+        await asyncio.gather(*filter(None, serving), return_exceptions=True)
