@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 SWITCHES = set(sys.argv[1:])
@@ -67,8 +68,9 @@ def tools() -> list[dict[str, Any]]:
 
 
 def ask(method: str, params: dict[str, Any]) -> object:
-    number = f"ask-{len(ANSWERS)}"
-    ANSWERS[number], ready = [], PENDING.setdefault(number, threading.Event())
+    with LOCK:
+        number = f"ask-{len(ANSWERS)}"
+        ANSWERS[number], ready = [], PENDING.setdefault(number, threading.Event())
     send(id=number, method=method, params=params)
     ready.wait(30)
     return ANSWERS[number][0]
@@ -122,6 +124,12 @@ def call(request: object, params: dict[str, Any]) -> None:
                 state = {"resultType": "input_required", "inputRequests": asked, "requestState": "state-1"}
                 return send(id=request, result=state)
             said = json.dumps([params["inputResponses"]["who"], params["requestState"]])
+        elif said == "twice":
+            said = json.dumps([ask("elicitation/create", {**question, "message": each}) for each in ("One?", "Two?")])
+        elif said == "both":
+            with ThreadPoolExecutor() as pool:
+                asking = [pool.submit(ask, "elicitation/create", {**question, "message": each}) for each in "AB"]
+                said = json.dumps([each.result() for each in asking])
         else:
             said = json.dumps(ask(said or "elicitation/create", question))
     return send(id=request, result=text(said))

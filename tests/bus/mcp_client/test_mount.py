@@ -390,6 +390,22 @@ class TestQuestions:
         result = await self.call(house, request_state=asked.request_state, **fields)
         assert '"Ada"' in result.unwrap()
 
+    @pytest.mark.parametrize("way", ["twice", "both"])
+    async def test_a_server_may_ask_again_after_an_answer_and_before_it(self, house: House, way: str) -> None:
+        await house.live()
+        result = await self.call(house, {"text": way}, accepts=["elicitation.form"])
+        messages, keys = [], set()
+        for name in ("Ada", "Bob"):
+            asked = json.loads(result.input_requests_json)
+            answers = {key: {"action": "accept", "content": {"name": name}} for key in asked}
+            messages += [question["params"]["message"] for question in asked.values()]
+            keys |= set(asked)
+            fields: dict[str, Any] = {"accepts": ["elicitation.form"], "input_responses_json": json.dumps(answers)}
+            result = await self.call(house, {"text": way}, request_state=result.request_state, **fields)
+        assert sorted(messages) == (["One?", "Two?"] if way == "twice" else ["A", "B"])
+        assert len(keys) == 2
+        assert sorted(each["content"]["name"] for each in json.loads(result.unwrap())) == ["Ada", "Bob"]
+
     async def test_a_caller_that_cannot_be_asked_is_not_and_the_server_goes_on(self, house: House) -> None:
         await house.live()
         result = await self.call(house)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.bus.mcp_client.remote_server import RemoteServer, serving
+from tests.bus.mcp_client.remote_server import RemoteServer, answer, event, serving, stream
 from tests.bus.mcp_client.test_authorization import Guarded
 from tests.support.waiting import until
 from toolbus.bus import Bus, Config
+from toolbus.bus.local import LocalCaller
 from toolbus.bus.mcp_client.manifest import Manifest
 from toolbus.bus.mcp_client.mount import Mount, MountTimings
 from toolbus.bus.mcp_client.mount_entry import MountEntry
@@ -24,6 +26,7 @@ from toolbus.bus.mcp_client.mounts import Mounts, open_remote
 from toolbus.bus.mcp_client.token_file import token_path, write_document
 from toolbus.errors import Code, Stage
 from toolbus.processes.supervisor import RestartPolicy
+from toolbus.v1 import tool_pb2 as pb
 
 QUICK = MountTimings(relist_seconds=0.01, restarts=RestartPolicy(backoff_seconds=0.01, max_backoff_seconds=0.05))
 
@@ -106,3 +109,29 @@ async def test_a_mount_that_needs_a_login_goes_on_once_a_user_has_logged_in(tmp_
             assert (await bus.call("far:add")).unwrap() == "done"
     finally:
         await server.kill()
+
+
+async def test_a_call_that_goes_on_with_answers_may_be_asked_again_on_its_stream(tmp_path: Path) -> None:
+    async with serving(modern=False) as server, mounted(with_a_tool(server), tmp_path) as (bus, mount):
+
+        async def ask(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+            response = await stream(request)
+            for number in ("q1", "q2"):
+                asking = {"method": "elicitation/create", "params": {"message": number, "requestedSchema": {}}}
+                await response.write(event({"jsonrpc": "2.0", "id": number, **asking}))
+                await until(lambda number=number: server.seen[-1][2].get("id") == number)  # type: ignore[misc]
+            await response.write(event(answer(message, "asked twice")))
+            return response
+
+        server.on["tools/call"] = ask
+        await until(lambda: mount.state is MountState.LIVE)
+        caller, messages = LocalCaller("host", bus.dispatcher), []
+        result = await caller.call(pb.ToolCall(name="far:add", accepts=["elicitation.form"]))
+        while result.input_requests_json:
+            asked = json.loads(result.input_requests_json)
+            messages += [each["params"]["message"] for each in asked.values()]
+            call = pb.ToolCall(name="far:add", accepts=["elicitation.form"], request_state=result.request_state)
+            call.input_responses_json = json.dumps({key: {"action": "decline"} for key in asked})
+            result = await caller.call(call)
+        assert result.unwrap() == "asked twice"
+        assert messages == ["q1", "q2"]

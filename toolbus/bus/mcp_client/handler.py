@@ -12,7 +12,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,6 +38,7 @@ MAX_ATTEMPTS = 3  # of a call that certainly did not reach its server
 CONFIRM_SECONDS = 1.0  # a cancelled call keeps its slot so long: servers do not say when they have ended it
 BUSY_SECONDS = 0.1  # the hint when to retry at a server that does not read
 RESEND_SECONDS = 0.25  # before a call that did not reach its server over HTTP is sent again
+MAX_QUESTIONS = 8  # of one call that wait for answers
 ELICITATION = "elicitation/create"
 QUESTIONS = {"sampling/createMessage": "sampling", "roots/list": "roots"}  # elicitation has two modes
 
@@ -48,16 +49,20 @@ class SentCall:
     Attributes:
         call: of the bus; None while it is parked.
         request: its id at the server.
+        accepts: what its caller can answer.
+        asked: how many questions the server has asked about it.
         waiting: requests of the server that wait for answers, by key of the question.
         outcome: what the server answered while the call was parked; None before.
         task: where the server answered with a task; None else.
     """
 
-    __slots__ = ("attempts", "call", "outcome", "request", "task", "waiting")
+    __slots__ = ("accepts", "asked", "attempts", "call", "outcome", "request", "task", "waiting")
 
     def __init__(self, call: Call) -> None:
         self.call: Call | None = call
         self.request = call.id
+        self.accepts: Collection[str] = call.exchange.accepts if call.exchange is not None else ()
+        self.asked = 0
         self.attempts = 1
         self.waiting: dict[str, Incoming] = {}
         self.outcome: tuple[msgspec.Raw | None, Exception | None] | None = None
@@ -309,7 +314,7 @@ class MountHandler:
 
     def log_message(self, text: str, stream: str = "") -> None:
         """Hands a log message of the server to the caller that it is for, where that is known."""
-        sent = self._sent.get(stream)
+        sent = self._sent.get(stream) or self._of_request(stream)
         if sent is None and len(self._sent) == 1:
             sent = next(iter(self._sent.values()))
         if sent is not None and sent.call is not None:
@@ -334,28 +339,32 @@ class MountHandler:
             text = f"{incoming.method} outside of a call, or while calls of several users run: nobody can be asked"
             connection.refuse(incoming, McpCode.INVALID_REQUEST, text)
             return
-        call = sent.call
-        exchange = call.exchange if call is not None else None
-        accepts = exchange.accepts if exchange is not None else ()
-        if call is not None and needs not in accepts:
+        if needs not in sent.accepts:
             text = f"the caller of this tool cannot be asked: it does not accept {needs}"
             connection.refuse(incoming, McpCode.INVALID_REQUEST, text)
-        elif self._parked.is_full:
+        elif len(sent.waiting) >= MAX_QUESTIONS or (sent.call is not None and self._parked.is_full):
             connection.refuse(
                 incoming, McpCode.INTERNAL, "too many questions of this server wait for answers: ask later"
             )
         else:
-            sent.waiting[f"question-{len(sent.waiting) + 1}"] = incoming
-            if call is not None:
-                self._park(sent, call)
+            sent.asked += 1
+            sent.waiting[f"question-{sent.asked}"] = incoming
+            if sent.call is not None:  # else it is asked as soon as the caller has answered what came before
+                self._park(sent, sent.call)
 
     def _call_of(self, incoming: Incoming) -> SentCall | None:
-        """Returns the call that a question is about; None where that is not certain."""
-        calls = list(self._sent.values())
+        """Returns the call that a question is about, parked or not; None where that is not certain."""
         if incoming.stream:
-            return self._sent.get(incoming.stream)
-        askers = {_owner(each.call)[1:] for each in calls if each.call is not None}
-        return calls[-1] if len(askers) == 1 else None
+            return self._sent.get(incoming.stream) or self._of_request(incoming.stream)
+        parked = [(each.owner, each.held) for each in self._parked]
+        owned = [*parked, *((_owner(each.call), each) for each in self._sent.values() if each.call is not None)]
+        askers = {owner[1:] for owner, _ in owned}
+        return owned[-1][1] if len(askers) == 1 else None
+
+    def _of_request(self, request: str) -> SentCall | None:
+        """Returns the call that has this id at the server: one that was parked goes on under another one here."""
+        parked = (each.held for each in self._parked)
+        return next((each for each in (*self._sent.values(), *parked) if each.request == request), None)
 
     def _park(self, sent: SentCall, call: Call, asked: Mapping[str, Any] | None = None) -> None:
         """Ends a call with the questions of its server, and waits for the answers."""
@@ -379,6 +388,7 @@ class MountHandler:
         answers = json.loads(responses_json or "{}")
         sent = parked.held
         sent.call = call
+        sent.accepts = call.exchange.accepts if call.exchange is not None else ()
         self._sent[call.id] = sent
         if sent.outcome is not None:
             self._answered(sent, *sent.outcome)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -49,6 +49,9 @@ class ParkedCalls(Generic[Held]):
 
     def __len__(self) -> int:
         return len(self._parked)
+
+    def __iter__(self) -> Iterator[Parked[Held]]:
+        return iter(self._parked.values())
 
     def __repr__(self) -> str:
         return f"<ParkedCalls {len(self)}>"
