@@ -91,6 +91,7 @@ def _bus(folder: Path, server: dict[str, Any]) -> Iterator[tuple[str, str]]:
         bus.says("toolbus ready")
         ready = re.search(r"grpc=(\S+) http=(\S+)", bus.out)
         assert ready, bus.out
+        bus.says(f"mount {MOUNT}: live")  # the first start of a server takes longer than that of a bus
         yield ready[1].split(",")[0], f"http://{ready[2]}/mcp"
 
 

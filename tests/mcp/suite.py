@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -101,6 +101,16 @@ class Outcome:
     def forgive_warnings(self) -> None:
         """Forgets what should be, and need not be."""
         self.scenarios = {name: replace(each, warned=()) for name, each in self.scenarios.items()}
+
+    def skip(self, checks: Collection[str]) -> list[str]:
+        """Counts these checks as skipped where they failed. Returns those that did."""
+        found: list[str] = []
+        for name, scenario in self.scenarios.items():
+            skipped = tuple(each for each in scenario.failed if each.check in checks)
+            failed = tuple(each for each in scenario.failed if each.check not in checks)
+            self.scenarios[name] = replace(scenario, failed=failed, skipped=(*scenario.skipped, *skipped))
+            found += [each.check for each in skipped]
+        return list(dict.fromkeys(found))
 
     def leave_out(self, prefix: str) -> None:
         """Forgets the scenarios whose names begin so."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.mcp.conformance import report
+import pytest
+
+from tests.mcp.conformance import LACKS, report, report_mounted
 from tests.mcp.suite import Outcome, scenario_of
 
 PASSED = {"id": "a", "status": "SUCCESS"}
@@ -25,3 +27,17 @@ def test_a_scenario_that_did_not_run_and_too_few_checks_are_reported() -> None:
     outcome.expected = ["x"]
     assert report(outcome, 1)
     assert not report(outcome, 2)
+
+
+def test_what_a_mounted_server_lacks_is_named_and_counts_where_the_server_has_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def outcome(status: str) -> Outcome:
+        checks = [{"id": each, "status": status} for each in LACKS["modern", "2025-11-25"]]
+        return Outcome("required", "2025-11-25", {"x": scenario_of("x", [PASSED, *checks])}, ["x"])
+
+    assert report_mounted(outcome("FAILURE"), "modern")
+    assert "tools-call-elicitation: not counted: " in capsys.readouterr().out
+    assert not report_mounted(outcome("SUCCESS"), "modern")
+    assert "remove it from LACKS" in capsys.readouterr().out
+    assert not report_mounted(outcome("FAILURE"), "legacy")

@@ -4,7 +4,8 @@ Switches: ``modern`` or ``both`` (else legacy only), ``silent`` (no answer to un
 but a ping before `initialize`), ``noise`` (prints to standard output), ``stubborn`` (ignores the end of input and
 SIGTERM), ``forks`` (starts two more processes, one in a session of its own), ``slow`` (0.3 s until it reads),
 ``broken`` (exits with code 1), ``mute`` (never answers), ``file=PATH`` (tools come from that JSON file, read anew for
-each list), ``tasks`` (a slow call is answered with a task), ``installs`` (writes to its log for 1.5 s before it reads).
+each list), ``instructs`` (has instructions), ``tasks`` (a slow call is answered with a task), ``installs`` (writes to
+its log for 1.5 s before it reads).
 """
 
 import json
@@ -148,7 +149,8 @@ def take(message: dict[str, Any]) -> None:
     elif method == "initialize" and LEGACY:
         able = {"tools": {"listChanged": True}, "prompts": {}, "resources": {"subscribe": True}, "completions": {}}
         info = {"name": "small", "version": "1"}
-        send(id=request, result={"protocolVersion": "2025-11-25", "capabilities": able, "serverInfo": info})
+        begun = {"protocolVersion": "2025-11-25", "capabilities": able, "serverInfo": info}
+        send(id=request, result={**begun, **({"instructions": "Pay first."} if "instructs" in SWITCHES else {})})
     elif method == "server/discover" and MODERN:
         able = {"tools": {"listChanged": True}, "prompts": {}, "resources": {"subscribe": True}, "completions": {}}
         found = {"supportedVersions": [VERSION], "capabilities": able, "serverInfo": {"name": "small", "version": "1"}}

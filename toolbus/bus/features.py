@@ -39,9 +39,11 @@ class FeatureProvider(Protocol):
     Attributes:
         source: the mount.
         capabilities: of `prompts`, `resources`, `completions`, `subscribe`.
+        instructions: of the server to models; "" unless its operator wants them handed on.
     """
 
     source: str
+    instructions: str
     capabilities: Collection[str]
 
     def prompts(self) -> Sequence[Mapping[str, Any]]:

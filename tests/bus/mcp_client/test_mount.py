@@ -326,6 +326,12 @@ async def test_prompts_resources_and_completions_are_passed_through(house: House
     assert updated[0] == "test://note"
 
 
+async def test_instructions_are_handed_on_only_where_the_entry_says_so(house: House) -> None:
+    assert (await house.live("instructs", instructions=True)).features.instructions == "Pay first."
+    assert (await house.mount("instructs", instructions=True, min_level=1)).features.instructions == "Pay first."
+    assert (await house.mount("instructs")).features.instructions == ""
+
+
 async def test_the_environment_of_a_server_has_nothing_of_the_bus(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

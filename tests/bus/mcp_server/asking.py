@@ -212,8 +212,10 @@ class Mounted:
         resources: Sequence[str] = (),
         templates: Sequence[str] = (),
         answer: Callable[[str, Json], Json] | None = None,
+        instructions: str = "",
     ) -> None:
         self.source = source
+        self.instructions = instructions
         self.capabilities = capabilities
         self.prompt_names = list(prompts)
         self.uris = list(resources)

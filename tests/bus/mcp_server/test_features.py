@@ -190,3 +190,23 @@ async def test_progress_of_a_mounted_server_reaches_the_client_that_wants_it() -
         assert channel.of("notifications/progress") == [{"progressToken": 7, "progress": 1, "total": 2}]
         await bench.ask("prompts/get", {"name": "m_p"}, channel=channel)
         assert mounted.askers[1].on_progress is None
+
+
+async def test_instructions_that_are_handed_on_reach_the_clients_that_see_something_of_the_mount() -> None:
+    async with mcp_bench() as bench:
+        begin = {"protocolVersion": "2025-11-25", "capabilities": {}}
+        plain = (await bench.ask("server/discover"))["instructions"]
+        bench.offer("buy", lambda call: None)
+        for mounted in (
+            Mounted("shop", instructions="Pay first."),
+            Mounted("none", instructions="Unseen."),
+            Mounted("x"),
+        ):
+            bench.bus.core.features.add(mounted)
+        found = await bench.ask("server/discover")
+        assert found["instructions"] == f"{plain}\n\nInstructions of shop, for its tools:\nPay first."
+        assert found["cacheScope"] == "private"
+        legacy = await bench.ask("initialize", begin, session=bench.session())
+        assert legacy["instructions"] == found["instructions"]
+        other = await bench.ask("server/discover", profile=Profile(name="other", sources=("x",)))
+        assert (other["instructions"], other["cacheScope"]) == (plain, "public")

@@ -33,6 +33,7 @@ class MountFeatures:
     ) -> None:
         self.source = source
         self.capabilities: Collection[str] = ()
+        self.instructions = ""
         self._connected = connected
         self._wake = wake
         self._lists: Mapping[str, Sequence[dict[str, Any]]] = {}

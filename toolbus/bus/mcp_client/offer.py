@@ -149,7 +149,10 @@ class MountOffer:
             self._offered = key
         prompts = [each for each in lists.get("prompts", ()) if _prompt_subject(each) not in blocked]
         moved = self.features.declare(peer.can, {**lists, "prompts": prompts})
-        if self.features.capabilities and self.features not in self._all_features.providers:
+        hands_on = entry.instructions and fingerprints.INSTRUCTIONS not in blocked
+        self.features.instructions = peer.instructions if hands_on else ""
+        has_any = self.features.capabilities or self.features.instructions
+        if has_any and self.features not in self._all_features.providers:
             self._all_features.add(self.features)
         else:
             for kind in moved:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
@@ -66,6 +66,18 @@ class FeatureView:
                 wire = self._names.name_of(profile, f"{source}:{name}", name, source)
                 found[wire] = (provider, declared)
         return found
+
+    def instructing(
+        self, profile: Profile, identity: Identity, sources_of_tools: Callable[[], Collection[str]]
+    ) -> list[FeatureProvider]:
+        """Returns the mounts whose instructions are handed on, and of which the profile has something."""
+        found = [provider for provider in self._features.providers if provider.instructions]
+        if not found:
+            return found
+        rest = (self.prompts, self.resources, self.templates)
+        seen = {provider.source for list_of in rest for provider, _ in list_of(profile, identity).values()}
+        seen.update(sources_of_tools())
+        return [provider for provider in found if provider.source in seen]
 
     def resources(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
         """Returns the resources by URI, each of the first mount that has it."""

@@ -19,7 +19,7 @@ from toolbus.mcp.eras import LEGACY_VERSIONS, MODERN_VERSIONS, NEWEST_LEGACY, TA
 from toolbus.mcp.input_requests import InvalidInput, read_requests
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 from toolbus.questions import ACCEPTS, NEEDS_INPUT
-from toolbus.text import dump_json
+from toolbus.text import dump_json, shorten
 from toolbus.tool import CallError, Result
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ CAPABILITIES: dict[str, Any] = {
     "logging": {},
 }
 EXTENSIONS: dict[str, Any] = {TASKS_EXTENSION: {}}  # of the modern era
+MAX_INSTRUCTIONS = 16_384  # characters of one mounted server's
 INSTRUCTIONS = "Tools of a toolbus. Names begin with the source of a tool; the list changes as sources come and go."
 
 
@@ -54,23 +55,39 @@ async def initialize(server: McpServer, request: Request) -> bytes:
             "protocolVersion": version,
             "capabilities": CAPABILITIES,
             "serverInfo": SERVER_INFO,
-            "instructions": INSTRUCTIONS,
+            "instructions": _instructions(server, request),
         }
     )
 
 
 async def discover(server: McpServer, request: Request) -> bytes:
     """Says what the endpoint speaks and offers."""
+    instructions = _instructions(server, request)
     return request.complete(
         {
             "supportedVersions": list(MODERN_VERSIONS),
             "capabilities": {**CAPABILITIES, "extensions": EXTENSIONS},
             "serverInfo": SERVER_INFO,
-            "instructions": INSTRUCTIONS,
+            "instructions": instructions,
             "ttlMs": TTL_MS,
-            "cacheScope": "public",
+            "cacheScope": "public" if instructions == INSTRUCTIONS else "private",
         }
     )
+
+
+def _instructions(server: McpServer, request: Request) -> str:
+    """Returns ours, and those of mounted servers whose operator wants them handed on, each under its name."""
+    profile, identity = request.profile, request.identity
+
+    def sources() -> set[str]:
+        catalog = server.listings.catalog(profile, identity, modern=request.modern)
+        return {each.source for each in catalog.listings.values()}
+
+    texts = [
+        f"Instructions of {provider.source}, for its tools:\n{shorten(provider.instructions, MAX_INSTRUCTIONS)}"
+        for provider in server.features.instructing(profile, identity, sources)
+    ]
+    return "\n\n".join((INSTRUCTIONS, *texts))
 
 
 async def ping(server: McpServer, request: Request) -> bytes:
