@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +14,16 @@ from tests.bus.mcp_server.http_client import HttpClient, serving
 from tests.support.waiting import until, within
 from toolbus.bus.access.identity import LOCAL, Identity, Scopes
 from toolbus.bus.mcp_server import sessions as sessions_module
+from toolbus.bus.mcp_server.calls import ERROR_META
 from toolbus.bus.mcp_server.event_stream import MAX_BYTES, MAX_EVENTS, EventStream
+from toolbus.bus.mcp_server.lost_streams import lost_answer
 from toolbus.bus.mcp_server.request import Client
 from toolbus.bus.mcp_server.seal import Sealer
 from toolbus.bus.mcp_server.sessions import IDLE_SECONDS, MAX_STREAMS, Sessions, UnknownSession
 from toolbus.bus.mcp_settings import Profile
 from toolbus.bus.web_paths import Message
 from toolbus.errors import LimitExceeded
+from toolbus.limits import Timings
 
 PROFILE = Profile()
 KEY = b"k" * 32
@@ -146,6 +152,78 @@ async def test_a_session_goes_on_after_a_restart_of_the_bus(tmp_path: Path) -> N
         again = HttpClient(bus)
         again.session = client.session
         assert await again.names() == []
+
+
+async def test_a_call_that_the_bus_took_with_it_ends_when_its_client_resumes_the_stream(tmp_path: Path) -> None:
+    async with serving(data_dir=tmp_path, timings=replace(Timings(), resumable_seconds=0.0)) as bus:
+        client = HttpClient(bus)
+        await client.initialize()
+
+        @bus.tool
+        async def long() -> None:
+            await asyncio.Event().wait()
+
+        calls = [client.begin("tools/call", {"name": "long", "arguments": {}}, id=id) for id in (7, "a-b.c", "x" * 99)]
+        standing = client.listen()
+        await until(lambda: all(each.events for each in (*calls, standing)), "an event of each stream")
+        last = [each.events[0]["id"] for each in (*calls, standing)]
+    async with serving(data_dir=tmp_path) as bus:
+        again = HttpClient(bus)
+        again.session = client.session
+        for id, event in zip((7, "a-b.c"), last[:2], strict=True):
+            resumed = await again.listen(event).done()
+            assert (resumed.answer["id"], resumed.result["isError"]) == (id, True)
+            assert resumed.result["_meta"][ERROR_META] == {
+                "code": "UNAVAILABLE",
+                "stage": "UNKNOWN",
+                "retry_safe": False,
+            }
+        assert (await again.listen(last[2]).done()).status == 404
+        assert await again.names() == []
+        for broken in ("c.-1", "c.%%.1-1", "c.WzFd.1-1", "r.~.2-2"):
+            assert (await again.listen(broken).done()).status == 404
+        # What changed while there was no bus was not told: the client lists again.
+        stream = again.listen(last[3])
+        told = [message["method"] for message in await stream.told(3)]
+        assert told == [f"notifications/{kind}/list_changed" for kind in ("tools", "prompts", "resources")]
+        stream.leave()
+        await within(stream.task)
+
+
+def test_an_answer_that_is_no_call_is_lost_as_an_error() -> None:
+    event = f"r.{base64.urlsafe_b64encode(b'5').decode().rstrip('=')}.1a-1"
+    answer = json.loads(lost_answer(event) or b"")
+    assert (answer["id"], answer["error"]["data"][ERROR_META]["stage"]) == (5, "UNKNOWN")
+
+
+async def test_a_stream_that_its_client_has_read_to_the_end_is_not_found() -> None:
+    async with serving() as bus:
+        client = HttpClient(bus)
+        await client.initialize()
+        first = client.listen()
+        await until(lambda: first.events, "the first event")
+        second = client.listen()
+        await first.done()  # which the other has taken over
+        assert (await client.listen(first.events[0]["id"]).done()).status == 404
+        assert not second.ended
+        second.leave()
+        await within(second.task)
+
+
+async def test_older_clients_get_no_event_without_data() -> None:
+    async with serving() as bus:
+        client = HttpClient(bus)
+        await client.initialize("2025-06-18")
+        stream = client.listen()
+        await until(lambda: stream.status, "the stream")
+
+        @bus.tool
+        async def another() -> None: ...
+
+        await stream.told(1)
+        assert all(event.get("data") for event in stream.events)
+        stream.leave()
+        await within(stream.task)
 
 
 async def test_a_session_that_its_client_ended_is_unknown(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.mcp_server.event_stream import EventStream
+from toolbus.bus.mcp_server.lost_streams import is_standing, lost_answer, stream_of_request
 from toolbus.bus.mcp_server.request import Request
 from toolbus.bus.mcp_server.server import McpServer
 from toolbus.bus.mcp_server.sessions import CANCELLED, Session, UnknownSession
@@ -149,18 +150,11 @@ class Endpoint:
         """Opens the stream of what answers nothing, or resumes a stream."""
         if "text/event-stream" not in headers.get("accept", ""):
             raise Refused(406, "GET opens a stream: send Accept: text/event-stream")
-        session, after = self._session(profile, identity, headers), 0
-        last = headers.get("last-event-id")
-        if last is not None:
-            found = session.stream_of(last)
-            if found is None:
-                raise Refused(404, f"no stream has the event {quote(last)}: open a new one without Last-Event-ID")
-            stream, after = found
-        else:
-            stream = session.new_stream()
-            session.stand(stream, self._server.follow)
+        session = self._session(profile, identity, headers)
+        stream, after = self._resumed(session, headers.get("last-event-id"))
+        polled = session.version >= POLLED_SINCE
         writing = asyncio.create_task(
-            stream.write(send, after=after, ping_seconds=self._timings.ping_seconds, primed=True)
+            stream.write(send, after=after, ping_seconds=self._timings.ping_seconds, primed=polled)
         )
         leaving = asyncio.create_task(_left(receive))
         try:
@@ -170,6 +164,27 @@ class Endpoint:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+
+    def _resumed(self, session: Session, last: str | None) -> tuple[EventStream, int]:
+        """Returns the stream that a client asks for, and the number of the last event that it has.
+
+        Raises:
+            Refused: it has all of that stream, or there is no such stream.
+        """
+        found = session.stream_of(last) if last is not None else None
+        if found is not None and not found[0].ended_with(found[1]):
+            return found
+        if last is None or (found is None and is_standing(last)):
+            stream = session.new_stream()
+            session.stand(stream, self._server.follow)
+            return stream, 0
+        answer = lost_answer(last) if found is None else None
+        if answer is None:
+            raise Refused(404, f"no stream goes on after the event {quote(last)}: open one without Last-Event-ID")
+        stream = EventStream()
+        stream.send(answer)
+        stream.close()
+        return stream, 0
 
 
 class _Exchange:
@@ -185,6 +200,7 @@ class _Exchange:
         self._send = send
         self._session = session
         self._timings = timings
+        self._request: Request | None = None  # None until it is answered
         self._gone = False  # whether the client has left, which cancels what it asked
         self._stream: EventStream | None = None  # None until a message has to go out before the answer
         self._writing: asyncio.Task[None] | None = None  # of that stream
@@ -201,6 +217,7 @@ class _Exchange:
     async def run(self, server: McpServer, request: Request) -> None:
         """Answers a request."""
         self._task = asyncio.current_task()
+        self._request = request
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(WATCH_SECONDS, self._late)
         try:
@@ -245,9 +262,9 @@ class _Exchange:
             session = self._session
             polled = session is not None and session.version >= POLLED_SINCE
             self._stream = EventStream()
-            if session is not None:
+            if session is not None and self._request is not None:
                 with contextlib.suppress(LimitExceeded):  # one that cannot be resumed is better than none
-                    self._stream = session.new_stream()
+                    self._stream = session.new_stream(stream_of_request(self._request))
             self._writing = asyncio.create_task(
                 self._stream.write(
                     self._send,

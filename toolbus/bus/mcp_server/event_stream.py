@@ -15,7 +15,9 @@ from starlette.types import Send
 
 MAX_EVENTS = 256
 MAX_BYTES = 1024 * 1024
-RETRY_MS = 500  # after which a client resumes a stream that was closed to be polled
+# After which a client resumes a stream. Official SDKs try twice at this distance: a bus that restarts is back by then.
+RETRY_MS = 3_000
+POLL_RETRY_MS = 500  # of a stream that was closed to be polled
 
 HEADERS = [
     (b"content-type", b"text/event-stream"),
@@ -49,6 +51,10 @@ class EventStream:
     def takes_messages(self) -> bool:
         """Whether messages reach the client."""
         return True
+
+    def ended_with(self, number: int) -> bool:
+        """Tells whether nothing comes after an event, which a client has."""
+        return self.closed and number >= self._last
 
     def send(self, message: bytes) -> None:
         """Adds a message; never waits."""
@@ -90,6 +96,8 @@ class EventStream:
             if primed and self.id:
                 await _write(send, b"id: %b-%d\nretry: %d\ndata: \n\n" % (self.id.encode(), after, RETRY_MS))
             await self._write_events(send, self._writer, after, ping_seconds, poll_seconds)
+            if primed and self.id and not self.closed:
+                await _write(send, b"retry: %d\n\n" % POLL_RETRY_MS)
             await send({"type": "http.response.body", "body": b""})
         finally:
             self.writing -= 1

@@ -33,6 +33,8 @@ IDLE_SECONDS = 1_800.0
 ASK_SECONDS = 300.0  # how long a client, and the person before it, may think about a question
 PURPOSE = "session"  # of a sealed id
 DEFAULT_LEVEL = "info"
+STANDING = "s"  # what a stream is of that answers no request
+LISTS = ("tools", "prompts", "resources")
 
 FollowChanges = Callable[["Session"], Callable[[], None]]
 
@@ -50,6 +52,7 @@ class Session:
         client: what it can do.
         log_level: from which on it wants messages.
         running: the requests that are being answered, by id: ids of a session need not differ.
+        is_restored: whether it is from before a restart or a long silence, and the client was not told yet.
         subscriptions: what ends each of its subscriptions to a resource, by URI.
     """
 
@@ -62,6 +65,7 @@ class Session:
         self.log_level: str = DEFAULT_LEVEL
         self.running: dict[JsonId, set[asyncio.Task[Any]]] = {}
         self.subscriptions: dict[str, Callable[[], None]] = {}
+        self.is_restored = False
         self.used_at = time.monotonic()
         self._streams: OrderedDict[str, EventStream] = OrderedDict()
         self._standing: Channel | None = None  # where messages go that answer nothing; None until the client asks
@@ -87,8 +91,11 @@ class Session:
             raise RpcError(McpCode.INVALID_PARAMS, f"level is {level!r:.40}: use one of {', '.join(LEVELS)}")
         self.log_level = level
 
-    def new_stream(self) -> EventStream:
+    def new_stream(self, of: str = STANDING) -> EventStream:
         """Returns a new stream that can be resumed; the oldest that has ended makes room for it.
+
+        Args:
+            of: what the stream is of, as its id says to a bus that does not know it any more.
 
         Raises:
             LimitExceeded: the session has too many.
@@ -98,7 +105,7 @@ class Session:
             if ended is None:
                 raise LimitExceeded("mcp_streams", MAX_STREAMS, "the session has as many streams as it may: end one")
             del self._streams[ended]
-        stream = EventStream(secrets.token_hex(4))
+        stream = EventStream(f"{of}.{secrets.token_hex(4)}")
         self._streams[stream.id] = stream
         return stream
 
@@ -115,6 +122,10 @@ class Session:
         self._standing = channel
         if self._end_following is None:
             self._end_following = follow(self)
+        if self.is_restored:  # what changed meanwhile was not told
+            self.is_restored = False
+            for kind in LISTS:
+                self.notify(f"notifications/{kind}/list_changed")
 
     def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Sends a notification that answers nothing; it is lost where the client listens to none."""
@@ -235,7 +246,9 @@ class Sessions:
         except BrokenSeal as broken:
             raise UnknownSession(f"Mcp-Session-Id: {broken}; initialize again") from None
         version, accepts, extensions, _ = msgspec.json.decode(content)
-        return self._add(Session(id, version, Client(frozenset(accepts), frozenset(extensions)), profile, identity))
+        session = self._add(Session(id, version, Client(frozenset(accepts), frozenset(extensions)), profile, identity))
+        session.is_restored = True
+        return session
 
     def _add(self, session: Session) -> Session:
         now = self._clock()
