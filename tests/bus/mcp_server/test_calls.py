@@ -92,8 +92,9 @@ def test_an_output_that_is_no_json_does_not_break_the_message(output: str) -> No
 def test_content_goes_out_beside_the_output() -> None:
     image = pb.ContentBlock(image=pb.ImageContent(data=b"\x01", mime_type="image/png"))
     read = written(Result(output_json='{"a":1}', content=(image,)))
-    assert [block["type"] for block in read["content"]] == ["text", "image"]
-    assert read["content"][1] == {"type": "image", "data": "AQ==", "mimeType": "image/png"}
+    shown = {"type": "image", "data": "AQ==", "mimeType": "image/png"}
+    assert read["content"] == [{"type": "text", "text": '{"a":1}'}, shown]
+    assert written(Result(content=(image,)))["content"] == [shown]
 
 
 # -- failures --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import asyncio
 import math
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -189,7 +190,8 @@ def write_result(result: Result, request: Request) -> bytes:
     modern = request.modern
     structured = structured_text(result.output_json, modern=modern)
     raw = raw_json(structured) if structured else None
-    parts = [b'{"content":', encode(write_content(result, text_of(result)))]
+    text = text_of(replace(result, content=()) if result.content else result)  # content goes out as it is
+    parts = [b'{"content":', encode(write_content(result, text))]
     if raw is not None and error is None:
         parts += [b',"structuredContent":', bytes(raw)]
     failed = result.is_error or error is not None
