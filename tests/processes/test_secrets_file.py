@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from toolbus.errors import SetupError
-from toolbus.processes.secrets_file import read_secrets
+from toolbus.processes.secrets_file import read_secrets, read_variables
 
 PLUGINS = ("weather", "news")
 SECRET = "s3cret-value"
@@ -84,3 +84,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_secrets(tmp_path / "missing.toml", PLUGINS)
     with pytest.raises(SetupError, match=r"cannot read .*: Is a directory"):
         read_secrets(tmp_path, PLUGINS)
+
+
+def test_a_file_without_tables_holds_variables_and_its_values_are_never_shown(tmp_path: Path) -> None:
+    assert read_variables(_file(tmp_path, 'KEY = "a"\nOTHER_1 = "b"')) == {"KEY": "a", "OTHER_1": "b"}
+    for text in ('[weather]\nKEY = "hidden"', "KEY = 12345", '"K-Y" = "hidden"'):
+        with pytest.raises(SetupError) as raised:
+            read_variables(_file(tmp_path, text))
+        assert "hidden" not in str(raised.value)
+        assert "12345" not in str(raised.value)
+    with pytest.raises(SetupError, match="chmod 600"):
+        read_variables(_file(tmp_path, 'KEY = "a"', 0o640))

@@ -71,6 +71,7 @@ class Config:
         require_manifest: whether such a folder offers nothing without a ``_manifest.json``.
         council: a file of members that run tools before a model is asked (`toolbus.council`), and of their settings;
             None: each request for a run brings its members.
+        mcp_secrets: a file of variables, in which `${VAR}` of mounts is looked up before the environment.
         mcp_servers: a file of MCP servers to mount, in the common JSON of MCP clients, beside those of `toolbus mount`.
         offered: the bus's own tools that models are offered: ``tasks``, ``search``, or both.
         repair_arguments: whether arguments that break a schema are repaired before they are refused, and defaults are
@@ -114,6 +115,7 @@ class Config:
     tools_dir: Path | None = None
     require_manifest: bool = False
     council: Path | None = None
+    mcp_secrets: Path | None = None
     mcp_servers: Path | None = None
     offered: tuple[str, ...] = ()
     repair_arguments: bool = True

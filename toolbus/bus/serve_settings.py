@@ -140,6 +140,7 @@ _READ: dict[str, Read] = {
     "tools_dir": _path,
     "require_manifest": Reader.flag,
     "council": _path,
+    "mcp_secrets": _path,
     "mcp_servers": _path,
     "offered": _texts,
     "repair_arguments": Reader.flag,

@@ -123,7 +123,7 @@ def mount(
         _login(name, url, place)
     from toolbus.cli.mount_trial import show_mounted
 
-    show_mounted(name, place, target, as_json=as_json)
+    show_mounted(name, place, target, remote=url is not None, as_json=as_json)
 
 
 def unmount(

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import fcntl
 import functools
+import math
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,16 +22,17 @@ if TYPE_CHECKING:
     from toolbus.sdk import Host
 
 WAIT_SECONDS = 330.0  # an installation may take 300 s
+DOWN_SECONDS = 3.0  # a server elsewhere that cannot be reached is not waited for longer: the bus goes on trying
 LOOK_SECONDS = 0.2
 _SETTLED = ("live", "degraded", "failed", "needs login")
 _GOOD = ("live", "degraded")
 
 
-def show_mounted(name: str, data_dir: Path, bus: BusTarget, *, as_json: bool) -> None:
+def show_mounted(name: str, data_dir: Path, bus: BusTarget, *, remote: bool, as_json: bool) -> None:
     """Prints a mount that was just written, with its tools; ends the command with 1 if its server does not start."""
     try:
         if _is_served(data_dir):
-            answer = with_host(bus, lambda host: _settled(lambda: _ask(host, name)))
+            answer = with_host(bus, lambda host: settled(lambda: _ask(host, name), remote=remote))
         else:
             terminal.print_note("no bus runs with this data directory: the server is started once, to show its tools")
             answer = asyncio.run(_start_once(name, data_dir))
@@ -49,6 +51,10 @@ def show_mounted(name: str, data_dir: Path, bus: BusTarget, *, as_json: bool) ->
         for line in answer.get("log", ())[-10:]:
             terminal.print_note(line)
         how = f"`toolbus mounts logs {name}` shows why, `toolbus unmount {name}` removes it"
+        if remote and mount["state"] != "needs login":
+            how = (
+                f"start it or correct --url with --replace; the bus goes on trying; `toolbus unmount {name}` removes it"
+            )
         terminal.fail(f"mount {name} is written, but its server is not ready ({mount['state']}): {how}")
 
 
@@ -79,9 +85,18 @@ async def _ask(host: Host, name: str) -> dict[str, Any]:
     return answer
 
 
-async def _settled(look: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-    """Returns what is said of a mount as soon as it runs, or does not."""
+async def settled(
+    look: Callable[[], Awaitable[dict[str, Any]]], *, remote: bool, down_seconds: float = DOWN_SECONDS
+) -> dict[str, Any]:
+    """Returns what is said of a mount as soon as it runs, or does not.
+
+    Args:
+        remote: whether the server is elsewhere, so that nobody installs it.
+        down_seconds: after its first failure, until such a server is given up here.
+    """
     state = ""
+    clock = asyncio.get_running_loop().time
+    down_since = math.inf
     try:
         async with asyncio.timeout(WAIT_SECONDS):
             while True:
@@ -89,6 +104,10 @@ async def _settled(look: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, A
                 mounts = [mount for mount in answer["mounts"] if "declared" in mount]
                 if (answer["refused"] and not mounts) or (mounts and mounts[0]["state"] in _SETTLED):
                     return answer
+                if remote and mounts and mounts[0]["last_error"]:
+                    down_since = min(down_since, clock())
+                    if clock() - down_since >= down_seconds:
+                        return answer
                 if mounts and mounts[0]["state"] != state and mounts[0]["state"] != "stopped":
                     state = mounts[0]["state"]
                     terminal.print_note(f"{state}: {mounts[0]['reason'] or 'the server is asked what it offers'}")
@@ -106,9 +125,11 @@ async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
     from toolbus.bus.mcp_client.mount_tools import MountTools
     from toolbus.bus.mcp_client.mounts import Mounts, open_remote
     from toolbus.bus.mcp_client.mounts_file import FILE
-    from toolbus.bus.mcp_client.mounts_follower import MountsFollower
+    from toolbus.bus.mcp_client.mounts_follower import MountsFollower, variables_for
+    from toolbus.bus.serve_settings import settle
 
-    configured = MountsFollower(data_dir / FILE, None, os.environ).read_first()
+    variables = variables_for(settle({}, os.environ).config.mcp_secrets, os.environ)
+    configured = MountsFollower(data_dir / FILE, None, variables).read_first()
     async with Bus(Config(http="off"), rooms=()) as bus:  # it listens nowhere
         tools = MountTools(bus.core.audit)
         tools.configured, tools.file = configured, str(data_dir / FILE)
@@ -118,7 +139,10 @@ async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
         try:
             entry = configured.entries.get(name)
             await mounts.apply({name: dataclasses.replace(entry, eager=True)} if entry is not None else {})
-            answer = await _settled(lambda: asyncio.to_thread(tools.show_mounts, name if entry is not None else ""))
+            answer = await settled(
+                lambda: asyncio.to_thread(tools.show_mounts, name if entry is not None else ""),
+                remote=entry is not None and entry.is_remote,
+            )
             return {**answer, "log": [] if entry is None else (await tools.mount_logs(name))["lines"]}
         finally:
             await mounts.stop()

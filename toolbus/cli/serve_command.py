@@ -35,10 +35,10 @@ EPILOG = epilog(
     a variable TOOLBUS_NAME (TOOLBUS_GRPC, TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in
     the file: grpc, http, https, keys, neighbours, roles, no_roles, adopt_roles, data_dir, ephemeral, upstream,
     grace_seconds, drain_seconds, heartbeat_seconds, idle_heartbeat_seconds, missed_heartbeats, missed_heartbeats_gone,
-    silenced, guarded, tripwire, offered, council, mcp_servers, tools_dir, require_manifest, record_contents, audit,
-    audit_required, audit_calls, background_after_seconds, grpc_reflection, log_level, log_json, the tables [limits],
-    [permissions] and [tripwire_allow], and [[issuers]]. Without --http and TOOLBUS_HTTP the HTTP port is
-    NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT, else that of the file, else 48911.
+    silenced, guarded, tripwire, offered, council, mcp_secrets, mcp_servers, tools_dir, require_manifest,
+    record_contents, audit, audit_required, audit_calls, background_after_seconds, grpc_reflection, log_level, log_json,
+    the tables [limits], [permissions] and [tripwire_allow], and [[issuers]]. Without --http and TOOLBUS_HTTP the
+    HTTP port is NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT, else that of the file, else 48911.
 
     The data directory stores tools that were registered with a callback URL, results of tasks, the rules of `toolbus
     permit`, roles that were added while the bus ran, and what --upstream has registered; they are restored after a
@@ -141,6 +141,10 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="Also mount the MCP servers of this JSON file, and follow its changes."),
     ] = None,
+    mcp_secrets: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Take ${VAR} of mounted MCP servers from this TOML file (0600)."),
+    ] = None,
     tools_dir: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="Also run the drop-in tools of this folder, and follow its changes."),
@@ -195,6 +199,7 @@ def serve(
         upstream=upstream,
         offered=tuple(offer or ()),
         council=council,
+        mcp_secrets=mcp_secrets,
         mcp_servers=mcp_servers,
         tools_dir=tools_dir[0] if tools_dir else None,
         require_manifest=require_manifest,

@@ -1,4 +1,4 @@
-"""Reads a file with secrets of plugins: TOML, one table for each plugin, its keys as variables.
+"""Reads files with secrets, TOML: of plugins, one table for each with its keys as variables, or of variables alone.
 
 No error of this file repeats a value.
 """
@@ -9,7 +9,7 @@ import os
 import shlex
 import stat
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,7 @@ def read_secrets(file: Path, plugins: Sequence[str]) -> dict[str, dict[str, str]
         SetupError: others may read the file, it belongs to another user, it is not TOML of this form, or a table is of
             no plugin.
     """
-    try:
-        document = tomllib.loads(_read_private(file))
-    except ValueError as error:  # tomllib's own error, or bytes that are not UTF-8
-        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
-        raise SetupError(f"{file} is not TOML: {reason}") from None
+    document = _read_document(file)
     known = f"the plugins are {list_names(plugins)}"
     for name, table in document.items():
         if not isinstance(table, dict):
@@ -41,8 +37,27 @@ def read_secrets(file: Path, plugins: Sequence[str]) -> dict[str, dict[str, str]
             near = nearest(name, plugins)
             guess = f" (did you mean [{near}]?)" if near else ""
             raise SetupError(f"{file}: [{_shown(name)}] is not a plugin of this run{guess}: {known}")
-        _check(file, name, table)
+        _check(table, lambda variable, name=name: f"{file}: {quote(variable)} of [{_shown(name)}]")  # type: ignore[misc]
     return document
+
+
+def read_variables(file: Path) -> dict[str, str]:
+    """Returns the variables of a file that has no tables.
+
+    Raises:
+        SetupError: others may read the file, it belongs to another user, or it is not TOML of this form.
+    """
+    document = _read_document(file)
+    _check(document, lambda variable: f"{file}: {quote(variable)}")
+    return document
+
+
+def _read_document(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_read_private(file))
+    except ValueError as error:  # tomllib's own error, or bytes that are not UTF-8
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        raise SetupError(f"{file} is not TOML: {reason}") from None
 
 
 def _read_private(file: Path) -> str:
@@ -65,9 +80,9 @@ def _read_private(file: Path) -> str:
         raise SetupError(f"cannot read {file}: {error.strerror or error}") from None
 
 
-def _check(file: Path, plugin: str, table: dict[str, Any]) -> None:
+def _check(table: dict[str, Any], place_of: Callable[[str], str]) -> None:
     for name, value in table.items():
-        place = f"{file}: {quote(name)} of [{_shown(plugin)}]"
+        place = place_of(name)
         if not VARIABLE_NAME.fullmatch(name):
             raise SetupError(f"{place} is not a valid variable name: use letters, digits and _")
         if not isinstance(value, str):

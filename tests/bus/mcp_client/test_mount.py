@@ -151,6 +151,16 @@ async def test_calls_beyond_max_in_flight_are_refused_at_once(house: House) -> N
     assert (await first).error is None
 
 
+async def test_calls_beyond_the_rate_are_refused_with_the_time_to_wait(house: House) -> None:
+    await house.live(rate=0.5)
+    assert (await house.call("echo", {"text": "x"})).error is None
+    error = (await house.call("echo", {"text": "x"})).error
+    assert error is not None
+    assert (error.code, error.stage, error.retry_safe) == (Code.OVERLOADED, Stage.NOT_DISPATCHED, True)
+    assert "at most 0.5 calls a second (rate)" in error.message
+    assert 0 < error.retry_after_seconds <= 2
+
+
 async def test_pending_calls_end_at_once_when_the_server_is_killed_and_the_next_call_finds_a_new_one(
     house: House,
 ) -> None:

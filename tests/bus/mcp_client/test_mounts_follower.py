@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from toolbus.bus import Bus, Config
 from toolbus.bus.mcp_client.mounts_follower import ConfiguredMounts, MountsFollower
+from toolbus.bus.rooms.mcp_client_room import McpClientRoom
 from toolbus.errors import SetupError
 
 
@@ -70,3 +72,20 @@ async def test_a_file_is_followed_also_where_it_comes_breaks_and_goes(files: tup
         own.unlink()
         assert await anext(changes) == ConfiguredMounts()
     await changes.aclose()
+
+
+async def test_a_bus_takes_variables_of_mounts_from_its_file_of_secrets(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    secrets = tmp_path / "secrets.toml"
+    secrets.write_text('TOKEN = "from the file"')
+    secrets.chmod(0o600)
+    entry = {"url": "http://127.0.0.1:1/mcp", "headers": {"Authorization": "Bearer ${TOKEN}"}, "disabled": True}
+    files[1].write_text(json.dumps({"mcpServers": {"far": entry}}))
+    files[1].chmod(0o600)
+    config = Config(grpc=("127.0.0.1:0",), http="off", data_dir=None, mcp_servers=files[1], mcp_secrets=secrets)
+    async with Bus(config, rooms=(McpClientRoom,)) as bus:
+        room = bus.core.rooms.find(McpClientRoom)
+        assert room is not None
+        assert room.configured is not None
+        assert room.configured.entries["far"].headers == {"Authorization": "Bearer from the file"}

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.slots import Slots
@@ -75,6 +76,7 @@ class MountHandler:
     Args:
         wake: called when calls wait for a server.
         stale: called when the server does not know a tool any more.
+        rate: calls a second that it gets; 0: no limit.
 
     Attributes:
         names: by our name of a tool, the server's.
@@ -97,6 +99,7 @@ class MountHandler:
         *,
         wake: Callable[[], None],
         stale: Callable[[], None],
+        rate: float = 0.0,
     ) -> None:
         self.source = source
         self.max_in_flight = max_in_flight
@@ -108,6 +111,7 @@ class MountHandler:
         self.names: Mapping[str, str] = {}
         self.param_names: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
         self.used_at = time.monotonic()
+        self._quota = Quota(rate or None)
         self._dispatcher = dispatcher
         self._wake = wake
         self._stale = stale
@@ -151,8 +155,12 @@ class MountHandler:
     def send(self, calls: Sequence[Call], now: float) -> None:
         """Sends calls, or has them wait for the server."""
         self.used_at = now
-        for call in calls:
+        passed, wait = self._quota.take(len(calls), now)
+        for call in calls[:passed]:
             self._send(call, 1)
+        for call in calls[passed:]:
+            text = f"mount {self.source!r} gets at most {self._quota.rate:g} calls a second (rate): retry later"
+            self._end(call, failure(Code.OVERLOADED, text, Stage.NOT_DISPATCHED, retry_safe=True, wait=wait))
 
     def cancel(self, call: Call, reason: str) -> bool:
         """Cancels a call at the server, which does not confirm it: its slot is free a moment later."""

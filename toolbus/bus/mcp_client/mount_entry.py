@@ -26,6 +26,7 @@ RESERVED = ("toolbus", "dropin")  # sources of the bus itself
 PINS = ("warn", "block")
 DEFAULT_IN_FLIGHT = 8  # calls that a server on pipes gets at once: most run one after the other
 MAX_IN_FLIGHT = 10_000
+MAX_RATE = 100_000.0  # calls a second
 MAX_IDLE_SECONDS = 86_400.0
 MAX_GLOBS = 1_000  # of one list
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}", re.ASCII)
@@ -52,6 +53,7 @@ class MountEntry:
         role: the role that the tools are for; None: all.
         min_level: the access level that a user needs.
         max_in_flight: calls that it gets at once.
+        rate: calls a second that it gets; 0: no limit.
         timeout_seconds: of each tool; 0: the default of tools.
         eager: whether it starts with the bus, also where its tools are known.
         idle_seconds: without a call, after which its process ends; 0: never.
@@ -76,6 +78,7 @@ class MountEntry:
     role: str | None = field(default=None, repr=False)
     min_level: int = field(default=0, repr=False)
     max_in_flight: int = field(default=DEFAULT_IN_FLIGHT, repr=False)
+    rate: float = field(default=0.0, repr=False)
     timeout_seconds: float = field(default=0.0, repr=False)
     eager: bool = field(default=False, repr=False)
     idle_seconds: float = field(default=0.0, repr=False)
@@ -205,8 +208,8 @@ def _lookup(reference: str, place: str, environment: Mapping[str, str]) -> str:
     value = environment.get(name) or default
     if value is None:
         raise SetupError(
-            f"{place} needs the variable {name}, which is not set: set it in the environment of the bus, then start "
-            "the bus again"
+            f"{place} needs the variable {name}, which is not set: set it in the environment of the bus, or in the "
+            "file that mcp_secrets names, then start the bus again"
         )
     return value
 
@@ -319,6 +322,7 @@ OWN_KEYS: Keys = {
     "role": ("role", _role),
     "min_level": ("min_level", lambda reader: reader.whole(0, MAX_LEVEL)),
     "max_in_flight": ("max_in_flight", lambda reader: reader.whole(1, MAX_IN_FLIGHT)),
+    "rate": ("rate", lambda reader: reader.number(0, MAX_RATE)),
     "timeout_seconds": ("timeout_seconds", lambda reader: reader.number(0, MAX_TIMEOUT_SECONDS)),
     "eager": ("eager", Reader.flag),
     "idle_seconds": ("idle_seconds", lambda reader: reader.number(0, MAX_IDLE_SECONDS)),

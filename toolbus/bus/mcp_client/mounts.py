@@ -120,6 +120,7 @@ class Mounts:
             core.dispatcher,
             wake=lambda: mount.wake(),
             stale=lambda: mount.relist("tools"),
+            rate=entry.rate,
         )
         offer = MountOffer(
             entry,

@@ -15,6 +15,7 @@ from pathlib import Path
 from toolbus.bus.keys.private_files import Stamp, stamp_of
 from toolbus.bus.mcp_client.mounts_file import MountEntry, MountsReading, read_mounts
 from toolbus.errors import SetupError
+from toolbus.processes.secrets_file import read_variables
 
 FOLLOW_SECONDS = 0.5
 _NOTHING = MountsReading()
@@ -35,6 +36,15 @@ class ConfiguredMounts:
     refused: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
     errors: Mapping[str, str] = field(default_factory=dict)
+
+
+def variables_for(secrets: Path | None, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns where `${VAR}` is looked up: in a file of secrets, then in an environment.
+
+    Raises:
+        SetupError: the file cannot be used.
+    """
+    return environment if secrets is None else {**environment, **read_variables(secrets)}
 
 
 class MountsFollower:

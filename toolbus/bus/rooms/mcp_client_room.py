@@ -43,17 +43,17 @@ class McpClientRoom(Room):
         """Reads the files.
 
         Raises:
-            SetupError: the named one cannot be read.
+            SetupError: the named one, or that of secrets, cannot be read.
         """
         config = self.core.config
         if config.data_dir is None and config.mcp_servers is None:
             return
         from toolbus.bus.mcp_client.mounts_file import FILE
-        from toolbus.bus.mcp_client.mounts_follower import MountsFollower
+        from toolbus.bus.mcp_client.mounts_follower import MountsFollower, variables_for
 
         own = config.data_dir / FILE if config.data_dir is not None else None
         self._tools.file = "" if own is None else str(own)
-        self._follower = MountsFollower(own, config.mcp_servers, os.environ)
+        self._follower = MountsFollower(own, config.mcp_servers, variables_for(config.mcp_secrets, os.environ))
         self.configured = self._follower.read_first()
 
     async def start(self) -> None:

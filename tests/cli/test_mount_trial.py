@@ -1,0 +1,39 @@
+"""How long `toolbus mount` waits for a server, and what it says of one that is down."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from toolbus.cli import mount_trial
+from toolbus.cli.command_line import app
+
+
+@pytest.mark.parametrize("remote", [True, False])
+async def test_a_server_elsewhere_is_not_waited_for_once_it_is_down_and_others_are(remote: bool) -> None:
+    states = iter(("starting", "restarting", "restarting", "live"))
+    mount: dict[str, Any] = {"declared": [], "reason": "cannot be reached", "last_error": ""}
+
+    async def look() -> dict[str, Any]:
+        state = next(states)
+        mount.update(state=state, last_error="cannot be reached" if state == "restarting" else mount["last_error"])
+        return {"mounts": [dict(mount)], "refused": {}}
+
+    answer = await mount_trial.settled(look, remote=remote, down_seconds=0.0)
+    assert answer["mounts"][0]["state"] == ("restarting" if remote else "live")
+
+
+def test_mount_says_that_a_url_is_down_and_keeps_the_entry(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    data = tmp_path / "data"
+    result = CliRunner().invoke(app, ["mount", "far", "--url", f"http://127.0.0.1:{port}/mcp", "--data-dir", str(data)])
+    assert result.exit_code == 1
+    assert "cannot be reached" in result.output
+    assert "correct --url with --replace" in result.output
+    assert "far" in json.loads((data / "mcp.json").read_text())["mcpServers"]
