@@ -176,6 +176,15 @@ def parse_json(text: str) -> Any:
     return _DECODER.decode(text)
 
 
+def read_foreign_json(text: str) -> Any:
+    """Returns what others wrote as JSON and what goes out again; None where it is not JSON, or UTF-8 cannot hold it."""
+    try:
+        value = parse_json(text)
+        return value if is_utf8(dump_json(value)) else None
+    except (ValueError, RecursionError):
+        return None
+
+
 def dump_json(value: Any) -> str:
     """Returns a value as compact JSON.
 

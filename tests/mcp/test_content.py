@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from toolbus.errors import Code, InvalidTool
-from toolbus.mcp.content import read_result, structured_text, write_content
+from toolbus.mcp.content import read_result, structured_text, write_block, write_content
 from toolbus.mcp.tools import read_declaration, write_declaration
 from toolbus.text import parse_json
-from toolbus.tool import Result
+from toolbus.tool import Result, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 DATA = base64.b64encode(b"\x89PNG\x00").decode()
@@ -116,3 +116,14 @@ def test_a_declaration_of_a_wrong_shape_names_every_fault() -> None:
         read_declaration({"name": "x", "description": 5, "inputSchema": []}, "x")
     assert "description" in str(refused.value)
     assert "inputSchema" in str(refused.value)
+
+
+@pytest.mark.parametrize("mcp", ['{"_meta":{"x":"\\ud800"}}', '{"icons":1,"_meta":[]}', '{"_meta":{"x":NaN}}', "[]"])
+def test_what_metadata_keep_of_a_declaration_never_breaks_the_list(mcp: str) -> None:
+    tool = Tool("t", metadata_json=f'{{"mcp":{mcp}}}')
+    assert write_declaration("t", tool) == {"name": "t", "description": "", "inputSchema": {"type": "object"}}
+
+
+def test_annotations_that_utf8_cannot_carry_are_left_out() -> None:
+    block = pb.ContentBlock(text=pb.TextContent(text="x"), annotations_json='{"a":"\\ud800"}')
+    assert write_block(block) == {"type": "text", "text": "x"}

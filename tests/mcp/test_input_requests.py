@@ -54,6 +54,8 @@ def test_each_question_says_what_its_client_must_accept() -> None:
         ({"": ROOTS}, "its key"),
         ({"a": 1}, "not an object"),
         ({"a": {"method": "tools/call"}}, "must be one of elicitation/create"),
+        ({"a": {"method": ["roots/list"]}}, "must be one of"),
+        ({"a": form(a={"type": ["string", "null"]})}, "forms are flat"),
         ({"a": {"method": "roots/list", "params": []}}, "params are not an object"),
         ({"a": {"method": "sampling/createMessage", "params": {"messages": []}}}, "maxTokens"),
         ({"a": {"method": "elicitation/create", "params": {}}}, "params.message"),

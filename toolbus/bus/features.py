@@ -38,11 +38,15 @@ class FeatureProvider(Protocol):
 
     Attributes:
         source: the mount.
+        role: that it is for; "" for all.
+        min_level: the access level that a user needs.
         capabilities: of `prompts`, `resources`, `completions`, `subscribe`.
         instructions: of the server to models; "" unless its operator wants them handed on.
     """
 
     source: str
+    role: str
+    min_level: int
     instructions: str
     capabilities: Collection[str]
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolbus.errors import Code, Stage
-from toolbus.text import dump_json, parse_json, quote
+from toolbus.text import dump_json, quote, read_foreign_json
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -56,10 +56,9 @@ def write_block(block: pb.ContentBlock) -> Json:
     """Returns one content block."""
     written = _written(block)
     if block.annotations_json:
-        try:
-            written["annotations"] = parse_json(block.annotations_json)
-        except (ValueError, RecursionError):
-            pass  # a plugin's own text: the part is worth more than what is said about it
+        annotations = read_foreign_json(block.annotations_json)
+        if annotations is not None:  # else the part is worth more than what is said about it
+            written["annotations"] = annotations
     return written
 
 

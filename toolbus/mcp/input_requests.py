@@ -114,7 +114,7 @@ def _check_request(key: str, request: object) -> None:
     if not isinstance(request, dict):
         raise InvalidInput("it is not an object with method and params")
     method, params = request.get("method"), request.get("params", {})
-    if method not in _ANSWERS:
+    if not isinstance(method, str) or method not in _ANSWERS:
         raise InvalidInput(f"its method is {quote(str(method))}, it must be one of {', '.join(_ANSWERS)}")
     if not isinstance(params, dict):
         raise InvalidInput("its params are not an object")
@@ -144,7 +144,7 @@ def _check_form(schema: object) -> None:
     if len(properties) > MAX_PROPERTIES:
         raise InvalidInput(f"its form has {len(properties)} fields, more than {MAX_PROPERTIES}: ask for less")
     for name, field in properties.items():
-        if not isinstance(field, dict) or field.get("type") not in _FIELDS:
+        if not isinstance(field, dict) or str(field.get("type")) not in _FIELDS:
             raise InvalidInput(
                 f"field {quote(name)} of its form has none of the types {', '.join(_FIELDS)}: forms are flat"
             )

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolbus.errors import InvalidTool
-from toolbus.text import dump_json, parse_json, quote
+from toolbus.text import dump_json, parse_json, quote, read_foreign_json
 from toolbus.tool import Annotations, Tool
 
 Json = dict[str, Any]
 
 METADATA_KEY = "mcp"  # of `Tool.metadata_json`: what of a declaration has no field of its own
-_KEPT = ("icons", "_meta", "execution")
+_KEPT = {"icons": list, "_meta": dict, "execution": dict}
 _HINTS = {
     "read_only": "readOnlyHint",
     "destructive": "destructiveHint",
@@ -92,8 +92,8 @@ def _kept(metadata_json: str) -> Json:
     """Returns what metadata keep of a declaration of another server."""
     if f'"{METADATA_KEY}"' not in metadata_json:
         return {}
-    try:
-        kept = parse_json(metadata_json).get(METADATA_KEY)
-    except (ValueError, AttributeError, RecursionError):
+    metadata = read_foreign_json(metadata_json)
+    kept = metadata.get(METADATA_KEY) if isinstance(metadata, dict) else None
+    if not isinstance(kept, dict):
         return {}
-    return {key: kept[key] for key in _KEPT if key in kept} if isinstance(kept, dict) else {}
+    return {key: kept[key] for key, kind in _KEPT.items() if isinstance(kept.get(key), kind)}

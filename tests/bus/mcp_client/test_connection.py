@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from toolbus.bus.mcp_client.call_messages import number_of
 from toolbus.bus.mcp_client.connection import Connection, Incoming
 from toolbus.bus.mcp_client.handshake import DiedOfProbe, open_connection
 from toolbus.bus.mcp_client.stdio import StdioTransport
-from toolbus.bus.mcp_client.transport import Lost
+from toolbus.bus.mcp_client.transport import Lost, Outgoing, Receiver, RequestId
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 from toolbus.processes.duplex_process import DuplexProgram
 from toolbus.processes.lifeline import Lifeline
@@ -153,3 +154,54 @@ async def test_an_answer_that_a_server_writes_before_it_exits_is_not_lost() -> N
         await open_connection(connection, modern=None)
         result = await connection.request("tools/call", {"name": "last_words"})
         assert result["content"][0]["text"] == "bye"
+
+
+class Written:
+    """A transport that leads nowhere."""
+
+    shares_one_pipe = True
+
+    def __init__(self) -> None:
+        self.sent: list[Outgoing] = []
+
+    async def start(self, receiver: Receiver) -> None: ...
+
+    def send(self, message: Outgoing) -> None:
+        self.sent.append(message)
+
+    def cancel(self, request: RequestId) -> None: ...
+
+    def agreed(self, version: str, *, modern: bool) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def nowhere(owner: Owner) -> Connection:
+    """Returns a connection whose server a test plays."""
+    return Connection(
+        Written(),
+        on_request=owner.asked.append,
+        on_notification=lambda method, params, stream: owner.told.append((method, params)),
+        on_closed=owner.take_closed,
+    )
+
+
+@pytest.mark.parametrize("value", ["1e999", '"\\ud800"', "9" * 5000, "[" * 100_000 + "]" * 100_000])
+async def test_values_without_measure_break_neither_the_connection_nor_what_waits(value: str) -> None:
+    owner = Owner()
+    connection = nowhere(owner)
+    asking = asyncio.create_task(connection.request("tools/list"))
+    await asyncio.sleep(0)
+    for method in ("notifications/progress", "notifications/message"):
+        connection.received(b'{"jsonrpc":"2.0","method":"%b","params":{"x":%b}}' % (method.encode(), value.encode()))
+    connection.received(b'{"jsonrpc":"2.0","id":"q","method":"roots/list","params":{"x":%b}}' % value.encode())
+    connection.received(b'{"jsonrpc":"2.0","id":1,"result":{"tools":%b}}' % value.encode())
+    if not asking.done():  # what cannot be read at all is no message
+        connection.received(b'{"jsonrpc":"2.0","id":1,"result":7}')
+    with pytest.raises(RpcError, match="cannot be read"):
+        await asking
+
+
+@pytest.mark.parametrize("value", ["x", None, [1], True, 10**400])
+def test_a_number_of_a_server_that_is_none_is_zero(value: object) -> None:
+    assert number_of(value) == 0.0

@@ -449,6 +449,24 @@ class TestQuestions:
         assert "several users" in refused.unwrap()
         await other
 
+    async def test_a_question_beside_a_parked_call_or_a_prompt_of_others_is_refused(
+        self, house: House, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mount = await house.live()
+        connection = await mount.connected()
+        with monkeypatch.context() as patch:  # a server that does not answer it yet
+            patch.setattr(connection.transport, "send", lambda message: None)
+            waiting = connection.send("prompts/get", b"{}", lambda result, error: None)
+        refused = await self.call(house, accepts=["elicitation.form"])
+        assert "several users" in refused.unwrap()
+        connection.cancel(waiting, "over")
+        asked = await self.call(house, accepts=["elicitation.form"], user="owner")
+        assert asked.request_state
+        refused = await self.call(house, accepts=["elicitation.form"], user="other")
+        assert "several users" in refused.unwrap()
+        again = await self.call(house, accepts=["elicitation.form"], user="owner")
+        assert again.request_state
+
     async def test_a_parked_call_is_gone_with_its_server(self, house: House) -> None:
         mount = await house.live()
         asked = await self.call(house, accepts=["elicitation.form"])

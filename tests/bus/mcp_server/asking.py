@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from toolbus.bus import Bus, Config
-from toolbus.bus.access.identity import LOCAL
+from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.calls.call import Call
 from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.slots import Slots
@@ -83,6 +83,7 @@ class McpBench:
         channel: Channel | None = None,
         session: Session | None = None,
         profile: Profile | None = None,
+        identity: Identity = LOCAL,
     ) -> Json:
         """Asks as a modern client, or in a session as a legacy one. Returns the result.
 
@@ -98,7 +99,7 @@ class McpBench:
         channel.session = session
         headers = {"mcp-session-id": session.id} if session is not None else {}
         request = self.server.read(
-            jsonrpc.decode(text), profile or self.profile, LOCAL, channel, session=session, headers=headers
+            jsonrpc.decode(text), profile or self.profile, identity, channel, session=session, headers=headers
         )
         _, answer = await self.server.answer(request)
         answered: Json = json.loads(answer)
@@ -213,9 +214,13 @@ class Mounted:
         templates: Sequence[str] = (),
         answer: Callable[[str, Json], Json] | None = None,
         instructions: str = "",
+        role: str = "",
+        min_level: int = 0,
     ) -> None:
         self.source = source
         self.instructions = instructions
+        self.role = role
+        self.min_level = min_level
         self.capabilities = capabilities
         self.prompt_names = list(prompts)
         self.uris = list(resources)

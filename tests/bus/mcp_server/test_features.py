@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.bus.mcp_server.asking import Channel, Json, Mounted, mcp_bench
+from tests.support.waiting import Stopwatch
 from toolbus.bus.access.identity import LOCAL, Globs, Identity, Scopes
+from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.features import Features
 from toolbus.bus.mcp_server import listing
 from toolbus.bus.mcp_server.features import FeatureView, matches
@@ -167,15 +171,59 @@ def test_a_profile_and_an_identity_see_what_their_patterns_allow() -> None:
     features = Features()
     features.add(Mounted("open", prompts=["p"], resources=["x://1"], templates=["x://{a}"]))
     features.add(Mounted("shut", prompts=["p"], resources=["x://2"], templates=["x://{b}"]))
-    view = FeatureView(features, ToolNames())
+    view = FeatureView(features, Policy(), ToolNames())
     profile, anybody = Profile(sources=("open",)), LOCAL
     someone = Identity("bob", Scopes(call=Globs(("shut:*",))))
     assert list(view.prompts(profile, anybody)) == ["open_p"]
     assert list(view.resources(profile, anybody)) == ["x://1"]
     assert list(view.templates(profile, anybody)) == ["x://{a}"]
     assert [each.source for each in view.providers_of(profile, anybody, "x://2")] == ["open"]
+    denied = Profile(deny=("open:x://secret*",))
+    for uri in ("x://secret/1", "x://secret1"):  # one that no template fits, and one that does
+        assert [each.source for each in view.providers_of(denied, anybody, uri)] == ["shut"]
     assert list(view.prompts(Profile(), someone)) == ["shut_p"]
     assert list(view.resources(Profile(), someone)) == ["x://2"]
+
+
+def test_a_mount_for_certain_users_levels_and_roles_shows_others_neither_prompts_nor_resources() -> None:
+    features = Features()
+    features.add(Mounted("m", prompts=["p"], resources=["x://1"], templates=["x://{a}"], role="ops", min_level=5))
+    rules = AccessRules.read({"sources": {"m": ["ann"]}, "tools": {"m:q": []}})
+    view = FeatureView(features, Policy(permissions=rules), ToolNames())
+    sees = Profile(user="ann", level=5, role="ops")
+    for profile, sees_it in (
+        (sees, True),
+        (replace(sees, role=""), True),
+        (replace(sees, role="shop"), False),
+        (replace(sees, level=4), False),
+        (replace(sees, user="bob"), False),
+        (replace(sees, user=""), False),
+    ):
+        assert bool(view.prompts(profile, LOCAL)) is sees_it
+        assert bool(view.resources(profile, LOCAL)) is sees_it
+        assert bool(view.templates(profile, LOCAL)) is sees_it
+        assert bool(view.providers_of(profile, LOCAL, "x://1")) is sees_it
+    other_role = Identity("bob", Scopes(call=Globs(("*",)), roles=Globs(("shop",))))
+    assert not view.prompts(sees, other_role)
+
+
+async def test_an_identity_that_may_call_nothing_asks_no_mounted_server() -> None:
+    async with mcp_bench() as bench:
+        mounted = Mounted("m", prompts=["p"], resources=["x://1"])
+        bench.bus.core.features.add(mounted)
+        reader = Identity("reader", Scopes(call=Globs(("*",)), in_flight=0))
+        assert _names(await bench.ask("prompts/list", identity=reader), "prompts") == ["m_p"]
+        for method, params in (("prompts/get", {"name": "m_p"}), ("resources/read", {"uri": "x://1"})):
+            with pytest.raises(RpcError, match="in_flight is 0"):
+                await bench.ask(method, params, identity=reader)
+        assert mounted.requests == []
+
+
+def test_a_template_of_a_hostile_server_takes_no_time() -> None:
+    watch = Stopwatch()
+    assert not matches("x://" + "{+a}" * 16 + "/", "x://" + "a" * 400)
+    assert not matches("{a}" * 1000, "a")
+    assert watch.seconds() < 5
 
 
 async def test_progress_of_a_mounted_server_reaches_the_client_that_wants_it() -> None:

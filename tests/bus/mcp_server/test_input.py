@@ -20,6 +20,7 @@ from tests.bus.mcp_server.asking import (
     question,
 )
 from toolbus.bus.calls.call import Call
+from toolbus.bus.mcp_server.input import _digest
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 from toolbus.v1 import tool_pb2 as pb
 
@@ -256,3 +257,23 @@ async def test_a_mounted_server_asks_in_the_middle_of_prompts_and_resources_too(
         legacy = await bench.ask(method, params, session=bench.session(FORM), channel=channel)
         assert legacy["messages"][0] == {"who": accepted(name="Bob")}
         assert mounted.askers[0].accepts == frozenset({"elicitation.form"})
+
+
+async def test_a_state_is_worth_nothing_for_another_completion() -> None:
+    async with mcp_bench() as bench:
+        _mounted(bench)
+        params = {"ref": {"type": "ref/prompt", "name": "m_p"}, "argument": {"name": "a", "value": "x"}}
+        first = await bench.ask("completion/complete", params, capabilities=FORM)
+        sent = {"inputResponses": {"who": accepted(name="Ann")}, "requestState": first["requestState"]}
+        with pytest.raises(RpcError, match="requestState"):
+            await bench.ask(
+                "completion/complete",
+                {**params, "argument": {"name": "a", "value": "y"}, **sent},
+                capabilities=FORM,
+            )
+        assert await bench.ask("completion/complete", {**params, **sent}, capabilities=FORM)
+
+
+def test_arguments_that_python_does_not_read_have_a_digest_too() -> None:
+    assert _digest(b'{"n":%b}' % (b"9" * 5000)) != _digest(b'{"n":%b}' % (b"8" * 5000))
+    assert _digest(b'{"a":1, "b":2}') == _digest(b'{"b":2,"a":1}')

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bus.mcp_server.asking import mcp_bench
 from tests.bus.mcp_server.http_client import HttpClient, serving
 from tests.support.waiting import until, within
 from toolbus.bus.access.identity import LOCAL, Identity, Scopes
@@ -19,11 +20,12 @@ from toolbus.bus.mcp_server.event_stream import MAX_BYTES, MAX_EVENTS, EventStre
 from toolbus.bus.mcp_server.lost_streams import lost_answer
 from toolbus.bus.mcp_server.request import Client
 from toolbus.bus.mcp_server.seal import Sealer
-from toolbus.bus.mcp_server.sessions import IDLE_SECONDS, MAX_STREAMS, Sessions, UnknownSession
+from toolbus.bus.mcp_server.sessions import IDLE_SECONDS, MAX_STREAMS, Session, Sessions, UnknownSession
 from toolbus.bus.mcp_settings import Profile
 from toolbus.bus.web_paths import Message
 from toolbus.errors import LimitExceeded
 from toolbus.limits import Timings
+from toolbus.mcp.jsonrpc import RpcError
 
 PROFILE = Profile()
 KEY = b"k" * 32
@@ -255,6 +257,14 @@ async def test_a_failed_handshake_begins_no_session() -> None:
         answer = await HttpClient(bus).send(message, {"Content-Type": "application/json"}).done()
         assert "protocolVersion" in answer.error["message"]
         assert "mcp-session-id" not in answer.headers
+
+
+async def test_a_client_learns_that_there_are_too_many_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "MAX_SESSIONS", 0)
+    async with mcp_bench() as bench:
+        idle = Session("x", "2025-11-25", ABLE, PROFILE, LOCAL)
+        with pytest.raises(RpcError, match="mcp_sessions = 0"):
+            await bench.ask("initialize", {"protocolVersion": "2025-11-25"}, session=idle)
 
 
 async def test_a_level_that_is_none_is_refused() -> None:

@@ -95,12 +95,15 @@ class AccessRules:
 
     def rules_for(self, entry: Entry) -> list[tuple[str, str, frozenset[str]]]:
         """Returns all rules that a call of a tool has to pass: (table, name, users) of each."""
+        return self.rules_of(entry.name, entry.bare_name, entry.source, entry.table.role or "")
+
+    def rules_of(self, name: str, bare_name: str, source: str, role: str) -> list[tuple[str, str, frozenset[str]]]:
+        """Returns the same for what is no tool, and named like one."""
         if not self:
             return []
-        names = (entry.name,) if entry.name == entry.bare_name else (entry.name, entry.bare_name)
-        role = entry.table.role or ""
-        rules = [("tools", name, self.tools.get(name)) for name in names]
-        rules += [("roles", role, self.roles.get(role)), ("sources", entry.source, self.sources.get(entry.source))]
+        names = (name,) if name == bare_name else (name, bare_name)
+        rules = [("tools", each, self.tools.get(each)) for each in names]
+        rules += [("roles", role, self.roles.get(role)), ("sources", source, self.sources.get(source))]
         return [(kind, name, users) for kind, name, users in rules if users is not None]
 
     def as_tables(self) -> dict[str, dict[str, list[str]]]:
@@ -233,6 +236,11 @@ class Policy:
         except NotPermitted as denial:
             return str(denial)
         return None
+
+    @staticmethod
+    def admits(rules: Iterable[tuple[str, str, frozenset[str]]], user_id: str) -> bool:
+        """Tells whether a user passes all of some rules."""
+        return all(EVERYONE in users or user_id in users for _, _, users in rules)
 
     def depends_on_user(self, entry: Entry) -> bool:
         """Tells whether the decision depends on the user, so that it must not be cached for a caller."""

@@ -84,3 +84,13 @@ def failure(
     """
     error = CallError(code, text, stage, retry_safe, retry_after_seconds=wait, reason=reason)
     return Result(is_error=True, error=error).to_wire()
+
+
+def number_of(value: object) -> float:
+    """Returns a number of a server; 0 for whatever else it sends."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0.0
+    try:
+        return float(value)
+    except OverflowError:
+        return 0.0

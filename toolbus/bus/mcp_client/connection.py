@@ -28,6 +28,7 @@ log = logging.getLogger("toolbus.mcp_client")
 
 ACCEPTABLE = ("elicitation.form", "elicitation.url", "sampling", "roots")  # what a caller may be able to answer
 LEGACY_ACCEPTS = ("elicitation.form", "elicitation.url", "sampling")  # declared once; refused per call where needed
+FEATURE_METHODS = ("prompts/get", "resources/read", "completion/complete")  # on behalf of some user too
 MAX_BAD_MESSAGES_SHOWN = 64  # lines that are no messages, which are logged
 
 OnResult = Callable[[msgspec.Raw | None, Exception | None], None]  # the result, or why there is none
@@ -164,10 +165,11 @@ class Connection:
         except (asyncio.CancelledError, TimeoutError) as error:
             self.cancel(request, "timed out" if isinstance(error, TimeoutError) else "cancelled")
             raise
-        decoded = msgspec.json.decode(raw)
-        if not isinstance(decoded, dict):
-            raise RpcError(McpCode.INTERNAL, f"the server answered {method} with a result that is no object")
-        return decoded
+        try:
+            return msgspec.json.decode(raw, type=dict[str, Any])
+        except (msgspec.DecodeError, RecursionError) as error:
+            text = f"the server answered {method} with a result that cannot be read: {error}"
+            raise RpcError(McpCode.INTERNAL, text) from None
 
     @staticmethod
     def text_of(params: Mapping[str, Any]) -> bytes:
@@ -214,6 +216,10 @@ class Connection:
             self._waiting.pop(request, None)
             raise
         return request
+
+    def asks(self, methods: Collection[str]) -> bool:
+        """Tells whether a request of one of some methods has no answer yet."""
+        return any(each.method in methods for each in self._waiting.values())
 
     def cancel(self, request: RequestId, reason: str) -> None:
         """Cancels a request that has no answer yet; a late answer is dropped."""
@@ -361,5 +367,8 @@ def capabilities_of(accepts: Collection[str], *, modern: bool) -> dict[str, Any]
 
 def _object(params: msgspec.Raw | None) -> dict[str, Any]:
     """Returns params as an object; whatever else a server sends counts as an empty one."""
-    decoded = msgspec.json.decode(params) if params else {}
+    try:
+        decoded = msgspec.json.decode(params) if params else {}
+    except (msgspec.DecodeError, RecursionError):  # numbers without measure, half a character: not seen until now
+        return {}
     return decoded if isinstance(decoded, dict) else {}

@@ -21,8 +21,16 @@ from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.slots import Slots
-from toolbus.bus.mcp_client.call_messages import failure, is_stale, read_answer, read_error, unreadable, write_params
-from toolbus.bus.mcp_client.connection import Connection, Incoming
+from toolbus.bus.mcp_client.call_messages import (
+    failure,
+    is_stale,
+    number_of,
+    read_answer,
+    read_error,
+    unreadable,
+    write_params,
+)
+from toolbus.bus.mcp_client.connection import FEATURE_METHODS, Connection, Incoming
 from toolbus.bus.mcp_client.parked_calls import ParkedCalls
 from toolbus.bus.mcp_client.remote_task import RemoteTask
 from toolbus.bus.mcp_client.transport import Busy, Lost, NeedsLogin
@@ -312,8 +320,8 @@ class MountHandler:
                 [
                     pb.ToolProgress(
                         call_id=sent.call.id,
-                        progress=_number(params.get("progress")),
-                        total=_number(params.get("total")),
+                        progress=number_of(params.get("progress")),
+                        total=number_of(params.get("total")),
                         message=str(params.get("message") or ""),
                     )
                 ],
@@ -367,7 +375,8 @@ class MountHandler:
         parked = [(each.owner, each.held) for each in self._parked]
         owned = [*parked, *((_owner(each.call), each) for each in self._sent.values() if each.call is not None)]
         askers = {owner[1:] for owner, _ in owned}
-        return owned[-1][1] if len(askers) == 1 else None
+        asks_features = self._connection is not None and self._connection.asks(FEATURE_METHODS)
+        return owned[-1][1] if len(askers) == 1 and not asks_features else None
 
     def _of_request(self, request: str) -> SentCall | None:
         """Returns the call that has this id at the server: one that was parked goes on under another one here."""
@@ -433,7 +442,3 @@ def _owner(call: Call | None) -> tuple[str, ...]:
         return ()
     user = call.context.user_id if call.context is not None else ""
     return (call.entry.name, call.caller.principal.account, user)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0

@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from toolbus.bus.features import Asker, OnUpdate
-from toolbus.bus.mcp_client.connection import Connection, Peer
+from toolbus.bus.mcp_client.call_messages import number_of
+from toolbus.bus.mcp_client.connection import FEATURE_METHODS, Connection, Peer
 from toolbus.bus.mcp_client.listening import Listening
+from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.bus.mcp_client.transport import Busy, Lost
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 from toolbus.tool import Progress
@@ -16,7 +18,6 @@ from toolbus.tool import Progress
 log = logging.getLogger("toolbus.mounts")
 
 REQUEST_SECONDS = 60.0  # for an answer of the server
-METHODS = ("prompts/get", "resources/read", "completion/complete")
 _NAMED = {"prompts/get": "name", "resources/read": "uri"}  # what HTTP names in a header
 
 
@@ -29,9 +30,11 @@ class MountFeatures:
     """
 
     def __init__(
-        self, source: str, connected: Callable[[], Awaitable[Connection]], wake: Callable[[], None] = lambda: None
+        self, entry: MountEntry, connected: Callable[[], Awaitable[Connection]], wake: Callable[[], None] = lambda: None
     ) -> None:
-        self.source = source
+        self.source = entry.name
+        self.role = entry.role
+        self.min_level = entry.min_level
         self.capabilities: Collection[str] = ()
         self.instructions = ""
         self._connected = connected
@@ -62,7 +65,7 @@ class MountFeatures:
         Raises:
             RpcError: the server refused, or could not be reached.
         """
-        if method not in METHODS:
+        if method not in FEATURE_METHODS:
             raise RpcError(McpCode.METHOD_NOT_FOUND, f"{method!r} is not handed to mounted servers")
         on_progress = asker.on_progress
 
@@ -70,8 +73,8 @@ class MountFeatures:
             if on_progress is not None:
                 on_progress(
                     Progress(
-                        float(values.get("progress") or 0),
-                        float(values.get("total") or 0),
+                        number_of(values.get("progress")),
+                        number_of(values.get("total")),
                         str(values.get("message") or ""),
                     )
                 )

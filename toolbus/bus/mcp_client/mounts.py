@@ -125,7 +125,7 @@ class Mounts:
         offer = MountOffer(
             entry,
             handler,
-            MountFeatures(entry.name, lambda: mount.connected(), lambda: mount.wake()),
+            MountFeatures(entry, lambda: mount.connected(), lambda: mount.wake()),
             self._manifest,
             registry=core.registry,
             policy=core.policy,

@@ -9,15 +9,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Raw
 
 from toolbus.bus.access.identity import Identity
+from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.features import Asker, FeatureProvider, Features
 from toolbus.bus.mcp_server.calls import ProgressReport
-from toolbus.bus.mcp_server.input import NotAnswered, Questions, run_with_input
+from toolbus.bus.mcp_server.input import NOT_BOUND, NotAnswered, Questions, run_with_input
 from toolbus.bus.mcp_server.listing import TTL_MS, pages_of
 from toolbus.bus.mcp_server.request import Request, encode
 from toolbus.bus.mcp_server.seal import BrokenSeal
@@ -37,9 +38,12 @@ log = logging.getLogger("toolbus.mcp")
 
 CURSOR = "features"  # the purpose of a sealed cursor
 MAX_NOTICES = 1_000  # URIs of several mounts that were logged
+MAX_MATCHED = 4096  # characters of a URI, or a template, that are compared
+MAX_VARIABLES = 16  # of such a template
 _MODERN_ONLY = ("resultType", "ttlMs", "cacheScope")
 _NOT_FOUND = (McpCode.RESOURCE_NOT_FOUND, McpCode.INVALID_PARAMS)  # of a resource, in either era
 _VARIABLE = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
+_EXCLUDED = {"": "/?#", ".": "/?#", "/": "?#"}  # by a variable's operator, what its value does not hold
 _NO_COMPLETION = {"values": [], "total": 0, "hasMore": False}
 
 Json = dict[str, Any]
@@ -49,8 +53,9 @@ Declaration = Mapping[str, Any]
 class FeatureView:
     """What the clients of each profile see of the providers."""
 
-    def __init__(self, features: Features, names: ToolNames) -> None:
+    def __init__(self, features: Features, policy: Policy, names: ToolNames) -> None:
         self._features = features
+        self._policy = policy
         self._names = names
         self._noticed: NewestCache[str, None] = NewestCache(MAX_NOTICES)
 
@@ -62,7 +67,7 @@ class FeatureView:
         found = {}
         for provider, declared in self._declared("prompts", lambda each: each.prompts()):
             name, source = str(declared.get("name", "")), provider.source
-            if name and _sees(profile, identity, name, source):
+            if name and self._sees(profile, identity, name, provider):
                 wire = self._names.name_of(profile, f"{source}:{name}", name, source)
                 found[wire] = (provider, declared)
         return found
@@ -99,7 +104,7 @@ class FeatureView:
         scheme = uri.partition(":")[0]
         if not found:
             found = [owner for each, (owner, _) in (*resources.items(), *templates.items()) if _scheme(each) == scheme]
-        return list(dict.fromkeys(found))
+        return [each for each in dict.fromkeys(found) if self._sees(profile, identity, uri, each)]
 
     def digest(self, kind: str, profile: Profile, identity: Identity) -> bytes:
         """Returns a digest of what is listed of a kind: `prompts`, or `resources` with their templates."""
@@ -109,6 +114,18 @@ class FeatureView:
             tables = [self.resources(profile, identity), self.templates(profile, identity)]
         content = [[(name, declared) for name, (_, declared) in table.items()] for table in tables]
         return hashlib.sha256(encode(content)).digest()
+
+    def _sees(self, profile: Profile, identity: Identity, name: str, provider: FeatureProvider) -> bool:
+        """Tells whether a prompt or a URI exists for clients, by the rules of the tools of its mount."""
+        source, role, scopes = provider.source, provider.role, identity.scopes
+        listed = f"{source}:{name}"
+        return (
+            profile.has(listed, name, source)
+            and profile.level >= provider.min_level
+            and (not role or profile.role in ("", role))
+            and (scopes is None or scopes.reaches(listed, name, source, role or profile.role or None))
+            and self._policy.admits(self._policy.permissions.rules_of(listed, name, source, role), profile.user)
+        )
 
     def _declared(
         self, capability: str, declared: Callable[[FeatureProvider], Sequence[Declaration]]
@@ -128,7 +145,7 @@ class FeatureView:
         found: dict[str, tuple[FeatureProvider, Declaration]] = {}
         for provider, declaration in self._declared("resources", declared):
             uri = declaration.get(key)
-            if not isinstance(uri, str) or not _sees(profile, identity, uri, provider.source):
+            if not isinstance(uri, str) or not self._sees(profile, identity, uri, provider):
                 continue
             if uri not in found:
                 found[uri] = (provider, declaration)
@@ -142,25 +159,43 @@ class FeatureView:
 
 
 def matches(template: str, uri: str) -> bool:
-    """Tells whether a URI may have been made from a template (RFC 6570)."""
-    pattern, end = "", 0
-    for variable in _VARIABLE.finditer(template):
-        pattern += re.escape(template[end : variable.start()])
-        pattern += {"": "[^/?#]*", "/": "(?:/[^?#]*)?", ".": r"(?:\.[^/?#]*)?"}.get(variable[1], ".*")
+    """Tells whether a URI may have been made from a template (RFC 6570).
+
+    A regular expression would take for ever for the templates of a hostile server, so all places where a part of the
+    template may end are kept at once.
+    """
+    variables = list(_VARIABLE.finditer(template[:MAX_MATCHED]))
+    if len(uri) > MAX_MATCHED or len(template) > MAX_MATCHED or len(variables) > MAX_VARIABLES:
+        return False
+    places, end = {0}, 0
+    for variable in variables:
+        places = _after_variable(uri, _after_text(uri, places, template[end : variable.start()]), variable[1])
+        if not places:
+            return False
         end = variable.end()
-    return re.fullmatch(pattern + re.escape(template[end:]), uri, re.DOTALL) is not None
+    return len(uri) in _after_text(uri, places, template[end:])
+
+
+def _after_text(uri: str, places: Iterable[int], text: str) -> set[int]:
+    return {place + len(text) for place in places if uri.startswith(text, place)}
+
+
+def _after_variable(uri: str, places: Iterable[int], operator: str) -> set[int]:
+    """Returns where the value of a variable may end that begins at one of some places."""
+    excluded, starts = _EXCLUDED.get(operator, ""), operator in ("/", ".")  # these begin with their operator
+    found: set[int] = set()
+    for place in sorted(places):
+        found.add(place)
+        if starts and not uri.startswith(operator, place):
+            continue
+        while place < len(uri) and place + 1 not in found and uri[place] not in excluded:
+            place += 1
+            found.add(place)
+    return found
 
 
 def _scheme(uri: str) -> str:
     return uri.partition(":")[0]
-
-
-def _sees(profile: Profile, identity: Identity, name: str, source: str) -> bool:
-    listed = f"{source}:{name}"
-    scopes = identity.scopes
-    return profile.has(listed, name, source) and (
-        scopes is None or scopes.reaches(listed, name, source, profile.role or None)
-    )
 
 
 # -- methods ---------------------------------------------------------------------------------------------------------
@@ -295,7 +330,9 @@ async def _ask(server: McpServer, request: Request, providers: list[FeatureProvi
     Args:
         own: params in the provider's own words; the others go on as they are.
     """
-    fields: Json = {**{name: value for name, value in request.fields.items() if name not in _OURS}, **own}
+    if not request.identity.may_call:
+        raise RpcError(McpCode.INVALID_REQUEST, f"{request.identity.shown} may ask no server: its scope in_flight is 0")
+    fields: Json = {**{name: value for name, value in request.fields.items() if name not in NOT_BOUND}, **own}
     report = ProgressReport(request) if request.meta.progress_token is not None else None
     asker = Asker(request.client.accepts, request.identity, request.profile.user, report)
 
@@ -308,9 +345,6 @@ async def _ask(server: McpServer, request: Request, providers: list[FeatureProvi
         return await run_with_input(server, request, run)
     except NotAnswered as error:
         raise RpcError(McpCode.INVALID_REQUEST, str(error)) from None
-
-
-_OURS = ("_meta", "inputResponses", "requestState")  # params that are not the provider's
 
 
 async def _first(

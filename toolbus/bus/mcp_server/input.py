@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from toolbus.bus.mcp_server.server import McpServer
 
 STATE = "state"  # the purpose of a sealed state
+NOT_BOUND = ("_meta", "inputResponses", "requestState")  # params that differ when the same is asked again
 MAX_ROUNDS = 16  # in which one request of a legacy client is asked something
 MAX_STATE = 4 * MIB  # of an opened state; the body of a request bounds the sealed one
 FORM_SINCE = "2025-11-25"  # the first revision in which an elicitation names its mode
@@ -138,16 +139,22 @@ def _open(server: McpServer, request: Request, state: str) -> Questions:
 def _bound(request: Request) -> tuple[str, ...]:
     """Returns what a state is valid for: the same request of the same user."""
     params = request.params
-    arguments = bytes(params.arguments) if isinstance(params, CallParams) else encode(request.fields.get("arguments"))
-    name = params.name if isinstance(params, CallParams) else str(request.fields.get("name", request.fields.get("uri")))
+    if isinstance(params, CallParams):
+        name, arguments = params.name, bytes(params.arguments)
+    else:
+        asked = {key: value for key, value in request.fields.items() if key not in NOT_BOUND}
+        name, arguments = "", encode(asked)
     profile = request.profile
     return STATE, request.method, name, _digest(arguments), profile.name, profile.user, request.identity.name
 
 
 def _digest(text: bytes) -> str:
     """Returns a digest of JSON that does not depend on its spelling: clients write it anew."""
-    canonical = json.dumps(json.loads(text), sort_keys=True)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    try:
+        text = json.dumps(json.loads(text), sort_keys=True).encode()
+    except (ValueError, RecursionError):  # numbers that Python does not read, or deep nesting: then as it is spelled
+        pass
+    return hashlib.sha256(text).hexdigest()
 
 
 def missing_capability(needs: list[str]) -> RpcError:

@@ -29,7 +29,7 @@ from toolbus.bus.mcp_server.sessions import Session, Sessions
 from toolbus.bus.mcp_server.subscriptions import Subscriptions
 from toolbus.bus.mcp_server.tool_names import STATE_FILE, ToolNames
 from toolbus.bus.mcp_settings import Profile
-from toolbus.errors import INTERNAL_DETAIL
+from toolbus.errors import INTERNAL_DETAIL, LimitExceeded
 from toolbus.mcp import jsonrpc
 from toolbus.mcp.eras import META_CAPABILITIES, META_VERSION, MODERN_VERSIONS, Era, era_of
 from toolbus.mcp.jsonrpc import McpCode, Message, RpcError
@@ -65,7 +65,7 @@ class McpServer:
         self.names = ToolNames(data_dir / STATE_FILE if data_dir is not None else None)
         self.listings = Listings(core, self.names, self.sealer)
         self.calls = Calls(core)
-        self.features = FeatureView(core.features, self.names)
+        self.features = FeatureView(core.features, core.policy, self.names)
         self.sessions = Sessions(self.sealer)
         self.subscriptions = Subscriptions(self)
         self._clients: NewestCache[bytes, Client] = NewestCache(MAX_CLIENTS)
@@ -128,6 +128,8 @@ class McpServer:
                 result = await self._in_session(session, request, handler)
         except RpcError as error:
             return self.refuse(request, error)
+        except LimitExceeded as error:
+            return self.refuse(request, RpcError(McpCode.INTERNAL, str(error)))
         except Exception:
             log.exception("internal error in MCP method %.80r", request.method)
             return self.refuse(request, RpcError(McpCode.INTERNAL, INTERNAL_DETAIL))
