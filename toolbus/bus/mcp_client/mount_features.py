@@ -33,7 +33,7 @@ class MountFeatures:
         self, entry: MountEntry, connected: Callable[[], Awaitable[Connection]], wake: Callable[[], None] = lambda: None
     ) -> None:
         self.source = entry.name
-        self.role = entry.role
+        self.role = entry.role or ""
         self.min_level = entry.min_level
         self.capabilities: Collection[str] = ()
         self.instructions = ""
