@@ -205,3 +205,14 @@ async def test_values_without_measure_break_neither_the_connection_nor_what_wait
 @pytest.mark.parametrize("value", ["x", None, [1], True, 10**400])
 def test_a_number_of_a_server_that_is_none_is_zero(value: object) -> None:
     assert number_of(value) == 0.0
+
+
+async def test_a_fault_with_one_message_leaves_the_next_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = Owner()
+    connection = nowhere(owner)
+    monkeypatch.setattr(connection, "_on_notification", lambda *_: 1 / 0)
+    asking = asyncio.create_task(connection.request("tools/list"))
+    await asyncio.sleep(0)
+    connection.received(b'{"jsonrpc":"2.0","method":"notifications/x"}')
+    connection.received(b'{"jsonrpc":"2.0","id":1,"result":{}}')
+    assert await asking == {}

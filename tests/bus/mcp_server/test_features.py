@@ -203,6 +203,9 @@ def test_a_mount_for_certain_users_levels_and_roles_shows_others_neither_prompts
         assert bool(view.resources(profile, LOCAL)) is sees_it
         assert bool(view.templates(profile, LOCAL)) is sees_it
         assert bool(view.providers_of(profile, LOCAL, "x://1")) is sees_it
+    silenced = FeatureView(features, Policy(frozenset({"m"}), permissions=rules), ToolNames())
+    assert not silenced.prompts(sees, LOCAL)
+    assert not silenced.providers_of(sees, LOCAL, "x://1")
     other_role = Identity("bob", Scopes(call=Globs(("*",)), roles=Globs(("shop",))))
     assert not view.prompts(sees, other_role)
 

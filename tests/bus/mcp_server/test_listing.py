@@ -327,3 +327,15 @@ async def test_wrong_arguments_of_the_three_tools_are_told_to_the_model(name: st
     async with serving(Profile(name="find", show="search")) as bus:
         offer(bus, "x", "y")
         assert (await HttpClient(bus, "/mcp/find").call(name, arguments)).result["isError"] is True
+
+
+async def test_a_found_tool_with_marked_arguments_needs_no_headers() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "x-mcp-header": "N"}}}
+    async with serving(Profile(name="find", show="search")) as bus:
+
+        @bus.tool(parameters=schema)  # type: ignore[untyped-decorator]
+        async def marked(n: int = 0) -> int:
+            return n
+
+        client = HttpClient(bus, "/mcp/find")
+        assert (await client.call("call_tool", {"name": "marked", "arguments": {"n": 5}})).result["isError"] is False

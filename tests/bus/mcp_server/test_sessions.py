@@ -15,6 +15,7 @@ from tests.bus.mcp_server.http_client import HttpClient, serving
 from tests.support.waiting import until, within
 from toolbus.bus.access.identity import LOCAL, Identity, Scopes
 from toolbus.bus.mcp_server import sessions as sessions_module
+from toolbus.bus.mcp_server import subscriptions
 from toolbus.bus.mcp_server.calls import ERROR_META
 from toolbus.bus.mcp_server.event_stream import MAX_BYTES, MAX_EVENTS, EventStream
 from toolbus.bus.mcp_server.lost_streams import lost_answer
@@ -24,7 +25,7 @@ from toolbus.bus.mcp_server.sessions import IDLE_SECONDS, MAX_STREAMS, Session, 
 from toolbus.bus.mcp_settings import Profile
 from toolbus.bus.web_paths import Message
 from toolbus.errors import LimitExceeded
-from toolbus.limits import Timings
+from toolbus.limits import MIB, Timings
 from toolbus.mcp.jsonrpc import RpcError
 
 PROFILE = Profile()
@@ -99,6 +100,28 @@ async def test_streams_that_ended_make_room_for_others() -> None:
     session.new_stream()
     assert session.stream_of(f"{streams[3].id}-1") is None
     assert session.stream_of(f"{streams[4].id}-1") == (streams[4], 1)
+
+
+async def test_streams_that_ended_keep_little_in_all() -> None:
+    session = Sessions(Sealer(KEY)).begin("2025-11-25", ABLE, PROFILE, LOCAL)
+    streams = [session.new_stream() for _ in range(4)]
+    for stream in streams:
+        stream.send(b"x" * 2 * MIB)
+        if stream is not streams[0]:
+            stream.close()
+    session.new_stream()
+    found = [session.stream_of(f"{stream.id}-1") is not None for stream in streams]
+    assert found == [True, False, True, True]
+
+
+async def test_a_stream_that_nobody_may_listen_to_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriptions, "MAX_LISTENERS", 0)
+    async with mcp_bench() as bench:
+        session, stream = bench.session(), EventStream("s")
+        with pytest.raises(LimitExceeded, match="mcp_listeners"):
+            session.stand(stream, bench.server.follow)
+        session.notify("notifications/tools/list_changed")
+        assert stream.size == 0
 
 
 async def test_a_stream_keeps_its_newest_events_only() -> None:

@@ -291,7 +291,13 @@ class Connection:
         except RpcError as error:
             self._log_bad(data, error.message)
             return
-        self.activity()
+        try:
+            self.activity()
+            self._take(message, stream)
+        except Exception:  # of ours: what comes behind it is for others
+            log.exception("%s: internal error with %.80r of the server", self._name, message.method or "an answer")
+
+    def _take(self, message: Message, stream: str) -> None:
         method, request = message.method, message.id
         if not method:
             self._take_answer(message)

@@ -90,7 +90,8 @@ def call_of(request: Request, target: Target) -> pb.ToolCall:
     params, profile = request.params, request.profile
     assert isinstance(params, CallParams)  # `PARAMS` says so
     arguments = bytes(params.arguments)
-    if target.marked and request.headers and request.modern:
+    # In search mode the client does not know which arguments it should repeat.
+    if target.marked and request.headers and request.modern and profile.show != "search":
         check_param_headers(request, target, arguments)
     if request.modern:
         check_needs(request, target)

@@ -176,7 +176,11 @@ class Endpoint:
             return found
         if last is None or (found is None and is_standing(last)):
             stream = session.new_stream()
-            session.stand(stream, self._server.follow)
+            try:
+                session.stand(stream, self._server.follow)
+            except LimitExceeded:
+                stream.close()
+                raise
             return stream, 0
         answer = lost_answer(last) if found is None else None
         if answer is None:
@@ -346,10 +350,13 @@ async def _body(receive: Receive) -> bytes:
     """Returns the body of a request; what there is of it where the client leaves."""
     message = await receive()
     body: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        return body
+    parts = [body]
     while message.get("more_body"):
         message = await receive()
-        body += message.get("body", b"")
-    return body
+        parts.append(message.get("body", b""))
+    return b"".join(parts)
 
 
 async def _left(receive: Receive) -> None:

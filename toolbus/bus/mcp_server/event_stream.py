@@ -48,6 +48,11 @@ class EventStream:
         return f"<EventStream {self.id} events={len(self._events)}{' closed' if self.closed else ''}>"
 
     @property
+    def size(self) -> int:
+        """The bytes of the messages that it keeps."""
+        return self._bytes
+
+    @property
     def takes_messages(self) -> bool:
         """Whether messages reach the client."""
         return True

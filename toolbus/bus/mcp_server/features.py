@@ -121,6 +121,7 @@ class FeatureView:
         listed = f"{source}:{name}"
         return (
             profile.has(listed, name, source)
+            and self._policy.may_offer(source)
             and profile.level >= provider.min_level
             and (not role or profile.role in ("", role))
             and (scopes is None or scopes.reaches(listed, name, source, role or profile.role or None))

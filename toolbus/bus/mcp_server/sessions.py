@@ -22,12 +22,14 @@ from toolbus.bus.mcp_server.request import LEVELS, Channel, Client, encode
 from toolbus.bus.mcp_server.seal import BrokenSeal, Sealer
 from toolbus.bus.mcp_settings import Profile
 from toolbus.errors import LimitExceeded
+from toolbus.limits import MIB
 from toolbus.mcp import jsonrpc
 from toolbus.mcp.jsonrpc import JsonId, McpCode, Message, RpcError
 from toolbus.newest import NewestCache
 
 MAX_SESSIONS = 1_000
 MAX_STREAMS = 64  # of one session
+MAX_KEPT_BYTES = 4 * MIB  # of streams of one session that have ended, for clients that lost them
 MAX_ENDED = 10_000  # ids of sessions that clients have ended
 IDLE_SECONDS = 1_800.0
 ASK_SECONDS = 300.0  # how long a client, and the person before it, may think about a question
@@ -100,11 +102,15 @@ class Session:
         Raises:
             LimitExceeded: the session has too many.
         """
-        while len(self._streams) >= MAX_STREAMS:
-            ended = next((id for id, stream in self._streams.items() if stream.closed), None)
-            if ended is None:
+        kept = sum(stream.size for stream in self._streams.values() if stream.closed)
+        while len(self._streams) >= MAX_STREAMS or kept > MAX_KEPT_BYTES:
+            ended = next((id for id, stream in self._streams.items() if stream.closed and not stream.writing), None)
+            if ended is not None:
+                kept -= self._streams.pop(ended).size
+            elif len(self._streams) < MAX_STREAMS:
+                break
+            else:
                 raise LimitExceeded("mcp_streams", MAX_STREAMS, "the session has as many streams as it may: end one")
-            del self._streams[ended]
         stream = EventStream(f"{of}.{secrets.token_hex(4)}")
         self._streams[stream.id] = stream
         return stream
@@ -117,11 +123,11 @@ class Session:
 
     def stand(self, channel: Channel, follow: FollowChanges) -> None:
         """Sends messages that answer nothing to a channel from now on: changes of lists and updates of resources."""
+        if self._end_following is None:
+            self._end_following = follow(self)
         if isinstance(self._standing, EventStream):
             self._standing.close()
         self._standing = channel
-        if self._end_following is None:
-            self._end_following = follow(self)
         if self.is_restored:  # what changed meanwhile was not told
             self.is_restored = False
             for kind in LISTS:
