@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolbus.cli import terminal
+
 NAME = "toolbus"  # of the server, in every client
 
 
@@ -68,7 +70,7 @@ def configure(name: str, options: Mapping[str, str], *, write: bool) -> int:
     client = CLIENTS[name]
     entry = entry_of(client, options)
     if not write:
-        sys.stdout.write(json.dumps({client.key: {NAME: entry}}, indent=2, ensure_ascii=False) + "\n")
+        terminal.print_json({client.key: {NAME: entry}})
         sys.stderr.write(f"{client.title} reads it in {client.path}; --write puts it there.\n")
         return 0
     try:
@@ -77,7 +79,7 @@ def configure(name: str, options: Mapping[str, str], *, write: bool) -> int:
         sys.stderr.write(f"toolbus mcp config: {error}\n")
         return 1
     kept = f"; what was there is in {copy}" if copy is not None else ""
-    sys.stdout.write(f"{client.path} starts toolbus now{kept}. Restart {client.title}.\n")
+    terminal.print_lines(f"{client.path} starts toolbus now{kept}. Restart {client.title}.")
     return 0
 
 
