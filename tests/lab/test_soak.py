@@ -248,7 +248,7 @@ def test_a_short_soak_sees_every_kind_of_call_and_visit_and_no_fault(tmp_path: P
 
 def test_ctrl_c_ends_a_soak_with_the_verdict_of_what_was_measured_here_that_of_a_planted_leak(tmp_path: Path) -> None:
     file = tmp_path / "outcome.json"
-    process = start(tmp_path, "--broken", "leak", "--json", str(file), "--seconds", "30")
+    process = start(tmp_path, "--broken", "leak", "--json", str(file), "--seconds", "30", "--rate", "20")
     ledger = tmp_path / "logs" / LEDGER.format("visits")
     until_sync(lambda: ledger.exists() and ledger.read_text().count('"broken plugin OK"') > 2, "visits that leak", 50)
     process.send_signal(signal.SIGINT)
