@@ -61,6 +61,7 @@ FULL = Tool(
     output_schema_json='{"type":"object"}',
     always_background=True,
     needs=("sampling",),
+    validate_output=True,
 )
 
 
