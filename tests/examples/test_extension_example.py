@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from tests.support.processes import ROOT, Running, environment, toolbus
+from tests.support.waiting import WAIT_SECONDS
 
 MEMORY = ROOT / "examples" / "extension_memory" / "memory.py"
 COUNCIL = ROOT / "examples" / "council" / "council.py"
-SECONDS = 20.0
+SECONDS = WAIT_SECONDS
 SAID = "Let the bell ring once more."
 
 

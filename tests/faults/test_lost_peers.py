@@ -14,7 +14,7 @@ import pytest
 from tests.faults.conftest import Connect, until_sessions
 from tests.faults.processes import run
 from tests.faults.raw_peer import RawPeer, attach, echo, tool
-from tests.support.waiting import Stopwatch, until
+from tests.support.waiting import Stopwatch, until, within
 from toolbus.bus import Bus, Config
 from toolbus.limits import Timings
 from toolbus.tool import MIB, Limits
@@ -209,7 +209,7 @@ async def test_calls_that_never_left_for_a_plugin_that_does_not_read_are_safe_to
     futures = []
     for _ in range(8):
         futures += await host.start(*(host.ask("t", text) for _ in range(4)))
-    results = await asyncio.wait_for(asyncio.gather(*futures), 10)
+    results = await within(asyncio.gather(*futures))
     ended = [result.error for result in results if result.error.code == pb.ERROR_CODE_UNAVAILABLE]
     assert len(ended) == 32
     stages = Counter(error.stage for error in ended)

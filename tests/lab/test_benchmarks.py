@@ -197,10 +197,14 @@ def test_contestants_are_measured_in_every_cell_in_turns() -> None:
 
 
 def test_the_same_bare_client_calls_over_mcp_and_over_rest() -> None:
-    plan = Plan(in_flight=(2,), seconds=0.1, warm_up=0.05, rounds=1)
-    outcome = contest.run([MCP["mcp"], MCP["rest"]], plan, lambda line: None)
-    assert not outcome.failures
-    assert all(seen[0].calls_per_second > 0 for (seen,) in outcome.rounds.values())
+    for seconds in (0.1, 1.0, 10.0):  # longer where a busy machine ended no call in so short a time
+        plan = Plan(in_flight=(2,), seconds=seconds, warm_up=0.05, rounds=1)
+        outcome = contest.run([MCP["mcp"], MCP["rest"]], plan, lambda line: None)
+        assert not outcome.failures
+        rates = [seen[0].calls_per_second for (seen,) in outcome.rounds.values()]
+        if all(rates):
+            break
+    assert min(rates) > 0
 
 
 def test_the_sdk_is_measured_with_the_processor_time_of_each_process() -> None:

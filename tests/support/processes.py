@@ -43,7 +43,7 @@ def toolbus_process(*words: str | Path, stdin: str = "", **env: str) -> subproce
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=WAIT_SECONDS,
         env=environment(env),
         check=False,
     )

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-WAIT_SECONDS = 30.0  # until a test gives up; what it waits for takes milliseconds on a quiet machine
+WAIT_SECONDS = 60.0  # until a test gives up; what it waits for takes milliseconds on a quiet machine
 LOOK_SECONDS = 0.005  # between two looks at a condition that has no event
 
 T = TypeVar("T")

@@ -160,7 +160,7 @@ class Catalog(RuleBasedStateMachine):
 
 
 @pytest.mark.hypothesis
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_gateway_behaves_like_a_dict_of_dicts() -> None:
     with bus_on_thread(roles=ROLES) as bus, echo() as plugin:
         address = f"http://{bus.http_address}"

@@ -291,9 +291,13 @@ async def test_an_exception_keeps_its_class_and_its_message(tools: Tools) -> Non
 
 
 async def test_a_timeout_names_its_limit(tools: Tools) -> None:
-    error = (await invoke(tools.http, "nap", timeout_seconds=0.05))["error"]
+    seconds = 0.05
+    error = (await invoke(tools.http, "nap", timeout_seconds=seconds))["error"]
+    while error["stage"] == "DISPATCHED" and seconds < WAIT_SECONDS:  # a busy machine has not begun it in time
+        seconds *= 4
+        error = (await invoke(tools.http, "nap", timeout_seconds=seconds))["error"]
     assert (error["code"], error["stage"]) == ("DEADLINE_EXCEEDED", "ACCEPTED")
-    assert error["limit"]["value"] == 0.05
+    assert error["limit"]["value"] == seconds
     await asyncio.wait_for(tools.cancelled.wait(), WAIT_SECONDS)
 
 
@@ -420,7 +424,10 @@ async def test_the_context_reaches_the_tool(tools: Tools) -> None:
         "messages": [{"role": "user", "content": "hallo", "name": "Ann"}],
         "traceparent": "00-1-2-01",
     }
-    await invoke(tools.http, "nap", context=context, timeout_seconds=0.05)
+    call = asyncio.create_task(invoke(tools.http, "nap", context=context))
+    await until(lambda: tools.scopes, "the call to arrive")
+    call.cancel()
+    await asyncio.wait_for(tools.cancelled.wait(), WAIT_SECONDS)
     seen = tools.scopes[0].context
     assert (seen.user_id, dict(seen.attributes), seen.traceparent) == ("u1", {"lang": "日本語"}, "00-1-2-01")
     assert seen.member is not None

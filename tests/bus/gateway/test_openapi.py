@@ -70,7 +70,7 @@ CASES = [
     if mode is GenerationMode.POSITIVE or operation not in NEVER_WRONG
 ]
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

@@ -259,7 +259,7 @@ def _agree(url: str) -> None:
         page.read()
 
 
-@pytest.mark.timeout(180)  # two processes load the SDK, which takes seconds on a busy machine
+@pytest.mark.timeout(300)  # two processes load the SDK, which takes seconds on a busy machine
 async def test_a_user_logs_in_once_and_the_token_is_refreshed_without_one(home: Path) -> None:
     server = GuardedWithLogin()
     await server.start()
