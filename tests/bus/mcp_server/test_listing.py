@@ -339,3 +339,33 @@ async def test_a_found_tool_with_marked_arguments_needs_no_headers() -> None:
 
         client = HttpClient(bus, "/mcp/find")
         assert (await client.call("call_tool", {"name": "marked", "arguments": {"n": 5}})).result["isError"] is False
+
+
+# -- after a restart -------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_of_a_bus_that_restarts_loses_no_tool(tmp_path: Path) -> None:
+    async with serving(data_dir=tmp_path) as bus:
+        offer(bus, "files", "read")
+        assert await HttpClient(bus).names() == ["files_read"]
+    async with serving(data_dir=tmp_path) as bus:
+        client = HttpClient(bus)
+        listed, called = client.begin("tools/list"), client.begin("tools/call", {"name": "files_read", "arguments": {}})
+        offer(bus, "other", "new")  # what comes first is not all
+        assert (await client.call("nowhere")).error["code"] == McpCode.INVALID_PARAMS
+        assert (listed.status, called.status) == (0, 0)
+        offer(bus, "files", "read")
+        assert (await called.done()).result["content"] == [{"type": "text", "text": "files:read"}]
+        assert [tool["name"] for tool in (await listed.done()).result["tools"]] == ["other_new", "files_read"]
+
+
+async def test_a_tool_that_does_not_come_back_is_waited_for_until_the_bus_has_settled(tmp_path: Path) -> None:
+    async with serving(data_dir=tmp_path) as bus:
+        offer(bus, "files", "read")
+        assert await HttpClient(bus).names() == ["files_read"]
+    async with serving(data_dir=tmp_path) as bus:
+        client = HttpClient(bus)
+        bus.dispatcher.settled_at = time.monotonic() + 0.05
+        assert await client.names() == []
+        bus.dispatcher.settled_at = time.monotonic() + 0.05
+        assert (await client.call("files_read")).error["code"] == McpCode.INVALID_PARAMS

@@ -109,6 +109,7 @@ async def list_tools(server: McpServer, request: Request) -> bytes:
         raise RpcError(McpCode.INVALID_PARAMS, "cursor must be the nextCursor of a page, a string")
     if request.profile.show == "search":
         return search_mode.list_page(request)
+    await server.returning.wait_for_lists(request.profile, request.identity, modern=request.modern)
     page = server.listings.page(request.profile, request.identity, modern=request.modern, cursor=cursor)
     await server.save_names()
     return page
@@ -125,7 +126,7 @@ async def call_tool(server: McpServer, request: Request) -> bytes:
         if isinstance(found, bytes):
             return found
         request.params = params = found
-    target = server.listings.find(request.profile, request.identity, params.name)
+    target = await server.returning.find(request.profile, request.identity, params.name)
     if target is None:
         raise unknown_tool(params.name)
     tool = target.tool

@@ -24,6 +24,7 @@ from toolbus.bus.mcp_server.calls import Calls
 from toolbus.bus.mcp_server.features import FeatureView
 from toolbus.bus.mcp_server.listing import Listings
 from toolbus.bus.mcp_server.request import PARAMS, Channel, Client, Meta, Params, Request, encode
+from toolbus.bus.mcp_server.returning import Returning
 from toolbus.bus.mcp_server.seal import Sealer
 from toolbus.bus.mcp_server.sessions import Session, Sessions
 from toolbus.bus.mcp_server.subscriptions import Subscriptions
@@ -51,6 +52,7 @@ class McpServer:
         sealer: seals what clients bring back.
         names: the names of tools towards clients.
         listings: what clients see.
+        returning: waits for tools that a bus had before it restarted.
         calls: makes their calls.
         features: what clients see of mounted servers beside tools.
         sessions: of legacy clients over HTTP.
@@ -64,6 +66,7 @@ class McpServer:
         self.sealer = Sealer.of(data_dir)
         self.names = ToolNames(data_dir / STATE_FILE if data_dir is not None else None)
         self.listings = Listings(core, self.names, self.sealer)
+        self.returning = Returning(core, self.names, self.listings)
         self.calls = Calls(core)
         self.features = FeatureView(core.features, core.policy, self.names)
         self.sessions = Sessions(self.sealer)

@@ -36,6 +36,7 @@ class ToolNames:
         self._path = path
         self._listed: dict[tuple[str, str], str] = {}  # the name on the bus by profile and wire name, oldest first
         self._wire: dict[tuple[str, str], str] = {}  # the wire name of now by profile and name on the bus
+        self._missing: set[tuple[str, str]] = set()  # profile and name on the bus of those not seen since the start
         self.unsaved = False  # whether there are names that are not persisted
         if path is not None:
             self._load(path)
@@ -49,6 +50,8 @@ class ToolNames:
         Args:
             name: as the tool is listed on the bus.
         """
+        if self._missing:
+            self._missing.discard((profile.name, name))
         wire = self._wire.get((profile.name, name))
         if wire is None or len(wire) > profile.longest_name:
             wire = self._new(profile, name, bare_name if source in profile.bare else name)
@@ -57,6 +60,14 @@ class ToolNames:
     def listed_as(self, profile: Profile, wire: str) -> str | None:
         """Returns the name on the bus of a tool that a client names; None where no tool had that name."""
         return self._listed.get((profile.name, wire))
+
+    def has_missing(self, profile: Profile) -> bool:
+        """Tells whether a profile had tools before the start of this bus that it has not shown yet."""
+        return any(name == profile.name for name, _ in self._missing)
+
+    def is_missing(self, profile: Profile, wire: str) -> bool:
+        """Tells whether the tool of a name is one of those."""
+        return (profile.name, self._listed.get((profile.name, wire), "")) in self._missing
 
     def save(self, offered: Iterable[tuple[str, str]] = ()) -> None:
         """Persists new names, if there are any; blocks for as long as that takes.
@@ -106,6 +117,7 @@ class ToolNames:
             for profile, names in tables.items():
                 for wire, name in names.items():
                     self._put(str(profile), str(name), str(wire))
+                    self._missing.add((str(profile), str(name)))
         except FileNotFoundError:
             return
         except (OSError, ValueError, AttributeError, ToolBusError) as error:
