@@ -143,10 +143,14 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         """Counts a process that closes its input or output as dead: it cannot be spoken with any more."""
         if fd != _STDERR and self._on_end is not None:
             closed = f"closed its standard {'output' if fd == _STDOUT else 'input'}"
-            if code := self._exit_code():
-                self._end(f"ended ({describe_exit(code)})")
+            if self._exit_code():
+                self._closed(closed)
             else:  # it has just begun to end, mostly; how it ended says more
-                asyncio.get_running_loop().call_later(_LAST_MOMENT_SECONDS, self._end, closed)
+                asyncio.get_running_loop().call_later(_LAST_MOMENT_SECONDS, self._closed, closed)
+
+    def _closed(self, why: str) -> None:
+        code = self._exit_code()
+        self._end(f"ended ({describe_exit(code)})" if code else why)
 
     def _exit_code(self) -> int:
         """Returns the exit code of a process that has ended and is not reaped yet; 0 where it is not known to have."""

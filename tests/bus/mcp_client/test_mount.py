@@ -17,6 +17,7 @@ from tests.support.waiting import until
 from toolbus.bus import Bus, Config
 from toolbus.bus.features import Asker
 from toolbus.bus.local import LocalCaller
+from toolbus.bus.mcp_client import mount as mount_module
 from toolbus.bus.mcp_client.manifest import Manifest
 from toolbus.bus.mcp_client.mount import Mount, MountTimings
 from toolbus.bus.mcp_client.mount_entry import MountEntry
@@ -352,6 +353,25 @@ async def test_the_environment_of_a_server_has_nothing_of_the_bus(
     assert variables["GIVEN"] == "yes"
     assert variables.pop("TOOLBUS_MOUNT")
     assert not [name for name in variables if name.startswith("TOOLBUS") or "KEY" in name]
+
+
+async def test_a_server_that_does_not_list_again_is_asked_the_next_time(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = await house.live()
+    asked: list[tuple[str, ...]] = []
+
+    async def never(connection: object, peer: object, kinds: tuple[str, ...]) -> dict[str, list[Any]]:
+        asked.append(kinds)
+        await asyncio.Event().wait()
+        return {}
+
+    monkeypatch.setattr(mount_module, "read_lists", never)
+    monkeypatch.setattr(mount, "_timings", MountTimings(start_seconds=0.01, relist_seconds=0.0))
+    for _ in range(2):
+        mount.relist("tools")
+        await until(lambda: mount._relisting is None)
+    assert asked == [("tools",), ("tools",)]
 
 
 async def test_nothing_is_left_of_a_stubborn_server_that_forks() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.other_user import CAN_BE_NOBODY, run_program
 from tests.support.waiting import within
+from toolbus.bus.mcp_server import subscriptions
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
 
@@ -136,6 +137,15 @@ async def test_an_unknown_profile_is_refused_by_name(tmp_path: Path) -> None:
         refused = await pipe.answer(None)
         assert "'desk'" in refused["error"]["message"]
         assert await pipe.next() is None
+
+
+async def test_a_client_learns_that_there_are_too_many_listeners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "MAX_LISTENERS", 0)
+    async with running_bus(data_dir=tmp_path), talk(tmp_path) as client:
+        refused = await client.ask("initialize", 1, **INITIALIZE)
+        assert "mcp_listeners = 0" in refused["error"]["message"]
 
 
 async def test_what_does_not_attach_is_refused(tmp_path: Path) -> None:

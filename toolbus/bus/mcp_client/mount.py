@@ -372,10 +372,11 @@ class Mount:
             while self._stale and connection.peer is not None:
                 await asyncio.sleep(self._timings.relist_seconds)
                 kinds, self._stale = tuple(self._stale), set()
-                lists = await read_lists(connection, connection.peer, kinds)
+                async with asyncio.timeout(self._timings.start_seconds):
+                    lists = await read_lists(connection, connection.peer, kinds)
                 await self.offer.take(connection.peer, {**self.offer.lists, **lists})
                 self._show_live()
-        except (Lost, Busy, RpcError) as error:
+        except (Lost, Busy, RpcError, TimeoutError) as error:
             log.warning("mount %s: its lists could not be read again: %s", self.name, _explain(error))
         finally:
             self._relisting = None

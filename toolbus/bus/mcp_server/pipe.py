@@ -16,7 +16,7 @@ from toolbus.bus.mcp_server.pipe_listener import LINE_BYTES, PipeRefused
 from toolbus.bus.mcp_server.server import McpServer
 from toolbus.bus.mcp_server.sessions import CANCELLED, Session
 from toolbus.bus.mcp_settings import DEFAULT_PROFILE, Profile
-from toolbus.errors import ToolBusError
+from toolbus.errors import LimitExceeded, ToolBusError
 from toolbus.mcp import jsonrpc
 from toolbus.mcp.jsonrpc import JsonId, McpCode, Message, RpcError
 from toolbus.text import quote
@@ -82,9 +82,9 @@ class Pipe:
             name = jsonrpc.read(message.params, dict).get("profile") or DEFAULT_PROFILE
         except RpcError as error:
             raise PipeRefused(error.message) from None
-        profile = self._server.settings.profiles.get(name)
+        profile = self._server.settings.profiles.get(name) if isinstance(name, str) else None
         if profile is None:
-            raise PipeRefused(f"there is no profile {quote(name)}: the configuration has them at mcp.profiles")
+            raise PipeRefused(f"there is no profile {quote(str(name))}: the configuration has them at mcp.profiles")
         try:
             LOCAL.check_claims(profile.user, profile.level)
         except ToolBusError as error:
@@ -119,7 +119,10 @@ class Pipe:
                 return
             _, answer = await self._server.answer(request)
             if message.method == "initialize" and request.session is not None:
-                self._begin(request.session)
+                try:
+                    self._begin(request.session)
+                except LimitExceeded as error:  # of listeners
+                    answer = jsonrpc.refusal(id, RpcError(McpCode.INTERNAL, str(error)))
             self.send(answer)
         finally:
             tasks = self._running[id]
