@@ -12,6 +12,7 @@ The tree, by whose fault it is::
     │   ├── SessionGone         the session_id names no live session
     │   ├── Unauthenticated     no key says who asks, or one that does not count (any more)
     │   ├── NotPermitted        the source or identity lacks the right
+    │   │   └── NotApproved     a pinned source declares what nobody has approved
     │   ├── AlreadyAttached     the same source and instance attach too often
     │   ├── LimitExceeded       a limit of the bus was hit
     │   └── NotOffered          the server does not do that: it is not a toolbus, or an older one
@@ -135,6 +136,10 @@ class SessionGone(RequestError):
 
 class NotPermitted(RequestError):
     """The source or identity lacks a right."""
+
+
+class NotApproved(NotPermitted):
+    """A pinned source declares other tools than those that were trusted."""
 
 
 class Unauthenticated(NotPermitted):

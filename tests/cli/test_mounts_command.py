@@ -45,13 +45,13 @@ def test_a_server_is_mounted_changed_approved_and_unmounted(tmp_path: Path) -> N
         assert run("mounts", "restart", "files").exit_code == 0
         until_sync(lambda: shown()["state"] == "degraded")
         assert "approve files send" in run("mounts", "files").output
-        asked = run("mounts", "approve", "files")
+        asked = run("approve", "files")
         assert (asked.exit_code, "--yes" in asked.output) == (2, True)  # nobody is at the terminal
-        approved = run("mounts", "approve", "files", "send", "--yes")
+        approved = run("approve", "files", "send", "--yes")
         assert (approved.exit_code, "approved: tool:send" in approved.output) == (0, True)
         assert '+ "name": "send"' in approved.output
         assert [each["name"] for each in shown()["declared"]] == ["read", "send"]
-        assert "nothing of mount files waits" in run("mounts", "approve", "files").output
+        assert "nothing of source files waits" in run("approve", "files").output
         assert run("mounts", "logs", "files", "--json").exit_code == 0
         assert run("mounts", "logs", "nope").exit_code == 1
         broken = run("mount", "broken", "--env", "NOT_SET_ANYWHERE", "--", sys.executable, "x", place=True)

@@ -21,6 +21,7 @@ from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.keys.issuer_settings import Issuer, check_issuers
 from toolbus.bus.loopback import is_loopback_host, mask
 from toolbus.bus.mcp_settings import McpSettings
+from toolbus.bus.pins.fingerprints import PINS, Pin
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.limits import DEFAULT_TIMINGS, Limits, Timings
 from toolbus.tool import is_source
@@ -64,6 +65,8 @@ class Config:
             ``*`` stands for all that begin so.
         tripwire: how secrets are recognized by their names: ``default``, or ``synchronet`` for that system's own rules.
         tripwire_allow: names that a tool's results may hold all the same, by tool.
+        pins: what becomes of tools of plugins that change after they were first seen, by source: ``warn`` marks them,
+            ``block`` refuses them until they are approved; a source that is not named is not compared. ``*`` as above.
         permissions: which users may call which tools, and those of which roles and sources.
         background_after_seconds: how long a call of this process (`toolbus.tools.ToolRegistry`) waits before it becomes
             a task.
@@ -110,6 +113,7 @@ class Config:
     guarded: tuple[str, ...] = ("dropin", "dropin:*")
     tripwire: str = "default"
     tripwire_allow: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    pins: Mapping[str, Pin] = field(default_factory=dict)
     permissions: AccessRules = field(default_factory=AccessRules)
     background_after_seconds: float = 10.0
     tools_dir: Path | None = None
@@ -163,12 +167,7 @@ class Config:
         for name, file in (("council", self.council), ("mcp_servers", self.mcp_servers)):
             if file is not None and not file.is_file():
                 raise SetupError(f"{name} {str(file)!r} is not a file: create it or name another one")
-        patterns = {"generation": self.generation, "guarded": self.guarded}
-        stems = {name: tuple(each.rstrip("*") for each in sources) for name, sources in patterns.items()}
-        for name, sources in {"silenced": self.silenced, **stems}.items():
-            for source in sources:
-                if source and not is_source(source):
-                    raise SetupError(f"{name} names {source!r}: a source is 1 to 128 of [A-Za-z0-9_.:-]")
+        self._check_sources()
         try:
             Tripwire(self.tripwire, self.tripwire_allow)  # type: ignore[arg-type]  # it checks the preset
         except InvalidRequest as error:
@@ -210,6 +209,17 @@ class Config:
                 f"missed_heartbeats_gone is {self.missed_heartbeats_gone}, less than missed_heartbeats = "
                 f"{self.missed_heartbeats}: a session ends after its calls, so give at least as many"
             )
+
+    def _check_sources(self) -> None:
+        patterns = {"generation": self.generation, "guarded": self.guarded, "pins": tuple(self.pins)}
+        stems = {name: tuple(each.rstrip("*") for each in sources) for name, sources in patterns.items()}
+        for name, sources in {"silenced": self.silenced, **stems}.items():
+            for source in sources:
+                if source and not is_source(source):
+                    raise SetupError(f"{name} names {source!r}: a source is 1 to 128 of [A-Za-z0-9_.:-]")
+        for source, pin in self.pins.items():
+            if pin not in PINS:
+                raise SetupError(f"pins.{source} is {pin!r}, it must be one of {', '.join(PINS)}")
 
     def _check_audit(self) -> None:
         for name in ("audit_required", "audit_calls"):

@@ -17,6 +17,7 @@ from toolbus.bus.config import Config
 from toolbus.bus.embedded import EmbeddedBus
 from toolbus.bus.features import Features
 from toolbus.bus.keys.keyring import Keyring
+from toolbus.bus.pins.pins import Pins
 from toolbus.bus.roles import Roles
 from toolbus.bus.room import Rooms
 from toolbus.bus.signals import Signals
@@ -44,6 +45,7 @@ class Core:
         presence: the sessions of attached peers.
         records: the newest calls.
         audit: where parts say what was done and by whom.
+        pins: what is trusted of sources whose changes are to be noticed.
         indexes: of the catalogs that are searched.
         tasks: calls that outlived their soft deadline.
         local: the bus as its own process uses it.
@@ -69,6 +71,7 @@ class Core:
     presence: Presence
     records: CallRecords
     audit: Audit
+    pins: Pins
     indexes: IndexCache
     tasks: TaskManager
     local: EmbeddedBus

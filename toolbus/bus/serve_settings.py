@@ -16,6 +16,7 @@ from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.config import Config, check_port
 from toolbus.bus.keys.issuer_settings import read_issuers
 from toolbus.bus.mcp_settings import read_mcp
+from toolbus.bus.pins.fingerprints import PINS
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.limits import Limits
 from toolbus.reader import Keys, Read, Reader
@@ -113,6 +114,10 @@ def _allowed(reader: Reader) -> dict[str, tuple[str, ...]]:
     return {tool: _texts(names) for tool, names in reader.entries().items()}
 
 
+def _pins(reader: Reader) -> dict[str, str]:
+    return {source: pin.choice(PINS) for source, pin in reader.entries().items()}
+
+
 # Each setting by its name in the file; of the tables there are no variables.
 _READ: dict[str, Read] = {
     "grpc": _texts,
@@ -156,6 +161,7 @@ _TABLES: dict[str, Read] = {
     "limits": _limits,
     "permissions": _rules,
     "tripwire_allow": _allowed,
+    "pins": _pins,
     "issuers": read_issuers,
     "mcp": read_mcp,
 }

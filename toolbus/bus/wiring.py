@@ -34,6 +34,7 @@ from toolbus.bus.embedded import EmbeddedBus
 from toolbus.bus.features import Features
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.operators.grants import Grants
+from toolbus.bus.pins.pins import Pins
 from toolbus.bus.roles import Roles
 from toolbus.bus.room import AnyRoom, Room, Rooms
 from toolbus.bus.rooms.audit_room import AuditRoom
@@ -46,6 +47,7 @@ from toolbus.bus.rooms.mcp_client_room import McpClientRoom
 from toolbus.bus.rooms.mcp_server_room import McpServerRoom
 from toolbus.bus.rooms.notifications_room import NotificationsRoom
 from toolbus.bus.rooms.operators_room import OperatorsRoom
+from toolbus.bus.rooms.pins_room import PinsRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.bus.rooms.tasks_room import TasksRoom
 from toolbus.bus.rooms.upstream_room import UpstreamRoom
@@ -68,6 +70,7 @@ ROOMS: tuple[type[Room], ...] = (
     AuditRoom,  # before whatever does what is written down
     KeysRoom,
     OperatorsRoom,
+    PinsRoom,
     McpServerRoom,  # its path is served by the gateway
     GatewayRoom,  # binds before gRPC is served, and stops after whatever its requests wait for
     NotificationsRoom,
@@ -141,6 +144,7 @@ class Bus(EmbeddedBus):
         self._sweeps = SweepTimer()
         dispatcher = self._dispatcher(config, registry, timings)
         audit = Audit()
+        pins = Pins(config.pins, audit)
         signals = Signals(registry, dispatcher.view, self.records, timings.watch_seconds)
         super().__init__(registry, dispatcher, signals, limits)
         self._stopped = asyncio.Event()
@@ -157,9 +161,10 @@ class Bus(EmbeddedBus):
             policy=self.policy,
             view=dispatcher.view,
             dispatcher=dispatcher,
-            presence=self._presence(config, signals, timings, audit),
+            presence=self._presence(config, signals, timings, audit, pins),
             records=self.records,
             audit=audit,
+            pins=pins,
             indexes=IndexCache(embedder),
             tasks=self.tasks,
             local=self,
@@ -189,7 +194,7 @@ class Bus(EmbeddedBus):
             repairs=config.repair_arguments,
         )
 
-    def _presence(self, config: Config, signals: Signals, timings: Timings, audit: Audit) -> Presence:
+    def _presence(self, config: Config, signals: Signals, timings: Timings, audit: Audit, pins: Pins) -> Presence:
         return Presence(
             self.registry,
             self.dispatcher,
@@ -200,6 +205,7 @@ class Bus(EmbeddedBus):
             on_change=signals.catalog_changed,
             timings=timings,
             audit=audit,
+            pins=pins,
         )
 
     def __repr__(self) -> str:

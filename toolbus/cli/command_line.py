@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from toolbus.cli import (
+    approve_command,
     audit_command,
     call_command,
     calls_command,
@@ -104,6 +105,7 @@ app.command(epilog=permission_commands.PERMIT_EPILOG)(permission_commands.permit
 app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.grant)
 app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.revoke)
 app.command(epilog=confirm_command.EPILOG)(confirm_command.confirm)
+app.command(epilog=approve_command.EPILOG)(approve_command.approve)
 app.command(epilog=drain_command.EPILOG)(drain_command.drain)
 app.command(epilog=mount_command.EPILOG)(mount_command.mount)
 app.command(epilog=mount_command.UNMOUNT_EPILOG)(mount_command.unmount)

@@ -1,4 +1,4 @@
-"""Implements ``toolbus mounts``: how the mounted MCP servers are; approvals, restarts and logs of one."""
+"""Implements ``toolbus mounts``: how the mounted MCP servers are; restarts and logs of one."""
 
 from __future__ import annotations
 
@@ -20,25 +20,14 @@ EPILOG = epilog(
         "toolbus mounts",
         "toolbus mounts files",
         "toolbus mounts --json",
-        "toolbus mounts approve files",
-        "toolbus mounts approve files read_file --yes",
         "toolbus mounts restart files",
         "toolbus mounts logs files",
     ),
     """
     Without a name it shows all mounts, with a name the tools of one: their hints, whether a changed declaration waits
-    for an approval, and what is left out and why. `toolbus mount` adds servers, `toolbus unmount` removes them.
+    for `toolbus approve`, and what is left out and why. `toolbus mount` adds servers, `toolbus unmount` removes them.
     """,
     "0 done, 1 the bus refused (there is no such mount, for example), 2 wrong usage, 3 no bus found.",
-)
-APPROVE_EPILOG = epilog(
-    ("toolbus mounts approve files", "toolbus mounts approve files read_file", "toolbus mounts approve files --yes"),
-    """
-    A server is trusted as it is when it is first seen. What it changes later is offered and marked, or with
-    --pin block of `toolbus mount` waits for this command, which prints the difference and asks. Only what was shown is
-    approved, not what changes meanwhile.
-    """,
-    "0 approved, or nothing waits, 1 declined, or the bus refused, 2 wrong usage, 3 no bus found.",
 )
 DONE_EPILOG = epilog(
     ("toolbus mounts restart files", "toolbus mounts logs files"),
@@ -91,37 +80,6 @@ def show(
         _print_all(answer)
 
 
-@app.command(epilog=APPROVE_EPILOG)
-def approve(
-    name: NameArgument,
-    tool: Annotated[str | None, typer.Argument(metavar="[TOOL]", help="One tool (default: all changes).")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    bus: BusOption = None,
-    credential: CredentialOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Trust what a server declares now; prints the difference first."""
-    target = BusTarget(bus, credential)
-    answer = call_bus_tool(target, "mounts", {"name": name})
-    changes = answer["mounts"][0]["changes"] if answer["mounts"] else []
-    wanted = [each for each in changes if not tool or tool in (each["subject"], each["tool"])]
-    if not wanted:
-        terminal.print_note(f"nothing of {tool or f'mount {name}'} waits for an approval")
-        if as_json:
-            terminal.print_json({"name": name, "approved": [], "waiting": []})
-        return
-    for change in wanted:
-        terminal.print_lines(f"{change['subject']}\n{change['difference']}", sys.stderr if as_json else None)
-    if not yes:
-        ask(f"Trust {list_names(each['subject'] for each in wanted)} of mount {name} as declared now?")
-    expected = [change["fingerprint"] for change in wanted]
-    result = call_bus_tool(target, "mount_approve", {"name": name, "tool": tool or "", "expected": expected})
-    if as_json:
-        terminal.print_json(result)
-    else:
-        terminal.print_lines(f"approved: {list_names(result['approved'])}")
-
-
 @app.command(epilog=DONE_EPILOG)
 def restart(
     name: NameArgument, bus: BusOption = None, credential: CredentialOption = None, as_json: JsonOption = False
@@ -163,11 +121,9 @@ def print_mount(mount: Mapping[str, Any]) -> None:
         terminal.print_note(f"left out: {left['name']}: {left['reason']}")
     if mount["hidden"]:
         terminal.print_note(f"{mount['hidden']} tools are left out by allow and deny")
-    if mount["changes"]:
-        names = list_names(each["subject"] for each in mount["changes"])
-        terminal.print_note(
-            f"changed since it was trusted: {names}: `toolbus mounts approve {mount['name']}` shows how"
-        )
+    if mount["changed"]:
+        names = list_names(mount["changed"])
+        terminal.print_note(f"changed since it was trusted: {names}: `toolbus approve {mount['name']}` shows how")
 
 
 def print_tools(tools: list[Mapping[str, Any]], notices: Mapping[str, list[str]]) -> None:

@@ -17,6 +17,7 @@ from toolbus.bus.audit.audit_chain import FOLDER
 from toolbus.bus.config import Config
 from toolbus.bus.rooms.audit_room import AuditRoom
 from toolbus.bus.rooms.mcp_client_room import McpClientRoom
+from toolbus.bus.rooms.pins_room import PinsRoom
 from toolbus.errors import InvalidRequest
 
 SERVER = Path(__file__).parents[2] / "support" / "mcp_server.py"
@@ -35,7 +36,7 @@ async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
     }
     (tmp_path / "data").mkdir(mode=0o700)
     (tmp_path / "data" / "mcp.json").write_text(json.dumps({"mcpServers": mounts}))
-    async with Bus(Config(http="off", data_dir=tmp_path / "data"), rooms=(AuditRoom, McpClientRoom)) as bus:
+    async with Bus(Config(http="off", data_dir=tmp_path / "data"), rooms=(AuditRoom, PinsRoom, McpClientRoom)) as bus:
         yield bus
 
 
@@ -67,18 +68,18 @@ async def test_a_changed_tool_is_withdrawn_shown_approved_and_offered_again(bus:
     assert (await ask(bus, "mount_restart", name="files"))["restarted"]
     changed = await state(bus, "degraded")
     assert changed["declared"] == []
-    [change] = changed["changes"]
+    [change] = (await ask(bus, "approvals", source="files"))["changes"]
     assert "Reads and sends." in change["difference"]
-    unseen = await ask(bus, "mount_approve", name="files", expected=["0" * 64])
+    unseen = await ask(bus, "approve", source="files", expected=["0" * 64])
     assert (unseen["approved"], unseen["waiting"]) == ([], ["tool:read"])
-    done = await ask(bus, "mount_approve", name="files", tool="read", expected=[change["fingerprint"]])
+    done = await ask(bus, "approve", source="files", tool="read", expected=[change["fingerprint"]])
     assert done["approved"] == ["tool:read"]
     again = await state(bus, "live")
     assert [each["description"] for each in again["declared"]] == ["Reads and sends."]
     async with asyncio.timeout(30):
-        while not _audited(tmp_path / "data" / FOLDER, "mount.approve", "tool:read"):
+        while not _audited(tmp_path / "data" / FOLDER, "approve", "tool:read"):
             await asyncio.sleep(0.02)
-    assert _audited(tmp_path / "data" / FOLDER, "mount.change", "tool:read")
+    assert _audited(tmp_path / "data" / FOLDER, "change", "tool:read")
     assert isinstance((await ask(bus, "mount_logs", name="files"))["lines"], list)
 
 
@@ -91,7 +92,7 @@ async def test_what_is_not_there_is_refused_with_the_reason(bus: Bus) -> None:
         with pytest.raises(InvalidRequest, match=says):
             await ask(bus, "mount_restart", name=name)
     with pytest.raises(InvalidRequest, match="nothing of 'x' waits"):
-        await ask(bus, "mount_approve", name="files", tool="x")
+        await ask(bus, "approve", source="files", tool="x")
 
 
 async def test_no_tool_of_the_bus_takes_a_command(bus: Bus) -> None:

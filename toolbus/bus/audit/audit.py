@@ -33,8 +33,8 @@ Act = Literal[
     "identities",
     "key.renew",
     "key.revoke",
-    "mount.change",
-    "mount.approve",
+    "change",
+    "approve",
     "mount.restart",
 ]
 Outcome = Literal["ok", "begun", "failed", "refused"]

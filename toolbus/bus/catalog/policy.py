@@ -30,9 +30,10 @@ VERBS_OF_TOOLS: Mapping[str, str] = {
     "stats": "metrics",
     "role_add": "roles",
     "role_remove": "roles",
-    **dict.fromkeys(("permit", "permissions", "grant", "revoke", "explain", "confirm"), "permit"),
+    **dict.fromkeys(
+        ("permit", "permissions", "grant", "revoke", "explain", "confirm", "approvals", "approve"), "permit"
+    ),
     **dict.fromkeys(("dropin_address", "mounts", "mount_restart", "mount_logs"), "catalog"),
-    "mount_approve": "permit",
     **dict.fromkeys(("keys", "key_revoke"), "keys"),
     "audit_head": "audit",
 }

@@ -12,6 +12,7 @@ from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools, unchecked
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.gateway.callback_handler import CallbackHandler
+from toolbus.bus.pins.pins import Pins
 from toolbus.bus.storage.registration_store import StoredRegistration
 from toolbus.errors import InvalidTool
 from toolbus.limits import Limits
@@ -26,6 +27,23 @@ UNCONFIRMED = (
 ABSENT = -1  # as a place: the role existed, and a tool for all roles was not in it
 
 MakeHandler = Callable[[str, CompiledTool, CallbackUrl, str, float], CallbackHandler]
+
+
+def only_approved(records: Iterable[StoredRegistration], pins: Pins) -> list[StoredRegistration]:
+    """Returns persisted tools without those that wait for an approval: their sources were pinned to block since."""
+    stored = list(records)
+    waiting = {
+        source: pins.review(source, [each.tool for each in stored if each.source == source], accepted=True)
+        for source in {each.source for each in stored if pins.pin_of(each.source)}
+    }
+    approved = []
+    for record in stored:
+        why = waiting.get(record.source, {}).get((record.tool.name, record.tool.role or ""))
+        if why:
+            log.warning("dropped persisted tool=%r source=%r why=%s", record.tool.name, record.source, clean_line(why))
+        else:
+            approved.append(record)
+    return approved
 
 
 def restore_handlers(

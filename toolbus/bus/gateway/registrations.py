@@ -24,14 +24,14 @@ from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback import Callbacks, CallbackSignals
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
-from toolbus.bus.gateway.registration_restore import UNCONFIRMED, restore_handlers
+from toolbus.bus.gateway.registration_restore import UNCONFIRMED, only_approved, restore_handlers
 from toolbus.bus.gateway.registration_writer import RegistrationWriter
 from toolbus.bus.storage.registration_store import RegistrationStore, StoredRegistration
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.refused_tools import add_refused
 from toolbus.bus.streams.tool_review import first_fault, refusal
 from toolbus.bus.streams.withdrawal import notify_owners
-from toolbus.errors import InvalidRequest, InvalidTool, NotPermitted, RequestError, UnknownRole
+from toolbus.errors import InvalidRequest, InvalidTool, NotApproved, NotPermitted, RequestError, UnknownRole
 from toolbus.text import quote
 from toolbus.tool import Tool, is_source
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -65,6 +65,7 @@ class Registrations:
         self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
         self._handlers: dict[str, CallbackHandler] = {}  # by key: every registration, online or offline
         self._audit = core.audit
+        self._pins = core.pins
         self._adopt = core.roles.first_use
         self._housekeeping: asyncio.Task[None] | None = None  # None until started
         self._restoring = False  # whether it is still open which of the restored origins are there
@@ -80,7 +81,8 @@ class Registrations:
         """Restores what was persisted, and offers at once what its plugin still listens for."""
         self._restoring = True
         stored = {record.key: record for record in records}
-        self._handlers.update(restore_handlers(stored.values(), self._registry, self._limits, self._handler))
+        approved = only_approved(stored.values(), self._pins)
+        self._handlers.update(restore_handlers(approved, self._registry, self._limits, self._handler))
         if stored:
             self._registry.take_unsaved()  # all of them; most are as they were persisted
             changed = [
@@ -146,18 +148,13 @@ class Registrations:
             NotKept: it could not be persisted; it is offered until the bus stops.
         """
         self._check_source(source)
-        if tool.name.startswith(
-            f"{BUS_SOURCE}:"
-        ):  # REST-3 allows a colon, and a later registration replaces an earlier
-            raise NotPermitted(f"name {tool.name!r} is reserved for the bus's own tools: choose another")
-        if tool.name == LENT_MODEL:  # it would get what plugins ask a host's model
-            raise NotPermitted(
-                f"name {tool.name!r} is reserved for hosts that lend their model, in a session: choose another"
-            )
+        _check_name(tool.name)
         compiled = compile_tool(tool, self._limits) if tool.validate else unchecked(tool, self._limits)
         self._audit.check()
         if tool.role and not self._adopt(tool.role, Principal(source)):
             raise UnknownRole(tool.role)
+        for why in self._hold(source, [compiled]).values():
+            raise NotApproved(why)
         return self._register(source, [(compiled, target)], needs_role=True, secret=secret)[0]
 
     def register_by_grpc(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
@@ -187,6 +184,13 @@ class Registrations:
                 items.append(item)
             except RequestError as fault:
                 faults.append((message, fault))
+        if not (request.all_or_none and faults) and (waiting := self._hold(source, [tool for tool, _ in items])):
+            faults += [
+                (message, NotApproved(waiting.pop(key)))
+                for message in request.tools
+                if (key := (message.name, message.role)) in waiting
+            ]
+            items = [item for item in items if _key(item[0].tool) not in {(each.name, each.role) for each, _ in faults}]
         if request.all_or_none and faults:
             raise first_fault([fault for _, fault in faults])
         outcomes = self._register(source, items)
@@ -206,6 +210,20 @@ class Registrations:
             raise InvalidTool([f"tool {quote(message.name)}: {error}"]) from None
         tool = replace(Tool.from_wire(message, self._limits), callback_url=target.shown)
         return compile_tool(tool, self._limits), target
+
+    def _hold(self, source: str, tools: Sequence[CompiledTool]) -> dict[tuple[str, str], str]:
+        """Returns why tools of a pinned source wait for an approval, by name and role; what they were is withdrawn."""
+        waiting = self._pins.review(source, [tool.declared for tool in tools])
+        handlers = [handler for origin in self._by_source.get(source, ()) for handler in origin.handlers]
+        former = [handler for handler in handlers if _key(handler.offered.tool) in waiting]
+        for handler in former:
+            self._registry.withdraw(handler)
+            log.warning("withdrawn tool=%r source=%r why=it changed", handler.offered.tool.name, source)
+        if former:
+            self._on_source(source)
+            self.persist()
+            self._changed()
+        return waiting
 
     def _register(
         self, source: str, items: list[tuple[CompiledTool, CallbackUrl]], *, needs_role: bool = False, secret: str = ""
@@ -227,6 +245,7 @@ class Registrations:
                     self._callbacks.await_listener(handler.origin)
             else:
                 self._leave_origin(handler)
+        self._presence.review.mark(source)
         self._on_source(source)
         try:
             self.persist(strict=True)
@@ -379,6 +398,18 @@ class Registrations:
             )
             self._writer.write(handlers)
             self._changed()
+
+
+def _check_name(name: str) -> None:
+    # REST-3 allows a colon, and a later registration replaces an earlier
+    if name.startswith(f"{BUS_SOURCE}:"):
+        raise NotPermitted(f"name {name!r} is reserved for the bus's own tools: choose another")
+    if name == LENT_MODEL:  # it would get what plugins ask a host's model
+        raise NotPermitted(f"name {name!r} is reserved for hosts that lend their model, in a session: choose another")
+
+
+def _key(tool: Tool) -> tuple[str, str]:
+    return tool.name, tool.role or ""
 
 
 def _trust(handler: CallbackHandler) -> str:

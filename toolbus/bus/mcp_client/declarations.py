@@ -95,7 +95,7 @@ def tools_of(
             continue
         if tool_subject(theirs) in blocked:
             left.append(
-                Left(ours, f"it changed since the server was trusted: run `toolbus mounts approve {entry.name} {ours}`")
+                Left(ours, f"it changed since the server was trusted: run `toolbus approve {entry.name} {ours}`")
             )
             continue
         try:

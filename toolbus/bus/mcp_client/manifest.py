@@ -78,7 +78,7 @@ class Manifest(FingerprintFile):
     contents = "mounts"
     lost = (
         "servers are asked again; what was approved of mounts is gone, those with pin = block wait for "
-        "`toolbus mounts approve`"
+        "`toolbus approve`"
     )
 
     def load(self, mount: str, command: str) -> Remembered | None:

@@ -1,4 +1,4 @@
-"""Offers what operators do with mounts as tools of the bus: show, approve, restart, read a log.
+"""Offers what operators do with mounts: show, restart, read a log as tools of the bus; approve for the room of pins.
 
 They show and restart what is configured, and add nothing: what starts a program stands in files that only the bus's
 user can write.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -44,7 +44,6 @@ class MountTools:
         self._audit = audit
         self._mounts: Mounts | None = None  # None until there is a mount
         self._manifest: Manifest | None = None  # where approvals are stored; None until there is a mount
-        self._approving = asyncio.Lock()
 
     def follow(self, mounts: Mounts, manifest: Manifest) -> None:
         """Shows these mounts from now on."""
@@ -57,7 +56,7 @@ class MountTools:
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
-        return [self.show_mounts, self.mount_approve, self.mount_restart, self.mount_logs]
+        return [self.show_mounts, self.mount_restart, self.mount_logs]
 
     @llm_tool(
         name="mounts",
@@ -83,37 +82,36 @@ class MountTools:
             "errors": dict(self.configured.errors),
         }
 
-    @llm_tool(
-        description="Trusts what a mounted MCP server declares now, where that differs from what was trusted before."
-    )
-    async def mount_approve(
-        self, scope: ToolScope, name: str, tool: str = "", expected: list[str] | None = None
-    ) -> dict[str, Any]:
-        """Approves changes.
+    # -- approvals ---------------------------------------------------------------------------------------------------
 
-        Args:
-            name: of the mount.
-            tool: one tool, by its name here or at the server, or a subject such as `instructions`; "" for all.
-            expected: the fingerprints that were shown; a change that came since then is not approved. null: any.
-        """
-        async with self._approving:
-            mount, manifest = self._find(name), self._manifest
-            assert manifest is not None  # there is a mount
-            entry = mount.entry
-            known = await asyncio.to_thread(manifest.fingerprints, entry.name, entry.command_digest)
-            waiting = fingerprints.pending(known)
-            chosen = [subject for subject in waiting if not tool or _names(subject, tool)]
-            if tool and not chosen:
-                raise InvalidRequest(
-                    f"nothing of {quote(tool)} waits for an approval in mount {name}; what does: {list_names(waiting)}"
-                )
-            if expected is not None:
-                chosen = [each for each in chosen if fingerprints.digest_of(waiting[each].pending) in expected]
-            with self._audit.operation("mount.approve", principal_of(scope), target=name, why=list_names(chosen)):
-                approved = fingerprints.approve(known, chosen)
-                await asyncio.to_thread(manifest.save_fingerprints, entry.name, entry.command_digest, approved)
-                await mount.review_again()
-        return {"name": name, "approved": chosen, "waiting": [each for each in waiting if each not in chosen]}
+    def approvable(self) -> Iterable[str]:
+        """Names the mounts."""
+        return [each.name for each in self._mounts or ()]
+
+    def known(self, source: str) -> Mapping[str, fingerprints.Pinned] | None:
+        """Returns what is known of a mount; None where there is none of that name."""
+        mount = self._mounts.get(source) if self._mounts is not None else None
+        if mount is None or self._manifest is None:
+            return None
+        return self._manifest.fingerprints(mount.entry.name, mount.entry.command_digest)
+
+    async def approve(self, source: str, subjects: Collection[str]) -> None:
+        """Trusts what is pending of some subjects of a mount, and offers it."""
+        mount, manifest = self._find(source), self._manifest
+        assert manifest is not None  # there is a mount
+        entry = mount.entry
+        known = await asyncio.to_thread(manifest.fingerprints, entry.name, entry.command_digest)
+        approved = fingerprints.approve(known, subjects)
+        await asyncio.to_thread(manifest.save_fingerprints, entry.name, entry.command_digest, approved)
+        await mount.review_again()
+
+    def tool_of(self, subject: str) -> str:
+        """Returns a tool's name on the bus; "" for other subjects."""
+        from toolbus.bus.mcp_client.declarations import our_name
+
+        return our_name(subject.removeprefix(_TOOL)) if subject.startswith(_TOOL) else ""
+
+    # -- the tools ---------------------------------------------------------------------------------------------------
 
     @llm_tool(description="Starts a mounted MCP server anew, also one that was given up.")
     async def mount_restart(self, scope: ToolScope, name: str) -> dict[str, Any]:
@@ -143,8 +141,6 @@ class MountTools:
         )
 
     def _described(self, mount: Mount, *, details: bool) -> dict[str, Any]:
-        from toolbus.bus.mcp_client.declarations import our_name
-
         status, entry = mount.status(), mount.entry
         shown = dataclasses.asdict(status)
         left = [{"name": each.name, "reason": each.reason} for each in status.left]
@@ -153,16 +149,6 @@ class MountTools:
         if details and self._manifest is not None:
             known = self._manifest.fingerprints(entry.name, entry.command_digest)
             shown["declared"] = [_tool(mount, item.tool.name, known) for item in mount.offer.declared.compiled]
-            shown["changes"] = [
-                {
-                    "subject": subject,
-                    "tool": our_name(subject.removeprefix(_TOOL)) if subject.startswith(_TOOL) else "",
-                    "fingerprint": fingerprints.digest_of(each.pending),
-                    "approved": each.fingerprint,
-                    "difference": each.difference(),
-                }
-                for subject, each in fingerprints.pending(known).items()
-            ]
         return shown
 
 
@@ -178,14 +164,6 @@ def _tool(mount: Mount, name: str, known: dict[str, fingerprints.Pinned]) -> dic
         "fingerprint": pinned.fingerprint,
         "changed": bool(pinned.pending),
     }
-
-
-def _names(subject: str, wanted: str) -> bool:
-    """Tells whether a person means a subject."""
-    from toolbus.bus.mcp_client.declarations import our_name
-
-    theirs = subject.removeprefix(_TOOL) if subject.startswith(_TOOL) else ""
-    return wanted == subject or bool(theirs and wanted in (theirs, our_name(theirs)))
 
 
 def _target(entry: MountEntry) -> str:

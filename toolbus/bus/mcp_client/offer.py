@@ -190,7 +190,7 @@ class MountOffer:
             subjects = list_names(review.news)
             name = entry.name
             log.warning("mount %s: %s changed since it was trusted: see `toolbus mounts %s`", name, subjects, name)
-            self._audit.record("mount.change", target=name, why=subjects, source=name)
+            self._audit.record("change", target=name, why=subjects, source=name)
         self.changed = tuple(fingerprints.pending({subject: review.pinned[subject] for subject in seen}))
         return review.blocked
 

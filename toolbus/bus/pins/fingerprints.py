@@ -17,6 +17,7 @@ from typing import Any, Literal
 from toolbus.text import escape_surrogates, escape_unsafe
 
 Pin = Literal["warn", "block"]
+PINS: tuple[Pin, ...] = ("warn", "block")
 INSTRUCTIONS = "instructions"  # the subject of what a server says to models beside its tools
 MAX_SUBJECTS = 20_000  # of one mount; of what it declares no longer the rest is forgotten
 MAX_SHOWN_LINES = 400  # of one difference
@@ -81,9 +82,9 @@ def subjects_of(
     """Returns the canonical text of each thing that a server declares; of equal names the first."""
     seen: dict[str, str] = {}
     for declaration in tools:
-        seen.setdefault(tool_subject(str(declaration.get("name"))), _canonical(declaration, _TOOL))
+        seen.setdefault(tool_subject(str(declaration.get("name"))), canonical(declaration))
     for declaration in prompts:
-        seen.setdefault(prompt_subject(str(declaration.get("name"))), _canonical(declaration, _PROMPT))
+        seen.setdefault(prompt_subject(str(declaration.get("name"))), canonical(declaration, _PROMPT))
     if instructions:
         seen[INSTRUCTIONS] = json.dumps(instructions)
     return seen
@@ -137,7 +138,7 @@ def approve(known: Mapping[str, Pinned], subjects: Collection[str]) -> dict[str,
     }
 
 
-def _canonical(declaration: Mapping[str, Any], keys: Iterable[str]) -> str:
+def canonical(declaration: Mapping[str, Any], keys: Iterable[str] = _TOOL) -> str:
     """Returns the same text for the same declaration, however its keys are ordered. ASCII, surrogates included."""
     chosen = {key: declaration[key] for key in keys if declaration.get(key) not in (None, "", {})}
     return json.dumps(chosen, sort_keys=True, separators=(",", ":"))

@@ -35,6 +35,11 @@ class McpClientRoom(Room):
         self._follower: MountsFollower | None = None  # None where there can be no file
         self._following: asyncio.Task[None] | None = None  # None until started
 
+    @property
+    def approver(self) -> MountTools:
+        """What approves changes of mounted servers."""
+        return self._tools
+
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools for mounts."""
         return self._tools.tools()

@@ -18,6 +18,7 @@ from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.policy import TOOLS, Policy
 from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.pins.pins import Pins
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.catalog_watchers import CatalogWatchers
 from toolbus.bus.streams.handshake import Handshake, deny
@@ -25,7 +26,7 @@ from toolbus.bus.streams.notification_board import NotificationBoard
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.refused_tools import Cause, add_refused
 from toolbus.bus.streams.session_table import SessionTable
-from toolbus.bus.streams.tool_review import ToolReview
+from toolbus.bus.streams.tool_review import NOT_ALONE, ToolReview
 from toolbus.bus.streams.withdrawal import Withdrawal
 from toolbus.errors import InvalidRequest, NotPermitted, ToolBusError, grpc_status
 from toolbus.limits import DEFAULT_TIMINGS, Timings
@@ -48,6 +49,7 @@ class Presence(SessionTable):
 
     Attributes:
         audit: where it is said who attached, was refused, offered and withdrew tools.
+        pins: what is trusted of sources whose changes are to be noticed; by default of none.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Presence(SessionTable):
         on_change: Callable[[], None],
         timings: Timings = DEFAULT_TIMINGS,
         audit: Audit | None = None,
+        pins: Pins | None = None,
     ) -> None:
         super().__init__()
         self.audit = audit or Audit()
@@ -72,7 +75,7 @@ class Presence(SessionTable):
         self._on_source = on_source
         self._on_change = on_change
         self._timings = timings
-        self.review = ToolReview(registry, policy, limits, self.audit)
+        self.review = ToolReview(registry, policy, limits, self.audit, pins or Pins())
         self.handshake = Handshake(registry, dispatcher, policy, limits, identity, self, self.review)
         self.watchers = CatalogWatchers(dispatcher.view)
         self.notifications = NotificationBoard(dispatcher.view)
@@ -142,7 +145,7 @@ class Presence(SessionTable):
         judgement = self.review.judge_more(peer, request.tools, all_or_none=request.all_or_none)
         deny(peer, "register", judgement.refused)
         if request.all_or_none and judgement.refused:
-            raise NotPermitted(judgement.refused[0].error)
+            raise NotPermitted(next(each.error for each in judgement.refused if each.error != NOT_ALONE))
         outcome, refused = self.review.offer(peer, judgement, whole=False)
         names = list_names(outcome.names)
         self.audit.record("register", peer.principal, target=names, peer=peer.session_id, tools=len(outcome.names))
@@ -196,6 +199,15 @@ class Presence(SessionTable):
         self._on_source(source)
         self._on_change()
         return outcome.count
+
+    def approved(self, source: str) -> None:
+        """Tries again what sessions of a source were refused for want of an approval, and unmarks what is trusted."""
+        before = self._registry.revision
+        self.review.review(list(self.by_source.get(source, {}).values()), Cause.APPROVAL)
+        self.review.mark(source)
+        if self._registry.revision != before:
+            self._on_source(source)
+            self._on_change()
 
     def catalog_changed(self) -> None:
         """Tries again what was refused for a role, if the roles changed."""

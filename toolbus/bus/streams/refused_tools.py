@@ -32,6 +32,7 @@ class Cause(Enum):
     RIGHT = auto()
     ROLE = auto()
     LIMIT = auto()
+    APPROVAL = auto()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Judges each tool that a session declares on its own: offers those that are good, refuses the others, each with why.
 
-A tool that was refused for a right, a role or a limit is tried again when one of these changes, and its session is told
-by an event. Knows no sockets; the handshake and presence say when what was declared.
+A tool that was refused for a right, a role or a limit, or waits for an approval, is tried again when one of these
+changes, and its session is told by an event. Knows no sockets; the handshake and presence say when what was declared.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, declared_twice
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.pins.pins import Pins, subject_of
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.refused_tools import Cause, Refusal, RefusedTools, to_wire
 from toolbus.bus.streams.withdrawal import notify_owners
-from toolbus.errors import InvalidTool, LimitExceeded, NotPermitted, RequestError, UnknownRole
+from toolbus.errors import InvalidTool, LimitExceeded, NotApproved, NotPermitted, RequestError, UnknownRole
 from toolbus.session import State
 from toolbus.text import clean_line, list_names, quote
 from toolbus.tool import MAX_ROLE, Limits, is_role
@@ -32,12 +33,21 @@ from toolbus.v1 import tool_pb2 as pb
 log = logging.getLogger("toolbus.sessions")
 
 EVENT_NAMES = 1_000  # of tools in one event
+_CHANGED = {  # why refused tools are tried again
+    Cause.RIGHT: "a right changed",
+    Cause.ROLE: "a role changed",
+    Cause.LIMIT: "a limit changed",
+    Cause.APPROVAL: "they were approved",
+}
 NOT_ALONE = "it is refused because another tool of the request is, and the request says all_or_none: fix that one"
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What became of declared tools: those to offer, and the refusals of the others, in the order of the request."""
+    """What became of declared tools: those to offer, and the refusals of the others, in the order of the request.
+
+    What waits for an approval comes last.
+    """
 
     tools: list[CompiledTool] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -48,12 +58,14 @@ class ToolReview:
 
     Attributes:
         refused: the refusals of attached sessions.
+        pins: what is trusted of sources whose changes are to be noticed.
         adopt: adds a role that a tool of a principal names, where the configuration says so; returns whether it exists
             now.
     """
 
-    def __init__(self, registry: Registry, policy: Policy, limits: Limits, audit: Audit) -> None:
+    def __init__(self, registry: Registry, policy: Policy, limits: Limits, audit: Audit, pins: Pins) -> None:
         self.refused = RefusedTools()
+        self.pins = pins
         self.adopt: Callable[[str, Principal], bool] = lambda role, principal: False
         self._registry = registry
         self._policy = policy
@@ -77,7 +89,7 @@ class ToolReview:
         all_or_none: bool = False,
         offered: Collection[object] = (),
     ) -> Judgement:
-        """Judges tools of a session; changes nothing, unless a role is adopted.
+        """Judges tools of a session; changes nothing, unless a role is adopted or a pinned source is seen first.
 
         Args:
             offered: what counts against the limit `tools` beside these: `Registry.counted`.
@@ -108,12 +120,28 @@ class ToolReview:
             else:
                 names.add(counted)
                 judgement.tools.append(tool)
+        if not (all_or_none and faults):
+            faults += self._hold(source, declared, judgement)
         if not all_or_none:
             return judgement
         if faults:
             return _all_refused(declared, judgement, faults)
         self._registry.check_room(judgement.tools, source, qualified=qualified)
         return judgement
+
+    def _hold(self, source: str, declared: Sequence[pb.Tool], judgement: Judgement) -> list[RequestError]:
+        """Refuses what waits for an approval, where the source is pinned. Returns the faults."""
+        waiting = self.pins.review(source, [item.declared for item in judgement.tools])
+        if not waiting:
+            return []
+        judgement.tools[:] = [it for it in judgement.tools if (it.tool.name, it.tool.role or "") not in waiting]
+        faults: list[RequestError] = []
+        for message in declared:
+            why = waiting.pop((message.name, message.role), "")
+            if why:
+                faults.append(NotApproved(why))
+                judgement.refused.append(refusal(message, faults[-1]))
+        return faults
 
     def judge_more(self, peer: Peer, declared: Sequence[pb.Tool], *, all_or_none: bool) -> Judgement:
         """Judges tools that a live session adds to those that it offers; raises as `judge`."""
@@ -191,6 +219,7 @@ class ToolReview:
             stored = tuple(each for each in self.refused.of(peer) if each.key not in declared)
             self._withdraw(peer, judgement.refused, judgement.tools)
         self.refused.set(peer, (*stored, *refused))
+        self.mark(peer.source)
         if judgement.tools:
             peer.offers_tools = True
         notify_owners(outcome)
@@ -204,6 +233,14 @@ class ToolReview:
             first = clean_line(refused[0].error)
             log.warning("refused source=%s tools=%d, the first: %s", peer.source, len(refused), first)
         return outcome, refused
+
+    def mark(self, source: str) -> None:
+        """Marks what a pinned source offers although it changed, for operators, and unmarks what is trusted now."""
+        if not self.pins.pin_of(source):
+            return
+        warnings = self.pins.warnings(source)
+        for entry in self._registry.offered_by(source):
+            self._registry.warn(entry, "pin", warnings.get(subject_of(entry.bare_name, entry.tool.role), ""))
 
     def _withdraw(self, peer: Peer, refused: Sequence[Refusal], offered: Sequence[CompiledTool]) -> None:
         keys = {each.key for each in refused} - {(item.tool.name, item.tool.role or "") for item in offered}
@@ -273,7 +310,7 @@ class ToolReview:
         news = {each.name for each in self.refused.of(peer) if former.get(each.key) != each.error}
         if outcome.names:
             names = list_names(outcome.names)
-            why = f"tried again: a {cause.name.lower()} changed"
+            why = f"tried again: {_CHANGED[cause]}"
             self._audit.record("register", peer.principal, target=names, why=why, peer=peer.session_id)
             log.info("offered source=%s tools=%d that were refused before", peer.source, len(outcome.names))
         self._tell(peer, outcome.names, {*outcome.names, *news, *(name for name, _ in outcome.waiting)})
@@ -375,6 +412,8 @@ def _beyond_scope(identity: Identity, role: str) -> str:
 def refusal(message: pb.Tool, fault: RequestError) -> Refusal:
     """Returns the refusal of a declared tool for a fault."""
     match fault:
+        case NotApproved():
+            return Refusal.of(message, str(fault), Cause.APPROVAL)
         case NotPermitted():
             return Refusal.of(message, str(fault), Cause.RIGHT)
         case LimitExceeded():
@@ -405,5 +444,6 @@ def _all_refused(declared: Sequence[pb.Tool], judgement: Judgement, faults: Sequ
     if bad:
         raise first_fault(bad)
     reasons = {each.key: each.error for each in judgement.refused}
-    refusals = (Refusal.of(tool, reasons.get((tool.name, tool.role), NOT_ALONE), Cause.RIGHT) for tool in declared)
+    cause = Cause.APPROVAL if any(isinstance(fault, NotApproved) for fault in faults) else Cause.RIGHT
+    refusals = (Refusal.of(tool, reasons.get((tool.name, tool.role), NOT_ALONE), cause) for tool in declared)
     return Judgement([], list(refusals))

@@ -1,0 +1,166 @@
+"""Shows operators what sources changed since they were trusted, and approves it: plugins and mounted MCP servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from toolbus.bus.access.principal import principal_of
+from toolbus.bus.core import Core
+from toolbus.bus.pins import fingerprints
+from toolbus.bus.pins.fingerprints import Pinned
+from toolbus.bus.room import Room
+from toolbus.bus.rooms.mcp_client_room import McpClientRoom
+from toolbus.errors import InvalidRequest
+from toolbus.sdk import ToolScope, llm_tool
+from toolbus.text import list_names, quote
+
+
+class Approver(Protocol):
+    """What approves changes of some sources."""
+
+    def approvable(self) -> Iterable[str]:
+        """Names the sources of which something is known."""
+
+    def known(self, source: str) -> Mapping[str, Pinned] | None:
+        """Returns what is known of a source; None where the source is not of here."""
+
+    async def approve(self, source: str, subjects: Collection[str]) -> None:
+        """Trusts what is pending of some subjects, and puts it in force."""
+
+    def tool_of(self, subject: str) -> str:
+        """Returns a tool's name on the bus; "" for other subjects."""
+
+
+class PluginApprover:
+    """Approves what plugins changed: those in sessions, and those with callback URLs."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def approvable(self) -> Iterable[str]:
+        """Names the pinned sources of which something is known."""
+        return self._core.pins.sources()
+
+    def known(self, source: str) -> Mapping[str, Pinned] | None:
+        """Returns what is known of a pinned source, after what its sessions were refused was judged again."""
+        if self._core.pins.pin_of(source) is None:
+            return None
+        self._core.presence.approved(source)  # of two sessions one may have declared what is trusted since
+        return self._core.pins.known(source)
+
+    async def approve(self, source: str, subjects: Collection[str]) -> None:
+        """Trusts what is pending of some subjects; what sessions were refused for it is offered."""
+        self._core.pins.approve(source, subjects)
+        self._core.presence.approved(source)
+
+    def tool_of(self, subject: str) -> str:
+        """Returns the name of a tool, without its role."""
+        return subject.removeprefix(fingerprints.tool_subject("")).partition(" (role ")[0]
+
+
+class PinsRoom(Room):
+    """The approvals of one bus, and the file of what is trusted of plugins."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._plugins = PluginApprover(core)
+        self._approving = asyncio.Lock()
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the operators' tools of this room."""
+        return [self.approvals, self.approve]
+
+    async def open(self) -> None:
+        """Opens the file, where a source is pinned and the bus has a data directory."""
+        if self.core.config.data_dir is not None:
+            self.core.pins.open(self.core.config.data_dir)
+
+    async def stop(self) -> None:
+        """Closes the file."""
+        self.core.pins.close()
+
+    @llm_tool(
+        description="Shows what sources (plugins that the configuration pins, mounted MCP servers) declare otherwise "
+        "than when they were trusted: the difference, and a fingerprint for approve.",
+        read_only=True,
+    )
+    async def approvals(self, source: str = "") -> dict[str, Any]:
+        """Shows changes.
+
+        Args:
+            source: one source; "" for all.
+        """
+        self._find(source)
+        return {
+            "changes": [
+                {
+                    "source": name,
+                    "subject": subject,
+                    "tool": approver.tool_of(subject),
+                    "fingerprint": fingerprints.digest_of(each.pending),
+                    "approved": each.fingerprint,
+                    "difference": each.difference(),
+                }
+                for name, approver, known in self._known(source)
+                for subject, each in fingerprints.pending(known).items()
+            ]
+        }
+
+    @llm_tool(description="Trusts what a source declares now, where that differs from what was trusted before.")
+    async def approve(
+        self, scope: ToolScope, source: str, tool: str = "", expected: list[str] | None = None
+    ) -> dict[str, Any]:
+        """Approves changes.
+
+        Args:
+            source: a plugin's source, or a mount.
+            tool: one tool, by its name on the bus, or a subject such as `instructions`; "" for all.
+            expected: the fingerprints that were shown; a change that came since then is not approved. null: any.
+        """
+        async with self._approving:
+            self._find(source)
+            waiting = [
+                (approver, subject, each)
+                for _, approver, known in self._known(source)
+                for subject, each in fingerprints.pending(known).items()
+            ]
+            chosen = [
+                item
+                for item in waiting
+                if not tool
+                or tool in (item[1], item[0].tool_of(item[1]), item[1].removeprefix(fingerprints.tool_subject("")))
+            ]
+            names = [subject for _, subject, _ in waiting]
+            if tool and not chosen:
+                raise InvalidRequest(
+                    f"nothing of {quote(tool)} waits for an approval in source {source}; what does: {list_names(names)}"
+                )
+            if expected is not None:
+                chosen = [item for item in chosen if fingerprints.digest_of(item[2].pending) in expected]
+            subjects = [subject for _, subject, _ in chosen]
+            with self.core.audit.operation("approve", principal_of(scope), target=source, why=list_names(subjects)):
+                for approver in {id(item[0]): item[0] for item in chosen}.values():
+                    await approver.approve(source, [item[1] for item in chosen if item[0] is approver])
+        return {"source": source, "approved": subjects, "waiting": [each for each in names if each not in subjects]}
+
+    @property
+    def _approvers(self) -> list[Approver]:
+        mounts = self.core.rooms.find(McpClientRoom)
+        return [self._plugins, *([mounts.approver] if mounts is not None else [])]
+
+    def _known(self, source: str) -> Iterator[tuple[str, Approver, Mapping[str, Pinned]]]:
+        for approver in self._approvers:
+            for name in [source] if source else approver.approvable():
+                known = approver.known(name)
+                if known is not None:
+                    yield name, approver, known
+
+    def _find(self, source: str) -> None:
+        """Checks that changes of a source are noticed at all."""
+        if source and not any(True for _ in self._known(source)):
+            raise InvalidRequest(
+                f"source {quote(source)} is neither pinned nor a mount, so none of its changes waits: name it in "
+                "[pins] of the configuration"
+            )
