@@ -261,3 +261,11 @@ async def test_instructions_that_are_handed_on_reach_the_clients_that_see_someth
         assert legacy["instructions"] == found["instructions"]
         other = await bench.ask("server/discover", profile=Profile(name="other", sources=("x",)))
         assert (other["instructions"], other["cacheScope"]) == (plain, "public")
+
+
+@pytest.mark.parametrize("meta", [[], "x", 7, None])
+async def test_a_meta_that_is_no_object_is_left_out(meta: object) -> None:
+    async with mcp_bench() as bench:
+        bench.bus.core.features.add(Mounted("m", prompts=["p"], answer=lambda *_: {"messages": [], "_meta": meta}))
+        assert (await bench.ask("prompts/get", {"name": "m_p"}))["messages"] == []
+        assert await bench.ask("prompts/get", {"name": "m_p"}, session=bench.session()) == {"messages": []}

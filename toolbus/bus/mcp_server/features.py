@@ -376,7 +376,8 @@ def _write(request: Request, result: dict[str, Any], limits: Limits) -> bytes | 
             )
         return Questions(requests, state)
     kept = {name: value for name, value in result.items() if name not in _MODERN_ONLY}
-    meta = {name: value for name, value in (kept.pop("_meta", None) or {}).items() if name != META_SERVER}
+    meta = kept.pop("_meta", None)
+    meta = {name: value for name, value in meta.items() if name != META_SERVER} if isinstance(meta, dict) else {}
     if meta:
         kept["_meta"] = meta
     if request.modern and request.method == "resources/read":
