@@ -38,7 +38,7 @@ async def _until_state(peer: RawPeer, name: str, state: int, seconds: float) -> 
     started = time.monotonic()
     while await _state(peer, name) != state:
         assert time.monotonic() < started + seconds, f"the session of {name!r} has not reached state {state}"
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
     return time.monotonic() - started
 
 

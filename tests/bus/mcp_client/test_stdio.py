@@ -135,15 +135,15 @@ asyncio.run(main())
 
 def test_no_process_outlives_a_bus_that_is_killed() -> None:
     server = Path(__file__).parents[2] / "support" / "mcp_server.py"
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(server)], stdout=subprocess.PIPE)
-    assert owner.stdout is not None
-    pid = int(owner.stdout.readline())
-    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    mark = next(each for each in variables if each.startswith(b"TOOLBUS_MOUNT="))
-    assert len(_marked(mark)) == 3
-    owner.send_signal(signal.SIGKILL)
-    owner.wait()
-    owner.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", OWNER, str(server)], stdout=subprocess.PIPE) as owner:
+        try:
+            assert owner.stdout is not None
+            pid = int(owner.stdout.readline())
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            mark = next(each for each in variables if each.startswith(b"TOOLBUS_MOUNT="))
+            until_sync(lambda: len(_marked(mark)) == 3, "the server and its processes")
+        finally:
+            owner.kill()
     until_sync(lambda: not _marked(mark))
 
 
