@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool, names, starting
 from tests.support.waiting import until
 from toolbus.bus import Bus
+from toolbus.bus.catalog.policy import VERBS_OF_TOOLS
 from toolbus.bus.pins.fingerprint_file import FILE
 from toolbus.cli.command_line import app
 from toolbus.sdk import Plugin
@@ -113,7 +114,8 @@ async def test_the_command_shows_the_difference_asks_and_offers_what_a_session_w
         assert "neither pinned nor a mount" in (await run("approve", "nobody")).output
 
 
-async def test_only_who_administers_permits_may_approve() -> None:
+async def test_approvals_are_tools_of_the_bus_that_need_the_verb_permit() -> None:
+    assert (VERBS_OF_TOOLS["approvals"], VERBS_OF_TOOLS["approve"]) == ("permit", "permit")
     async with running_bus(pins={"s": "warn"}) as bus:
         own = {entry.name for entry in bus.registry.offered_by("toolbus")}
         assert {"toolbus:approvals", "toolbus:approve"} <= own
