@@ -38,6 +38,9 @@ EPILOG = epilog(
     that the call had reached, whether it is safe to call again (retry_safe), and the limit that ended it. With --json
     both are in one document: output, is_error, error, content.
 
+    On a terminal a tool that asks has its form filled in field by field, on standard error. Enter takes the default, or
+    leaves a field out; an empty required field and Ctrl-D decline. Elsewhere, and with --json, it is an error.
+
     With --background-after a call that takes longer becomes a task and continues without this command. Its id is
     printed to standard output as plain text; with --json it is in the output as task_id. `toolbus tasks await ID` gets
     the result; it needs the same --user.
@@ -97,6 +100,7 @@ def call(
         options["context"] = _context(pairs)
     if progress:
         options["on_progress"] = show_progress
+    options |= {} if as_json else _asking()
     result = bus_client.with_host(BusTarget(bus, credential), lambda host: host.call(name, text, **options))
     task_id = None if as_json or background_after is None else _task_of(result)
     if task_id is None:
@@ -106,6 +110,15 @@ def call(
         owner = dict(pairs).get("user_id")
         await_command = f"toolbus tasks await {task_id}" + (f" --user {shlex.quote(owner)}" if owner else "")
         terminal.print_note(f"{name} continues as a task: get its result with `{await_command}`")
+
+
+def _asking() -> dict[str, Any]:
+    """Returns the option that has a person answer what a tool asks; none where nobody is at a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return {}
+    from toolbus.cli.question_form import ask_person
+
+    return {"on_input": ask_person}
 
 
 def check_seconds(option: str, seconds: float | None) -> None:

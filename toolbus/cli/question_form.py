@@ -1,0 +1,133 @@
+"""Asks the person at the terminal what a tool asks: each field of its form in turn.
+
+Everything but the answers goes to standard error. Lines are read without a thread, so that Ctrl-C ends the command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from toolbus.cli import terminal
+from toolbus.mcp.input_requests import InvalidInput, check_answer
+from toolbus.questions import CANCELLED, DECLINED, FORM, Answer, Question
+from toolbus.text import clean_line, parse_json
+
+ReadLine = Callable[[str], Awaitable[str | None]]  # gets the prompt; None: the end of the input, Ctrl-D
+
+_YES, _NO = ("y", "yes", "true", "1"), ("n", "no", "false", "0")
+_TYPES = {"integer": "whole number", "number": "number", "boolean": "yes or no", "array": "several, with commas"}
+
+
+async def read_line(prompt: str) -> str | None:
+    """Reads a line that a person types."""
+    print(clean_line(prompt), end=" ", file=sys.stderr, flush=True)
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    handle = sys.stdin.fileno()
+    try:
+        loop.add_reader(handle, ready.set)
+    except NotImplementedError:  # Windows has no such thing for consoles
+        line = await asyncio.to_thread(sys.stdin.readline)
+        return line.rstrip("\r\n") if line else None
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(handle)
+    data = os.read(handle, 65_536)  # a terminal gives one line at a time
+    if not data:
+        print(file=sys.stderr)
+    return data.decode(sys.stdin.encoding or "utf-8", "replace").rstrip("\r\n") if data else None
+
+
+async def ask_person(question: Question, read: ReadLine = read_line) -> Answer:
+    """Returns what a person answers to a form; an empty required field or Ctrl-D declines."""
+    if question.needs != FORM:
+        return CANCELLED
+    terminal.print_note(f"the tool asks: {question.message}")
+    schema = question.schema
+    fields, required = schema.get("properties") or {}, schema.get("required") or ()
+    if not fields:
+        given = await read("  accept? (yes or no; Enter: no)")
+        return Answer() if (given or "").strip().lower() in _YES else DECLINED
+    content: dict[str, Any] = {}
+    for name, field in fields.items():
+        while True:
+            text = await read(_prompt(name, field, name in required))
+            if text is None:
+                return DECLINED
+            if not text.strip():
+                if "default" in field:
+                    content[name] = field["default"]
+                elif name in required:
+                    return DECLINED
+                break
+            value = _value(text, field)
+            fault = _fault(question, name, field, value)
+            if not fault:
+                content[name] = value
+                break
+            terminal.print_lines(f"  {fault}", sys.stderr)
+    return Answer(content=content)
+
+
+def _prompt(name: str, field: Mapping[str, Any], is_required: bool) -> str:
+    choices = _choices(field)
+    about = [str(field["description"])] if field.get("description") else []
+    about += [_TYPES[field["type"]]] if field.get("type") in _TYPES else []
+    about += [f"one of {', '.join(choices)}"] if choices else []
+    if "default" in field:
+        about.append(f"Enter: {_shown(field['default'])}")
+    else:
+        about.append("Enter: decline" if is_required else "Enter: leave it out")
+    return f"  {field.get('title') or name} ({'; '.join(about)}):"
+
+
+def _choices(field: Mapping[str, Any]) -> list[str]:
+    """Returns what can be chosen, each with its title where it has one."""
+    options = field["items"] if field.get("type") == "array" and isinstance(field.get("items"), Mapping) else field
+    names = options.get("enumNames") or ()
+    listed = [
+        f"{value} ({names[index]})" if index < len(names) else str(value)
+        for index, value in enumerate(options.get("enum") or ())
+    ]
+    titled = options.get("oneOf") or options.get("anyOf") or ()
+    return listed or [f"{each.get('const')} ({each.get('title')})" for each in titled]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _value(text: str, field: Mapping[str, Any]) -> Any:
+    """Returns a text as the field has it; as it is where it cannot be read so, which the rules of the form refuse."""
+    word = text.strip()
+    match field.get("type"):
+        case "boolean":
+            return True if word.lower() in _YES else False if word.lower() in _NO else word
+        case "array":
+            return [each.strip() for each in word.split(",") if each.strip()]
+        case "integer" | "number":
+            try:
+                return parse_json(word)
+            except (ValueError, RecursionError):
+                return word
+        case _:
+            return word if _choices(field) else text
+
+
+def _fault(question: Question, name: str, field: Mapping[str, Any], value: Any) -> str:
+    """Returns what is wrong with the value of one field; "" where it fits."""
+    form = {"type": "object", "properties": {name: field}}
+    alone = {"method": question.method, "params": {**question.params, "requestedSchema": form}}
+    try:
+        check_answer(alone, Answer(content={name: value}).to_json())
+    except InvalidInput as error:
+        return str(error)
+    except KeyError:  # a type that forms do not have: the tool may know it
+        return ""
+    return ""
