@@ -105,6 +105,23 @@ async def test_failures_are_led_to_the_codes_of_the_bus(house: House, era: str) 
     assert wrong.error.code is Code.INVALID_ARGUMENTS
 
 
+async def test_a_source_that_is_revoked_and_granted_again_has_its_tools_back_at_once() -> None:
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="off")) as bus:
+        house = House(bus, Manifest(None), QUICK)
+        try:
+            mount = await house.live()
+            names = house.names()
+            assert "small:echo" in names
+            bus.revoke("small")
+            assert not house.names()
+            assert "grant it" in mount.offer.why_degraded
+            bus.grant("small")
+            assert house.names() == names
+            assert (await house.call("echo", {"text": "again"})).unwrap() == "again"
+        finally:
+            await house.mounts.stop()
+
+
 async def test_structured_output_keeps_its_integers(house: House) -> None:
     await house.live("modern")
     result = await house.call("structured")

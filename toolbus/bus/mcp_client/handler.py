@@ -301,7 +301,7 @@ class MountHandler:
             call.accepted = True
         self.takes_calls = False  # or the dispatcher would send it here again
         try:
-            why = f"server {self.source!r} {error}"
+            why = str(error) if str(error).startswith("server ") else f"server {self.source!r} {error}"
             self._dispatcher.handler_ended([call], why, time.monotonic())
         finally:
             self.takes_calls = True

@@ -71,6 +71,7 @@ class Mounts:
         self._launchers: dict[str, asyncio.Lock] = {}  # by the program that installs servers
         self._lifeline: Lifeline | None = None  # None before the first process
         self._changing = asyncio.Lock()
+        core.signals.on_source(self._source_changed)
 
     def __repr__(self) -> str:
         return f"<Mounts {' '.join(map(repr, self._mounts.values()))}>"
@@ -81,6 +82,11 @@ class Mounts:
     def get(self, name: str) -> Mount | None:
         """Returns a mount; None where there is none of that name."""
         return self._mounts.get(name)
+
+    def _source_changed(self, source: str) -> None:
+        mount = self._mounts.get(source)
+        if mount is not None:
+            mount.offer.right_changed()
 
     def statuses(self) -> list[MountStatus]:
         """Returns how each mount is."""

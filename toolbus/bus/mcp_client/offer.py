@@ -70,6 +70,7 @@ class MountOffer:
         self._audit = audit
         self._peer: Peer | None = None  # None until the server is known
         self._offered: tuple[object, ...] | None = None  # what the catalog has, to be compared; None: nothing
+        self._may_offer = True  # whether the source had the right when its tools were offered the last time
 
     def __repr__(self) -> str:
         return f"<MountOffer {self._entry.name} tools={self.tools}>"
@@ -120,6 +121,13 @@ class MountOffer:
         if self._peer is not None:
             self._put(self._peer, self.lists)
 
+    def right_changed(self) -> None:
+        """Offers the tools again, or none of them, if the source's right to offer tools is another one now."""
+        if self._peer is None or self._offered is None:
+            return
+        if self._may_offer != self._policy.may_offer(self._entry.name):
+            self._put(self._peer, self.lists)
+
     def withdraw(self) -> None:
         """Withdraws all of it at once."""
         self._offered = None
@@ -139,7 +147,8 @@ class MountOffer:
         tools = lists.get("tools", [])
         blocked = self._review(peer, lists, trusts_first=trusts_first)
         self._peer, self.lists = peer, lists
-        if not self._policy.may_offer(entry.name):
+        self._may_offer = self._policy.may_offer(entry.name)
+        if not self._may_offer:
             self.declared = Declared(left=(Left("all", f"source {entry.name!r} may offer no tools: grant it"),))
             tools = []
         key = (tools, blocked)
