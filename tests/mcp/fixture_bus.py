@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from tests.mcp import fixture_plugin
 from tests.support.processes import ROOT, Running
+from toolbus.processes.lifeline import Lifeline
 
 Transport = Literal["stdio", "http"]
 
@@ -43,10 +44,18 @@ class RunningModule(Running):
 
 
 @contextlib.contextmanager
+def _tied(command: Running) -> Iterator[Running]:
+    """Runs a command until the block is left; it ends with this process too, also where that is killed."""
+    with Lifeline() as lifeline, command:
+        lifeline.add(command.process.pid)
+        yield command
+
+
+@contextlib.contextmanager
 def running(folder: Path) -> Iterator[str]:
     """Runs a bus, the plugin that offers the tools, and the server that has the rest; gives the endpoint's URL."""
     server = {"command": sys.executable, "args": [str(FIXTURE_SERVER)]}
-    with _bus(folder, server) as (grpc, url), RunningModule(folder, "tests.mcp.fixture_plugin", grpc) as plugin:
+    with _bus(folder, server) as (grpc, url), _tied(RunningModule(folder, "tests.mcp.fixture_plugin", grpc)) as plugin:
         plugin.says("ready")
         yield url
 
@@ -71,7 +80,7 @@ def mounted(folder: Path, transport: Transport, *, legacy: bool) -> Iterator[str
         else:
             port = _free_port()
             running = RunningModule(folder, *words, "--port", str(port), PYTHONPATH=path)
-            stack.enter_context(running).says("Uvicorn running")
+            stack.enter_context(_tied(running)).says("Uvicorn running")
             server = {"type": "http", "url": f"http://127.0.0.1:{port}/mcp"}
         yield stack.enter_context(_bus(folder, server))[1]
 
@@ -87,7 +96,7 @@ def _bus(folder: Path, server: dict[str, Any]) -> Iterator[tuple[str, str]]:
     servers.write_text(json.dumps({"mcpServers": {MOUNT: server}}), encoding="utf-8")
     servers.chmod(0o600)
     words: list[str | Path] = ["--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", "--data-dir", data]
-    with Running(folder, "serve", "--config", config, *words) as bus:
+    with _tied(Running(folder, "serve", "--config", config, *words)) as bus:
         bus.says("toolbus ready")
         ready = re.search(r"grpc=(\S+) http=(\S+)", bus.out)
         assert ready, bus.out
