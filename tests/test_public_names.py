@@ -18,7 +18,8 @@ RECORDS = {"Tool", "Result", "CallError"}
 BUS = {"Bus", "Config"}
 ERRORS = {
     *("Code", "Stage", "ToolBusError", "RequestError", "InvalidTool", "InvalidRequest", "ProtocolError"),
-    *("VersionMismatch", "UnknownRole", "SessionGone", "NotPermitted", "AlreadyAttached", "LimitExceeded"),
+    *("VersionMismatch", "UnknownRole", "SessionGone", "NotPermitted", "NotApproved"),
+    *("AlreadyAttached", "LimitExceeded"),
     *("Unauthenticated", "NotOffered", "NotKept", "NotAudited", "PeerLost", "CallFailed", "SetupError"),
 }
 

@@ -216,6 +216,7 @@ STATUS: dict[type[ToolBusError], tuple[str, int]] = {
     UnknownRole: ("NOT_FOUND", 404),
     SessionGone: ("FAILED_PRECONDITION", 409),
     Unauthenticated: ("UNAUTHENTICATED", 401),
+    NotApproved: ("PERMISSION_DENIED", 403),
     NotPermitted: ("PERMISSION_DENIED", 403),
     AlreadyAttached: ("ALREADY_EXISTS", 409),
     LimitExceeded: ("RESOURCE_EXHAUSTED", 429),

@@ -56,7 +56,7 @@ def test_a_rule_for_an_unknown_tool_is_noted(bus: str) -> None:
 
 
 def test_the_permissions_of_the_documents_apply_and_permit_is_kept_over_a_restart(tmp_path: Path) -> None:
-    (text,) = re.findall(
+    text, *_ = re.findall(
         r"^```toml\n(.*?)^```$", (ROOT / "docs/start/permissions.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
     )
     file = tmp_path / "toolbus.toml"

@@ -24,7 +24,7 @@ _TYPES = {"integer": "whole number", "number": "number", "boolean": "yes or no",
 
 async def read_line(prompt: str) -> str | None:
     """Reads a line that a person types."""
-    print(clean_line(prompt), end=" ", file=sys.stderr, flush=True)
+    terminal.print_chunk(clean_line(prompt) + " ")
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     handle = sys.stdin.fileno()
     try:
@@ -38,7 +38,7 @@ async def read_line(prompt: str) -> str | None:
         loop.remove_reader(handle)
     data = os.read(handle, 65_536)  # a terminal gives one line at a time
     if not data:
-        print(file=sys.stderr)
+        terminal.print_chunk("\n")
     return data.decode(sys.stdin.encoding or "utf-8", "replace").rstrip("\r\n") if data else None
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -193,7 +194,7 @@ async def test_pending_calls_end_at_once_when_the_server_is_killed_and_the_next_
         assert result.error is not None
         assert (result.error.code, result.error.stage) == (Code.UNAVAILABLE, Stage.DISPATCHED)
         assert not result.error.retry_safe  # whatever the server says of its tools, unless that is trusted
-        assert "SIGKILL" in result.error.message
+        assert re.search("SIGKILL|closed its standard", result.error.message)  # whichever the system tells first
     assert (await house.call("pid")).unwrap() != str(pid)
     assert mount.status().restarts == 1
     assert house.bus.registry.revision == revision  # nobody was told anything
@@ -251,7 +252,7 @@ async def test_a_server_that_cannot_be_started_fails_and_says_why(house: House) 
     mount = await house.mount("broken")
     await until(lambda: mount.state is MountState.FAILED, seconds=30.0)
     status = mount.status()
-    assert "exit code 1" in status.reason
+    assert re.search("exit code 1|closed its standard", status.reason)  # whichever the system tells first
     assert "toolbus mounts restart small" in status.fix
     assert "this server is broken" in " ".join(mount.log_lines)
 
