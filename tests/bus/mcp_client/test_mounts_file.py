@@ -132,7 +132,7 @@ def test_a_name_that_is_no_source_is_changed_with_a_notice_and_a_second_one_is_r
     reading = read({"My Files!": {"command": "x"}, "My-Files": {"command": "y"}, "toolbus": {"command": "z"}, "—": {}})
     assert list(reading.entries) == ["My-Files", "toolbus-mcp"]
     assert "named My-Files here" in reading.notices[0]
-    assert "has the name My-Files already" in reading.refused["My-Files"]
+    assert "has the name My-Files already" in reading.refused["My-Files (2)"]
     assert "no letter or digit" in reading.refused["—"]
 
 
@@ -216,6 +216,12 @@ def test_plain_json_means_the_same_with_and_without_room_for_comments(value: Any
     text = json.dumps(value, indent=indent, ensure_ascii=False)
     assert parse_commented(text) == value
     assert parse_commented(f"/* a */ {text} // b ]") == value
+
+
+@pytest.mark.parametrize("names", [("0:", "0"), ("0", "0:"), ("a b", "a:b", "a_b", "a b (2)"), ("", ":")])
+def test_refused_mounts_whose_names_become_the_same_are_all_named(names: tuple[str, ...]) -> None:
+    reading = read({name: {} for name in names})
+    assert len(reading.refused) == len(names)
 
 
 _KEYS = st.sampled_from(["command", "args", "env", "cwd", "url", "headers", "type", "disabled", "toolbus", "x"])

@@ -6,6 +6,7 @@ not stop the others. Such a file starts programs, so one that another user could
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -143,11 +144,19 @@ def read_document(document: Any, place: str, environment: Mapping[str, str]) -> 
                     raise SetupError(f"{label.subject}: a file may have {MAX_MOUNTS} mounts (mounts): remove some")
                 entries[name] = read_entry(label, name, environment, notices, place)
             except SetupError as error:
-                refused[name if name and name not in entries and name not in refused else written] = str(error)
+                # Under the name that a person would look up, unless another mount has it; then as it is written, since
+                # names of two tables, or a written name and one that was made of another, may be the same.
+                refused[_free(name or written, written, {*entries, *refused})] = str(error)
             else:
                 if name != written:
                     notices.append(f"{label.subject} is named {name} here, since a source is of [A-Za-z0-9_.-]")
     return MountsReading(entries, refused, tuple(notices))
+
+
+def _free(name: str, written: str, taken: set[str]) -> str:
+    """Returns a key for a refused mount that no other mount has, so that no reason is lost."""
+    candidates = itertools.chain((name, written), (f"{written} ({number})" for number in itertools.count(2)))
+    return next(key for key in candidates if key not in taken)
 
 
 def _shown(name: str) -> str:
