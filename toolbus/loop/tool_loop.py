@@ -13,12 +13,13 @@ from toolbus.loop.export_cache import ExportCache
 from toolbus.loop.loop_events import Finished, LoopEvent
 from toolbus.loop.loop_settings import LoopSettings
 from toolbus.loop.loop_tools import LoopTools
+from toolbus.loop.model_client import ModelClient, Notify
 from toolbus.loop.repeat_guard import RepeatGuard
 from toolbus.loop.round_calls import CallRunner
 from toolbus.loop.router import Rule, in_order
 from toolbus.loop.tool_source import ToolSource, source_of
 from toolbus.loop.turn_reply import Messages, Reply, conversation
-from toolbus.loop.turn_run import ModelClient, Notify, TurnRun
+from toolbus.loop.turn_run import TurnRun
 from toolbus.search import IndexCache
 from toolbus.text import quote
 

@@ -2,77 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Message, ModelCall, Turn
+from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Message, ModelCall, Turn
 from toolbus.dialects.dialect import ToolChoice
 from toolbus.dialects.export import Export
 from toolbus.dialects.result_text import object_of, text_of
-from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import Code
-from toolbus.loop.endpoint import Endpoint
 from toolbus.loop.export_cache import ExportCache
-from toolbus.loop.loop_events import LoopEvent, ReasoningDelta, RoundEnded, RoundStarted, TextDelta, ToolsRefused
+from toolbus.loop.loop_events import RoundEnded, RoundStarted, TextDelta
+from toolbus.loop.model_client import ModelClient, Notify
 from toolbus.loop.round_calls import CallRunner
 from toolbus.loop.router import Rule, route
-from toolbus.loop.tool_refusal import refuses_tools
-from toolbus.loop.turn_reply import CallDone, Reply, Stopped, last_user_text, refusal, without_calls
+from toolbus.loop.turn_reply import CallDone, Reply, Stopped, last_user_text, refusal
 from toolbus.tool import Result
 
-log = logging.getLogger("toolbus.loop")
-
 _TEXT_KEYS = ("error", "note")  # keys of a tool's output object whose text is for the user
-
-Notify = Callable[[LoopEvent], object]
-
-
-class ModelClient:
-    """Sends requests to the model of an endpoint, and remembers whether it takes tools."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self.takes_tools = True  # until the endpoint refuses them
-
-    async def ask(
-        self, items: Sequence[HistoryItem], export: Export | None, choice: ToolChoice, notify: Notify
-    ) -> Turn:
-        """Sends the conversation. Returns the model's answer.
-
-        Raises:
-            Exception: any error of the endpoint's client; a refusal of tools instead repeats the request without them.
-        """
-        answer_began = False
-
-        def on_delta(delta: Delta) -> None:
-            nonlocal answer_began
-            answer_began = True
-            notify(TextDelta(delta.text) if delta.kind == "text" else ReasoningDelta(delta.text))
-
-        if self.takes_tools:
-            try:
-                return await self._send(items, export, choice, on_delta)
-            except Exception as error:
-                if answer_began or export is None or not export.tools or not refuses_tools(error):
-                    raise
-                # A request that forbids tools may be refused by a model that takes tools otherwise.
-                self.takes_tools = choice == "none"
-                log.warning("%r takes no tools: the request is repeated without tools", self.endpoint)
-                notify(ToolsRefused(error))
-        return await self._send(without_calls(items), None, "auto", on_delta)
-
-    async def _send(
-        self, items: Sequence[HistoryItem], export: Export | None, choice: ToolChoice, on_delta: Callable[[Delta], None]
-    ) -> Turn:
-        dialect = self.endpoint.dialect
-        request = dialect.request(items, export, choice)
-        turn = Turn()
-        async for piece in self.endpoint.answer(request, export.names if export is not None else NameTable.empty()):
-            if isinstance(piece, Turn):
-                turn = piece
-            else:
-                on_delta(piece)
-        return turn
 
 
 class TurnRun:
