@@ -1,6 +1,6 @@
 """Translates tools, calls and results into the formats of the providers of language models, and back."""
 
-from toolbus.dialects.conversation import Answered, Answers, Delta, Message, ModelCall, Turn
+from toolbus.dialects.conversation import Answered, Answers, Delta, Message, ModelCall, Turn, Usage
 from toolbus.dialects.dialect import Dialect, EndpointError, TurnStream
 from toolbus.dialects.dialect_names import DIALECTS, find_dialect
 from toolbus.dialects.export import Export, LeftOut
@@ -23,6 +23,7 @@ __all__ = [
     # in: a model's answer
     "Turn",
     "ModelCall",
+    "Usage",
     "Delta",
     "CallsCancelled",
     "EndpointError",

@@ -16,6 +16,11 @@ from toolbus.tool import Result
 
 Json: TypeAlias = dict[str, Any]
 
+Ending: TypeAlias = Literal["complete", "cut", "refused", "failed", "paused"]
+"""How an answer ended: it is whole; no more tokens were allowed; the model or a filter of its provider refused to
+answer; the provider could not complete it, or the model wrote a call that cannot be read; the provider waits for the
+same conversation again, and then goes on."""
+
 # Stop reasons of the providers for an answer that ended because no more tokens were allowed, in lower case.
 TOKEN_LIMIT_REASONS = frozenset(
     ("length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded")
@@ -47,6 +52,36 @@ class ModelCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """The tokens of an answer, or of several; `+` adds.
+
+    Attributes:
+        input_tokens: of the request, cached ones included.
+        output_tokens: of the answer, reasoning included.
+        cached_tokens: those of the request that the provider read from its cache; None where it did not say.
+        reasoning_tokens: those of the answer that are reasoning; None where the provider did not say.
+    """
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            _sum(self.cached_tokens, other.cached_tokens),
+            _sum(self.reasoning_tokens, other.reasoning_tokens),
+        )
+
+
+def _sum(first: int | None, second: int | None) -> int | None:
+    """Returns the sum of what is known; None where nothing is."""
+    return None if first is None and second is None else (first or 0) + (second or 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One answer of a model.
 
@@ -60,6 +95,9 @@ class Turn:
         dialect: which dialect it came in; the history of another dialect is rebuilt from text and calls.
         raw: the provider's own message or items, to be echoed in the history exactly.
         stop: the provider's stop reason; "" where it gave none.
+        ending: how it ended, read from the stop reason.
+        reason: what is known of that ending beyond the stop reason, for people; "" where nothing is.
+        usage: None where the provider gave none.
     """
 
     text: str = ""
@@ -68,6 +106,9 @@ class Turn:
     dialect: str = ""
     raw: tuple[Json, ...] = ()
     stop: str = ""
+    ending: Ending = "complete"
+    reason: str = ""
+    usage: Usage | None = None
 
     def __post_init__(self) -> None:
         for name in ("text", "reasoning"):
@@ -77,7 +118,7 @@ class Turn:
     @property
     def cut(self) -> bool:
         """Whether the answer was truncated because no more tokens were allowed."""
-        return self.stop.lower() in TOKEN_LIMIT_REASONS
+        return self.ending == "cut" or self.stop.lower() in TOKEN_LIMIT_REASONS
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from toolbus.dialects.conversation import Answers, HistoryItem, Message, ModelCall, Turn
+from toolbus.dialects.conversation import Answers, HistoryItem, Message, ModelCall, Turn, Usage
 from toolbus.dialects.result_text import answer_text
 from toolbus.errors import Code, InvalidRequest, Stage
 from toolbus.tool import CallError, Result
 
 Messages: TypeAlias = str | Sequence[HistoryItem]
 
-Stopped: TypeAlias = Literal["answered", "direct_reply", "round_limit", "no_convergence", "no_summary"]
+Stopped: TypeAlias = Literal[
+    "answered",
+    "direct_reply",
+    "round_limit",
+    "no_convergence",
+    "no_summary",
+    "refused",
+    "failed",
+    "cut",
+    "paused",
+]
 """Why a turn ended: the model answered; a tool's result is the reply; the model answered in the forced answer after the
-last round; it requested tools even then; its answer was empty after it had used tools."""
+last round; it requested tools even then; its answer was empty after it had used tools; and the endings of an answer
+that is not whole, as `Ending` defines them: they are told instead of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,9 @@ class Reply:
         stopped: why the turn ended.
         cut: whether the model's last answer was truncated because no more tokens were allowed: its text, or the call
             that it was writing, is incomplete.
+        reason: why the turn was refused, failed, cut or paused: the provider's stop reason and what it said beside it;
+            "" after any other end.
+        usage: the tokens of all requests of the turn; None where the provider gave none.
     """
 
     text: str
@@ -70,6 +84,8 @@ class Reply:
     rounds: int
     stopped: Stopped
     cut: bool = False
+    reason: str = ""
+    usage: Usage | None = None
 
 
 def conversation(messages: Messages) -> list[HistoryItem]:
