@@ -34,7 +34,7 @@ plugin = Extension("memory")
 @contextmanager
 def memories() -> Iterator[sqlite3.Connection]:
     """Opens the database for one call; handlers run on several threads, and a connection belongs to one."""
-    folder = Path(os.environ.get("MEMORY_FOLDER") or "memories").expanduser()
+    folder = Path(os.environ.get("MEMORY_FOLDER") or "~/memories").expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(folder / "memories.sqlite3")) as database, database:
         database.execute(
