@@ -24,6 +24,7 @@ from toolbus.dialects.schemas.schema_rules import (
     OPENAI_SCHEMAS,
     Inexpressible,
     Loss,
+    LossReport,
     SchemaRules,
     convert,
 )
@@ -165,6 +166,20 @@ def test_the_sample_tools_are_valid_for_all_rules(tool: Tool, rules: SchemaRules
         assert converted["properties"].keys() == tool.parameters["properties"].keys() - (
             {"$ref"} if rules is ANTHROPIC_SCHEMAS else set()
         )
+
+
+def test_a_dialect_brings_a_rewriting_of_its_own_and_its_losses_are_reported_with_their_places() -> None:
+    def names_only(root: Json, report: LossReport) -> Json:
+        for name, inner in root["properties"].items():
+            second = report.over({"properties": {name: inner}})
+            second.lose(inner, "type", f"{name} is all that is offered")
+        return {"type": "object", "properties": {name: {} for name in root["properties"]}}
+
+    schema = {"allOf": [{"properties": {"a": {"type": "string"}}}, {"properties": {"b": {"type": "number"}}}]}
+    converted, losses = convert(schema, SchemaRules(names_only), "t")
+    assert converted == {"type": "object", "properties": {"a": {}, "b": {}}}
+    assert [(loss.path, loss.keyword) for loss in losses] == [("/properties/a", "type"), ("/properties/b", "type")]
+    assert convert(schema, SchemaRules(), "t")[1] == []
 
 
 # -- the root ----------------------------------------------------------------------------------------------------------

@@ -73,6 +73,12 @@ class LossReport:
         except (TypeError, ValueError) as error:
             raise Inexpressible(f"the schema is not JSON: {error}; use numbers that JSON can hold") from None
 
+    def over(self, schema: dict[str, Any]) -> LossReport:
+        """Returns a report on a schema that this conversion has made, for a second pass; they share their losses."""
+        report = LossReport(schema, self._tool)
+        report._losses = self._losses
+        return report
+
     @property
     def losses(self) -> list[Loss]:
         """The losses so far, in the order in which they were found."""
@@ -85,7 +91,8 @@ class LossReport:
 
     def keep_first(self, count: int) -> None:
         """Drops all losses but the first: those of a failed attempt."""
-        self._losses = dict(list(self._losses.items())[:count])
+        for key in list(self._losses)[count:]:
+            del self._losses[key]
 
     def path(self, schema: Mapping[str, Any]) -> str:
         """Returns the place of a schema, as a JSON pointer."""

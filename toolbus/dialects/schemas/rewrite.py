@@ -29,34 +29,45 @@ _ANY_TYPE_OFFERED = "it does not name a type, so it is offered as a choice of al
 _TEXT = {"type": "string"}
 
 
-def rewrite(root: dict[str, Any], keywords: frozenset[str], report: LossReport) -> dict[str, Any]:
-    """Returns a schema in the given keywords.
+class Rewriter:
+    """Writes schemas anew, in few keywords.
 
     Args:
-        root: a plain object schema.
-
-    Raises:
-        Inexpressible: it is too large with its references expanded.
+        keywords: those that the provider knows.
     """
-    before = len(report.losses)
-    for levels in _LEVELS:
-        try:
-            schema = _Rewriter(keywords, report, levels).schema([Part(root)], 0)
-        except TooLarge:
-            report.keep_first(before)
-            continue
-        if schema is None or schema.get("type") != "object":
-            raise Inexpressible("the root of its schema allows no object: give it properties that can be satisfied")
-        schema.setdefault("properties", {})
-        return schema
-    raise Inexpressible("its schema exceeds 512 KiB with its references expanded: use fewer or smaller references")
 
-
-class _Rewriter:
-    """Rewrites one schema, a level at a time."""
-
-    def __init__(self, keywords: frozenset[str], report: LossReport, levels: int) -> None:
+    def __init__(self, keywords: frozenset[str]) -> None:
         self._known = keywords | _REPLACED
+
+    def __call__(self, root: dict[str, Any], report: LossReport) -> dict[str, Any]:
+        """Returns a plain object schema in the given keywords.
+
+        Raises:
+            Inexpressible: it is too large with its references expanded.
+        """
+        before = len(report.losses)
+        for levels in _LEVELS:
+            try:
+                schema = _Rewriting(self._known, report, levels).schema([Part(root)], 0)
+            except TooLarge:
+                report.keep_first(before)
+                continue
+            if schema is None or schema.get("type") != "object":
+                raise Inexpressible("the root of its schema allows no object: give it properties that can be satisfied")
+            schema.setdefault("properties", {})
+            return schema
+        raise Inexpressible("its schema exceeds 512 KiB with its references expanded: use fewer or smaller references")
+
+
+class _Rewriting:
+    """Rewrites one schema, a level at a time.
+
+    Args:
+        known: the keywords that are written, or read to write others.
+    """
+
+    def __init__(self, known: frozenset[str], report: LossReport, levels: int) -> None:
+        self._known = known
         self._report = report
         self._levels = levels
         self._parts = Parts(report)

@@ -11,19 +11,28 @@ from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE
 _KNOWN = {*MAPS, *LISTS, *SINGLE, *CHECKS}  # none of them may be null
 
 
-def sanitize(schema: dict[str, Any], property_names: str, report: LossReport) -> dict[str, Any]:
-    """Returns a schema without malformed keywords, and with keywords that only providers require.
+class Sanitizer:
+    """Leaves out malformed keywords, and adds those that only providers require.
 
     Args:
         property_names: pattern of the property names that the provider accepts; "" means any.
-
-    Raises:
-        Inexpressible: a required property has a name that the provider does not accept.
     """
-    return _Sanitizer(re.compile(property_names, re.ASCII) if property_names else None, report).schema(schema)
+
+    def __init__(self, property_names: str = "") -> None:
+        self._names = re.compile(property_names, re.ASCII) if property_names else None
+
+    def __call__(self, root: dict[str, Any], report: LossReport) -> dict[str, Any]:
+        """Returns the sanitized schema.
+
+        Raises:
+            Inexpressible: a required property has a name that the provider does not accept.
+        """
+        sanitized = _Sanitizing(self._names, report).schema(root)
+        # The first pass may have dropped the target of a reference.
+        return _Sanitizing(self._names, report.over(sanitized)).schema(sanitized)
 
 
-class _Sanitizer:
+class _Sanitizing:
     def __init__(self, names: re.Pattern[str] | None, report: LossReport) -> None:
         self._names = names
         self._report = report

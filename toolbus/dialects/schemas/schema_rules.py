@@ -1,15 +1,20 @@
-"""Converts JSON Schemas into the part of JSON Schema that a provider accepts, with a report of what was lost."""
+"""Converts JSON Schemas into the part of JSON Schema that a provider accepts, with a report of what was lost.
+
+What a provider accepts is a `SchemaRules`, and the main part of it is a rewriting: a callable that gets the root of a
+schema and a report, and returns a schema that the provider accepts. A dialect may bring one of its own.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from toolbus.dialects.schemas.losses import Inexpressible, Loss, LossReport
-from toolbus.dialects.schemas.rewrite import rewrite
+from toolbus.dialects.schemas.rewrite import Rewriter
 from toolbus.dialects.schemas.root import plain_root, typed_root
-from toolbus.dialects.schemas.sanitizer import sanitize
+from toolbus.dialects.schemas.sanitizer import Sanitizer
 
 __all__ = [
     "ANTHROPIC_SCHEMAS",
@@ -18,9 +23,18 @@ __all__ = [
     "OPENAI_SCHEMAS",
     "Inexpressible",
     "Loss",
+    "LossReport",
+    "Rewriting",
     "SchemaRules",
     "convert",
 ]
+
+Rewriting: TypeAlias = Callable[[dict[str, Any], LossReport], dict[str, Any]]
+"""Returns a new schema for a root, and reports what it lost; the root is not changed.
+
+Its places are known to the report by the identity of their objects. A second rewriting over the result of a first one
+needs `LossReport.over` that result. Raises `Inexpressible` where the tool cannot be offered.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +42,13 @@ class SchemaRules:
     """Which part of JSON Schema a provider accepts.
 
     Attributes:
-        keywords: keywords that it accepts; None means all. With a set, schemas are rewritten with one type each.
-        inline_refs: whether `$ref` must be replaced by its target; always so where `keywords` are given.
-        plain_root: whether the root must be a plain object schema, without anyOf, oneOf, allOf, enum or not.
-        property_names: pattern of property names that it accepts, "" means any.
+        rewriting: writes what the provider accepts; None means that it accepts everything.
+        plain_root: whether the root must be a plain object schema, without anyOf, oneOf, allOf, enum or not. The
+            rewriting then gets one.
     """
 
-    keywords: frozenset[str] | None = None
-    inline_refs: bool = False
+    rewriting: Rewriting | None = None
     plain_root: bool = True
-    property_names: str = ""
 
 
 # The fields of a schema in a Gemini function declaration (google.genai.types.Schema, without what its API refuses).
@@ -50,9 +61,9 @@ _GEMINI_KEYWORDS = frozenset(
 )
 
 ANY_SCHEMAS = SchemaRules(plain_root=False)
-OPENAI_SCHEMAS = SchemaRules()
-ANTHROPIC_SCHEMAS = SchemaRules(property_names=r"[a-zA-Z0-9_.-]{1,64}")
-GEMINI_SCHEMAS = SchemaRules(keywords=_GEMINI_KEYWORDS, inline_refs=True)
+OPENAI_SCHEMAS = SchemaRules(Sanitizer())
+ANTHROPIC_SCHEMAS = SchemaRules(Sanitizer(property_names=r"[a-zA-Z0-9_.-]{1,64}"))
+GEMINI_SCHEMAS = SchemaRules(Rewriter(_GEMINI_KEYWORDS))
 
 
 def convert(parameters: dict[str, Any], rules: SchemaRules, tool: str) -> tuple[dict[str, Any], list[Loss]]:
@@ -66,12 +77,6 @@ def convert(parameters: dict[str, Any], rules: SchemaRules, tool: str) -> tuple[
         Inexpressible: the tool cannot be offered to that provider.
     """
     report = LossReport(parameters, tool)
-    if not rules.plain_root:
-        return copy.deepcopy(typed_root(parameters)), []
-    root = plain_root(parameters, report)
-    if rules.keywords is not None:
-        return rewrite(root, rules.keywords, report), report.losses
-    sanitized = sanitize(root, rules.property_names, report)
-    # The first pass may have dropped the target of a reference.
-    second = LossReport(sanitized, tool)
-    return sanitize(sanitized, rules.property_names, second), [*report.losses, *second.losses]
+    root = plain_root(parameters, report) if rules.plain_root else typed_root(parameters)
+    schema = copy.deepcopy(root) if rules.rewriting is None else rules.rewriting(root, report)
+    return schema, report.losses
