@@ -28,6 +28,7 @@ from toolbus.dialects.history import (
 from toolbus.dialects.result_images import ANTHROPIC_IMAGES, ImageRule, base64_of
 from toolbus.dialects.result_text import arguments_object, text_of
 from toolbus.dialects.schemas.schema_rules import ANTHROPIC_SCHEMAS, SchemaRules
+from toolbus.dialects.tool_choice import forced_tool
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.tool import Result, Tool
 from toolbus.v1 import tool_pb2 as pb
@@ -122,9 +123,11 @@ class Anthropic(Dialect):
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """Returns `messages`, and where there are any `system`, `tools` and `tool_choice`.
 
-        The API refuses calls in a conversation without declared tools, so without tools calls are written as text.
+        The API refuses calls in a conversation without declared tools, so without tools calls are written as text. A
+        model that thinks refuses to be forced to call.
         """
         declarations = exported_tools(export, self.name)
+        forced = forced_tool(export, tools)
         messages = self.history(items, exported_names(export, self.name_rule))
         holds_calls = any(_is_call(block) for message in messages for block in blocks_of(message["content"]))
         if holds_calls and not declarations:
@@ -132,10 +135,12 @@ class Anthropic(Dialect):
         request: Json = {"messages": messages}
         if system := system_text(items):
             request["system"] = system
-        if declarations and (tools == "auto" or holds_calls):
+        if declarations and (tools != "none" or holds_calls):
             request["tools"] = declarations
             if tools == "none":
                 request["tool_choice"] = {"type": "none"}
+        if forced is not None:
+            request["tool_choice"] = {"type": "tool", "name": forced} if forced else {"type": "any"}
         return request
 
 

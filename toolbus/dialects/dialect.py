@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from toolbus.dialects.conversation import Answered, Delta, HistoryItem, Json, SurrogateJoiner, Turn
 from toolbus.dialects.export import MAX_CACHED_SCHEMAS, Export, ToolWriter
@@ -16,7 +16,10 @@ from toolbus.dialects.result_images import NO_IMAGES, ImageRule
 from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import ToolBusError
 
-ToolChoice: TypeAlias = Literal["auto", "none"]
+ToolChoice: TypeAlias = str
+"""What a model does with the tools that it is offered: ``auto``: it decides; ``none``: it answers in text;
+``required``: it calls at least one; or the name of an exported tool on the bus, which it calls. A tool that is itself
+called ``auto``, ``none`` or ``required`` cannot be chosen."""
 
 
 class EndpointError(ToolBusError):
@@ -117,6 +120,9 @@ class Dialect(ToolWriter):
             export: what to offer; None, or one without tools, writes no tools at all.
             tools: ``none`` requests an answer in text; where a provider insists on declared tools whenever the
                 conversation holds calls, they are declared and forbidden.
+
+        Raises:
+            InvalidRequest: ``tools`` names a tool that is not exported, or asks for what the provider does not have.
         """
 
 

@@ -35,6 +35,7 @@ from toolbus.dialects.history import (
 from toolbus.dialects.result_images import GEMINI_IMAGES, ImageRule, base64_of, image_label
 from toolbus.dialects.result_text import arguments_object, object_of
 from toolbus.dialects.schemas.schema_rules import GEMINI_SCHEMAS, SchemaRules
+from toolbus.dialects.tool_choice import forced_tool
 from toolbus.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable
 from toolbus.tool import Result, Tool
 
@@ -125,17 +126,21 @@ class Gemini(Dialect):
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """Returns `contents` and `config`, as `client.models.generate_content` of Google's SDK takes them."""
         declarations = exported_tools(export, self.name)
+        forced = forced_tool(export, tools)
         contents = self.history(items, exported_names(export, self.name_rule))
         holds_calls = any(part.keys() & {CALL, RESPONSE} for content in contents for part in parts_of(content["parts"]))
         config: Json = {}
         if system := system_text(items):
             config["system_instruction"] = system
-        if declarations and (tools == "auto" or holds_calls):
+        if declarations and (tools != "none" or holds_calls):
             config["tools"] = [{"function_declarations": declarations}]
             # Without this the SDK may call Python functions by itself.
             config["automatic_function_calling"] = {"disable": True}
             if tools == "none":
                 config["tool_config"] = {"function_calling_config": {"mode": "NONE"}}
+        if forced is not None:
+            allowed = {"allowed_function_names": [forced]} if forced else {}
+            config["tool_config"] = {"function_calling_config": {"mode": "ANY", **allowed}}
         return {"contents": contents, "config": config}
 
 

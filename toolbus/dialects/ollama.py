@@ -19,7 +19,9 @@ from toolbus.dialects.history import PairedDialect, ProviderAnswer, arguments_te
 from toolbus.dialects.openai_chat import chat_request, nested_tool
 from toolbus.dialects.result_text import answer_text, arguments_object
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
+from toolbus.dialects.tool_choice import ANY_TOOL, forced_tool
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
+from toolbus.errors import InvalidRequest
 from toolbus.tool import Result, Tool
 
 
@@ -47,8 +49,20 @@ class Ollama(PairedDialect):
         return _OllamaStream(self, names)
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
-        """As in `Dialect`. There is no tool_choice: ``none`` writes no tools."""
-        return chat_request(self, items, export, tools)
+        """As in `Dialect`. The API has no tool_choice: ``none`` writes no tools, the name of a tool that tool alone.
+
+        So a model may still answer in text where a tool was chosen. ``required`` cannot be written.
+        """
+        forced = forced_tool(export, tools)
+        if forced == ANY_TOOL:
+            raise InvalidRequest(
+                "tool_choice is 'required', which Ollama's API does not have: name one tool, so that the model is "
+                "offered it alone, or use a server's /v1/chat/completions with the dialect openai"
+            )
+        request = chat_request(self, items, export, tools)
+        if forced is not None:
+            request["tools"] = [each for each in request["tools"] if each["function"]["name"] == forced]
+        return request
 
     def generate_id(self) -> str:
         """Returns an id for a call that came without one."""

@@ -32,6 +32,7 @@ from toolbus.dialects.openai_chat_response import (
 from toolbus.dialects.result_images import OPENAI_IMAGES, data_url, image_label
 from toolbus.dialects.result_text import answer_text
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
+from toolbus.dialects.tool_choice import forced_tool
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.tool import Result, Tool
 
@@ -55,7 +56,11 @@ class OpenAIChat(PairedDialect):
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """As in `Dialect`. ``none`` writes no tools at all: llama.cpp and others call in spite of tool_choice none."""
-        return chat_request(self, items, export, tools)
+        forced = forced_tool(export, tools)
+        request = chat_request(self, items, export, tools)
+        if forced is not None:
+            request["tool_choice"] = {"type": "function", "function": {"name": forced}} if forced else "required"
+        return request
 
     def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | ProviderAnswer]:
         return [_read(item, names) if isinstance(item, Mapping) else item for item in items]
@@ -127,7 +132,7 @@ def chat_request(
     """Returns messages, and tools unless ``tools`` is ``none``."""
     declarations = exported_tools(export, dialect.name)
     request: Json = {"messages": dialect.history(items, exported_names(export, dialect.name_rule))}
-    if declarations and tools == "auto":
+    if declarations and tools != "none":
         request["tools"] = declarations
     return request
 

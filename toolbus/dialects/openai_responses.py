@@ -25,6 +25,7 @@ from toolbus.dialects.history import (
 from toolbus.dialects.result_images import OPENAI_IMAGES, data_url
 from toolbus.dialects.result_text import answer_text
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
+from toolbus.dialects.tool_choice import forced_tool, function_choice
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.tool import Result, Tool
 
@@ -60,14 +61,17 @@ class OpenAIResponses(PairedDialect):
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """As in `Dialect`. Leading system messages become `instructions`, later ones stay in their place."""
         declarations = exported_tools(export, self.name)
+        forced = forced_tool(export, tools)
         first = 0
         while first < len(items) and isinstance(item := items[first], Message) and item.role == "system":
             first += 1
         request: Json = {"input": self.history(items[first:], exported_names(export, self.name_rule))}
         if first:
             request["instructions"] = "\n\n".join(item.text for item in items[:first] if isinstance(item, Message))
-        if declarations and tools == "auto":
+        if declarations and tools != "none":
             request["tools"] = declarations
+        if forced is not None:
+            request["tool_choice"] = function_choice(forced)
         return request
 
     def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | ProviderAnswer]:

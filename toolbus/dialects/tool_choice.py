@@ -1,0 +1,52 @@
+"""Finds the call that a choice of tools forces, for the dialects that write it in their provider's form."""
+
+from __future__ import annotations
+
+import difflib
+
+from toolbus.dialects.dialect import ToolChoice
+from toolbus.dialects.export import Export
+from toolbus.errors import InvalidRequest
+from toolbus.text import MAX_COMPARED, MAX_COMPARED_LENGTH, list_names, quote, shorten
+
+ANY_TOOL = ""
+
+
+def forced_tool(export: Export | None, tools: ToolChoice) -> str | None:
+    """Returns the wire name of the tool that the model must call, `ANY_TOOL` for any; None where it may call none.
+
+    Raises:
+        InvalidRequest: there is no such tool in the export, or none at all.
+    """
+    if tools in ("auto", "none"):
+        return None
+    names = {} if export is None else export.names.to_wire
+    if not names:
+        raise InvalidRequest(
+            f"tool_choice is {quote(tools)}, but no tool is offered: offer one, or give 'auto' or 'none'"
+        )
+    if tools == "required":
+        return ANY_TOOL
+    wire_name = names.get(tools)
+    if wire_name is None:
+        raise _unknown_tool(export, tools)
+    return wire_name
+
+
+def function_choice(forced: str) -> str | dict[str, str]:
+    """Returns a forced call as OpenAI's Responses and Realtime write it."""
+    return {"type": "function", "name": forced} if forced else "required"
+
+
+def _unknown_tool(export: Export | None, tools: ToolChoice) -> InvalidRequest:
+    names = [] if export is None else list(export.names.to_wire)
+    left_out = {} if export is None else {each.tool: each.why for each in export.left_out}
+    if tools in left_out:
+        return InvalidRequest(f"tool_choice is {quote(tools)}, which is not offered: {left_out[tools]}")
+    compared = names[:MAX_COMPARED] if len(tools) <= MAX_COMPARED_LENGTH else []
+    similar = difflib.get_close_matches(tools, compared, 5, cutoff=0.5)
+    listed = list_names(map(shorten, similar or names))
+    return InvalidRequest(
+        f"tool_choice is {quote(tools)}, and no tool with that name is offered: give 'auto', 'none', 'required' or the "
+        f"name of one, such as {listed}"
+    )
