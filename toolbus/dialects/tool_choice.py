@@ -1,15 +1,33 @@
-"""Finds the call that a choice of tools forces, for the dialects that write it in their provider's form."""
+"""Reads a choice of tools: which call it forces, for the dialects that write it, and whether a model followed it."""
 
 from __future__ import annotations
 
 import difflib
 
+from toolbus.dialects.conversation import Turn
 from toolbus.dialects.dialect import ToolChoice
 from toolbus.dialects.export import Export
 from toolbus.errors import InvalidRequest
 from toolbus.text import MAX_COMPARED, MAX_COMPARED_LENGTH, list_names, quote, shorten
 
 ANY_TOOL = ""
+
+_WORDS = frozenset(("auto", "none", "required"))
+
+
+def chosen_names(tools: ToolChoice) -> tuple[str, ...]:
+    """Returns the tool that a choice names, if it names one."""
+    return () if tools in _WORDS else (tools,)
+
+
+def forces_call(tools: ToolChoice) -> bool:
+    """Tells whether a choice leaves the model nothing but to call."""
+    return tools not in ("auto", "none")
+
+
+def follows(turn: Turn, tools: ToolChoice) -> bool:
+    """Tells whether a model's turn has the call that a choice forces; servers may ignore what they do not know."""
+    return not forces_call(tools) or any(tools in ("required", call.name) for call in turn.calls)
 
 
 def forced_tool(export: Export | None, tools: ToolChoice) -> str | None:
@@ -18,7 +36,7 @@ def forced_tool(export: Export | None, tools: ToolChoice) -> str | None:
     Raises:
         InvalidRequest: there is no such tool in the export, or none at all.
     """
-    if tools in ("auto", "none"):
+    if not forces_call(tools):
         return None
     names = {} if export is None else export.names.to_wire
     if not names:

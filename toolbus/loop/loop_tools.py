@@ -77,10 +77,16 @@ class LoopTools:
     Args:
         deferred: None where every tool is offered.
         items: the conversation so far: the tools that it called are offered again.
+        also: names of tools that are offered from the start; unknown ones are ignored.
     """
 
     def __init__(
-        self, settings: LoopSettings, deferred: DeferredTools | None, items: Iterable[HistoryItem] = ()
+        self,
+        settings: LoopSettings,
+        deferred: DeferredTools | None,
+        items: Iterable[HistoryItem] = (),
+        *,
+        also: Iterable[str] = (),
     ) -> None:
         self.extension = RoundBudget(settings)
         self._deferred = deferred
@@ -91,9 +97,9 @@ class LoopTools:
         if deferred is not None:
             self._answers |= {SEARCH_TOOLS: deferred.search, REQUEST_TOOL_INJECTION: deferred.inject}
 
-        called = (call for item in items if isinstance(item, Turn) for call in item.calls if call.known)
+        called = (call.name for item in items if isinstance(item, Turn) for call in item.calls if call.known)
         # Names to inject as soon as the catalog is known.
-        self._to_inject = list(dict.fromkeys(call.name for call in called if call.name not in self._answers))
+        self._to_inject = list(dict.fromkeys(name for name in (*called, *also) if name not in self._answers))
 
     @property
     def injected(self) -> tuple[str, ...] | None:

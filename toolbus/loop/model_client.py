@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from toolbus.dialects.conversation import Delta, HistoryItem, Turn
 from toolbus.dialects.dialect import ToolChoice
 from toolbus.dialects.export import Export
+from toolbus.dialects.tool_choice import follows, forces_call
 from toolbus.dialects.wire_names import NameTable
 from toolbus.loop.endpoint import Endpoint
 from toolbus.loop.loop_events import LoopEvent, ReasoningDelta, TextDelta, ToolsRefused
@@ -32,7 +33,8 @@ class ModelClient:
         """Sends the conversation. Returns the model's answer.
 
         Raises:
-            Exception: any error of the endpoint's client; a refusal of tools instead repeats the request without them.
+            Exception: any error of the endpoint's client; a refusal of tools instead repeats the request without them,
+                unless the choice forces a call.
         """
         answer_began = False
 
@@ -43,10 +45,17 @@ class ModelClient:
 
         if self.takes_tools:
             try:
-                return await self._send(items, export, choice, on_delta)
+                turn = await self._send(items, export, choice, on_delta)
+                if not follows(turn, choice):
+                    log.warning(
+                        "%r did not follow tool_choice %r, which its server may not know", self.endpoint, choice
+                    )
+                return turn
             except Exception as error:
                 if answer_began or export is None or not export.tools or not refuses_tools(error):
                     raise
+                if forces_call(choice):
+                    raise  # an answer without tools is not what the program asked for
                 # A request that forbids tools may be refused by a model that takes tools otherwise.
                 self.takes_tools = choice == "none"
                 log.warning("%r takes no tools: the request is repeated without tools", self.endpoint)

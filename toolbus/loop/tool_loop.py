@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any
 
+from toolbus.dialects.dialect import ToolChoice
+from toolbus.dialects.tool_choice import chosen_names
 from toolbus.functions.call_context import CallContext
 from toolbus.loop.deferred_tools import DeferredTools
 from toolbus.loop.endpoint import Endpoint
@@ -69,28 +71,33 @@ class ToolLoop:
         """Whether the endpoint takes tools, as far as is known: one that refused them is not offered any again."""
         return self._model_client.takes_tools
 
-    async def run(self, messages: Messages, *, context: CallContext | None = None) -> Reply:
+    async def run(
+        self, messages: Messages, *, context: CallContext | None = None, tool_choice: ToolChoice = "auto"
+    ) -> Reply:
         """Runs one turn. Cancelling it cancels the calls that are in flight.
 
         Args:
             messages: the user's message, or a whole conversation: dicts with role and content, the items of an earlier
                 reply, or both.
             context: of this turn; None means the context of the loop.
+            tool_choice: for the first request of the turn: `auto`, `none`, `required`, or the name of a tool, which the
+                model has to call.
 
         Raises:
-            InvalidRequest: the conversation is empty or invalid.
+            InvalidRequest: the conversation is empty or invalid; `tool_choice` names no offered tool, or the dialect
+                does not have it.
             PeerLost, RequestError: the tools cannot be listed.
             EndpointError: the provider reported an error, or its answer broke off.
             Exception: any error of the endpoint's client.
         """
-        return await self._turn(messages, context, None)
+        return await self._turn(messages, context, tool_choice, None)
 
     async def stream(
-        self, messages: Messages, *, context: CallContext | None = None
+        self, messages: Messages, *, context: CallContext | None = None, tool_choice: ToolChoice = "auto"
     ) -> AsyncGenerator[LoopEvent, None]:
         """Runs one turn as `run` does. Yields its events, `Finished` last. Closing the iterator cancels the turn."""
         events: asyncio.Queue[LoopEvent | None] = asyncio.Queue()
-        turn = asyncio.ensure_future(self._turn(messages, context, events.put_nowait))
+        turn = asyncio.ensure_future(self._turn(messages, context, tool_choice, events.put_nowait))
         turn.add_done_callback(lambda _: events.put_nowait(None))
         try:
             while (event := await events.get()) is not None:
@@ -100,19 +107,21 @@ class ToolLoop:
             turn.cancel()
             await asyncio.gather(turn, return_exceptions=True)
 
-    async def _turn(self, messages: Messages, context: CallContext | None, notify: Notify | None) -> Reply:
+    async def _turn(
+        self, messages: Messages, context: CallContext | None, tool_choice: ToolChoice, notify: Notify | None
+    ) -> Reply:
         items = conversation(messages)
         deferred = None if self._pinned is None else DeferredTools(self._pinned, cache=self._indexes)
         runner = CallRunner(
             self.source,
             self.settings,
             self._context if context is None else context,
-            LoopTools(self.settings, deferred, items),
+            LoopTools(self.settings, deferred, items, also=chosen_names(tool_choice)),
             RepeatGuard(self.settings.repeats),
             notify,
         )
         run = TurnRun(self._model_client, self._exports, runner, items, notify or _ignore)
-        return await run.reply(self._rules)
+        return await run.reply(self._rules, tool_choice)
 
 
 def _ignore(event: LoopEvent) -> None:

@@ -8,6 +8,7 @@ from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Messag
 from toolbus.dialects.dialect import ToolChoice
 from toolbus.dialects.export import Export
 from toolbus.dialects.result_text import object_of, text_of
+from toolbus.dialects.tool_choice import forces_call
 from toolbus.errors import Code
 from toolbus.loop.export_cache import ExportCache
 from toolbus.loop.loop_events import RoundEnded, RoundStarted, TextDelta
@@ -46,18 +47,30 @@ class TurnRun:
         self._cut = False  # whether its last answer was truncated
         self._export: Export | None = None  # the offered tools; None: no tools
 
-    async def reply(self, rules: Sequence[Rule]) -> Reply:
-        """Asks the model and runs its calls until there is a reply."""
+    async def reply(self, rules: Sequence[Rule], choice: ToolChoice = "auto") -> Reply:
+        """Asks the model and runs its calls until there is a reply.
+
+        Args:
+            choice: of the first request; ``none`` also calls nothing by a rule.
+
+        Raises:
+            InvalidRequest: the choice is not possible with the endpoint and the offered tools.
+        """
         await self._update_export()
-        routed = self._routed(rules)
+        if forces_call(choice):  # before anything runs: writing an empty request checks the choice
+            self._model_client.endpoint.dialect.request((), self._export, choice)
+        routed = self._routed(rules) if choice != "none" else None
         if routed is not None:
             if (text := await self._call(Turn(calls=(routed,)))) is not None:
                 return self._reply_with(text, "direct_reply")
             await self._update_export()
         while self._round < self._runner.loop_tools.extension.rounds:
-            turn = await self._ask("auto")
+            turn = await self._ask(choice)
             if not turn.calls:
                 return self._answered(turn, "answered")
+            if choice == "none":
+                return self._not_converged(turn)
+            choice = "auto"  # a model that must call in every request could never answer
             if (text := await self._call(turn)) is not None:
                 return self._reply_with(text, "direct_reply")
             await self._update_export()
