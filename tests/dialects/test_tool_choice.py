@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.dialects.conversation import Answered, Answers, Message, ModelCall, Turn
+from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Message, ModelCall, Turn
 from toolbus.dialects.dialect import Dialect
 from toolbus.dialects.dialect_names import find_dialect
 from toolbus.dialects.export import LeftOut
@@ -15,9 +15,9 @@ from toolbus.errors import InvalidRequest
 from toolbus.tool import Result, Tool
 
 TOOLS = [Tool("files.read", "Reads."), Tool("get_weather", "Tells the weather.")]
-ASKED = [Message("user", "?")]
+ASKED: list[HistoryItem] = [Message("user", "?")]
 CALL = ModelCall("call_1", "files.read", "{}", wire_name="files_read")
-CALLED = [*ASKED, Turn(calls=(CALL,)), Answers((Answered(CALL, Result(output_json="1")),)), *ASKED]
+CALLED: list[HistoryItem] = [*ASKED, Turn(calls=(CALL,)), Answers((Answered(CALL, Result(output_json="1")),)), *ASKED]
 
 
 def dialect_of(name: str) -> Dialect:
