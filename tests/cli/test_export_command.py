@@ -1,5 +1,6 @@
 """``toolbus export``: names, tokens, losses and what is left out."""
 
+import asyncio
 import json
 import re
 
@@ -9,6 +10,7 @@ from tests.support.processes import toolbus
 from toolbus.cli import export_command, search_command
 from toolbus.dialects import DIALECTS
 from toolbus.search import MAX_RESULTS, MODES
+from toolbus.testing import running_bus
 
 
 @pytest.fixture
@@ -44,6 +46,18 @@ def test_export_names_tools_that_are_not_offered_on_standard_error(bus: str) -> 
     assert ended.returncode == 0
     assert ended.stderr == "toolbus: not offered to user 'kim': 'nothing'; `toolbus list` shows the tools\n"
     assert "not offered: 'nothing'; " in toolbus(*words, "--json").stderr
+
+
+async def test_more_tools_than_the_provider_takes_are_a_warning_that_names_both_numbers() -> None:
+    async with running_bus() as bus:
+        for number in range(129):
+            bus.tool(name=f"tool_{number}")(lambda: "ok")
+        words = ("export", "--json", "--bus", bus.grpc_addresses[0], "--dialect")
+        ended = await asyncio.to_thread(toolbus, *words, "openai")
+        assert ended.returncode == 0
+        assert len(json.loads(ended.stdout)) == 129
+        assert ended.stderr.startswith("toolbus: these are 129 tools, and openai takes at most 128: name some of them")
+        assert (await asyncio.to_thread(toolbus, *words, "anthropic")).stderr == ""
 
 
 def test_an_unknown_dialect_is_wrong_usage_that_lists_the_known_ones(unused_address: str) -> None:

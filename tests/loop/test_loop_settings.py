@@ -28,6 +28,8 @@ from toolbus.loop import SYNCHRONET, LoopSettings
         ({"call_timeout": 301}, "at most 300"),
         ({"call_timeout": float("nan")}, "call_timeout is nan"),
         ({"list_timeout": 0}, "list_timeout is 0"),
+        ({"max_tools": 7}, "max_tools is 7, it must be 8 or more"),
+        ({"max_tools": -1}, "max_tools is -1"),
         ({"forced_answer": False}, "no_convergence_text: set it"),
     ],
 )

@@ -26,8 +26,9 @@ EPILOG = epilog(
 
     The table has each tool's name on the wire, its estimated cost in tokens, and what its schema loses in this dialect;
     the bus still checks arguments against the whole schema. The last line is the sum of the tokens. Tools that the
-    dialect cannot express, and names that are not offered, are printed to standard error with the reason. With --json
-    the tools are printed as they are in a request.
+    dialect cannot express, and names that are not offered, are printed to standard error with the reason; so is a
+    warning where there are more tools than the provider takes. With --json the tools are printed as they are in a
+    request.
     """,
     "0 done (also if tools are left out), 1 the bus refused (an unknown role, for example), 2 wrong usage, "
     "3 no bus found.",
@@ -60,6 +61,11 @@ def export(
         whom = f" to user {user!r}" if user else ""
         missing = ", ".join(map(repr, dict.fromkeys(unknown)))
         terminal.print_note(f"not offered{whom}: {missing}; `toolbus list` shows the tools")
+    if writer.max_tools is not None and len(exported.tools) > writer.max_tools:
+        terminal.print_note(
+            f"these are {len(exported.tools)} tools, and {dialect} takes at most {writer.max_tools}: name some of "
+            "them, or let a tool loop search the others, ToolLoop(…, pinned=[…])"
+        )
     if exported.left_out:
         terminal.print_table(
             ("LEFT OUT", "WHY"), [(each.tool, each.why) for each in exported.left_out], stream=sys.stderr

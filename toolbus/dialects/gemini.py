@@ -41,6 +41,9 @@ from toolbus.tool import Result, Tool
 
 _ROLES = {"user": "user", "assistant": "model"}
 
+# "At most 512 function declarations can be specified."
+MAX_DECLARATIONS = 512
+
 
 class Gemini(Dialect):
     """Gemini's generateContent."""
@@ -49,6 +52,7 @@ class Gemini(Dialect):
     name_rule: ClassVar[NameRule] = GEMINI_NAMES
     schema_rules: ClassVar[SchemaRules] = GEMINI_SCHEMAS
     accepted_images: ClassVar[ImageRule] = GEMINI_IMAGES
+    max_tools: ClassVar[int | None] = MAX_DECLARATIONS
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         return declaration(wire_name, tool, schema)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall, model_call
 from toolbus.dialects.dialect import as_mapping
 from toolbus.dialects.export import Export
-from toolbus.dialects.gemini import declaration
+from toolbus.dialects.gemini import MAX_DECLARATIONS, declaration
 from toolbus.dialects.openai_event_parser import arguments, mapping, string
 from toolbus.dialects.realtime_dialect import CallsCancelled, RealtimeDialect, RealtimeEvent, RealtimeParser
 from toolbus.dialects.result_text import object_of
@@ -31,6 +31,7 @@ class GeminiLive(RealtimeDialect):
     name_rule: ClassVar[NameRule] = GEMINI_NAMES
     schema_rules: ClassVar[SchemaRules] = GEMINI_SCHEMAS
     fixed_at_connect: ClassVar[bool] = True
+    max_tools: ClassVar[int | None] = MAX_DECLARATIONS
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         return declaration(wire_name, tool, schema)

@@ -13,6 +13,7 @@ class Grok(FlatTools):
     """Grok."""
 
     name: ClassVar[str] = "grok"
+    max_tools: ClassVar[int | None] = 200  # docs.x.ai, function calling: "a maximum of 200 tools"
 
     def session(self, export: Export) -> Json:
         return with_choice(super().session(export))

@@ -44,6 +44,9 @@ class OpenAIChat(PairedDialect):
     name_rule = PLAIN_NAMES
     schema_rules = OPENAI_SCHEMAS
     accepted_images = OPENAI_IMAGES
+    # "array too long. Expected an array with maximum length 128"; Groq has the same number. Servers that only speak the
+    # format may have another one, or none: `LoopSettings.max_tools`.
+    max_tools = 128
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         return nested_tool(wire_name, tool, schema)

@@ -69,6 +69,7 @@ class OpenAIRealtime(FlatTools):
     """OpenAI's own sessions."""
 
     name: ClassVar[str] = "openai-realtime"
+    max_tools: ClassVar[int | None] = 128  # as in chat completions
 
     def session(self, export: Export) -> Json:
         return {"type": "realtime", **with_choice(super().session(export))}

@@ -37,6 +37,7 @@ class OpenAIResponses(PairedDialect):
     name_rule = PLAIN_NAMES
     schema_rules = OPENAI_SCHEMAS
     accepted_images = OPENAI_IMAGES
+    max_tools = 128  # as in chat completions
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         # Strict is the default of this API, and refuses every schema with an optional property.

@@ -7,6 +7,7 @@ know where tools come from or how they are called.
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import reprlib
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,9 @@ from toolbus.text import repair_utf8
 from toolbus.tool import Annotations, Result, Tool
 
 MAX_INJECTED_AT_ONCE = 20
+MAX_INJECTED = 128  # where the provider has no limit: a model chooses worse among more
+SUGGESTED = 8  # tools for each message of the user
+MAX_SUGGESTED = 48  # injected tools, above which no more are suggested without others leaving
 MAX_NAME = 200  # characters of an unknown name that an answer repeats
 MAX_CORRECTED = 5  # unknown names that get similar ones: comparing with 1,000 names takes 5 ms
 
@@ -51,24 +55,41 @@ class DeferredTools:
     leaves the catalog is offered again when it comes back.
 
     Args:
-        pinned: names that are offered from the start, whenever the catalog has them.
+        pinned: names that are offered from the start, whenever the catalog has them; the first ones where not all fit.
         cache: shared by the conversations of a program, so that a catalog is indexed once; None: one of its own.
+
+    Attributes:
+        limit: how many tools are offered at most, these two included; None: the pinned ones and MAX_INJECTED. Pinned
+            tools leave room for MAX_INJECTED_AT_ONCE others, or for half of the limit. Where injected tools do not fit,
+            those leave that were requested or called least recently.
+        unpinned: how many pinned tools of the catalog do not fit.
     """
 
-    def __init__(self, pinned: Iterable[str] = (), *, cache: IndexCache | None = None) -> None:
-        self.pinned = frozenset(pinned)
-        self._injected: dict[str, None] = {}  # names, in the order of the requests
+    def __init__(
+        self, pinned: Iterable[str] = (), *, cache: IndexCache | None = None, limit: int | None = None
+    ) -> None:
+        self.limit = limit
+        self._pinned = tuple(dict.fromkeys(pinned))
+        self._injected: dict[str, int] = {}  # name → when it was needed last, in the order of the first requests
+        self._clock = itertools.count()
         self._cache = cache or IndexCache()
         self._own = {tool.name: tool for tool in (search_tool(self._cache.modes), injection_tool())}
         self._tools: dict[str, Tool] = {}  # the catalog of the last call of `offered`, replaced as a whole
+        self._shown: frozenset[str] = frozenset()  # the pinned tools of that catalog that fit
+        self.unpinned = 0
 
     def __repr__(self) -> str:
-        return f"DeferredTools({len(self.pinned)} pinned, {len(self._injected)} injected of {len(self._tools)} tools)"
+        return f"DeferredTools({len(self._pinned)} pinned, {len(self._injected)} injected of {len(self._tools)} tools)"
 
     @property
     def injected(self) -> tuple[str, ...]:
-        """The names that were requested, in that order."""
+        """The names that were injected and are still offered, in the order of the requests."""
         return tuple(self._injected)
+
+    @property
+    def hidden(self) -> int:
+        """How many tools of the catalog are not offered."""
+        return len(self._tools) - len(self._shown) - sum(name in self._tools for name in self._injected)
 
     def offered(self, tools: Iterable[Tool]) -> list[Tool]:
         """Returns the tools of a catalog that the model is offered. `search` and `inject` then use this catalog.
@@ -81,9 +102,59 @@ class DeferredTools:
             if tool.name not in self._own:
                 catalog.setdefault(tool.name, tool)
         self._tools = catalog
-        pinned = [tool for name, tool in self._tools.items() if name in self.pinned]
+        present = [name for name in self._pinned if name in catalog]
+        count = len(present)
+        if self.limit is not None:
+            room = self.limit - len(self._own)
+            present = present[: room - min(MAX_INJECTED_AT_ONCE, room // 2)]
+        self._shown = frozenset(present)
+        self.unpinned = count - len(present)
+        for name in self._shown & self._injected.keys():
+            del self._injected[name]
+        self._evict(self._room)
+        pinned = [tool for name, tool in self._tools.items() if name in self._shown]
         injected = [self._tools[name] for name in self._injected if name in self._tools]
         return [*self._own.values(), *pinned, *injected]
+
+    @property
+    def _room(self) -> int:
+        """How many tools can be injected."""
+        return MAX_INJECTED if self.limit is None else self.limit - len(self._own) - len(self._shown)
+
+    def _evict(self, room: int) -> list[str]:
+        """Removes the injected tools that were needed least recently, until so many are left. Returns their names."""
+        surplus = len(self._injected) - room
+        if surplus <= 0:
+            return []
+        oldest = sorted(self._injected, key=self._injected.__getitem__)[:surplus]
+        for name in oldest:
+            del self._injected[name]
+        return oldest
+
+    def offer(self, names: Iterable[str]) -> list[str]:
+        """Injects tools that the catalog has; a tool that is injected already counts as needed now.
+
+        Returns the names of the tools that left for them.
+        """
+        for name in names:
+            if name in self._tools and name not in self._shown:
+                self._injected[name] = next(self._clock)
+        return self._evict(self._room)
+
+    def suggest(self, text: str) -> None:
+        """Injects the tools that a user's message seems to be about. Call it before the model is asked, not between.
+
+        To search takes too long for an event loop. Where too many tools are offered by now, half of them leave at
+        once: with each that left, a provider's prompt cache would have to begin anew.
+        """
+        found = self._index().search(text, top_k=SUGGESTED)["results"]
+        names = [result["name"] for result in found]
+        self.offer(name for name in names if name in self._injected)
+        new = [name for name in names if name not in self._injected and name not in self._shown]
+        most = min(MAX_SUGGESTED, self._room)
+        if len(self._injected) + len(new) > most:
+            self._evict(most // 2)
+        self.offer(new[: max(0, most - len(self._injected))])
 
     def search(self, arguments: Mapping[str, Any] | str) -> Result:
         """Answers a call of `search_tools`; arguments may be the model's JSON text. May be called from any thread."""
@@ -103,15 +174,18 @@ class DeferredTools:
         already: list[str] = []
         unknown: dict[str, list[str]] = {}  # with similar names
         for name in names:
-            if name in self._own or (name in self._tools and (name in self.pinned or name in self._injected)):
+            if name in self._own or name in self._shown or (name in self._tools and name in self._injected):
                 already.append(name)
             elif name in self._tools:
                 injected.append(name)
             else:
                 name = repair_utf8(name[:MAX_NAME])
                 unknown[name] = self._similar(name) if len(unknown) < MAX_CORRECTED else []
-        self._injected.update(dict.fromkeys(injected))
-        answer = {"injected": injected, "already_offered": already, "unknown": unknown}
+        left = self.offer([*already, *injected])
+        answer: dict[str, Any] = {"injected": injected, "already_offered": already, "unknown": unknown}
+        if left:
+            answer["no_longer_offered"] = left  # may hold requested ones, where there is room for few
+            answer["injected"] = [name for name in injected if name not in left]
         if injected or already:
             return _answer({"success": True, **answer})
         why = f"no tool has such a name: use one of the names listed under unknown, or one that {SEARCH_TOOLS} found"

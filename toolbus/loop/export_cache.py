@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from toolbus.dialects.dialect import Dialect
-from toolbus.dialects.export import Export
+from toolbus.dialects.export import Export, LeftOut, ToolWriter
 from toolbus.errors import PeerLost, ToolBusError
 from toolbus.loop.loop_tools import LoopTools
 from toolbus.loop.tool_source import ToolSource
@@ -27,12 +28,16 @@ class ExportCache:
 
     Args:
         list_timeout: seconds to wait for the catalog.
+        max_tools: see `LoopSettings`.
     """
 
-    def __init__(self, source: ToolSource, dialect: Dialect, list_timeout: float) -> None:
+    def __init__(self, source: ToolSource, dialect: Dialect, list_timeout: float, max_tools: int | None = None) -> None:
         self._source = source
         self._dialect = dialect
         self._list_timeout = list_timeout
+        # None: any number.
+        self._max_tools = dialect.max_tools if max_tools is None else max_tools or None
+        self._warned = False  # whether a catalog was too large
         self._catalog: tuple[int, Sequence[Tool]] | None = None  # revision and tools; None until they were listed
         self._exports: NewestCache[_Key, Export] = NewestCache(MAX_EXPORTS)  # by revision and injected names
 
@@ -46,7 +51,8 @@ class ExportCache:
             PeerLost, RequestError: the catalog cannot be listed and was never listed before.
         """
         revision, tools = await self._list()
-        loop_tools.use_catalog(tools)
+        await loop_tools.use_catalog(tools, self._max_tools)
+        self._warn_once(loop_tools, len(tools))
         key = (revision, loop_tools.injected)
         export = self._exports.get(key)
         if export is None:
@@ -55,6 +61,25 @@ class ExportCache:
                 log.warning("tool %r is not offered to %s: %s", left_out.tool, self._dialect.name, left_out.why)
         self._exports[key] = export  # a used export counts as the newest
         return export
+
+    def _warn_once(self, loop_tools: LoopTools, count: int) -> None:
+        if self._warned or not (loop_tools.limited or loop_tools.unpinned):
+            return
+        self._warned = True
+        most = f"a request of {self._dialect.name} takes {self._max_tools} (LoopSettings(max_tools=…) sets it)"
+        if loop_tools.unpinned:
+            log.warning(
+                "%s: %d pinned tools are not offered from the start, so that there is room for others; pin fewer",
+                most,
+                loop_tools.unpinned,
+            )
+        else:
+            log.warning(
+                "the catalog has %d tools and %s: the model is offered those that the conversation seems to need, and "
+                "finds the others with search_tools. ToolLoop(pinned=[…]) says which ones are always offered",
+                count,
+                most,
+            )
 
     async def _list(self) -> tuple[int, Sequence[Tool]]:
         try:
@@ -75,3 +100,18 @@ class ExportCache:
             why = str(timeout) or f"no answer within {self._list_timeout:g} s"
             return PeerLost(f"cannot list tools: {why}")
         return error
+
+
+def export_within(dialect: ToolWriter, tools: Sequence[Tool]) -> Export:
+    """Returns the tools that a session can be offered: the first ones of the catalog, as many as its provider takes.
+
+    Searching needs a list of tools that changes in the middle of an answer, which not every session has.
+    """
+    most = dialect.max_tools
+    if most is None or len(tools) <= most:
+        return dialect.export(tools)
+    export = dialect.export(tools[:most])
+    why = (
+        f"the catalog has {len(tools)} tools, and a session takes {most}: offer fewer, by role or source_of(…, names=…)"
+    )
+    return replace(export, left_out=(*export.left_out, *(LeftOut(tool.name, why) for tool in tools[most:])))

@@ -19,11 +19,13 @@ class RoundStarted:
         round: from 1.
         export: the offered tools; None where the model takes no tools.
         forced: whether the model must answer in text now.
+        hidden: how many tools of the catalog are not offered, but found with `search_tools`.
     """
 
     round: int
     export: Export | None
     forced: bool = False
+    hidden: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from toolbus.errors import SetupError
 from toolbus.loop.router import comes_from_no_file
 from toolbus.tool import MAX_TIMEOUT_SECONDS, Tool
 
+MIN_TOOLS = 8  # three of them may be the loop's own
+
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
@@ -33,6 +35,10 @@ class LoopSettings:
             installed, and False none.
         may_route: which tools the rules of a loop may call; by default all but those of files in a drop-in folder,
             which the author of the rules has not reviewed.
+        max_tools: how many tools a request may offer; None means the number of the endpoint's dialect, and 0 any
+            number. With a larger catalog the model is offered some, and finds the others with `search_tools`.
+        keep_injected: whether tools that a model requested with `request_tool_injection` stay offered in later turns
+            of the conversation, also those that it did not call.
 
     Raises:
         SetupError: from the constructor, where a value breaks its rule.
@@ -52,6 +58,8 @@ class LoopSettings:
     no_summary_text: str = ""
     embedder: EmbedderChoice = None
     may_route: Callable[[Tool], bool] = comes_from_no_file
+    max_tools: int | None = None
+    keep_injected: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("max_parallel", 1), ("max_calls", 1), ("repeats", 0)):
@@ -68,6 +76,11 @@ class LoopSettings:
             )
         if not self.list_timeout > 0:
             raise SetupError(f"list_timeout is {self.list_timeout:g}, it must be above 0")
+        if self.max_tools is not None and self.max_tools != 0 and self.max_tools < MIN_TOOLS:
+            raise SetupError(
+                f"max_tools is {self.max_tools}, it must be {MIN_TOOLS} or more, since the loop has tools of its own; "
+                "0 means any number, and None that of the endpoint's dialect"
+            )
         if not self.forced_answer and not self.no_convergence_text:
             raise SetupError("forced_answer is off, so the reply after the last round is no_convergence_text: set it")
 

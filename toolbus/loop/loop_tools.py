@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
-from toolbus.dialects.conversation import HistoryItem, Turn
+from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Turn
+from toolbus.dialects.result_text import object_of
 from toolbus.errors import Code
-from toolbus.loop.deferred_tools import MAX_INJECTED_AT_ONCE, DeferredTools
+from toolbus.loop.deferred_tools import DeferredTools
 from toolbus.loop.loop_settings import LoopSettings
-from toolbus.loop.turn_reply import refusal
+from toolbus.loop.turn_reply import refusal, user_text
 from toolbus.search_tool import REQUEST_TOOL_INJECTION, SEARCH_TOOLS
 from toolbus.text import shorten
 from toolbus.tool import Result, Tool
 
 EXTEND_TOOL_LOOP = "extend_tool_loop"
 EXTENSION_DEFAULT = 5
+MESSAGES = 10  # of the user, that and up to twice as many count for what is suggested; older ones do not
 
 
 class RoundBudget:
@@ -74,10 +77,15 @@ def extension_tool(settings: LoopSettings) -> Tool:
 class LoopTools:
     """The loop's own tools in one turn, and in deferred mode the choice among the tools of the source.
 
+    Deferred mode begins by itself with a catalog of more tools than the provider takes, and then lasts until the end
+    of the turn. What is offered follows from the conversation alone, so it is the same after a restart, and tools stay
+    where they were for the provider's prompt cache.
+
     Args:
         deferred: None where every tool is offered.
-        items: the conversation so far: the tools that it called are offered again.
+        items: the conversation so far: the tools that it called or requested are offered again.
         also: names of tools that are offered from the start; unknown ones are ignored.
+        automatic: creates the mode where it begins by itself; None: it does not.
     """
 
     def __init__(
@@ -87,33 +95,69 @@ class LoopTools:
         items: Iterable[HistoryItem] = (),
         *,
         also: Iterable[str] = (),
+        automatic: Callable[[], DeferredTools] | None = None,
     ) -> None:
         self.extension = RoundBudget(settings)
-        self._deferred = deferred
+        self._settings = settings
+        self._deferred: DeferredTools | None = None  # None where every tool is offered
+        self._automatic = automatic
+        self._suggests = False  # whether the mode began by itself
         self._tools: tuple[Tool, ...] = (self.extension.tool,) if settings.extension else ()
         self._answers: dict[str, Callable[[str], Result]] = {}
         if settings.extension:
             self._answers[EXTEND_TOOL_LOOP] = self.extension.extend
+        self._items = tuple(items)
+        self._also = tuple(also)
+        self._remembers = True  # whether what the conversation needs has yet to be offered
         if deferred is not None:
-            self._answers |= {SEARCH_TOOLS: deferred.search, REQUEST_TOOL_INJECTION: deferred.inject}
+            self._defer(deferred)
 
-        called = (call.name for item in items if isinstance(item, Turn) for call in item.calls if call.known)
-        # Names to inject as soon as the catalog is known.
-        self._to_inject = list(dict.fromkeys(name for name in (*called, *also) if name not in self._answers))
+    def _defer(self, deferred: DeferredTools) -> None:
+        self._deferred = deferred
+        self._answers |= {SEARCH_TOOLS: deferred.search, REQUEST_TOOL_INJECTION: deferred.inject}
 
     @property
     def injected(self) -> tuple[str, ...] | None:
-        """The requested names; None where every tool is offered. The export depends on it."""
+        """The injected names; None where every tool is offered. The export depends on it."""
         return None if self._deferred is None else self._deferred.injected
 
-    def use_catalog(self, tools: Iterable[Tool]) -> None:
-        """Takes the current catalog, which calls of the loop's tools then search."""
+    @property
+    def limited(self) -> bool:
+        """Whether deferred mode began by itself."""
+        return self._suggests
+
+    @property
+    def hidden(self) -> int:
+        """How many tools of the catalog the model is not offered, but finds with `search_tools`."""
+        return 0 if self._deferred is None else self._deferred.hidden
+
+    @property
+    def unpinned(self) -> int:
+        """How many pinned tools are not offered, because the provider does not take so many."""
+        return 0 if self._deferred is None else self._deferred.unpinned
+
+    async def use_catalog(self, tools: Sequence[Tool], max_tools: int | None = None) -> None:
+        """Takes the current catalog, which calls of the loop's tools then search.
+
+        Args:
+            max_tools: how many tools the provider takes; None: any number.
+        """
+        count = len(self._tools) + len(self._without_hidden(tools))
+        if self._deferred is None and self._automatic is not None and max_tools is not None and count > max_tools:
+            self._defer(self._automatic())
+            self._suggests = True
         if self._deferred is None:
             return
+        self._deferred.limit = None if max_tools is None else max_tools - len(self._tools)
         self._deferred.offered(self._without_hidden(tools))
-        while self._to_inject:
-            self._deferred.inject({"names": self._to_inject[:MAX_INJECTED_AT_ONCE]})
-            del self._to_inject[:MAX_INJECTED_AT_ONCE]
+        if self._remembers:
+            self._remembers = False
+            for need in needs_of(self._items, requests=self._settings.keep_injected):
+                if isinstance(need, tuple):
+                    self._deferred.offer(need)
+                elif self._suggests:
+                    await asyncio.to_thread(self._deferred.suggest, need)
+            self._deferred.offer(self._also)
 
     def offered(self, tools: Iterable[Tool]) -> Sequence[Tool]:
         """Returns the tools of a catalog that the model is offered. The loop's tools hide others of their name."""
@@ -127,7 +171,42 @@ class LoopTools:
         """Answers a call of one of the loop's tools; None where it is not one of them."""
         answer = self._answers.get(name)
         if answer is None:
+            if self._deferred is not None:
+                self._deferred.offer([name])  # it is in use, so it is not the next to leave
             return None
         if name == SEARCH_TOOLS:  # it may have to index and embed a whole catalog
             return await asyncio.to_thread(answer, arguments_json)
         return answer(arguments_json)
+
+
+def needs_of(items: Sequence[HistoryItem], *, requests: bool) -> Iterator[str | tuple[str, ...]]:
+    """Yields what a conversation needed, in its order: the names of tools, and between them the newest user messages.
+
+    Args:
+        requests: whether tools count that the model requested and did not call.
+    """
+    messages = sum(bool(user_text(item)) for item in items)
+    old = max(0, (messages - 1) // MESSAGES * MESSAGES - MESSAGES)
+    for item in items:
+        if isinstance(item, Turn):
+            yield tuple(call.name for call in item.calls if call.known and call.name != REQUEST_TOOL_INJECTION)
+        elif isinstance(item, Answers):
+            if requests:
+                yield tuple(name for each in item.answered for name in _injected_by(each))
+        elif text := user_text(item):
+            old -= 1
+            if old < 0:
+                yield text
+
+
+def _injected_by(answered: Answered) -> list[str]:
+    """Returns the names that a call of `request_tool_injection` added."""
+    if answered.call.name != REQUEST_TOOL_INJECTION or not answered.call.known or answered.result.is_error:
+        return []
+    output = object_of(answered.result)
+    names = [name for key in ("injected", "already_offered") for name in _list(output.get(key))]
+    return [name for name in names if isinstance(name, str)]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

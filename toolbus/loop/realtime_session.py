@@ -35,6 +35,7 @@ from toolbus.dialects.realtime_dialect import (
 from toolbus.errors import Code, PeerLost, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.loop.call_rate_limit import WINDOW_CALLS, WINDOW_SECONDS, CallRateLimit
+from toolbus.loop.export_cache import export_within
 from toolbus.loop.loop_events import CallEnded, ReasoningDelta, TextDelta
 from toolbus.loop.loop_settings import LoopSettings
 from toolbus.loop.loop_tools import LoopTools
@@ -135,7 +136,7 @@ class RealtimeSession:
         """
         async with self._sync_lock:
             _, tools = await self._tools.tools()
-            self._set_export(self._dialect.export(tools))
+            self._set_export(export_within(self._dialect, tools))
             return self._dialect.session_update(self._export)
 
     async def sync(self) -> Sync:
@@ -151,7 +152,7 @@ class RealtimeSession:
             if self._closed:
                 return Sync.CLOSED
             _, tools = await self._tools.tools()
-            export = self._dialect.export(tools)
+            export = export_within(self._dialect, tools)
             if export.tools == self._export.tools:
                 self._set_export(export)  # schema hashes, which calls carry, may have changed
                 return Sync.UNCHANGED
@@ -190,6 +191,9 @@ class RealtimeSession:
             self._report_failure("it no longer follows the catalog", error)
 
     def _set_export(self, export: Export) -> None:
+        if export.left_out and export.left_out != self._export.left_out:
+            last, count = export.left_out[-1], len(export.left_out)
+            log.warning("%s session: %d tools are not offered; %r: %s", self._dialect.name, count, last.tool, last.why)
         self._export = export
         self._parser.names = export.names
 

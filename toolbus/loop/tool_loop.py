@@ -35,7 +35,7 @@ class ToolLoop:
         context: what tools may know about the circumstances of calls.
         rules: calls that are made before the model is asked, where the user's message matches.
         pinned: names of the tools that the model is offered from the start; it finds the others with `search_tools`.
-            None offers every tool.
+            None offers every tool, as long as the provider takes so many in one request.
 
     Raises:
         TypeError: from the constructor, where `pinned` is one text.
@@ -61,7 +61,7 @@ class ToolLoop:
         self._pinned = None if pinned is None else tuple(pinned)
         self._indexes = IndexCache(self.settings.embedder)  # shared by all conversations
         self._model_client = ModelClient(endpoint)
-        self._exports = ExportCache(self.source, endpoint.dialect, self.settings.list_timeout)
+        self._exports = ExportCache(self.source, endpoint.dialect, self.settings.list_timeout, self.settings.max_tools)
 
     def __repr__(self) -> str:
         return f"<ToolLoop {self.endpoint!r} {self.source!r}>"
@@ -111,17 +111,22 @@ class ToolLoop:
         self, messages: Messages, context: CallContext | None, tool_choice: ToolChoice, notify: Notify | None
     ) -> Reply:
         items = conversation(messages)
-        deferred = None if self._pinned is None else DeferredTools(self._pinned, cache=self._indexes)
+        deferred = None if self._pinned is None else self._deferred(self._pinned)
         runner = CallRunner(
             self.source,
             self.settings,
             self._context if context is None else context,
-            LoopTools(self.settings, deferred, items, also=chosen_names(tool_choice)),
+            LoopTools(self.settings, deferred, items, also=chosen_names(tool_choice), automatic=self._deferred),
             RepeatGuard(self.settings.repeats),
             notify,
         )
         run = TurnRun(self._model_client, self._exports, runner, items, notify or _ignore)
         return await run.reply(self._rules, tool_choice)
+
+    def _deferred(self, pinned: Iterable[str] | None = None) -> DeferredTools:
+        """Returns deferred mode for one turn. By default it pins the tools of rules, so that rules can call them."""
+        names = (rule.tool for rule in self._rules) if pinned is None else pinned
+        return DeferredTools(names, cache=self._indexes)
 
 
 def _ignore(event: LoopEvent) -> None:

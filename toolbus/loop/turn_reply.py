@@ -119,11 +119,15 @@ def _item(message: Any) -> HistoryItem:
 
 def last_user_text(items: Sequence[HistoryItem]) -> str:
     """Returns the text of the last message; "" where it is not the user's, or has no text."""
-    last = items[-1]
-    if isinstance(last, Message):
-        return last.text if last.role == "user" else ""
-    if isinstance(last, Mapping) and last.get("role") == "user" and isinstance(last.get("content"), str):
-        return str(last["content"])
+    return user_text(items[-1])
+
+
+def user_text(item: HistoryItem) -> str:
+    """Returns the text of a user's message; "" for any other item."""
+    if isinstance(item, Message):
+        return item.text if item.role == "user" else ""
+    if isinstance(item, Mapping) and item.get("role") == "user" and isinstance(item.get("content"), str):
+        return str(item["content"])
     return ""
 
 

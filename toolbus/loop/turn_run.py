@@ -104,7 +104,8 @@ class TurnRun:
     async def _ask(self, choice: ToolChoice) -> Turn:
         """Sends one more request to the model, with the last export."""
         self._round += 1
-        self._notify(RoundStarted(self._round, self._export, forced=choice == "none"))
+        hidden = self._runner.loop_tools.hidden
+        self._notify(RoundStarted(self._round, self._export, forced=choice == "none", hidden=hidden))
         turn = await self._model_client.ask(self._items, self._export, choice, self._notify)
         if not self._model_client.takes_tools:
             self._export = None
