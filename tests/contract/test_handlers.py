@@ -105,11 +105,12 @@ async def test_what_a_model_plainly_meant_arrives_where_arguments_are_checked(
     await offer.offer(echo(parameters=CITY))
     for given, meant in (
         ({"where": {"city": "Oslo", "days": "5"}}, {"where": {"city": "Oslo", "days": 5}}),
+        ({"where": {"city": "Oslo", "days": 5.0}}, {"where": {"city": "Oslo", "days": 5}}),
         ({"where": '{"city": "Oslo"}'}, {"where": {"city": "Oslo"}}),
         ({"where": {"city": "Oslo", "days": None}}, {"where": {"city": "Oslo"}}),
     ):
         arrived = (await within(bus.call("echo", given))).unwrap()
-        assert arrived == (meant if kind.checks_arguments else given)
+        assert repr(arrived) == repr(meant if kind.checks_arguments else given)
     assert (await within(bus.call("echo", '"no object"'))).is_error == kind.checks_arguments
 
 

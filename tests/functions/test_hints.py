@@ -12,6 +12,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict, Union
 
 import pytest
+import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,6 +70,28 @@ class Bound:
     ge = 1
 
 
+@dataclass
+class Tree:
+    name: str
+    below: "list[Tree]" = field(default_factory=list)
+
+
+@dataclass
+class Egg:
+    hen: "Hen | None" = None
+
+
+@dataclass
+class Hen:
+    egg: Egg
+
+
+class OlderMovie(typing_extensions.TypedDict):
+    year: int
+
+
+date_or_text = datetime.date | str
+Alias = typing_extensions.TypeAliasType("Alias", list[int])
 UserId = typing.NewType("UserId", int)
 PLACE = {
     "type": "object",
@@ -333,7 +356,21 @@ def test_descriptions_reach_the_schema_and_annotated_wins() -> None:
 
 
 @pytest.mark.parametrize(
-    "hint", [str, float, bool, Any, list[str], dict[str, float], float | None, Literal["a"], list, int | Color]
+    "hint",
+    [
+        str,
+        float,
+        bool,
+        Any,
+        list[str],
+        dict[str, str],
+        str | None,
+        Literal["a"],
+        list,
+        int | float,
+        date_or_text,
+        {"not": "a hint"},
+    ],
 )
 def test_hints_that_json_satisfies_need_no_converter(hint: Any) -> None:
     assert converter(hint) is None
@@ -357,6 +394,20 @@ def test_hints_that_json_satisfies_need_no_converter(hint: Any) -> None:
         (datetime.date, "2024-02-03", datetime.date(2024, 2, 3)),
         (set[int], "not a list", "not a list"),
         (Place, None, None),
+        (Tree, {"name": "a", "below": [{"name": "b"}]}, Tree("a", [Tree("b")])),
+        (Egg, {"hen": {"egg": {}}}, Egg(Hen(Egg()))),
+        (int | Color, "red", Color.RED),
+        (Place | str, {"city": "Oslo"}, Place("Oslo")),
+        (Place | str, "Oslo", "Oslo"),
+        (list[Place] | Place | None, [{"city": "Oslo"}], [Place("Oslo")]),
+        (Place | Movie, {"title": "M"}, {"title": "M"}),  # which one is meant is a guess
+        (dict[int, str], {"1": "a"}, {1: "a"}),
+        (dict[Color, int], {"red": 1.0}, {Color.RED: 1}),
+        (dict[Level, str], {"2": "b"}, {Level.HIGH: "b"}),
+        (dict[datetime.date, Any], {"2024-02-03": None}, {datetime.date(2024, 2, 3): None}),
+        (Literal[Color.RED], "red", Color.RED),
+        (OlderMovie, {"year": 1999.0}, {"year": 1999}),
+        (Alias, [3.0], [3]),
     ],
 )
 def test_arguments_arrive_as_their_hints_say(hint: Any, given: Any, expected: Any) -> None:
@@ -375,6 +426,14 @@ def test_arguments_arrive_as_their_hints_say(hint: Any, given: Any, expected: An
         (int, "3", "3"),
         (int, True, True),
         (float, 3, 3),
+        (int | str, 3.0, 3),
+        (int | float, 3.0, 3.0),
+        (int | float, 3, 3),
+        (Literal[1, 2, "a"], 2.0, 2),
+        (Literal[1, 2, "a"], "a", "a"),
+        (Literal[1, True], True, True),
+        (Movie, {"title": "M", "year": 1999.0}, {"title": "M", "year": 1999}),
+        (Point, {"x": 1, "y": 2}, Point(1, 2)),
     ],
 )
 def test_a_whole_number_that_is_written_as_a_fraction_arrives_as_an_int(hint: Any, given: Any, expected: Any) -> None:
@@ -387,6 +446,8 @@ def test_a_value_outside_an_enum_is_refused_with_the_choices() -> None:
     assert convert is not None
     with pytest.raises(ValueError, match="'blue' is not one of 'red', 'green'"):
         convert("blue")
+    with pytest.raises(ValueError, match="'blue' is not one of 'red', 'green'"):
+        converter(dict[Color, int])({"blue": 1})  # type: ignore[misc]
 
 
 def test_a_model_class_brings_its_own_schema_and_checks() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import datetime
 import json
 import logging
 import threading
@@ -14,7 +15,7 @@ from tests.support.waiting import within
 from tests.tools.example_tools import ANYTHING, CITY, BlockedTool, offer, with_tools
 from toolbus.errors import Code
 from toolbus.sdk import Reply, ToolScope, text
-from toolbus.tools import ToolRegistry
+from toolbus.tools import ToolDefinition, ToolRegistry
 from toolbus.tools.tool_registry import MAX_NESTED
 
 # -- what comes back -------------------------------------------------------------------------------------------------
@@ -461,3 +462,56 @@ async def test_call_result_returns_the_result_as_a_record() -> None:
 
 async def _tools(registry: ToolRegistry) -> Any:
     return (await registry.as_source().tools())[1]
+
+
+async def test_a_bare_decorator_reads_name_description_and_parameters_from_the_function() -> None:
+    registry = ToolRegistry()
+
+    @registry.tool
+    async def get_weather(city: str, days: int = 1, ctx: Any = None) -> str:
+        """Tells the weather.
+
+        Args:
+            city: its name.
+        """
+        return f"{city}: {'sunny ' * days}{ctx}"
+
+    @registry.tool("hot", allow_repeat=True)
+    def is_hot(when: datetime.date) -> bool:
+        """Tells whether it is hot."""
+        return when.month == 7
+
+    @registry.tool(description="Anything.")
+    def anything(text):  # type: ignore[no-untyped-def]
+        return text
+
+    weather, hot, anything_ = registry.list_tools()
+    assert (weather.name, weather.description, hot.name, hot.allow_repeat) == (
+        "get_weather",
+        "Tells the weather.",
+        "hot",
+        True,
+    )
+    assert weather.parameters == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "its name."},
+            "days": {"type": "integer", "default": 1},
+        },
+        "required": ["city"],
+    }
+    assert (hot.description, anything_.description) == ("Tells whether it is hot.", "Anything.")
+    assert await registry.call("get_weather", '{"city": "Oslo", "days": 2.0}', ctx="now") == "Oslo: sunny sunny now"
+    assert await registry.call("hot", {"when": "2024-07-01"}) == "true"
+    assert await registry.call("anything", {"text": "x"}) == "x"
+    assert await get_weather("Rome") == "Rome: sunny None"
+
+
+async def test_arguments_arrive_as_the_hints_say_also_beside_the_callers_context() -> None:
+    registry = ToolRegistry()
+
+    def later(when: datetime.date, share: int, ctx: object) -> str:
+        return f"{when.year} {share} {ctx}"
+
+    registry.register_tool(ToolDefinition("later", handler=later))
+    assert await registry.call("later", '{"when": "2024-07-01", "share": 3.0}', ctx="here") == "2024 3 here"

@@ -26,7 +26,7 @@ from toolbus.functions import hints
 from toolbus.functions.declaration import LlmToolMeta, describe, meta_of
 from toolbus.functions.tool_definition import CTX
 from toolbus.functions.tool_options import OPTION_NAMES
-from toolbus.functions.tool_spec import ToolSpec, spec_of
+from toolbus.functions.tool_spec import ToolSpec, converters_of, spec_of
 from toolbus.normal_schema import normal_form
 from toolbus.schema_grammar import SchemaFault
 
@@ -264,11 +264,15 @@ def _by_keywords(where: str, entry: Any, flags: Mapping[str, bool]) -> ToolSpec:
         raise InvalidTool([f"{where} has no {missing}: a tool needs a name and a function"])
     takes_ctx = _takes_ctx(handler)
     parameters = options.pop("parameters", None)
+    from_hints = parameters is None
     if takes_ctx:
         parameters = hints.without_property(hints.parameters_schema(handler) if parameters is None else parameters, CTX)
     spec = spec_of(handler, _meta(handler, name, options | {"parameters": parameters}))
     if not takes_ctx:
         return spec
+    if from_hints:
+        own = converters_of(hints.signature_of(handler))
+        spec = replace(spec, converters=tuple(each for each in own if each[0] != CTX))
     names = None if spec.names is None else spec.names - {CTX}
     return replace(spec, scope=CTX, names=names, required=spec.required - {CTX})
 

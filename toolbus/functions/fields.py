@@ -12,6 +12,8 @@ import types
 import typing
 from typing import Any
 
+_WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired)
+
 
 def resolved(target: Any, names: dict[str, Any]) -> dict[str, Any]:
     """Returns the hints of a function or class; one that cannot be resolved, by `names` either, is `Any`."""
@@ -29,6 +31,19 @@ def resolved(target: Any, names: dict[str, Any]) -> dict[str, Any]:
     return hints
 
 
+def unwrapped(hint: Any) -> Any:
+    """Returns a hint without what says nothing about its values: `Annotated`, `NotRequired`, `NewType`, an alias."""
+    while True:
+        if typing.get_origin(hint) in _WRAPPERS:
+            hint = typing.get_args(hint)[0]
+        elif isinstance(hint, typing.NewType):
+            hint = hint.__supertype__
+        elif type(hint).__name__ == "TypeAliasType":  # `type Name = …`, of Python 3.12 or typing_extensions
+            hint = hint.__value__
+        else:
+            return hint
+
+
 def enum_values(kind: type[enum.Enum]) -> dict[Any, enum.Enum]:
     """Returns what stands for each member in JSON: its value, or its name where a value is not a JSON scalar."""
     members = list(kind)
@@ -39,7 +54,7 @@ def enum_values(kind: type[enum.Enum]) -> dict[Any, enum.Enum]:
 
 def record_fields(kind: type) -> dict[str, tuple[Any, bool]] | None:
     """Returns name → (hint, required) of a dataclass, TypedDict or NamedTuple; None for any other class."""
-    if not (dataclasses.is_dataclass(kind) or typing.is_typeddict(kind) or _is_named_tuple(kind)):
+    if not (dataclasses.is_dataclass(kind) or is_typed_dict(kind) or _is_named_tuple(kind)):
         return None
     module = inspect.getmodule(kind)
     hints = resolved(kind, dict(vars(module)) if module else {})
@@ -61,6 +76,11 @@ def _needed(hint: Any, otherwise: bool) -> bool:
     """Looks at the hint first: `__required_keys__` is wrong where annotations are text (PEP 563)."""
     origin = typing.get_origin(hint)
     return {typing.Required: True, typing.NotRequired: False}.get(origin, otherwise)
+
+
+def is_typed_dict(kind: type) -> bool:
+    """Tells whether a class is a TypedDict, of `typing` or of `typing_extensions`."""
+    return issubclass(kind, dict) and hasattr(kind, "__required_keys__")
 
 
 def _is_named_tuple(kind: type) -> bool:

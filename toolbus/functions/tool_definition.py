@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from toolbus.functions.declaration import describe
 from toolbus.functions.hints import parameters_schema, signature_of, without_property
 from toolbus.functions.tool_options import ToolOptions, ToolTraits
-from toolbus.functions.tool_spec import ToolSpec, spec_of
+from toolbus.functions.tool_spec import ToolSpec, converters_of, spec_of
 from toolbus.normal_schema import properties_of
 
 CTX = "ctx"  # the parameter that gets the caller's context and is never shown to a model
@@ -112,6 +112,7 @@ class ToolDefinition:
                 f"tool {self.name!r:.80}: parameters must be a dict, not {type(parameters).__name__}: give a JSON "
                 'Schema, {"type": "object"} for a tool that takes anything'
             )
+        from_hints = parameters is None and not takes_dict
         if parameters is None:
             given = {"type": "object", "properties": {}} if takes_dict else parameters_schema(handler)
             parameters = without_property(given, CTX) if not takes_dict and _takes_ctx(handler) else given
@@ -129,6 +130,9 @@ class ToolDefinition:
         if not takes_dict and "timeout" not in options:
             meta = replace(meta, timeout=0.0)
         spec = spec_of(handler, meta, takes_dict=takes_dict)
+        if from_hints:
+            own = tuple(each for each in converters_of(signature_of(handler)) if each[0] != CTX)
+            spec = replace(spec, converters=own)
         if takes_dict or not _takes_ctx(handler):
             return spec
         required = inspect.signature(handler).parameters[CTX].default is inspect.Parameter.empty

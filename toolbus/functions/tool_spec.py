@@ -96,7 +96,7 @@ def spec_of(handler: Callable[..., Any], meta: LlmToolMeta | None = None, *, tak
         required=frozenset()
         if takes_dict
         else frozenset(each.name for each in signature.parameters if each.default is inspect.Parameter.empty),
-        converters=() if meta.declared_json is not None or takes_dict else _converters(signature),
+        converters=() if meta.declared_json is not None or takes_dict else converters_of(signature),
         takes_dict=takes_dict,
     )
 
@@ -191,7 +191,8 @@ def _kind(handler: Any) -> HandlerKind:
     return HandlerKind.GENERATOR if inspect.isgeneratorfunction(target) else HandlerKind.SYNC
 
 
-def _converters(signature: hints.Signature) -> tuple[tuple[str, conversion.Converter], ...]:
+def converters_of(signature: hints.Signature) -> tuple[tuple[str, conversion.Converter], ...]:
+    """Returns what brings each argument into the type of its hint, where something has to."""
     converters = (
         (each.name, conversion.converter(signature.hints.get(each.name, Any))) for each in signature.parameters
     )

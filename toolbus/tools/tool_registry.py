@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 from toolbus.bus.calls.call_records import CallRecord
 from toolbus.bus.catalog.handler import BUS_SOURCE
@@ -21,6 +21,7 @@ from toolbus.dialects.result_text import text_of
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.call_options import CallOptions
+from toolbus.functions.hints import description_of
 from toolbus.functions.tool_definition import RunningCall, ToolDefinition, running_call
 from toolbus.functions.tool_options import ToolTraits
 from toolbus.tool import TASK_SECONDS, CallError, Result, dump_arguments
@@ -109,15 +110,32 @@ class ToolRegistry:
 
     # -- registering ---------------------------------------------------------------------------------------------
 
+    @overload
+    def tool(self, function: F, /) -> F: ...
+    @overload
     def tool(
-        self, name: str, description: str, parameters: dict[str, Any], **options: Unpack[ToolTraits]
-    ) -> Callable[[F], F]:
-        """Makes a function a tool; a decorator, which returns the function itself. The same name is replaced.
+        self,
+        name: str = "",
+        description: str = "",
+        parameters: dict[str, Any] | None = None,
+        **options: Unpack[ToolTraits],
+    ) -> Callable[[F], F]: ...
+    def tool(
+        self,
+        name: Any = "",
+        description: str = "",
+        parameters: dict[str, Any] | None = None,
+        **options: Unpack[ToolTraits],
+    ) -> Any:
+        """Makes a function a tool; a decorator, with or without arguments. Returns the function itself.
+
+        The same name is replaced.
 
         Args:
-            name: what models call it, `[A-Za-z0-9_.-]{1,64}`.
-            description: tells a model when to use it.
-            parameters: JSON Schema of the arguments. A parameter of the function called ``ctx`` is not the model's.
+            name: what models call it, `[A-Za-z0-9_.-]{1,64}`; the function's name by default.
+            description: tells a model when to use it; the docstring's first paragraph by default.
+            parameters: JSON Schema of the arguments; read from the type hints by default. A parameter of the function
+                called ``ctx`` is not the model's.
             options: described in `ToolTraits`, none of them required.
 
         Raises:
@@ -126,10 +144,14 @@ class ToolRegistry:
         flags = (options.get("no_background", False), options.get("allow_repeat", False))
 
         def register(function: F) -> F:
-            self._registered.register(ToolDefinition(name, description, parameters, function, *flags), options)
+            own = name if isinstance(name, str) and name else function.__name__
+            text = description or description_of(function)
+            dict_handler = False if parameters is None else None  # hints say what it takes
+            definition = ToolDefinition(own, text, parameters, function, *flags, dict_handler=dict_handler)
+            self._registered.register(definition, options)
             return function
 
-        return register
+        return register(name) if callable(name) else register
 
     def register_tool(self, definition: Definition) -> None:
         """Registers a tool; live sessions are told later, without waiting (REST-63).

@@ -80,6 +80,18 @@ def test_an_object_that_was_written_as_text_is_read_without_the_keys_that_only_a
     assert "must be a JSON object" in error.message
 
 
+def test_a_whole_number_arrives_as_the_integer_that_is_asked_also_beside_another_repair() -> None:
+    core = Core()
+    host, plugin = core.peer("h"), core.plugin("p", of(a={"type": "integer"}, b={"type": "integer", "default": 1}))
+    assert arrived(core, host, plugin, "n", '{"a": 5.0, "b": 2}') == '{"a":5,"b":2}'
+    assert arrived(core, host, plugin, "n", '{"a": 5.0}') == '{"a":5,"b":1}'
+    assert arrived(core, host, plugin, "n", '{"a": 5.0, "b": "2"}') == '{"a":5,"b":2}'
+    assert [str(each) for each in next(iter(core.dispatcher.records)).repairs] == [
+        "b: string to integer",
+        "a: number to integer",
+    ]
+
+
 def test_a_tool_or_the_bus_may_switch_repairs_off() -> None:
     core, off = Core(), Core(repairs=False)
     defaults = of("d", a={"type": "integer", "default": 1})
@@ -90,6 +102,7 @@ def test_a_tool_or_the_bus_may_switch_repairs_off() -> None:
         host, plugin = each.peer("h"), each.plugin("p", *tools)
         assert error_of(host, each.call(host, "n", '{"a":"5"}')).code == Code.INVALID_ARGUMENTS
         assert arrived(each, host, plugin, "d", "{}") == "{}"
+        assert arrived(each, host, plugin, "n", '{"a":5.0}') == '{"a":5.0}'
         assert error_of(host, each.call(host, "d", '{"a":null}')).code == Code.INVALID_ARGUMENTS
 
 

@@ -93,6 +93,8 @@ REPAIRED: dict[str, tuple[Any, str, str, list[str]]] = {
         ["a.n: string to integer"],
     ),
     "an odd name": (of(**{"a b": INTEGER}), '{"a b":"5"}', '{"a b":5}', ['["a b"]: string to integer']),
+    "one of listed numbers": (of(a={"enum": [1, 2, "x"]}), '{"a":"2"}', '{"a":2}', ["a: string to integer"]),
+    "the one value": (of(a={"const": True}), '{"a":"true"}', '{"a":true}', ["a: string to boolean"]),
     "a default": (of(a={"default": "x"}, b={}), ' {"b": 1.50} ', '{"b": 1.50,"a":"x"}', ["a: absent to string"]),
     "a default for nothing": (of(a={"default": [1]}), "", '{"a":[1]}', ["a: absent to array"]),
     "a default further down": (
@@ -148,6 +150,7 @@ UNREPAIRED: dict[str, tuple[Any, str]] = {
     "broken JSON": (of(a={"type": "object"}), '{"a":"{n: 1}"}'),
     "text of the wrong kind": (of(a={"type": "object"}), '{"a":"[1]"}'),
     "out of bounds": (of(a={"type": "integer", "maximum": 3}), '{"a":"5"}'),
+    "not one of listed numbers": (of(a={"enum": [1, 2]}), '{"a":"3"}'),
     "one of two faults": (of(a=INTEGER, b={"type": "string"}), '{"a":"5","b":5}'),
     "two ways": (of(a={"anyOf": [of(n=INTEGER, m=BOOLEAN), of(n=BOOLEAN, m=INTEGER)]}), '{"a":{"n":"1","m":"1"}}'),
     "too many": (of(a={"items": INTEGER}), json.dumps({"a": ["1"] * (MAX_REPAIRS + 1)})),

@@ -32,6 +32,7 @@ from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.schema import ArgumentChecker, load_arguments
+from toolbus.bus.catalog.whole_numbers import with_whole_numbers
 from toolbus.errors import Code, NotPermitted, UnknownRole
 from toolbus.newest import NewestCache
 from toolbus.text import clean_line, list_names, quote
@@ -232,18 +233,21 @@ class CallAdmission:
             raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
         if type(arguments) is dict and not strips.isdisjoint(arguments):
             arguments, text = _stripped(arguments, strips)
-        if checker is None or (type(arguments) is dict and checker.passes(arguments)):
+        if checker is None:
             return text
-        if type(arguments) is dict and is_unplanned(caller, call, parent, declaration):
-            return text
-        if self._repairs and not declaration.tool.no_repair:
-            repaired = self._repair(checker, text, arguments, strips)
-            if repaired is not None:
-                self._log_repairs(caller, call, repairs_of(repaired))
-                return repaired
-        elif type(arguments) is dict and checker.is_valid(arguments):  # it lacks defaults
-            return text
-        raise invalid(text, arguments, checker)
+        repairs, passes = self._repairs and not declaration.tool.no_repair, False
+        if type(arguments) is dict:
+            passes = checker.passes(arguments)
+            if is_unplanned(caller, call, parent, declaration) and not passes:
+                return text
+            if not repairs and (passes or checker.is_valid(arguments)):  # it may lack defaults
+                return text
+        repaired = text if passes else self._repair(checker, text, arguments, strips) if repairs else None
+        if repaired is None:
+            raise invalid(text, arguments, checker)
+        repaired = with_whole_numbers(checker, repaired, limit)
+        self._log_repairs(caller, call, repairs_of(repaired))
+        return repaired
 
     def _repair(self, checker: ArgumentChecker, text: str, arguments: Any, strips: frozenset[str]) -> str | None:
         """Returns the text of arguments that fit, None if repairs do not help."""

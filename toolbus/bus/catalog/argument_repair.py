@@ -2,8 +2,8 @@
 
 Only what the validator finds wrong is looked at, and four things are done, nothing else: null for an argument that may
 not be null means that it is absent; a text that is exactly an integer, number or boolean of JSON is that value where
-one is asked; JSON text of an object or array is read where one is asked; a property that is left out gets the default
-that its schema declares. Repaired arguments are checked again.
+one is asked, or listed; JSON text of an object or array is read where one is asked; a property that is left out gets
+the default that its schema declares. Repaired arguments are checked again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jsonschema_rs
 
-from toolbus.bus.catalog.schema import ArgumentChecker, load_arguments
+from toolbus.bus.catalog.schema import CHOICES, ArgumentChecker, load_arguments
 from toolbus.bus.catalog.schema_defaults import Defaults, Path
 from toolbus.text import escape_surrogates
 
@@ -30,7 +30,6 @@ _BOOLEANS = {"true": True, "false": False}
 _OPENS = {"object": "{", "array": "["}
 _BY_FIRST = {'"': "string", "t": "boolean", "f": "boolean", "n": "null", "{": "object", "[": "array"}
 _WHITE_SPACE = " \t\n\r"
-_CHOICES = (jsonschema_rs.ValidationErrorKind.AnyOf, jsonschema_rs.ValidationErrorKind.OneOfNotValid)
 _VALUES = (jsonschema_rs.ValidationErrorKind.Enum, jsonschema_rs.ValidationErrorKind.Constant)
 _TYPE = jsonschema_rs.ValidationErrorKind.Type
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -86,7 +85,9 @@ def original_of(text: str) -> str:
     return text.original if isinstance(text, RepairedArguments) else text
 
 
-class _Fix(NamedTuple):
+class Fix(NamedTuple):
+    """A value, and the place of the one that it replaces; `_NOTHING` removes that one."""
+
     path: tuple[str | int, ...]
     value: Any
 
@@ -113,7 +114,7 @@ def repair(checker: ArgumentChecker, text: str, arguments: dict[str, Any], room:
             value = load_arguments(text)  # exactly: numbers are written again
             repairs = _repaired(checker, value, room, with_defaults=with_defaults)
             if repairs:
-                return _written(checker, value, text, repairs, room)
+                return written(checker, value, text, repairs, room)
         except ValueError:  # too large, too deep
             continue
     return None
@@ -137,7 +138,7 @@ def _with_defaults(
                 return None
             inner = text.strip(_WHITE_SPACE)[:-1].rstrip(_WHITE_SPACE) or "{"
             filled = f"{inner},{members}}}" if arguments else f"{inner}{members}}}"
-            if not checker.is_valid(checker.load(filled)):
+            if not checker.is_valid(load_arguments(filled)):
                 return None
             return RepairedArguments.of(
                 filled,
@@ -145,7 +146,7 @@ def _with_defaults(
                 [Repair(_shown((name,)), ABSENT, _type_of_text(defaults.values[name])) for name in missing],
             )
         value = load_arguments(text)
-        return _written(checker, value, text, [_filled(value, path) for path in defaults.fill(value, room)], room)
+        return written(checker, value, text, [_filled(value, path) for path in defaults.fill(value, room)], room)
     except ValueError:
         return None
 
@@ -166,11 +167,11 @@ def _repaired(checker: ArgumentChecker, value: Any, room: int, *, with_defaults:
             del fixes[path]  # inside of what another one replaces
         if not fixes or len(repairs) + len(fixes) > MAX_REPAIRS:
             return []
-        repairs += [_apply(fix, value) for fix in fixes.values()]
+        repairs += [apply(fix, value) for fix in fixes.values()]
     return []
 
 
-def _written(checker: ArgumentChecker, value: Any, original: str, repairs: list[Repair], room: int) -> str | None:
+def written(checker: ArgumentChecker, value: Any, original: str, repairs: list[Repair], room: int) -> str | None:
     """Returns repaired arguments as text, checked as what they are now; None if they break the schema or the limit."""
     text = escape_surrogates(json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
     if len(text.encode()) > len(original.encode()) + room:  # numbers are written again: 1e15 has 18 characters then
@@ -178,7 +179,7 @@ def _written(checker: ArgumentChecker, value: Any, original: str, repairs: list[
     return RepairedArguments.of(text, original, repairs) if checker.is_valid(load_arguments(text)) else None
 
 
-def _fixes(error: jsonschema_rs.ValidationError, value: Any) -> list[_Fix] | None:
+def _fixes(error: jsonschema_rs.ValidationError, value: Any) -> list[Fix] | None:
     """Returns how to fix one fault; None if it cannot be fixed."""
     path = tuple(error.instance_path)
     try:
@@ -186,12 +187,15 @@ def _fixes(error: jsonschema_rs.ValidationError, value: Any) -> list[_Fix] | Non
     except (KeyError, IndexError, TypeError):
         return None
     kind = error.kind
-    if part is None and path and isinstance(path[-1], str) and isinstance(kind, (_TYPE, *_CHOICES, *_VALUES)):
-        return [_Fix(path, _NOTHING)]
+    if part is None and path and isinstance(path[-1], str) and isinstance(kind, (_TYPE, *CHOICES, *_VALUES)):
+        return [Fix(path, _NOTHING)]
     if isinstance(kind, _TYPE):
         read = _read(part, kind.types)
-        return None if read is _NOTHING else [_Fix(path, read)]
-    if not isinstance(kind, _CHOICES):
+        return None if read is _NOTHING else [Fix(path, read)]
+    if isinstance(kind, _VALUES):
+        read = _read_listed(part, kind)
+        return None if read is _NOTHING else [Fix(path, read)]
+    if not isinstance(kind, CHOICES):
         return None
     ways = []
     for branch in kind.context:
@@ -202,7 +206,7 @@ def _fixes(error: jsonschema_rs.ValidationError, value: Any) -> list[_Fix] | Non
     return ways[0] if ways and all(_same(way, ways[0]) for way in ways) else None
 
 
-def _same(one: list[_Fix], other: list[_Fix]) -> bool:
+def _same(one: list[Fix], other: list[Fix]) -> bool:
     return [(fix.path, type(fix.value), fix.value) for fix in one] == [
         (fix.path, type(fix.value), fix.value) for fix in other
     ]
@@ -215,6 +219,13 @@ def _read(part: Any, types: Iterable[str]) -> Any:
     values = [value for kind in types if kind in _READERS and (value := _READERS[kind](part)) is not _NOTHING]
     # An integer goes before a number: 5 is both.
     return min(values, key=lambda value: isinstance(value, float), default=_NOTHING)
+
+
+def _read_listed(part: Any, kind: Any) -> Any:
+    """Returns the number or boolean that a text stands for where values are listed; `_NOTHING` where none is meant."""
+    listed = kind.options if isinstance(kind, jsonschema_rs.ValidationErrorKind.Enum) else [kind.expected_value]
+    meant = [each for each in listed if type(each) in (int, float, bool) and json.dumps(each) == part]
+    return meant[0] if len(meant) == 1 else _NOTHING
 
 
 def _integer(text: str) -> Any:
@@ -246,7 +257,8 @@ _READERS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def _apply(fix: _Fix, value: Any) -> Repair:
+def apply(fix: Fix, value: Any) -> Repair:
+    """Replaces a part of arguments in place, and returns what was done."""
     container, key = _at(value, fix.path[:-1]), fix.path[-1]
     before = _type_of(container[key])
     if fix.value is _NOTHING:

@@ -52,8 +52,9 @@ _find_wide_integer = re.compile(r"[:,\[ \n\r\t-][0-9]{19}").search  # mostly out
 _ASKS_FOR_VALUES = re.compile(
     r'"(?:minimum|maximum|exclusiveMinimum|exclusiveMaximum|multipleOf|const|enum|uniqueItems)"|\\'
 ).search
-_CHOICES = (jsonschema_rs.ValidationErrorKind.AnyOf, jsonschema_rs.ValidationErrorKind.OneOfNotValid)
+CHOICES = (jsonschema_rs.ValidationErrorKind.AnyOf, jsonschema_rs.ValidationErrorKind.OneOfNotValid)
 _TYPE = jsonschema_rs.ValidationErrorKind.Type
+MAYBE_WHOLE = ".0"  # in the text of arguments: one of them may be a whole number that is written as a fraction
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -63,7 +64,9 @@ class ArgumentChecker:
     Attributes:
         text: the schema as it is checked: its normal form (`toolbus.normal_schema`), without what cannot be checked.
         warnings: what was read otherwise than it is written, or is not checked: a sentence each, for operators.
-        load: parses arguments for this schema; exactly if the value of a wide integer can matter to it.
+        has_integers: whether the schema asks for integers somewhere.
+        load: parses arguments for this schema; exactly if the value of a wide integer can matter to it. Raises
+            ValueError also where a whole number may be written as a fraction and the schema has integers.
         is_valid: tells whether arguments fit: the validator's own method, or one that counts the arguments first
             where the schema could make a check slow. It expects what `load_arguments` returned, which bounds their
             depth and their wide integers.
@@ -72,8 +75,19 @@ class ArgumentChecker:
     """
 
     __slots__ = (
-        *("_is_free", "_limits", "_size", "_validator", "defaults", "is_valid", "load", "noun", "passes", "text"),
-        "warnings",
+        *(
+            "_is_free",
+            "_limits",
+            "_size",
+            "_validator",
+            "defaults",
+            "has_integers",
+            "is_valid",
+            "load",
+            "noun",
+            "passes",
+        ),
+        *("text", "warnings"),
     )
 
     def __init__(
@@ -92,7 +106,11 @@ class ArgumentChecker:
         self.warnings = warnings
         self.text = text  # `explain` builds the graph from it again, so that not every tool keeps one in memory
         self._limits = limits
-        self.load: Callable[[str], Any] = load_arguments if _ASKS_FOR_VALUES(text) else _load_quickly
+        self.has_integers = '"integer"' in text
+        exactly = _ASKS_FOR_VALUES(text) is not None
+        self.load: Callable[[str], Any] = load_arguments if exactly else _load_quickly
+        if self.has_integers:
+            self.load = _unless_whole(exactly=exactly)
         self._is_free = size.repeated <= FREE_STEPS and size.states <= FREE_STATES
         self.is_valid: Callable[[object], bool] = validator.is_valid if self._is_free else self._is_valid_if_few
         self.defaults = defaults
@@ -250,6 +268,23 @@ def _load_quickly(text: str) -> Any:
         return _loads(text)
     except orjson.JSONDecodeError:
         return load_arguments(text)
+
+
+def _unless_whole(*, exactly: bool) -> Callable[[str], Any]:
+    """Returns what loads arguments for a schema with integers; one function, since each call pays for it."""
+    longest = 0 if exactly else 2 * ARGUMENT_DEPTH
+
+    def load(text: str) -> Any:
+        if MAYBE_WHOLE in text:
+            raise ValueError("a whole number may be written as a fraction")
+        if len(text) > longest:
+            return load_arguments(text)
+        try:
+            return _loads(text)
+        except orjson.JSONDecodeError:
+            return load_arguments(text)
+
+    return load
 
 
 def _load_exactly(text: str) -> Any:
@@ -410,7 +445,7 @@ def _fault_text(error: jsonschema_rs.ValidationError, noun: str) -> str:
 
 def _closest(error: jsonschema_rs.ValidationError, noun: str) -> str:
     """Returns what is wrong with the closest branch of a choice: the one that got furthest into the value."""
-    if not isinstance(error.kind, _CHOICES):
+    if not isinstance(error.kind, CHOICES):
         return ""
     firsts = [branch[0] for branch in error.kind.context if branch]
     if not firsts:
