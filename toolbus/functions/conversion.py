@@ -149,8 +149,10 @@ def _literal(values: tuple[Any, ...]) -> Converter | None:
 def _key(hint: Any) -> Converter | None:
     """Returns what turns the keys of a JSON object, which are texts, into the hinted type."""
     hint = unwrapped(hint)
-    if hint in (int, float) or hint in _FROM_TEXT:
-        return _FROM_TEXT.get(hint, hint)
+    if hint is int or hint is float:
+        return typing.cast(Converter, hint)
+    if hint in _FROM_TEXT:
+        return _FROM_TEXT[hint]
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         by_text = {each if isinstance(each, str) else json.dumps(each): own for each, own in enum_values(hint).items()}
         return lambda key: _one_of(by_text, key)
