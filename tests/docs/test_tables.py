@@ -339,8 +339,9 @@ async def test_the_pages_about_http_and_the_bus_know_the_same_paths() -> None:
 def test_the_tool_loop_page_has_every_setting_with_its_default() -> None:
     documented = {row[0].strip("`"): row[1] for row in table(LOOP, "| setting | default |")}
     shown = {setting.name: json.dumps(setting.default, default=repr) for setting in fields(LoopSettings)}
-    shown |= {"may_route": "no drop-ins"}
-    words = {"true": "`True`", "false": "`False`", "null": "`None`", "no drop-ins": "no drop-ins"}
+    shown |= {"may_route": "no drop-ins", "needs_approval": "destructive tools"}
+    words = {"true": "`True`", "false": "`False`", "null": "`None`"}
+    words |= {text: text for text in ("no drop-ins", "destructive tools")}
     assert documented == {name: words.get(default, f"`{default}`") for name, default in shown.items()}
 
 

@@ -1,45 +1,24 @@
 """Asks the person at the terminal what a tool asks: each field of its form in turn.
 
-Everything but the answers goes to standard error. Lines are read without a thread, so that Ctrl-C ends the command.
+Everything but the answers goes to standard error.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from toolbus.cli import terminal
+from toolbus.loop.terminal_approval import read_line
 from toolbus.mcp.input_requests import InvalidInput, check_answer
 from toolbus.questions import CANCELLED, DECLINED, FORM, Answer, Question
-from toolbus.text import clean_line, parse_json
+from toolbus.text import parse_json
 
 ReadLine = Callable[[str], Awaitable[str | None]]  # gets the prompt; None: the end of the input, Ctrl-D
 
 _YES, _NO = ("y", "yes", "true", "1"), ("n", "no", "false", "0")
 _TYPES = {"integer": "whole number", "number": "number", "boolean": "yes or no", "array": "several, with commas"}
-
-
-async def read_line(prompt: str) -> str | None:
-    """Reads a line that a person types."""
-    terminal.print_chunk(clean_line(prompt) + " ")
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    handle = sys.stdin.fileno()
-    try:
-        loop.add_reader(handle, ready.set)
-    except NotImplementedError:  # Windows has no such thing for consoles
-        line = await asyncio.to_thread(sys.stdin.readline)
-        return line.rstrip("\r\n") if line else None
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(handle)
-    data = os.read(handle, 65_536)  # a terminal gives one line at a time
-    if not data:
-        terminal.print_chunk("\n")
-    return data.decode(sys.stdin.encoding or "utf-8", "replace").rstrip("\r\n") if data else None
 
 
 async def ask_person(question: Question, read: ReadLine = read_line) -> Answer:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from toolbus.lazy import lazily
 
 if TYPE_CHECKING:
+    from toolbus.loop.approval import ApprovalGiven, ApprovalRequest, ApprovalRequested, Approve, Decision
     from toolbus.loop.endpoint import (
         Endpoint,
         anthropic_endpoint,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, SendFailed, Sync, ToolsSent
     from toolbus.loop.realtime_session import RealtimeSession
     from toolbus.loop.router import Rule
+    from toolbus.loop.terminal_approval import ask_on_terminal
     from toolbus.loop.tool_loop import ToolLoop
     from toolbus.loop.tool_refusal import refuses_tools
     from toolbus.loop.tool_source import ToolSource, source_of
@@ -45,6 +47,11 @@ __all__ = [
     "Rule",
     "Reply",
     "CallDone",
+    # asking before a call
+    "Approve",
+    "ApprovalRequest",
+    "Decision",
+    "ask_on_terminal",
     # a realtime session
     "RealtimeSession",
     "Sync",
@@ -74,11 +81,15 @@ __all__ = [
     "CallStarted",
     "CallProgress",
     "CallEnded",
+    "ApprovalRequested",
+    "ApprovalGiven",
     "Finished",
 ]
 
 _HOMES = {
     "loop.tool_loop": ("ToolLoop",),
+    "loop.approval": ("ApprovalGiven", "ApprovalRequest", "ApprovalRequested", "Approve", "Decision"),
+    "loop.terminal_approval": ("ask_on_terminal",),
     "loop.loop_settings": ("LoopSettings", "SYNCHRONET"),
     "loop.router": ("Rule",),
     "loop.turn_reply": ("CallDone", "Reply"),

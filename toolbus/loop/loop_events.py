@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from toolbus.dialects.conversation import ModelCall, Turn
 from toolbus.dialects.export import Export
+from toolbus.loop.approval import ApprovalEvent
 from toolbus.loop.turn_reply import CallDone, Reply
 from toolbus.tool import Progress
 
@@ -90,5 +91,5 @@ class Finished:
     reply: Reply
 
 
-CallEvent: TypeAlias = CallStarted | CallProgress | CallEnded
+CallEvent: TypeAlias = CallStarted | CallProgress | CallEnded | ApprovalEvent
 LoopEvent: TypeAlias = RoundStarted | TextDelta | ReasoningDelta | RoundEnded | ToolsRefused | CallEvent | Finished

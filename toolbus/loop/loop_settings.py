@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from toolbus.embeddings import EmbedderChoice
 from toolbus.errors import SetupError
+from toolbus.loop.approval import is_destructive
 from toolbus.loop.router import comes_from_no_file
 from toolbus.tool import MAX_TIMEOUT_SECONDS, Tool
 
@@ -39,6 +40,7 @@ class LoopSettings:
             number. With a larger catalog the model is offered some, and finds the others with `search_tools`.
         keep_injected: whether tools that a model requested with `request_tool_injection` stay offered in later turns
             of the conversation, also those that it did not call.
+        needs_approval: which tools' calls wait for the `approve` of a loop or session; without one nothing waits.
 
     Raises:
         SetupError: from the constructor, where a value breaks its rule.
@@ -60,6 +62,7 @@ class LoopSettings:
     may_route: Callable[[Tool], bool] = comes_from_no_file
     max_tools: int | None = None
     keep_injected: bool = True
+    needs_approval: Callable[[Tool], bool] = is_destructive
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("max_parallel", 1), ("max_calls", 1), ("repeats", 0)):

@@ -34,6 +34,7 @@ from toolbus.dialects.realtime_dialect import (
 )
 from toolbus.errors import Code, PeerLost, Stage
 from toolbus.functions.call_context import CallContext
+from toolbus.loop.approval import Approval, Approve, check_hook
 from toolbus.loop.call_rate_limit import WINDOW_CALLS, WINDOW_SECONDS, CallRateLimit
 from toolbus.loop.export_cache import export_within
 from toolbus.loop.loop_events import CallEnded, ReasoningDelta, TextDelta
@@ -70,6 +71,8 @@ class RealtimeSession:
         on_event: Callable[[SessionEvent], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause_seconds: float = PAUSE_SECONDS,
+        approve: Approve | None = None,
+        settings: LoopSettings | None = None,
     ) -> None:
         """Creates the session's side of the bus. Nothing is sent before `sync` or `follow`.
 
@@ -80,9 +83,12 @@ class RealtimeSession:
                 further ones are refused with an error as their result.
             on_event: receives all events of the session; what it raises is logged.
             pause_seconds: how long a provider has to begin a response by itself after the user has stopped speaking.
+            approve: is asked before calls, as by a `ToolLoop`; a call that was refused is asked about again, since a
+                session has no turns.
+            settings: those of calls hold: their timeout, which need approval, how much of a result the model gets.
 
         Raises:
-            SetupError: a limit is not above 0.
+            SetupError: a limit is not above 0, or `approve` is no function.
         """
         self._dialect = dialect
         self._tools = tools
@@ -90,12 +96,15 @@ class RealtimeSession:
         self._rate_limit = CallRateLimit(window_calls, window_seconds, clock)
         self._on_event = on_event
         self._pause_seconds = pause_seconds
-        settings = LoopSettings()
-        loop_tools = LoopTools(settings, None)  # none are offered: a session has no rounds
+        settings = settings or LoopSettings()
+        loop_tools = LoopTools(LoopSettings(), None)  # none are offered: a session has no rounds
+        approval = approve and Approval(check_hook(approve), settings.needs_approval, self._notify, remembers=False)
         context = context if context is not None else getattr(tools, "context", None)
         self._export = dialect.export(())  # the provider's current tools
         self._parser = dialect.parser(self._export.names)
-        self._responses = OpenResponses(CallRunner(tools, settings, context, loop_tools, RepeatGuard(0), self._notify))
+        self._responses = OpenResponses(
+            CallRunner(tools, settings, context, loop_tools, RepeatGuard(0), self._notify, approval)
+        )
         self._turn_taking = TurnTaking()
         self._pause: asyncio.TimerHandle | None = None  # None until the user has spoken
         self._sync_lock = asyncio.Lock()  # one sync at a time
@@ -259,7 +268,7 @@ class RealtimeSession:
 
     async def _run(self, call: ResponseCall, runner: RoundCalls) -> None:
         done = await runner.run(call.call, call.order)
-        call.result = done.result
+        call.result = done.answered.result
         self._send_if_ready()
 
     def _send_if_ready(self) -> None:

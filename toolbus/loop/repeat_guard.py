@@ -14,6 +14,11 @@ Key: TypeAlias = tuple[str, str]
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
+def canonical_json(arguments: Any) -> str:
+    """Returns arguments as a text that is the same for the same call, whatever the order of keys and white space."""
+    return _CANONICAL.encode(arguments)
+
+
 class RepeatGuard:
     """Counts the successful calls of one turn. Calls that tools make themselves are not counted.
 
@@ -32,7 +37,7 @@ class RepeatGuard:
         """Returns the key that repeated calls share, whatever the order of keys and white space; None: not guarded."""
         if not self._allowed or tool.allow_repeat:
             return None
-        return tool.name, _CANONICAL.encode(arguments)
+        return tool.name, canonical_json(arguments)
 
     def refusal(self, key: Key) -> Result | None:
         """Returns the error that replaces another run; None where the call may run."""

@@ -18,6 +18,7 @@ from toolbus.dialects.conversation import ModelCall
 from toolbus.dialects.export import Export
 from toolbus.errors import Code, Stage, ToolBusError
 from toolbus.functions.call_context import NO_CONTEXT, CallContext
+from toolbus.loop.approval import Approval, ApprovalRequest
 from toolbus.loop.loop_events import CallEnded, CallEvent, CallProgress, CallStarted
 from toolbus.loop.loop_settings import LoopSettings
 from toolbus.loop.loop_tools import LoopTools
@@ -40,6 +41,7 @@ class CallRunner:
         context: what tools may know about the circumstances; round and order of each call are added to it.
         loop_tools: answers the loop's own tools.
         notify: receives the events; None where there is no receiver.
+        approval: asks the program before calls; None where it is not asked.
     """
 
     source: ToolSource
@@ -48,6 +50,7 @@ class CallRunner:
     loop_tools: LoopTools
     guard: RepeatGuard
     notify: Callable[[CallEvent], object] | None = None
+    approval: Approval | None = None
 
     async def run(self, calls: Sequence[ModelCall], export: Export | None, number: int) -> list[CallDone]:
         """Runs the calls of one round. Returns their ends, in the order of the calls.
@@ -77,6 +80,7 @@ class RoundCalls:
         self._slots = asyncio.Semaphore(runner.settings.max_parallel)
         # Identical calls run one after another, so that the guard knows the result of the previous one.
         self._locks: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._edited: dict[int, str] = {}  # arguments that an approval changed, as JSON, by the order of their call
 
     async def run(self, call: ModelCall, order: int) -> CallDone:
         """Runs one call to its end."""
@@ -96,7 +100,8 @@ class RoundCalls:
                 log.exception("calling %s failed", quote_name(call))
                 text = f"the call of {quote_name(call)} failed before it ended: {type(error).__name__}"
                 result = _failure(Code.INTERNAL, text)
-            done = CallDone(call, result, self._number, order, started, started + time.perf_counter() - clock)
+            ended = started + time.perf_counter() - clock
+            done = CallDone(call, result, self._number, order, started, ended, self._edited.pop(order, ""))
             if self._notify is not None:
                 self._notify(CallEnded(done))
             return done
@@ -122,14 +127,27 @@ class RoundCalls:
         own_result = await self._runner.loop_tools.answer(call.name, arguments_json)
         if own_result is not None:
             return own_result
+        request = ApprovalRequest(tool, call, arguments, self._number, order, self._runner.context)
         if key is None:
-            return await self._call(call, order, arguments_json, export)
+            return await self._approved_call(request, arguments_json, export)
         async with self._locks[key]:
             result = guard.refusal(key)
             if result is None:
-                result = await self._call(call, order, arguments_json, export)
+                result = await self._approved_call(request, arguments_json, export)
                 guard.ended(key, result)
             return result
+
+    async def _approved_call(self, request: ApprovalRequest, arguments_json: str, export: Export) -> Result:
+        """Makes a call, once it is approved where that is needed."""
+        approval = self._runner.approval
+        if approval is not None and approval.needs(request.tool):
+            outcome = await approval.decide(request)
+            if isinstance(outcome, Result):
+                return outcome
+            arguments_json = outcome.arguments_json
+            if outcome.edited:
+                self._edited[request.order] = arguments_json
+        return await self._call(request.call, request.order, arguments_json, export)
 
     async def _call(self, call: ModelCall, order: int, arguments_json: str, export: Export) -> Result:
         return await self._runner.source.call(

@@ -9,6 +9,7 @@ from typing import Any
 from toolbus.dialects.dialect import ToolChoice
 from toolbus.dialects.tool_choice import chosen_names
 from toolbus.functions.call_context import CallContext
+from toolbus.loop.approval import Approval, Approve, check_hook
 from toolbus.loop.deferred_tools import DeferredTools
 from toolbus.loop.endpoint import Endpoint
 from toolbus.loop.export_cache import ExportCache
@@ -36,9 +37,13 @@ class ToolLoop:
         rules: calls that are made before the model is asked, where the user's message matches.
         pinned: names of the tools that the model is offered from the start; it finds the others with `search_tools`.
             None offers every tool, as long as the provider takes so many in one request.
+        approve: is asked before each call of a tool for which `LoopSettings.needs_approval` holds, by default those
+            that say they are destructive. Takes an `ApprovalRequest`, returns a `Decision` or an awaitable of one; a
+            plain function runs on the event loop and must not block it. None: no call waits.
 
     Raises:
         TypeError: from the constructor, where `pinned` is one text.
+        SetupError: from the constructor, where `approve` is no function.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class ToolLoop:
         context: CallContext | None = None,
         rules: Iterable[Rule] = (),
         pinned: Sequence[str] | None = None,
+        approve: Approve | None = None,
     ) -> None:
         if isinstance(pinned, str):  # a sequence of letters, none of which is a tool
             raise TypeError(f"pinned is {quote(pinned)}, one text: give a list of names, [{quote(pinned)}]")
@@ -59,6 +65,7 @@ class ToolLoop:
         self._context = context if context is not None else getattr(self.source, "context", None)
         self._rules = in_order(rules)
         self._pinned = None if pinned is None else tuple(pinned)
+        self._approve = None if approve is None else check_hook(approve)
         self._indexes = IndexCache(self.settings.embedder)  # shared by all conversations
         self._model_client = ModelClient(endpoint)
         self._exports = ExportCache(self.source, endpoint.dialect, self.settings.list_timeout, self.settings.max_tools)
@@ -119,6 +126,7 @@ class ToolLoop:
             LoopTools(self.settings, deferred, items, also=chosen_names(tool_choice), automatic=self._deferred),
             RepeatGuard(self.settings.repeats),
             notify,
+            self._approve and Approval(self._approve, self.settings.needs_approval, notify),
         )
         run = TurnRun(self._model_client, self._exports, runner, items, notify or _ignore)
         return await run.reply(self._rules, tool_choice)

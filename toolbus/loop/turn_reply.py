@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from toolbus.dialects.conversation import Answers, HistoryItem, Message, ModelCall, Turn, Usage
+from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Message, ModelCall, Turn, Usage
 from toolbus.dialects.result_text import answer_text
 from toolbus.errors import Code, InvalidRequest, Stage
+from toolbus.text import shorten
 from toolbus.tool import CallError, Result
+from toolbus.v1 import tool_pb2 as pb
+
+MAX_EDITED = 1_000  # characters of changed arguments that a model reads
 
 Messages: TypeAlias = str | Sequence[HistoryItem]
 
@@ -38,7 +42,8 @@ class CallDone:
         result: its result.
         round: in which round; 0 for a call that a rule made before the first request to the model.
         order: its place among the calls of the round, from 0.
-        started, ended: seconds since the epoch.
+        started, ended: seconds since the epoch; the time that an approval took is between them.
+        edited_json: the arguments that it ran with, where the program's approval changed them; "" elsewhere.
     """
 
     call: ModelCall
@@ -47,6 +52,16 @@ class CallDone:
     order: int
     started: float
     ended: float
+    edited_json: str = ""
+
+    @property
+    def answered(self) -> Answered:
+        """The call and its result for the conversation: the model reads there whether its arguments were changed."""
+        if not self.edited_json:
+            return Answered(self.call, self.result)
+        note = f"[The user changed the arguments of this call before it ran: {shorten(self.edited_json, MAX_EDITED)}]"
+        block = pb.ContentBlock(text=pb.TextContent(text=note))
+        return Answered(self.call, replace(self.result, content=(*self.result.content, block)))
 
     @property
     def name(self) -> str:

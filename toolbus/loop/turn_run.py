@@ -120,7 +120,7 @@ class TurnRun:
             self._items.append(turn)
         done = await self._runner.run(turn.calls, self._export, self._round)
         self._calls += done
-        self._items.append(Answers(tuple(Answered(each.call, each.result) for each in done)))
+        self._items.append(Answers(tuple(each.answered for each in done)))
         tools = {} if self._export is None else self._export.kept
         if all(each.outcome == "ok" and each.name in tools and tools[each.name].direct_reply for each in done):
             return "\n\n".join(_direct_reply_text(each.result) for each in done)

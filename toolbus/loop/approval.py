@@ -1,0 +1,193 @@
+"""Asks a program before a call is made: its hook lets the call run, refuses it or changes its arguments.
+
+Whatever goes wrong on the way refuses the call. Nothing runs that the hook has not seen: the arguments that are sent
+are written from the values that it was given, so that a tool which reads JSON in another way gets the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from toolbus.cancellation import is_being_cancelled
+from toolbus.dialects.conversation import ModelCall
+from toolbus.errors import Code, SetupError, Stage
+from toolbus.functions.call_context import CallContext
+from toolbus.loop.repeat_guard import canonical_json
+from toolbus.text import dump_json, escape_surrogates, quote
+from toolbus.tool import CallError, Result, Tool
+
+log = logging.getLogger("toolbus.loop")
+
+NOT_APPROVED = "not_approved"  # `CallError.reason` of calls that were refused here
+
+Decision: TypeAlias = bool | str | Mapping[str, Any]
+"""What a hook answers: True runs the call, False refuses it, a text refuses it and tells the model why, a mapping runs
+it with these arguments instead of the model's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequest:
+    """A call that waits for the hook.
+
+    Attributes:
+        tool: as the model was offered it.
+        call: as the model wrote it.
+        arguments: the values that the tool gets. A hook returns other ones; changing these changes nothing.
+        round: in which round; 0 for a call that a rule makes; in a realtime session the number of the response.
+        order: its place among the calls of the round, from 0.
+        context: on whose behalf it is made; None where the program has not said so.
+    """
+
+    tool: Tool
+    call: ModelCall
+    arguments: Any
+    round: int
+    order: int
+    context: CallContext | None = None
+
+
+Approve: TypeAlias = Callable[[ApprovalRequest], Decision | Awaitable[Decision]]
+
+
+@dataclass(frozen=True, slots=True)
+class Approved:
+    """A call that may run, with its arguments as JSON; `edited`: they are not the model's."""
+
+    arguments_json: str
+    edited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalRequested:
+    """A call waits for the hook, which is asked now."""
+
+    request: ApprovalRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalGiven:
+    """The hook has answered; `decision` is None where it failed, which refuses the call."""
+
+    request: ApprovalRequest
+    decision: Decision | None
+
+    @property
+    def approved(self) -> bool:
+        """Whether the call runs."""
+        return self.decision is True or isinstance(self.decision, Mapping)
+
+
+ApprovalEvent: TypeAlias = ApprovalRequested | ApprovalGiven
+
+
+def is_destructive(tool: Tool) -> bool:
+    """Tells whether a tool says of itself that it may destroy something."""
+    return tool.annotations.destructive is True
+
+
+class Approval:
+    """Asks one hook, about one call at a time: a person answers one question after the other. For one event loop.
+
+    Args:
+        needed: which tools' calls it is asked about.
+        notify: receives the events; None where there is no receiver.
+        remembers: whether a call that was refused is refused again without asking; for as long as the object lives.
+    """
+
+    def __init__(
+        self,
+        hook: Approve,
+        needed: Callable[[Tool], bool],
+        notify: Callable[[ApprovalEvent], object] | None = None,
+        *,
+        remembers: bool = True,
+    ) -> None:
+        self._hook = hook
+        self._needed = needed
+        self._notify = notify
+        self._remembers = remembers
+        self._refused: set[tuple[str, str]] = set()  # tool and arguments of the calls that were refused
+        self._lock = asyncio.Lock()  # one question at a time, in the order in which the calls came
+
+    def needs(self, tool: Tool) -> bool:
+        """Tells whether the hook is asked about a tool's calls; also where the program's own choice fails."""
+        try:
+            return bool(self._needed(tool))
+        except Exception:
+            log.exception("needs_approval failed for %s: its call needs approval", quote(tool.name))
+            return True
+
+    async def decide(self, request: ApprovalRequest) -> Approved | Result:
+        """Returns the arguments that the call is made with, or the error that replaces its result.
+
+        Cancelling it cancels the hook.
+        """
+        try:
+            arguments_json = escape_surrogates(dump_json(request.arguments))  # before the hook has them
+        except (TypeError, ValueError, RecursionError) as error:
+            return _refusal(request, f"its arguments cannot be shown ({error})", "Send simpler arguments.")
+        key = (request.tool.name, canonical_json(request.arguments))  # before the hook can change them
+        async with self._lock:
+            if key in self._refused:
+                return _refusal(request, "the same call was refused before in this turn", _GO_ON)
+            self._tell(ApprovalRequested(request))
+            decision, outcome = await self._ask(request, arguments_json)
+            if self._remembers and decision is not None and not isinstance(outcome, Approved):
+                self._refused.add(key)
+            self._tell(ApprovalGiven(request, decision))
+            return outcome
+
+    def _tell(self, event: ApprovalEvent) -> None:
+        if self._notify is not None:
+            self._notify(event)
+
+    async def _ask(self, request: ApprovalRequest, arguments_json: str) -> tuple[Decision | None, Approved | Result]:
+        """Asks the hook. Returns its answer, None where it failed, and what follows from it."""
+        try:
+            answer = self._hook(request)
+            decision = await answer if inspect.isawaitable(answer) else answer
+            if decision is True:
+                return True, Approved(arguments_json)
+            if isinstance(decision, Mapping):
+                edited_json = escape_surrogates(dump_json(dict(decision)))
+                return decision, Approved(edited_json, edited=edited_json != arguments_json)
+            if decision is not False and not isinstance(decision, str):
+                raise TypeError(
+                    f"the hook returned {quote(repr(decision))}: return True, False, a text for the model or arguments"
+                )
+        except asyncio.CancelledError:
+            if is_being_cancelled():
+                raise
+            log.warning("the approval of %s was cancelled: the call is refused", quote(request.tool.name))
+        except Exception:
+            log.exception("the approval of %s failed: the call is refused", quote(request.tool.name))
+        else:
+            why = f"it was refused: {decision}" if decision else "the user refused this call"
+            return decision, _refusal(request, why, _GO_ON)
+        return None, _refusal(request, "nobody could be asked whether it may run", _GO_ON)
+
+
+_GO_ON = "Do not make the same call again: tell the user what you wanted to do, or go on without it."
+
+
+def check_hook(hook: Approve) -> Approve:
+    """Returns what a program gives as `approve`.
+
+    Raises:
+        SetupError: it cannot be called.
+    """
+    if not callable(hook):
+        raise SetupError(f"approve is {hook!r}: give a function that takes an ApprovalRequest")
+    return hook
+
+
+def _refusal(request: ApprovalRequest, why: str, what_to_do: str) -> Result:
+    text = f"{request.tool.name} was not run: {why}. {what_to_do}"
+    return Result(
+        is_error=True, error=CallError(Code.PERMISSION_DENIED, text, Stage.NOT_DISPATCHED, reason=NOT_APPROVED)
+    )
