@@ -21,7 +21,7 @@ from tests.support.waiting import within
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import VERBS, Globs, Scopes, template
 from toolbus.bus.catalog.policy import PUBLIC_TOOLS, VERBS_OF_TOOLS
-from toolbus.bus.gateway.app import _endpoints
+from toolbus.bus.gateway.app import endpoints_of
 from toolbus.bus.gateway.docs_page import ASSETS_PATH, DOCS_PATH
 from toolbus.bus.gateway.scope_guard import LOCAL_ONLY, RULES
 from toolbus.bus.mcp_server.endpoint import METHODS
@@ -426,7 +426,7 @@ async def test_reflection_needs_its_verb(house: House) -> None:
 
 
 def test_every_http_path_has_a_rule_and_every_rule_a_path() -> None:
-    endpoints = _endpoints(has_council=True)
+    endpoints = endpoints_of(has_council=True)
     documented = {(method.upper(), path) for path, item in endpoints.openapi()["paths"].items() for method in item}
     served = documented | {("GET", DOCS_PATH), ("GET", "/openapi.json"), ("GET", f"{ASSETS_PATH}/{{file}}")}
     served |= {(method, f"{PATH}{rest}") for method in METHODS for rest in ("", "/{profile}")}

@@ -61,7 +61,7 @@ class RunningThere(Running):
     def _command(self, words: tuple[str | Path, ...]) -> list[str | Path]:
         if str(words[0]) == "python":
             return [*self._namespace.command(sys.executable), *words[1:]]
-        return [*self._namespace.command(), *super()._command(words)]
+        return [*self._namespace.command(sys.executable), "-m", "toolbus.cli", *words]
 
 
 @contextmanager

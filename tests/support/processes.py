@@ -10,12 +10,14 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 from unittest import mock
 
 import psutil
 
+from tests.support.fork_server import Forked, fork
 from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.cli import main
 
@@ -56,7 +58,7 @@ def toolbus(*words: str | Path, stdin: str = "", **env: str) -> subprocess.Compl
     test's own event loop, call it on a thread.
     """
     if words and words[0] in ("serve", "run"):
-        return toolbus_process(*words, stdin=stdin, **env)
+        return _toolbus_fork(*words, **env)
     arguments = ["toolbus", *map(str, words)]
     streams = [io.TextIOWrapper(io.BytesIO(stdin.encode()), "utf-8")]
     streams += [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
@@ -73,6 +75,12 @@ def toolbus(*words: str | Path, stdin: str = "", **env: str) -> subprocess.Compl
     return subprocess.CompletedProcess(arguments, code if isinstance(code, int) else int(code is not None), out, err)
 
 
+def _toolbus_fork(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    with TemporaryDirectory() as folder, Running(Path(folder), *words, **env) as running:
+        code = running.code()
+        return subprocess.CompletedProcess(["toolbus", *map(str, words)], code, running.out, running.err)
+
+
 class Running:
     """A ``toolbus`` command that keeps running; its output goes to files."""
 
@@ -80,17 +88,22 @@ class Running:
         self._out = folder / f"{words[0]}-{time.monotonic_ns()}.out"
         self._err = self._out.with_suffix(".err")
         with open(self._out, "wb") as out, open(self._err, "wb") as err:
-            self.process = subprocess.Popen(
-                self._command(words),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=environment(env),
-                start_new_session=True,
-            )
+            command = self._command(words)
+            if command is None:
+                self.process: Forked | subprocess.Popen[bytes] = fork(list(map(str, words)), environment(env), out, err)
+            else:
+                self.process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=err,
+                    env=environment(env),
+                    start_new_session=True,
+                )
 
-    def _command(self, words: tuple[str | Path, ...]) -> list[str | Path]:
-        return [sys.executable, "-m", "toolbus.cli", *words]
+    def _command(self, words: tuple[str | Path, ...]) -> list[str | Path] | None:
+        """Returns a command to start instead; None for `toolbus` with these words."""
+        return None
 
     @property
     def out(self) -> str:
