@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 
 from tests.dialects.random_histories import CallNames, histories
-from tests.dialects.sample_tools import CHINESE, SAMPLES
+from tests.dialects.sample_tools import CHINESE, EITHER, SAMPLES
 from tests.support.providers import ollama
 from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.export import Export
 from toolbus.dialects.ollama import Ollama
 from toolbus.dialects.wire_names import NameTable
-from toolbus.tool import Result
+from toolbus.tool import Result, Tool
 
 EXPORT = Ollama().export(SAMPLES)
 NAMES = EXPORT.names
@@ -51,12 +51,22 @@ def paired(messages: Sequence[Json]) -> list[tuple[str, str]]:
 
 
 def test_tools_are_nested_and_valid_for_the_official_type() -> None:
-    for tool in EXPORT.tools:
-        read = ollama.Tool.model_validate(tool)
-        assert read.type == "function"
-        assert read.function is not None
-        assert read.function.name == tool["function"]["name"]
-    assert [tool["function"]["name"] for tool in EXPORT.tools] == list(NAMES.to_bus)
+    for declared in EXPORT.tools:
+        assert ollama.Tool.model_validate(declared).type == "function"
+    assert [declared["function"]["name"] for declared in EXPORT.tools] == list(NAMES.to_bus)
+
+
+def test_the_official_client_sends_every_tool_as_it_was_exported() -> None:
+    request = ollama._types.ChatRequest(model="m", **Ollama().request([], EXPORT))
+    assert request.model_dump(exclude_none=True)["tools"] == list(EXPORT.tools)
+
+
+def test_what_concerns_all_parameters_stands_in_the_description_of_the_tool() -> None:
+    either = Ollama().export([EITHER]).tools[0]["function"]
+    assert either["description"] == "Finds a user by one of two keys.\nGive at least one of: id; mail."
+    assert either["parameters"].keys() == {"type", "properties"}
+    repeats = Tool("now", "Tells the time. In UTC.", '{"type": "object", "description": "Tells the time."}')
+    assert Ollama().export([repeats]).tools[0]["function"]["description"] == "Tells the time. In UTC."
 
 
 @pytest.mark.parametrize(("tools", "keys"), [("auto", {"messages", "tools"}), ("none", {"messages"})])

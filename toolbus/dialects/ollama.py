@@ -2,6 +2,9 @@
 
 It gives calls no ids and takes their arguments as objects; results are identified by their order and the tool's name.
 The ids generated here are for the program in between.
+
+A tool's declaration holds only what the official client sends, so that a host that uses it, one that writes HTTP by
+itself, and the server itself have the same tool: see `schemas.flat_properties`.
 """
 
 from __future__ import annotations
@@ -16,9 +19,9 @@ from toolbus.dialects.conversation import Delta, HistoryItem, Json, Message, Mod
 from toolbus.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
 from toolbus.dialects.export import Export
 from toolbus.dialects.history import PairedDialect, ProviderAnswer, arguments_text
-from toolbus.dialects.openai_chat import chat_request, nested_tool
+from toolbus.dialects.openai_chat import chat_request
 from toolbus.dialects.result_text import answer_text, arguments_object
-from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
+from toolbus.dialects.schemas.schema_rules import OLLAMA_SCHEMAS
 from toolbus.dialects.tool_choice import ANY_TOOL, forced_tool
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.errors import InvalidRequest
@@ -30,7 +33,7 @@ class Ollama(PairedDialect):
 
     name = "ollama"
     name_rule = PLAIN_NAMES
-    schema_rules = OPENAI_SCHEMAS
+    schema_rules = OLLAMA_SCHEMAS
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +41,12 @@ class Ollama(PairedDialect):
         self._numbers = itertools.count()
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
-        return nested_tool(wire_name, tool, _as_object(schema))
+        parameters = dict(schema)
+        notes = parameters.pop("description", "")  # of the parameters as a whole, whose own field no client sends
+        repeated = notes in tool.description
+        description = tool.description if repeated else f"{tool.description}\n{notes}".strip()
+        function: Json = {"name": wire_name, "description": description, "parameters": parameters}
+        return {"type": "function", "function": function}
 
     def parse(self, answer: Any, names: NameTable) -> Turn:
         stream = self.stream(names)
@@ -127,18 +135,6 @@ class Ollama(PairedDialect):
 
     def with_call_id(self, answer: ProviderAnswer, call_id: str) -> Json:
         return dict(answer.message)
-
-
-def _as_object(schema: Any) -> Json:
-    """Returns a schema without boolean schemas: a property `true` makes the server refuse the request."""
-    if not isinstance(schema, dict):
-        return {} if schema else {"not": {}}
-    converted = dict(schema)
-    if isinstance(schema.get("properties"), dict):
-        converted["properties"] = {name: _as_object(value) for name, value in schema["properties"].items()}
-    if isinstance(schema.get("anyOf"), list):
-        converted["anyOf"] = [_as_object(branch) for branch in schema["anyOf"]]
-    return converted
 
 
 def _call(entry: Json, call_id: str, names: NameTable) -> ModelCall:

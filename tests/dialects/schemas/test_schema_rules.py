@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from tests.dialects.sample_tools import SAMPLES, TREE
 from tests.support.examples import examples
-from tests.support.providers import genai_types
+from tests.support.providers import genai_types, ollama
 from toolbus.dialects.schemas.schema_rules import (
     ANTHROPIC_SCHEMAS,
     ANY_SCHEMAS,
     GEMINI_SCHEMAS,
+    OLLAMA_SCHEMAS,
     OPENAI_SCHEMAS,
     Inexpressible,
     Loss,
@@ -31,7 +32,13 @@ from toolbus.dialects.schemas.schema_rules import (
 from toolbus.tool import Tool
 
 Json = dict[str, Any]
-ALL = {"openai": OPENAI_SCHEMAS, "anthropic": ANTHROPIC_SCHEMAS, "gemini": GEMINI_SCHEMAS, "any": ANY_SCHEMAS}
+ALL = {
+    "openai": OPENAI_SCHEMAS,
+    "anthropic": ANTHROPIC_SCHEMAS,
+    "gemini": GEMINI_SCHEMAS,
+    "ollama": OLLAMA_SCHEMAS,
+    "any": ANY_SCHEMAS,
+}
 NOT_AT_ROOT = {"anyOf", "oneOf", "allOf", "enum", "not", "const", "$ref"}
 ONLY_FOR = {
     "string": {"enum", "format", "pattern", "minLength", "maxLength"},
@@ -62,8 +69,18 @@ def hold(schema: Json, rules: SchemaRules) -> None:
         assert not NOT_AT_ROOT & schema.keys()
         assert isinstance(schema["properties"], dict)
         META.validate(schema)  # as OpenAI does
+    if rules is OLLAMA_SCHEMAS:
+        hold_ollama(schema)
     if rules is ANTHROPIC_SCHEMAS:
         assert all(re.fullmatch("[a-zA-Z0-9_.-]{1,64}", name) for name in schema["properties"])
+
+
+def hold_ollama(schema: Json) -> None:
+    """Checks that the official client sends a whole schema, but for what goes into the tool's description."""
+    parameters = {keyword: value for keyword, value in schema.items() if keyword != "description"}
+    tool = {"type": "function", "function": {"name": "t", "parameters": parameters}}
+    request = ollama._types.ChatRequest(model="m", messages=[], tools=[ollama.Tool.model_validate(tool)])
+    assert request.model_dump(exclude_none=True)["tools"] == [tool]
 
 
 def hold_gemini(schema: Json) -> None:

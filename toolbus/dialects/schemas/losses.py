@@ -42,8 +42,8 @@ class LossReport:
     """
 
     def __init__(self, schema: dict[str, Any], tool: str) -> None:
+        self.tool = tool
         self._root = schema
-        self._tool = tool
         self._places: dict[int, str] = {}  # JSON pointers by identity; the schema lives as long as this
         self._generated: list[object] = []  # schemas of the conversion, referenced here so that their ids stay unique
         self._anchors: dict[str, dict[str, Any]] = {}
@@ -75,7 +75,7 @@ class LossReport:
 
     def over(self, schema: dict[str, Any]) -> LossReport:
         """Returns a report on a schema that this conversion has made, for a second pass; they share their losses."""
-        report = LossReport(schema, self._tool)
+        report = LossReport(schema, self.tool)
         report._losses = self._losses
         return report
 
@@ -87,7 +87,7 @@ class LossReport:
     def lose(self, schema: Mapping[str, Any], keyword: str, why: str) -> None:
         """Reports that a schema lost a keyword."""
         path = self.path(schema)
-        self._losses.setdefault((path, keyword), Loss(self._tool, path, keyword, why))
+        self._losses.setdefault((path, keyword), Loss(self.tool, path, keyword, why))
 
     def keep_first(self, count: int) -> None:
         """Drops all losses but the first: those of a failed attempt."""

@@ -142,16 +142,20 @@ class Parts:
             self._report.lose(
                 part.schema, "$ref", f"{excerpt(reference)} does not point to a schema of this tool and was dropped"
             )
-        elif isinstance(target, dict) and reference in part.references:
-            why = f"{excerpt(reference)} refers back to itself: below this level only the type is kept"
-            self._report.lose(part.schema, "$ref", why)
-            targets.append(self._stub(target, part))
+        elif isinstance(target, dict) and self.ends(reference, part):
+            targets.append(self.cut(reference, target, part))
         elif isinstance(target, dict):
             targets.insert(0, Part(target, part.references.and_then(reference)))
         return targets
 
-    def _stub(self, target: dict[str, Any], part: Part) -> Part:
-        """Returns the type alone of a schema, where its reference to itself is cut."""
+    def ends(self, reference: str, part: Part) -> bool:
+        """Tells whether a part's reference is not followed any more; a subclass may follow fewer."""
+        return reference in part.references
+
+    def cut(self, reference: str, target: dict[str, Any], part: Part) -> Part:
+        """Returns what stands for the target of a reference that is not followed: its type alone, which is a loss."""
+        why = f"{excerpt(reference)} refers back to itself: below this level only the type is kept"
+        self._report.lose(part.schema, "$ref", why)
         kind = target.get("type")
         stub = {"type": kind} if is_type(kind) else {"type": "object"} if "properties" in target else {}
         return Part(self._report.generated(stub, self._report.path(part.schema)), part.references)

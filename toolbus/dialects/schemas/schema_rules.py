@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from toolbus.dialects.schemas.flat_properties import FlatProperties
 from toolbus.dialects.schemas.losses import Inexpressible, Loss, LossReport
 from toolbus.dialects.schemas.rewrite import Rewriter
 from toolbus.dialects.schemas.root import plain_root, typed_root
@@ -20,6 +21,7 @@ __all__ = [
     "ANTHROPIC_SCHEMAS",
     "ANY_SCHEMAS",
     "GEMINI_SCHEMAS",
+    "OLLAMA_SCHEMAS",
     "OPENAI_SCHEMAS",
     "Inexpressible",
     "Loss",
@@ -64,6 +66,7 @@ ANY_SCHEMAS = SchemaRules(plain_root=False)
 OPENAI_SCHEMAS = SchemaRules(Sanitizer())
 ANTHROPIC_SCHEMAS = SchemaRules(Sanitizer(property_names=r"[a-zA-Z0-9_.-]{1,64}"))
 GEMINI_SCHEMAS = SchemaRules(Rewriter(_GEMINI_KEYWORDS))
+OLLAMA_SCHEMAS = SchemaRules(FlatProperties())
 
 
 def convert(parameters: dict[str, Any], rules: SchemaRules, tool: str) -> tuple[dict[str, Any], list[Loss]]:

@@ -1,0 +1,141 @@
+"""Writes schemas for providers that keep few fields of a property, and drop all others without an error.
+
+That is Ollama: of a property its official client sends ``type``, ``items``, ``description`` and ``enum`` (`ollama`
+0.6, `Tool.Function.Parameters.Property`), and of the parameters ``type``, ``properties``, ``required``, ``items`` and
+``$defs``. Its server also keeps ``anyOf`` and ``properties`` of a property (`api.ToolProperty`), which do not reach it
+through that client. Both pass on ``items`` and ``$defs`` as they are, so these hold whole schemas. All else is stated
+in words.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toolbus.dialects.schemas.losses import LossReport, excerpt
+from toolbus.dialects.schemas.merged import Merger
+from toolbus.dialects.schemas.parts import Part, inferred
+from toolbus.dialects.schemas.words import Words
+from toolbus.schema_grammar import TYPES, of_type
+
+_OF_ROOT = frozenset(("type", "properties", "required", "title"))
+_OF_PROPERTY = frozenset(("type", "items", "enum", "title"))
+_ABOUT = frozenset(("title", "description", "default", "examples", "example", "deprecated"))
+
+
+class FlatProperties:
+    """Writes the root's properties with few fields each.
+
+    What concerns the root itself stands in its ``description``, for the description of the tool: no client sends it.
+    """
+
+    def __call__(self, root: dict[str, Any], report: LossReport) -> dict[str, Any]:
+        """Returns the schema of a plain root."""
+        merger = Merger(report)
+        merged = merger.root(root)
+        words = Words(report, merger.definitions)
+        _report_title(merged, report.tool, report)
+        schema: dict[str, Any] = {"type": "object", "properties": {}}
+        for name, value in merged["properties"].items():
+            if value is False:
+                report.lose(merged, "properties", f"{excerpt(name)}: false allows nothing, it was left out")
+            else:
+                schema["properties"][name] = _property(name, {} if value is True else value, words, report)
+        if required := merged.get("required"):
+            schema["required"] = required
+        if merger.definitions:
+            schema["$defs"] = merger.definitions
+        if description := words.describe(merged, _OF_ROOT):
+            schema["description"] = description
+        return schema
+
+
+def _property(name: str, schema: dict[str, Any], words: Words, report: LossReport) -> dict[str, Any]:
+    schema = _chosen(schema, report)
+    _report_title(schema, name, report)
+    written: dict[str, Any] = {}
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    types = schema.get("type") or inferred([Part(schema)]) or _types_of(values or ())
+    if types:
+        written["type"] = types
+    if "items" in schema:
+        written["items"] = schema["items"]
+    if values is not None:
+        written["enum"] = values
+    known = _OF_PROPERTY | {"const"} if "const" in schema else _OF_PROPERTY
+    if description := words.describe(schema, known):
+        written["description"] = description
+    return written
+
+
+def _chosen(schema: dict[str, Any], report: LossReport) -> dict[str, Any]:
+    """Returns a schema whose alternatives are written with the fields that there are, as far as that is possible."""
+    keyword = next((each for each in ("anyOf", "oneOf") if each in schema), None)
+    if keyword is None:
+        return schema
+    base = {key: value for key, value in schema.items() if key != keyword}
+    branches = [branch for branch in schema[keyword] if isinstance(branch, dict)]
+    others = [branch for branch in branches if branch.get("type") != "null"]
+    nullable = len(others) < len(branches)
+    if len(others) == 1 and base.keys() & others[0].keys() <= _ABOUT:
+        base = _united(others[0], base)
+    elif others and not base.keys() - _ABOUT and all(_lists_values(branch) for branch in others):
+        base["enum"] = list(dict.fromkeys(value for branch in others for value in _values(branch)))
+        base["type"] = _types_of(base["enum"])
+    else:
+        types = {kind for branch in others for kind in _listed(branch.get("type") or _types_of(_values(branch)))}
+        if "type" not in base and types and all("type" in branch or _values(branch) for branch in others):
+            base["type"] = [kind for kind in TYPES if kind in types]
+        items = [branch["items"] for branch in others if "items" in branch]
+        if len(items) == 1:
+            base.setdefault("items", items[0])
+        if any(branch.keys() - {"type"} for branch in others) or "type" not in base:
+            base[keyword] = others if nullable and "type" in base and len(others) > 1 else schema[keyword]
+    if nullable and "type" in base and "null" not in base["type"]:
+        base["type"] = [*_listed(base["type"]), "null"]
+        if "enum" in base and None not in base["enum"]:
+            base["enum"] = [*base["enum"], None]
+    if isinstance(base.get("type"), list) and len(base["type"]) == 1:
+        base["type"] = base["type"][0]
+    return report.generated(base, report.path(schema))
+
+
+def _united(branch: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """Returns the only alternative together with what stands beside it, which is nearer."""
+    united = {**branch, **base}
+    texts = dict.fromkeys(each["description"] for each in (base, branch) if "description" in each)
+    if texts:
+        united["description"] = "\n".join(texts)
+    return united
+
+
+def _lists_values(branch: dict[str, Any]) -> bool:
+    """Tells whether an alternative is nothing but a list of values."""
+    return bool(_values(branch)) and not branch.keys() - {"const", "enum", "type", "title"}
+
+
+def _values(branch: dict[str, Any]) -> list[Any]:
+    return [branch["const"]] if "const" in branch else branch.get("enum", [])
+
+
+def _types_of(values: Any) -> Any:
+    """Returns the types of values: one, or a list."""
+    kinds = [kind for kind in TYPES if any(of_type(value, kind) for value in values)]
+    if "number" in kinds and all(of_type(value, "integer") for value in values if of_type(value, "number")):
+        kinds.remove("number")
+    elif "integer" in kinds:
+        kinds.remove("integer")
+    return kinds[0] if len(kinds) == 1 else kinds
+
+
+def _listed(types: Any) -> list[str]:
+    return [types] if isinstance(types, str) else types
+
+
+def _report_title(schema: dict[str, Any], name: str, report: LossReport) -> None:
+    """Reports a title that says more than the name does."""
+    if "title" in schema and _letters(name) not in _letters(schema["title"]):
+        report.lose(schema, "title", f"the provider does not know it, {excerpt(schema['title'])} was dropped")
+
+
+def _letters(text: str) -> str:
+    return "".join(character for character in text.lower() if character.isalnum())

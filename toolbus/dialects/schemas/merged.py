@@ -1,0 +1,223 @@
+"""Merges all schemas that apply to a value into one: references resolved, `allOf` merged, malformed keywords left out.
+
+The result is JSON Schema of 2020-12 without `allOf`, identifiers and OpenAPI's `nullable`. A reference that leads back
+to itself stays, alone, as `$ref` to one of `Merger.definitions`; and so do all references where too much would be
+repeated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from typing import Any
+
+from toolbus.dialects.schemas.losses import LossReport, excerpt
+from toolbus.dialects.schemas.parts import Part, Parts, References
+from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE, TYPES, is_number
+
+_MAX_EXPANDED = 1000  # schemas that are written below a reference
+_MAX_LEVELS = 40  # below which no reference is followed
+_FOLLOWED = frozenset(("$ref", "allOf"))
+_LEFT_OUT = frozenset(
+    (
+        *("allOf", "$defs", "definitions", "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$vocabulary"),
+        *("additionalItems", "nullable"),  # read with `items` and `type`
+    )
+)
+_FLAGS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
+_SHARED = frozenset(("items", "additionalProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems"))
+_NEAREST = frozenset(("title", "default", "example", "examples", "$comment", "deprecated", "readOnly", "writeOnly"))
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+def _names(first: list[str], second: list[str]) -> list[str]:
+    return list(dict.fromkeys([*first, *second]))
+
+
+def _texts(first: str, second: str) -> str:
+    return first if second in first else f"{first}\n{second}"
+
+
+_COMBINED: dict[str, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties", "minContains"), max),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties", "maxContains"), min),
+    **dict.fromkeys(("required", "propertyOrdering"), _names),
+    "description": _texts,
+    "enum": lambda first, second: [value for value in first if value in second] or first,
+    "uniqueItems": lambda first, second: first or second,
+}
+"""Keyword → its value where two parts have one."""
+
+
+class Merger:
+    """Merges one tool's schema.
+
+    Attributes:
+        definitions: what the remaining references refer to, by name.
+    """
+
+    def __init__(self, report: LossReport) -> None:
+        self.definitions: dict[str, Any] = {}
+        self._report = report
+        self._parts = _Parts(report)
+
+    def root(self, root: dict[str, Any]) -> dict[str, Any]:
+        """Returns the merged root, and fills the definitions."""
+        merged = self._merge([Part(root)])
+        assert isinstance(merged, dict)  # a plain root has no part that forbids it
+        while self._parts.pending:
+            name, target, reference = self._parts.pending.pop()
+            self.definitions[name] = self._merge([Part(target, References().and_then(reference))])
+        return merged
+
+    def _merge(self, parts: list[Part]) -> dict[str, Any] | bool:
+        """Returns all parts as one schema, False where no value can satisfy them."""
+        flat: list[Part] | None = parts
+        if len(parts) > 1 or not _FOLLOWED.isdisjoint(parts[0].schema):
+            flat = self._parts.flat(parts)
+        if flat is None:
+            return False
+        self._parts.level += 1
+        self._parts.expanded += bool(flat[0].references.newest)
+        merged: dict[str, Any] = {}
+        inner: dict[str, Any] = {}
+        for part in flat:
+            for keyword, value in part.schema.items():
+                if keyword in _LEFT_OUT:
+                    continue
+                if keyword in MAPS or keyword in SINGLE or keyword in LISTS:
+                    self._collect(part, keyword, value, inner)
+                elif keyword != "$ref":
+                    self._value(part, keyword, value, merged)
+                elif keyword in part.done:
+                    merged[keyword] = value
+        for part in flat:
+            if part.schema.get("nullable") is True:
+                _allow_null(merged)
+        for keyword, children in inner.items():
+            merged[keyword] = self._written(keyword, children)
+        self._parts.level -= 1
+        return self._report.generated(merged, self._report.path(flat[0].schema))
+
+    # -- keywords without schemas --------------------------------------------------------------------------------------
+
+    def _value(self, part: Part, keyword: str, value: Any, merged: dict[str, Any]) -> None:
+        """Adds a keyword of a part."""
+        if keyword in _FLAGS and isinstance(value, bool):  # of draft 4
+            value = part.schema.get(_FLAGS[keyword]) if value else None
+            if not is_number(value):
+                return
+        check = CHECKS.get(keyword)
+        if check is not None and not check(value):
+            self._report.lose(
+                part.schema, keyword, f"{excerpt(value)} is not a valid value of {keyword} and was dropped"
+            )
+        elif keyword not in merged:
+            merged[keyword] = value
+        elif keyword == "type":
+            if common := _common_types(merged[keyword], value):
+                merged[keyword] = common[0] if len(common) == 1 else common
+            else:
+                self._report.lose(part.schema, keyword, "it contradicts what else applies here, so it was dropped")
+        elif keyword in _COMBINED:
+            merged[keyword] = _COMBINED[keyword](merged[keyword], value)
+        elif keyword not in _NEAREST and merged[keyword] != value:
+            self._report.lose(part.schema, keyword, f"only one is possible, {excerpt(value)} was dropped")
+
+    # -- schemas inside ------------------------------------------------------------------------------------------------
+
+    def _collect(self, part: Part, keyword: str, value: Any, inner: dict[str, Any]) -> None:
+        """Collects the schemas in a keyword of a part: children are merged with those of other parts later."""
+        if keyword == "items" and isinstance(value, list):
+            # Drafts up to 7 list the first items here, and `additionalItems` applies to the rest.
+            self._collect(part, "prefixItems", value, inner)
+            if "additionalItems" in part.schema:
+                self._collect(part, keyword, part.schema["additionalItems"], inner)
+        elif keyword in MAPS:
+            if self._is(part, keyword, value, isinstance(value, dict), "an object of schemas"):
+                named = inner.setdefault(keyword, {})
+                for name, child in value.items():
+                    if self._is_schema(part, keyword, child):
+                        named.setdefault(name, []).append((child, part))
+        elif keyword in inner and keyword not in _SHARED:
+            self._report.lose(part.schema, keyword, f"only one is possible, {excerpt(value)} was dropped")
+        elif keyword in LISTS:
+            if self._is(part, keyword, value, isinstance(value, list) and bool(value), "a list of schemas"):
+                inner[keyword] = [[(child, part)] for child in value if self._is_schema(part, keyword, child)]
+        elif self._is_schema(part, keyword, value):
+            inner.setdefault(keyword, []).append((value, part))
+
+    def _is_schema(self, part: Part, keyword: str, value: Any) -> bool:
+        return self._is(part, keyword, value, isinstance(value, dict | bool), "a schema")
+
+    def _is(self, part: Part, keyword: str, value: Any, valid: bool, what: str) -> bool:
+        if not valid:
+            self._report.lose(part.schema, keyword, f"{excerpt(value)} is not {what} and was dropped")
+        return valid
+
+    def _written(self, keyword: str, children: Any) -> Any:
+        """Returns the value of a keyword that holds schemas."""
+        if keyword in MAPS:
+            return {name: self._child(each) for name, each in children.items()}
+        if keyword in LISTS:
+            return [self._child(each) for each in children]
+        return self._child(children)
+
+    def _child(self, children: list[tuple[Any, Part]]) -> dict[str, Any] | bool:
+        """Returns what all schemas that apply to one value come to."""
+        parts = [Part(value, owner.references) for value, owner in children if isinstance(value, dict)]
+        if any(value is False for value, _ in children):
+            return False
+        return self._merge(parts) if parts else True
+
+
+class _Parts(Parts):
+    """Follows references, but not those that lead back to themselves, and none when too much has been written.
+
+    Attributes:
+        pending: the definitions that are not written yet: name, schema, reference.
+        level: how deep the current schema is nested.
+        expanded: how many schemas have been written below a reference.
+    """
+
+    def __init__(self, report: LossReport) -> None:
+        super().__init__(report)
+        self.pending: list[tuple[str, dict[str, Any], str]] = []
+        self.level = 0
+        self.expanded = 0
+        self._names: dict[int, str] = {}  # of definitions, by the identity of their schema
+
+    def ends(self, reference: str, part: Part) -> bool:
+        return super().ends(reference, part) or self.level > _MAX_LEVELS or self.expanded > _MAX_EXPANDED
+
+    def cut(self, reference: str, target: dict[str, Any], part: Part) -> Part:
+        """Returns a reference to a definition, which is written later."""
+        name = self._names.get(id(target))
+        if name is None:
+            own = _NOT_IN_A_NAME.sub("_", reference.rsplit("/", 1)[-1].lstrip("#")) or "root"
+            taken = set(self._names.values())
+            others = (f"{own}_{number}" for number in itertools.count(2))
+            name = next(each for each in itertools.chain((own,), others) if each not in taken)
+            self._names[id(target)] = name
+            self.pending.append((name, target, reference))
+        stub = self._report.generated({"$ref": f"#/$defs/{name}"}, self._report.path(part.schema))
+        return Part(stub, part.references, frozenset(("$ref",)))
+
+
+def _common_types(first: str | list[str], second: str | list[str]) -> list[str]:
+    """Returns the types that are allowed by both."""
+    allowed = [{first} if isinstance(first, str) else set(first), {second} if isinstance(second, str) else set(second)]
+    for one, other in (allowed, allowed[::-1]):
+        if "number" in one and "integer" in other and "number" not in other:
+            one.add("integer")
+    return [kind for kind in TYPES if kind in allowed[0] & allowed[1]]
+
+
+def _allow_null(merged: dict[str, Any]) -> None:
+    """Adds null to a schema as OpenAPI's ``nullable`` means it."""
+    types = merged.get("type")
+    if types is not None and "null" not in types:
+        merged["type"] = [*([types] if isinstance(types, str) else types), "null"]
+    if "enum" in merged and None not in merged["enum"]:
+        merged["enum"] = [*merged["enum"], None]
