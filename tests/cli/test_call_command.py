@@ -75,9 +75,10 @@ def test_a_failed_call_has_code_stage_and_limit_in_json(bus: str) -> None:
     ended = toolbus("call", "nap", "seconds=60", "--timeout", "0.2", "--json", "--bus", bus)
     assert ended.returncode == 1
     error = json.loads(ended.stdout)["error"]
-    assert (error["code"], error["limit"]) == ("DEADLINE_EXCEEDED", {"name": "timeout_seconds", "value": 0.2})
+    assert (error["code"], error["limit"]["name"]) == ("DEADLINE_EXCEEDED", "timeout_seconds")
+    assert 0 < error["limit"]["value"] <= 0.2  # less where the call had to wait until its host was attached
     plain = toolbus("call", "nap", "seconds=60", "--timeout", "0.2", "--bus", bus)
-    assert "limit=timeout_seconds=0.2" in plain.stderr
+    assert "limit=timeout_seconds=0." in plain.stderr
 
 
 def test_an_unknown_tool_and_invalid_arguments_have_different_codes(bus: str) -> None:
