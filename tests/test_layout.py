@@ -24,6 +24,7 @@ FLOORS = (
     "functions",  # a Python function as a tool; no connection, no bus
     "neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
+    "openapi",  # operations of an OpenAPI document as tools; a plugin of the SDK
     "embeddings",
     "search",
     "search_tool",
@@ -87,6 +88,7 @@ LIBRARIES = {
     "functions": set[str](),
     "neko": set[str](),
     "sdk": LIGHT,
+    "openapi": {"httpx", "yaml"},  # extra `openapi`, imported when they are used
     "embeddings": {"numpy", "safetensors", "tokenizers"},  # extra `semantic`, imported when it is used
     "search": set[str](),
     "search_tool": set[str](),

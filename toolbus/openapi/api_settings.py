@@ -1,0 +1,212 @@
+"""Holds what an operator says about an API, checked; and decides which operations become tools, and where requests go.
+
+Requests go to one origin (scheme, host and port), which the operator named: that of ``base_url``, or that of the
+document's own URL. Whatever else a document names gets nothing: it could be the way into a private network, or out of
+it with a credential.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urldefrag, urljoin, urlsplit
+
+from toolbus.errors import SetupError
+from toolbus.limits import MIB
+from toolbus.openapi.credentials import Secret
+from toolbus.openapi.document import Document
+from toolbus.openapi.operations import SAFE_METHODS, FoundOperation
+from toolbus.reader import Reader
+from toolbus.text import quote, shorten
+from toolbus.tool import MAX_TIMEOUT_SECONDS, SOURCE
+
+MAX_TOOLS = 128  # what several providers take in one request
+TIMEOUT_SECONDS = 30.0
+MAX_RESPONSE_BYTES = 1 * MIB
+MAX_IN_FLIGHT = 16
+_PORTS = {"http": 80, "https": 443}
+_MAX_BYTES = 8 * MIB  # a message of the bus has 16, and JSON text may double
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
+
+Patterns = str | Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """What an operator says about an API.
+
+    Attributes:
+        base_url: where requests go; "" means as the document says, at its own origin.
+        allow: patterns of the operations that become tools; None means those that only read (GET and HEAD).
+        deny: patterns of operations that never do; they win.
+        auth: secrets by security scheme, or one.
+        headers: sent with each request.
+        prefix: begins the name of each tool.
+        max_tools: how many tools there may be.
+        timeout: seconds that a request may take, from connecting to the last byte.
+        max_response_bytes: of the body of a response.
+        slashes: whether a model may write slashes into a value of the path.
+        output_schemas: whether tools promise the response's schema.
+
+    Raises:
+        SetupError: from the constructor; a setting breaks its rule.
+    """
+
+    base_url: str = ""
+    allow: Patterns | None = None
+    deny: Patterns = ()
+    auth: Secret | Mapping[str, Secret] | None = field(default=None, repr=False)
+    headers: Mapping[str, Secret] = field(default_factory=dict, repr=False)
+    prefix: str = ""
+    max_tools: int = MAX_TOOLS
+    timeout: float = TIMEOUT_SECONDS
+    max_response_bytes: int = MAX_RESPONSE_BYTES
+    slashes: bool = False
+    output_schemas: bool = False
+
+    def __post_init__(self) -> None:
+        if self.base_url:
+            check_url(self.base_url, "base_url")
+            if urlsplit(self.base_url).query or urlsplit(self.base_url).fragment:
+                raise SetupError(f"base_url {quote(self.base_url)} has a query or fragment: leave it out")
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{0,32}", self.prefix):
+            raise SetupError(f"prefix {quote(self.prefix)} breaks the rule [A-Za-z0-9_.-]{{0,32}}: choose another")
+        Reader(self.max_tools, "max_tools").whole(1, 10_000)
+        Reader(self.timeout, "timeout").number(0.001, MAX_TIMEOUT_SECONDS - 1)
+        Reader(self.max_response_bytes, "max_response_bytes").whole(1, _MAX_BYTES)
+        for name, value in self.headers.items():
+            if not _HEADER.fullmatch(name) or (isinstance(value, str) and not value.isprintable()):
+                raise SetupError(f"the header {quote(name)} cannot be sent: headers= takes names and printable texts")
+
+
+def check_url(url: str, what: str) -> None:
+    """Refuses what is no plain http or https URL.
+
+    Raises:
+        SetupError: naming it.
+    """
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in _PORTS and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        fits = False
+    if not fits or not url.isprintable() or " " in url or "\\" in url:
+        raise SetupError(f"{what} {quote(_without_user(url), 200)} is not a URL: write https://HOST/PATH")
+    if "@" in urlsplit(url).netloc:
+        raise SetupError(f"{what} {quote(_without_user(url), 200)} holds a user or password: pass auth= instead")
+
+
+def _without_user(url: str) -> str:
+    return re.sub(r"//[^/]*@", "//***@", url)
+
+
+def origin_of(url: str) -> tuple[str, str, int]:
+    """Returns scheme, host and port of a URL; empty ones where it has none."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, (parts.hostname or "").lower(), parts.port or _PORTS.get(parts.scheme, 0)
+    except ValueError:
+        return "", "", 0
+
+
+def base_url_of(document: Document, settings: ApiSettings) -> str:
+    """Returns where requests go, without a slash at its end.
+
+    Raises:
+        SetupError: the operator has not named the origin, so that the document would choose it.
+    """
+    if settings.base_url:
+        return settings.base_url.rstrip("/")
+    servers = list(servers_of(document.content, document.url))
+    if document.url:
+        servers = servers or [urljoin(document.url, "/")]
+        own = next((url for url in servers if origin_of(url) == origin_of(document.url)), "")
+        if own:
+            return own.rstrip("/")
+    named = f"names the server {quote(shorten(servers[0], 200))}" if servers else "names no server"
+    fitting = servers[0] if servers and origin_of(servers[0])[1] else "https://HOST/PATH"
+    raise SetupError(
+        f"{document.name} {named}, and requests go only to where you say, or to where the document came from: pass "
+        f"base_url={fitting!r:.300} if that is right"
+    )
+
+
+def servers_of(content: Mapping[str, Any], url: str) -> Iterator[str]:
+    """Yields the URLs of the servers that a document, path or operation names.
+
+    Args:
+        url: what relative ones are read against.
+    """
+    servers = content.get("servers")
+    for server in servers if isinstance(servers, list) else ():
+        template = server.get("url") if isinstance(server, Mapping) else None
+        if not isinstance(template, str):
+            continue
+        variables = server.get("variables")
+        for name, variable in variables.items() if isinstance(variables, Mapping) else ():
+            default = variable.get("default") if isinstance(variable, Mapping) else None
+            template = template.replace(f"{{{name}}}", str(default))
+        try:
+            yield urldefrag(urljoin(url, template))[0].partition("?")[0]
+        except ValueError:  # brackets that are no IPv6 address
+            continue
+
+
+class Selection:
+    """Decides which operations become tools.
+
+    A pattern is the id or the tool name of an operation (`get*`), its method and path (`GET /pets/*`, `* /pets`), or
+    `tag:NAME`; `*` stands for any characters, slashes too.
+    """
+
+    def __init__(self, settings: ApiSettings) -> None:
+        self._allow = None if settings.allow is None else _patterns("allow", settings.allow)
+        self._deny = _patterns("deny", settings.deny)
+        self.unused = {*(self._allow or ()), *self._deny}
+        """Patterns that no operation has matched so far: mistyped, perhaps."""
+
+    def refusal(self, found: FoundOperation) -> str:
+        """Returns why an operation becomes no tool; "" where it does."""
+        denied = self._matches(self._deny, found)
+        allowed = found.method in SAFE_METHODS if self._allow is None else self._matches(self._allow, found)
+        if denied:
+            return "denied"
+        if allowed:
+            return ""
+        return "not allowed" if self._allow is not None else f"{found.method} may change something: name it in allow"
+
+    def _matches(self, patterns: Sequence[str], found: FoundOperation) -> bool:
+        matching = [pattern for pattern in patterns if _matches(pattern, found)]
+        self.unused.difference_update(matching)
+        return bool(matching)
+
+
+def _patterns(name: str, patterns: Patterns) -> tuple[str, ...]:
+    listed = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+    texts = tuple(Reader(pattern, name).text().strip() for pattern in listed)
+    if not all(texts):
+        raise SetupError(f"{name} holds an empty text, it must hold patterns such as 'get*' or 'GET /pets/*'")
+    return texts
+
+
+def _matches(pattern: str, found: FoundOperation) -> bool:
+    if pattern.startswith("tag:"):
+        return any(_fits(pattern[4:], tag) for tag in found.tags)
+    method, blank, path = pattern.partition(" ")
+    if blank:
+        return _fits(method.upper(), found.method) and _fits(path.strip(), found.path)
+    return _fits(pattern, found.id) or _fits(pattern, found.name)
+
+
+def _fits(pattern: str, text: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, re.split(r"\*+", pattern))), text, re.DOTALL) is not None
+
+
+def source_of(document: Document) -> str:
+    """Returns a source for the tools of a document: its title, in the characters that a source may have."""
+    info = document.content.get("info")
+    title = info.get("title") if isinstance(info, Mapping) else ""
+    plain = re.sub(r"[^a-z0-9]+", "-", str(title or "").lower()).strip("-")[:64]
+    return plain if SOURCE.fullmatch(plain) else "openapi"

@@ -1,0 +1,299 @@
+"""Finds the operations of a document, names them, and reads what each takes: parameters and a body.
+
+`find_operations` looks at every operation and reads nothing deeper, so that names do not depend on what is offered;
+`read_operation` reads one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolbus.openapi.document import Document, DocumentFault, JsonObject
+from toolbus.text import quote
+from toolbus.tool import MAX_NAME
+
+METHODS = ("get", "head", "post", "put", "patch", "delete")  # OPTIONS and TRACE tell a model nothing
+SAFE_METHODS = frozenset(("GET", "HEAD"))  # they change nothing (RFC 9110, 9.2.1)
+LOCATIONS = ("path", "query", "header", "cookie")
+JSON, FORM, MULTIPART, TEXT, BYTES = "json", "form", "multipart", "text", "bytes"
+
+_DIGEST = 8  # characters that tell names apart
+_UNFIT = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
+_PLACEHOLDER = re.compile(r"\{([^{}/]+)\}")
+# Headers that say how a message is sent or who sends it: OpenAPI ignores the first three, no argument sets the rest.
+_NOT_ARGUMENTS = frozenset(
+    (
+        *("accept", "content-type", "authorization", "cookie", "host", "content-length", "transfer-encoding"),
+        *("connection", "upgrade", "te", "trailer", "expect", "keep-alive", "proxy-authorization", "proxy-connection"),
+    )
+)
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
+_STYLES = {
+    "path": ("simple", "label", "matrix"),
+    "query": ("form", "spaceDelimited", "pipeDelimited", "deepObject"),
+    "header": ("simple",),
+    "cookie": ("form",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundOperation:
+    """An operation as it stands in the document.
+
+    Attributes:
+        name: of its tool, unique in the document.
+        shared: the parameters and servers of its path.
+    """
+
+    method: str
+    path: str
+    name: str
+    id: str
+    content: JsonObject = field(repr=False)
+    shared: JsonObject = field(repr=False)
+
+    @property
+    def title(self) -> str:
+        """Method and path, as patterns and messages have them."""
+        return f"{self.method} {self.path}"
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The groups that the document puts it in."""
+        tags = self.content.get("tags")
+        return tuple(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of an operation.
+
+    Attributes:
+        argument: its name as an argument of the tool.
+        name: its name in the request.
+        location: `path`, `query`, `header` or `cookie`.
+        style, explode: how lists and objects are written.
+        as_json: whether its value is written as JSON.
+        schema: as the document has it.
+    """
+
+    argument: str
+    name: str
+    location: str
+    style: str
+    explode: bool
+    required: bool = False
+    as_json: bool = False
+    description: str = ""
+    schema: Any = field(default=True, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The body of an operation.
+
+    Attributes:
+        argument: its name as an argument of the tool.
+        kind: how it is written: `JSON`, `FORM`, `MULTIPART`, `TEXT` or `BYTES`.
+        media_type: its Content-Type.
+        schema: as the document has it.
+    """
+
+    argument: str
+    kind: str
+    media_type: str
+    required: bool
+    description: str = ""
+    schema: Any = field(default=True, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a request of one operation consists of."""
+
+    method: str
+    path: str
+    parameters: tuple[Parameter, ...]
+    body: Body | None
+
+
+def find_operations(document: Document, prefix: str = "") -> list[FoundOperation]:
+    """Returns all operations of a document, in its order; what is no operation is passed over.
+
+    Args:
+        prefix: begins the name of each tool.
+    """
+    found: list[FoundOperation] = []
+    taken: set[str] = set()
+    for path, method, content, shared in _operations(document):
+        operation_id = content.get("operationId")
+        given = operation_id if isinstance(operation_id, str) and operation_id.strip() else ""
+        words = given or f"{method} {path.replace('{', '').replace('}', '')}"
+        title = f"{method.upper()} {path}"
+        name = _tool_name(prefix + words, title, taken)
+        taken.add(name)
+        found.append(FoundOperation(method.upper(), path, name, given, content, shared))
+    return found
+
+
+def _operations(document: Document) -> Iterator[tuple[str, str, JsonObject, JsonObject]]:
+    for path, item in document.content.get("paths", {}).items():
+        try:
+            shared = document.resolve(item)
+        except DocumentFault:
+            continue
+        if isinstance(shared, Mapping):
+            for method in METHODS:
+                if isinstance(content := shared.get(method), Mapping):
+                    yield path, method, content, shared
+
+
+def _tool_name(words: str, title: str, taken: Iterable[str]) -> str:
+    """Returns a name for a tool; one that is too long or taken ends in a digest of what it stands for."""
+    name = _UNFIT.sub("_", words).strip("_.-") or "operation"
+    if len(name) <= MAX_NAME and name not in taken:
+        return name
+    for round_ in range(100):  # only a document made for it gets beyond the first
+        digest = hashlib.sha256(f"{title} {words} {round_ or ''}".encode("utf-8", "replace")).hexdigest()[:_DIGEST]
+        name = f"{name[: MAX_NAME - _DIGEST - 1]}_{digest}"
+        if name not in taken:
+            break
+    return name
+
+
+def read_operation(document: Document, found: FoundOperation) -> Operation:
+    """Reads what an operation takes.
+
+    Raises:
+        DocumentFault: it cannot be called from here; the text says why.
+    """
+    if not found.path.startswith("/") or re.search(r"[?#\\\s\x00-\x1f\x7f]", found.path):
+        raise DocumentFault(f"its path {quote(found.path)} is not a plain path that begins with /")
+    arguments: set[str] = set()
+    body = _body(document, found)
+    if body is not None:
+        arguments.add(body.argument)
+    placeholders = dict.fromkeys(_PLACEHOLDER.findall(found.path))
+    parameters = []
+    for content in _merged(document, found):
+        parameter = _parameter(content, arguments)
+        if parameter is None or (parameter.location == "path" and parameter.name not in placeholders):
+            continue
+        if parameter.location == "path":
+            del placeholders[parameter.name]
+        arguments.add(parameter.argument)
+        parameters.append(parameter)
+    for name in placeholders:  # in the path, and not described
+        argument = _argument(name, "path", arguments)
+        arguments.add(argument)
+        parameters.append(Parameter(argument, name, "path", "simple", False, True, schema={"type": "string"}))
+    return Operation(found.method, found.path, tuple(parameters), body)
+
+
+def _merged(document: Document, found: FoundOperation) -> list[JsonObject]:
+    """Returns the parameters of an operation and its path; its own replace those of the path."""
+    merged: dict[tuple[str, str], JsonObject] = {}
+    for owner in (found.shared, found.content):
+        listed = owner.get("parameters", [])
+        if not isinstance(listed, list):
+            raise DocumentFault("its parameters are not a list")
+        for each in listed:
+            content = document.resolve_object(each, "a parameter")
+            merged[str(content.get("in")), str(content.get("name"))] = content
+    return list(merged.values())
+
+
+def _parameter(content: JsonObject, taken: set[str]) -> Parameter | None:
+    """Reads one parameter; None for one that no argument may set."""
+    name, location = content.get("name"), content.get("in")
+    required = content.get("required") is True or location == "path"
+    if not isinstance(name, str) or not name or location not in LOCATIONS:
+        raise DocumentFault(f"a parameter has the name {quote(str(name))} and stands in {quote(str(location))}")
+    if location == "header" and name.lower() in _NOT_ARGUMENTS:
+        return None
+    if location in ("header", "cookie") and not _HEADER_NAME.fullmatch(name):
+        raise DocumentFault(f"the name of its {location} parameter {quote(name)} cannot be sent")
+    style = content.get("style", _STYLES[location][0])
+    if style not in _STYLES[location]:
+        raise DocumentFault(f"its parameter {quote(name)} has the style {quote(str(style))}, which {location} has not")
+    explode = content.get("explode")
+    media, schema = _parameter_schema(content)
+    return Parameter(
+        argument=_argument(name, location, taken),
+        name=name,
+        location=location,
+        style=style,
+        explode=explode if isinstance(explode, bool) else style in ("form", "deepObject"),
+        required=required,
+        as_json=_is_json(media),
+        description=text_of(content, "description"),
+        schema=schema,
+    )
+
+
+def _parameter_schema(content: JsonObject) -> tuple[str, Any]:
+    medias = content.get("content")
+    if isinstance(medias, Mapping) and medias:
+        media, described = next(iter(medias.items()))
+        return str(media), described.get("schema", True) if isinstance(described, Mapping) else True
+    return "", content.get("schema", True)
+
+
+def _argument(name: str, location: str, taken: set[str]) -> str:
+    """Returns a name that providers take as a property's; one that is taken says where it belongs."""
+    plain = _UNFIT.sub("_", name).strip("_.-")[:MAX_NAME] or location
+    names = [plain, f"{plain[: MAX_NAME - 7]}_{location}"]
+    names += [f"{plain[: MAX_NAME - 10]}_{location}_{number}" for number in range(2, 100)]
+    argument = next((each for each in names if each not in taken), None)
+    if argument is None:
+        raise DocumentFault(f"it has too many parameters called {quote(name)}")
+    return argument
+
+
+def _body(document: Document, found: FoundOperation) -> Body | None:
+    """Reads the body, in the first of the media types that can be written here."""
+    if "requestBody" not in found.content or found.method in SAFE_METHODS:
+        return None
+    content = document.resolve_object(found.content["requestBody"], "its body")
+    medias = content.get("content")
+    if not isinstance(medias, Mapping) or not medias:
+        return None
+    kinds = [(_kind_of_body(str(media)), str(media), described) for media, described in medias.items()]
+    for wanted in (JSON, FORM, MULTIPART, TEXT, BYTES):
+        for kind, media, described in kinds:
+            if kind == wanted:
+                return Body(
+                    argument="body",
+                    kind=kind,
+                    media_type="application/json" if "*" in media else media,
+                    required=content.get("required") is True,
+                    description=text_of(content, "description"),
+                    schema=described.get("schema", True) if isinstance(described, Mapping) else True,
+                )
+    names = ", ".join(quote(media) for _, media, _ in kinds[:5])
+    raise DocumentFault(f"its body is of type {names}; JSON, forms, text and bytes can be sent")
+
+
+def _kind_of_body(media: str) -> str:
+    plain = media.partition(";")[0].strip().lower()
+    if _is_json(plain) or plain in ("*/*", "application/*"):
+        return JSON
+    if plain.startswith("text/"):
+        return TEXT
+    kinds = {"application/x-www-form-urlencoded": FORM, "multipart/form-data": MULTIPART}
+    return kinds.get(plain, BYTES if plain == "application/octet-stream" else "")
+
+
+def _is_json(media: str) -> bool:
+    plain = media.partition(";")[0].strip().lower()
+    return plain == "application/json" or plain.endswith("+json")
+
+
+def text_of(content: JsonObject, key: str) -> str:
+    """Returns a text of an object, without blanks around it; "" where there is none."""
+    value = content.get(key)
+    return value.strip() if isinstance(value, str) else ""
