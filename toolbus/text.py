@@ -176,6 +176,14 @@ def parse_json(text: str) -> Any:
     return _DECODER.decode(text)
 
 
+def is_json_object(text: str) -> bool:
+    """Tells whether a text is a whole JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def read_foreign_json(text: str) -> Any:
     """Returns what others wrote as JSON and what goes out again; None where it is not JSON, or UTF-8 cannot hold it."""
     try:

@@ -10,7 +10,6 @@ import pytest
 from tests.dialects.sample_tools import PLAIN
 from tests.loop.model_server import FLAVOURS, Recording
 from toolbus.dialects import Dialect, find_dialect
-from toolbus.dialects.conversation import Turn
 from toolbus.dialects.dialect import TurnStream
 
 Json = dict[str, Any]
@@ -95,14 +94,3 @@ def test_an_empty_response_that_completes_an_answer_does_not_replace_its_items()
     stream = stream_of("openai-responses", delta, {"type": "response.completed"})
     assert stream.complete
     assert stream.finish().text == "It is"
-
-
-@pytest.mark.parametrize(
-    ("stop", "cut"),
-    [
-        *((stop, True) for stop in ("length", "max_tokens", "max_output_tokens", "MAX_TOKENS", "model_length")),
-        *((stop, False) for stop in ("", "stop", "end_turn", "completed", "STOP", "tool_calls", "content_filter")),
-    ],
-)
-def test_a_turn_tells_whether_it_was_truncated(stop: str, cut: bool) -> None:
-    assert Turn(stop=stop).cut is cut

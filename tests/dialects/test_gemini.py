@@ -208,11 +208,11 @@ def test_a_malformed_call_is_visible_in_the_stop() -> None:
 
 
 @pytest.mark.parametrize("whole_answer", [True, False], ids=["whole", "streamed"])
-def test_a_blocked_prompt_is_an_error_with_the_reason(whole_answer: bool) -> None:
+def test_a_blocked_prompt_is_a_refusal_with_the_reason(whole_answer: bool) -> None:
     for form in forms({"promptFeedback": {"blockReason": "SAFETY", "blockReasonMessage": "not this"}}):
-        with pytest.raises(EndpointError, match="SAFETY, not this") as caught:
-            _ = DIALECT.parse(form, NAMES) if whole_answer else DIALECT.stream(NAMES).feed(form)
-        assert json.dumps(caught.value.raw)
+        turn = DIALECT.parse(form, NAMES) if whole_answer else streamed(form)
+        assert (turn.text, turn.ending, turn.stop) == ("", "refused", "SAFETY")
+        assert turn.reason == "the prompt was blocked, not this"
 
 
 def test_feedback_without_a_block_reason_is_not_an_error() -> None:

@@ -192,12 +192,12 @@ async def test_an_answer_without_stop_reason_is_complete_and_logged(
     assert "gave no stop reason for an answer" in caplog.text
 
 
-@pytest.mark.parametrize(("stop", "cut"), [("stop", False), ("length", True)])
-async def test_a_reply_tells_whether_the_answer_was_truncated(stop: str, cut: bool) -> None:
+@pytest.mark.parametrize(("stop", "stopped"), [("stop", "answered"), ("length", "cut")])
+async def test_a_reply_tells_whether_the_answer_was_truncated(stop: str, stopped: str) -> None:
     answer = says("It is")
     answer["choices"][0]["finish_reason"] = stop
     reply = await ToolLoop(FunctionSource(), ScriptedModel(answer).endpoint).run("?")
-    assert (reply.text, reply.stopped, reply.cut) == ("It is", "answered", cut)
+    assert (reply.text, reply.stopped, reply.cut) == ("It is", stopped, stopped == "cut")
 
 
 async def test_a_timeout_of_the_caller_ends_a_turn() -> None:

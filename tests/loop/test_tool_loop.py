@@ -195,15 +195,15 @@ async def test_calls_instead_of_a_forced_answer_are_refused(text: str, fallback:
 
 async def test_an_empty_answer_after_tools_gets_the_text_of_the_settings() -> None:
     model = ScriptedModel(says("", call("add")), says(""))
-    reply = await ToolLoop(FunctionSource(add=add), model.endpoint, LoopSettings(no_summary_text="…")).run("?")
+    settings = LoopSettings(no_summary_text="…", retries=0)
+    reply = await ToolLoop(FunctionSource(add=add), model.endpoint, settings).run("?")
     assert (reply.text, reply.stopped) == ("…", "no_summary")
 
 
-async def test_an_empty_answer_without_tools_is_an_empty_reply() -> None:
-    reply = await ToolLoop(FunctionSource(), ScriptedModel(says("")).endpoint, LoopSettings(no_summary_text="…")).run(
-        "?"
-    )
-    assert (reply.text, reply.stopped) == ("", "answered")
+async def test_an_empty_answer_without_tools_is_told_as_failed() -> None:
+    model = ScriptedModel(says(""), says(""))
+    reply = await ToolLoop(FunctionSource(), model.endpoint, LoopSettings(no_summary_text="…")).run("?")
+    assert (reply.text, reply.stopped, reply.reason) == ("", "failed", "stop: the answer is empty")
 
 
 async def test_with_the_settings_of_synchronet_four_requests_end_in_a_fixed_text() -> None:

@@ -28,6 +28,7 @@ from toolbus.dialects.history import (
 from toolbus.dialects.result_images import ANTHROPIC_IMAGES, ImageRule, base64_of
 from toolbus.dialects.result_text import arguments_object, text_of
 from toolbus.dialects.schemas.schema_rules import ANTHROPIC_SCHEMAS, SchemaRules
+from toolbus.dialects.token_usage import anthropic_usage
 from toolbus.dialects.tool_choice import forced_tool
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.tool import Result, Tool
@@ -55,7 +56,9 @@ class Anthropic(Dialect):
         message = as_mapping(answer)
         if message.get("type") == "error" or message.get("error"):
             raise EndpointError.of(message)
-        return turn_of(blocks_of(message.get("content")), names, message.get("stop_reason") or "")
+        usage = anthropic_usage(as_mapping(message.get("usage") or {}))
+        blocks, stop = blocks_of(message.get("content")), message.get("stop_reason") or ""
+        return turn_of(blocks, names, stop, message.get("stop_details"), usage)
 
     def stream(self, names: NameTable) -> TurnStream:
         return BlockStream(names)

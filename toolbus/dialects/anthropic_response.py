@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, model_call, text_of_kind
+from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, Usage, model_call, text_of_kind
 from toolbus.dialects.dialect import EndpointError, TurnStream, as_mapping
+from toolbus.dialects.endings import ANTHROPIC_ENDINGS, list_parts, read_end
 from toolbus.dialects.history import arguments_text
 from toolbus.dialects.result_text import arguments_object
+from toolbus.dialects.token_usage import anthropic_usage
 from toolbus.dialects.wire_names import NameTable
 
 NAME = "anthropic"
+_KNOWN_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")
 _NOT_ECHOED = ("parsed_output",)  # a field of the SDK, which the API refuses
 
 
@@ -27,6 +31,8 @@ class BlockStream(TurnStream):
         self._inputs: dict[int, str] = {}  # arguments as far as they came, by the index of their block
         self._ended: set[int] = set()  # indexes of complete blocks
         self._stop = ""  # the stop reason; "" until it came
+        self._details: Any = None  # the details of the stop; None until they came
+        self._usage: Json = {}  # the newest counts; those of the start hold until others come
         self._stopped = False  # whether the last event came
 
     def read(self, event: Any) -> list[Delta]:
@@ -39,13 +45,21 @@ class BlockStream(TurnStream):
             return self._add(index, as_mapping(event.get("delta") or {}))
         if kind == "content_block_stop":
             self._ended.add(index)
+        elif kind == "message_start":
+            self._count(as_mapping(event.get("message") or {}).get("usage"))
         elif kind == "message_delta":
-            self._stop = as_mapping(event.get("delta") or {}).get("stop_reason") or self._stop
+            delta = as_mapping(event.get("delta") or {})
+            self._stop = delta.get("stop_reason") or self._stop
+            self._details = delta.get("stop_details") or self._details
+            self._count(event.get("usage"))
         elif kind == "message_stop":
             self._stopped = True
         elif kind == "error":
             raise EndpointError.of(event)
-        return []  # message_start, ping, and kinds of a newer API
+        return []  # ping, and kinds of a newer API
+
+    def _count(self, usage: Any) -> None:
+        self._usage |= {key: value for key, value in as_mapping(usage or {}).items() if value is not None}
 
     @property
     def complete(self) -> bool:
@@ -75,7 +89,7 @@ class BlockStream(TurnStream):
             arguments = self._inputs.get(index)
             # Stays text until `turn_of` reads it: the model may have written invalid JSON.
             blocks.append({**block, "input": arguments} if arguments else block)
-        return turn_of(blocks, self._names, self._stop)
+        return turn_of(blocks, self._names, self._stop, self._details, anthropic_usage(self._usage))
 
 
 def _deltas(piece: Mapping[str, Any]) -> list[Delta]:
@@ -85,31 +99,60 @@ def _deltas(piece: Mapping[str, Any]) -> list[Delta]:
     return [*deltas, Delta("text", text)] if isinstance(text, str) and text else deltas
 
 
-def turn_of(blocks: Sequence[Json], names: NameTable, stop: str) -> Turn:
+def turn_of(
+    blocks: Sequence[Json], names: NameTable, stop: str, details: Any = None, usage: Usage | None = None
+) -> Turn:
     """Returns the turn of a message's blocks. The `input` of a call may still be text."""
     calls: list[ModelCall] = []
     raw: list[Json] = []
+    nameless = False
     for block in blocks:
+        given = block.get("input")
         if block.get("type") == "tool_use":
             if not block.get("name"):
+                nameless = True
                 continue
-            arguments_json = arguments_text(block.get("input"))
+            arguments_json = arguments_text(given)
             call = model_call(names, block.get("id") or f"call_{len(calls)}", block["name"], arguments_json)
-            calls.append(call)
+            # Of a block that no more tokens were allowed for, a whole answer holds an input that looks complete.
+            is_cut = block is blocks[-1] and not isinstance(given, str) and ANTHROPIC_ENDINGS.get(stop) == "cut"
+            calls.append(replace(call, whole=not is_cut))
             block = {**block, "id": call.id}
-            if not isinstance(block.get("input"), Mapping):
-                block["input"] = arguments_object(arguments_json)
+        if "input" in block and not isinstance(given, Mapping):  # also of a search that the provider made
+            block = {**block, "input": arguments_object(arguments_text(given))}
         raw.append({key: value for key, value in block.items() if key not in _NOT_ECHOED})
     deltas = [delta for block in blocks if block.get("type") in ("text", "thinking") for delta in _deltas(block)]
     echoed = blocks_of(raw)
-    return Turn(
-        text=text_of_kind(deltas, "text"),
+    text = text_of_kind(deltas, "text")
+    end = read_end(
+        ANTHROPIC_ENDINGS,
+        stop,
+        text=text,
         calls=tuple(calls),
+        reason=_explanation(details),
+        nameless=nameless,
+        other=any(block.get("type") not in _KNOWN_BLOCKS for block in blocks),
+        # Anthropic's documentation: an empty answer after results is the model's decision, and comes again.
+        retry_empty=False,
+    )
+    return Turn(
+        text=text,
+        calls=end.calls,
         reasoning=text_of_kind(deltas, "reasoning"),
         dialect=NAME,
         raw=(message_of("assistant", echoed),) if echoed else (),
         stop=stop,
+        ending=end.ending,
+        reason=end.reason,
+        usage=usage,
+        retry=end.retry,
     )
+
+
+def _explanation(details: Any) -> str:
+    """Returns what the provider says about a refusal."""
+    given = as_mapping(details or {})
+    return list_parts(given.get("category"), given.get("explanation"))
 
 
 def message_of(role: str, blocks: Sequence[Json]) -> Json:

@@ -6,8 +6,8 @@ another provider. They hold only text that UTF-8 can carry, because a request th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 from toolbus.dialects.wire_names import NameTable
@@ -20,11 +20,6 @@ Ending: TypeAlias = Literal["complete", "cut", "refused", "failed", "paused"]
 """How an answer ended: it is whole; no more tokens were allowed; the model or a filter of its provider refused to
 answer; the provider could not complete it, or the model wrote a call that cannot be read; the provider waits for the
 same conversation again, and then goes on."""
-
-# Stop reasons of the providers for an answer that ended because no more tokens were allowed, in lower case.
-TOKEN_LIMIT_REASONS = frozenset(
-    ("length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded")
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +35,7 @@ class ModelCall:
         wire_name: the name as the model wrote it.
         extra: what has to be echoed with the call (Gemini's thought_signature), by the provider's key.
         response: which response of a realtime session requests it; "" elsewhere.
+        whole: False where the answer ended in the middle of its arguments: it must not be made.
     """
 
     id: str
@@ -49,6 +45,10 @@ class ModelCall:
     wire_name: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
     response: str = ""
+    whole: bool = True
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        _restore(self, state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,18 @@ class Usage:
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
-            _sum(self.cached_tokens, other.cached_tokens),
-            _sum(self.reasoning_tokens, other.reasoning_tokens),
+            add_counts(self.cached_tokens, other.cached_tokens),
+            add_counts(self.reasoning_tokens, other.reasoning_tokens),
         )
 
 
-def _sum(first: int | None, second: int | None) -> int | None:
+def _restore(record: Any, state: Sequence[object]) -> None:
+    """Fills a record that is unpickled. Fields that are newer than the pickle get their default."""
+    for place, each in enumerate(fields(record)):
+        object.__setattr__(record, each.name, state[place] if place < len(state) else each.default)
+
+
+def add_counts(first: int | None, second: int | None) -> int | None:
     """Returns the sum of what is known; None where nothing is."""
     return None if first is None and second is None else (first or 0) + (second or 0)
 
@@ -98,6 +104,8 @@ class Turn:
         ending: how it ended, read from the stop reason.
         reason: what is known of that ending beyond the stop reason, for people; "" where nothing is.
         usage: None where the provider gave none.
+        retry: whether the same request is likely to be answered, because the model wrote nothing, or something that its
+            provider could not read.
     """
 
     text: str = ""
@@ -109,6 +117,10 @@ class Turn:
     ending: Ending = "complete"
     reason: str = ""
     usage: Usage | None = None
+    retry: bool = False
+
+    def __setstate__(self, state: Sequence[object]) -> None:
+        _restore(self, state)
 
     def __post_init__(self) -> None:
         for name in ("text", "reasoning"):
@@ -118,7 +130,7 @@ class Turn:
     @property
     def cut(self) -> bool:
         """Whether the answer was truncated because no more tokens were allowed."""
-        return self.ending == "cut" or self.stop.lower() in TOKEN_LIMIT_REASONS
+        return self.ending == "cut"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,16 @@ from typing import Any
 
 from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, model_call, text_of_kind
 from toolbus.dialects.dialect import EndpointError, TurnStream, as_mapping
+from toolbus.dialects.endings import GEMINI_ENDINGS, list_parts, read_end
 from toolbus.dialects.history import arguments_text
+from toolbus.dialects.token_usage import gemini_usage
 from toolbus.dialects.wire_names import NameTable
 
 NAME = "gemini"
 CALL = "function_call"
 RESPONSE = "function_response"
 SIGNATURE = "thought_signature"
+_KNOWN_KEYS = {"text", "thought", CALL, SIGNATURE}
 _CAPITAL = re.compile(r"(?<!^)[A-Z]")
 
 
@@ -37,20 +40,32 @@ class PartStream(TurnStream):
         self._calls: list[ModelCall] = []
         self._deltas: list[Delta] = []
         self._stop = ""  # the finish reason; "" until it came
+        self._message = ""  # what the provider says about it; "" until it came
+        self._blocked = False  # whether the prompt was blocked
+        self._nameless = False  # whether a call came without a name
+        self._usage: Json = {}  # the newest counts
 
     def read(self, event: Any) -> list[Delta]:
         chunk = _snake_case(as_mapping(event))
-        _check(chunk)
+        if chunk.get("error"):
+            raise EndpointError.of(chunk)
+        if usage := chunk.get("usage_metadata"):
+            self._usage |= {key: value for key, value in _snake_case(as_mapping(usage)).items() if value is not None}
+        if feedback := chunk.get("prompt_feedback"):
+            self._read_feedback(_snake_case(as_mapping(feedback)))
         candidates = chunk.get("candidates") or ()
         if not candidates:
             return []  # usage alone
         candidate = _snake_case(as_mapping(candidates[0]))
-        self._stop = _as_json(candidate.get("finish_reason")) or self._stop
+        if stop := candidate.get("finish_reason"):
+            self._stop = str(_as_json(stop))
+            self._message = _explanation(candidate)
         deltas: list[Delta] = []
         for place, raw in enumerate(as_mapping(candidate.get("content") or {}).get("parts") or ()):
             part = part_of(raw)
             if CALL in part:
                 if not part[CALL].get("name"):
+                    self._nameless = True
                     continue
                 self._calls.append(call_of(part, self._names))
             elif part.get("text"):
@@ -58,6 +73,12 @@ class PartStream(TurnStream):
             self._append(part, continues=place == 0)
         self._deltas += deltas
         return deltas
+
+    def _read_feedback(self, feedback: Mapping[str, Any]) -> None:
+        if reason := feedback.get("block_reason"):
+            self._blocked = True
+            self._stop = str(_as_json(reason))
+            self._message = list_parts("the prompt was blocked", feedback.get("block_reason_message"))
 
     def _append(self, part: Json, continues: bool) -> None:
         """Stores a part for the echo. Text that continues in the next chunk is one part, unless one is signed."""
@@ -73,25 +94,35 @@ class PartStream(TurnStream):
 
     def finish(self) -> Turn:
         parts = parts_of(self._parts)
-        return Turn(
-            text=text_of_kind(self._deltas, "text"),
+        text = text_of_kind(self._deltas, "text")
+        end = read_end(
+            GEMINI_ENDINGS,
+            self._stop,
+            text=text,
             calls=tuple(self._calls),
+            reason=self._message,
+            nameless=self._nameless,
+            other=any(part.keys() - _KNOWN_KEYS for part in parts),
+        )
+        return Turn(
+            text=text,
+            calls=end.calls,
             reasoning=text_of_kind(self._deltas, "reasoning"),
             dialect=NAME,
             raw=(content_of("model", parts),) if parts else (),
             stop=self._stop,
+            ending="refused" if self._blocked else end.ending,
+            reason=end.reason,
+            usage=gemini_usage(self._usage),
+            retry=end.retry,
         )
 
 
-def _check(answer: Mapping[str, Any]) -> None:
-    """Raises the error that the endpoint reports instead of an answer."""
-    if answer.get("error"):
-        raise EndpointError.of(answer)
-    feedback = _snake_case(as_mapping(answer.get("prompt_feedback") or {}))
-    reason = _as_json(feedback.get("block_reason"))
-    if reason:
-        message = feedback.get("block_reason_message")
-        raise EndpointError(f"the prompt was blocked: {reason}" + (f", {message}" if message else ""), _as_json(answer))
+def _explanation(candidate: Mapping[str, Any]) -> str:
+    """Returns what the provider says about a finish reason: its message, and the categories that were blocked."""
+    ratings = [_as_json(as_mapping(rating)) for rating in candidate.get("safety_ratings") or ()]
+    blocked = (rating.get("category") for rating in ratings if rating.get("blocked"))
+    return list_parts(candidate.get("finish_message"), *blocked)
 
 
 def call_of(part: Json, names: NameTable) -> ModelCall:

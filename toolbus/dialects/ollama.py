@@ -12,16 +12,19 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from toolbus.dialects.call_ids import unique_calls
 from toolbus.dialects.conversation import Delta, HistoryItem, Json, Message, ModelCall, Turn, model_call
 from toolbus.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
+from toolbus.dialects.endings import OLLAMA_ENDINGS, read_end
 from toolbus.dialects.export import Export
 from toolbus.dialects.history import PairedDialect, ProviderAnswer, arguments_text
 from toolbus.dialects.openai_chat import chat_request
 from toolbus.dialects.result_text import answer_text, arguments_object
 from toolbus.dialects.schemas.schema_rules import OLLAMA_SCHEMAS
+from toolbus.dialects.token_usage import ollama_usage
 from toolbus.dialects.tool_choice import ANY_TOOL, forced_tool
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.errors import InvalidRequest
@@ -76,22 +79,38 @@ class Ollama(PairedDialect):
         """Returns an id for a call that came without one."""
         return f"call_{next(self._numbers)}"
 
-    def turn(self, message: Mapping[str, Any], names: NameTable, ids: Sequence[str] = (), stop: str = "") -> Turn:
+    def turn(
+        self,
+        message: Mapping[str, Any],
+        names: NameTable,
+        ids: Sequence[str] = (),
+        last: Mapping[str, Any] = MappingProxyType({}),
+        nameless: bool = False,
+    ) -> Turn:
         """Reads a whole message of the model.
 
         Args:
             ids: of its calls; empty: the calls are numbered.
+            last: the last chunk, which holds the stop reason and the counts.
+            nameless: whether there were calls without a name, which the message does not hold.
         """
         entries = _named(message)
+        text, stop = message.get("content") or "", str(last.get("done_reason") or "")
+        calls = unique_calls(
+            _call(entry, call_id, names) for entry, call_id in zip(entries, ids or [""] * len(entries), strict=True)
+        )
+        end = read_end(OLLAMA_ENDINGS, stop, text=text, calls=calls, nameless=nameless)
         return Turn(
-            text=message.get("content") or "",
-            calls=unique_calls(
-                _call(entry, call_id, names) for entry, call_id in zip(entries, ids or [""] * len(entries), strict=True)
-            ),
+            text=text,
+            calls=end.calls,
             reasoning=message.get("thinking") or "",
             dialect=self.name,
             raw=({"role": "assistant", **message},),
             stop=stop,
+            ending=end.ending,
+            reason=end.reason,
+            usage=ollama_usage(last),
+            retry=end.retry,
         )
 
     def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | ProviderAnswer]:
@@ -164,7 +183,8 @@ class _OllamaStream(TurnStream):
         self._thinking: list[str] = []
         self._calls: list[Json] = []
         self._ids: list[str] = []  # of the calls, by place
-        self._stop = ""  # the done_reason; "" until it came
+        self._nameless = False  # whether a call came without a name
+        self._last: Json = {}  # the stop reason and the counts, as far as they came
         self._done = False  # whether the last chunk came
 
     def read(self, event: Any) -> list[Delta]:
@@ -175,11 +195,14 @@ class _OllamaStream(TurnStream):
         thinking, text = message.get("thinking") or "", message.get("content") or ""
         self._thinking.append(thinking)
         self._text.append(text)
-        for entry in _named(message):
+        named = _named(message)
+        self._nameless = self._nameless or len(named) < len(message.get("tool_calls") or ())
+        for entry in named:
             self._calls.append(entry)
             self._ids.append(str(entry.get("id") or self._dialect.generate_id()))
-        self._stop = event.get("done_reason") or self._stop
-        self._done = self._done or event.get("done") is True
+        if event.get("done") is True or event.get("done_reason"):
+            self._last |= {key: value for key, value in event.items() if value is not None}
+            self._done = self._done or event.get("done") is True
         return [Delta("reasoning", thinking), Delta("text", text)]
 
     @property
@@ -192,4 +215,4 @@ class _OllamaStream(TurnStream):
             message["thinking"] = thinking
         if self._calls:
             message["tool_calls"] = self._calls
-        return self._dialect.turn(message, self._names, self._ids, self._stop)
+        return self._dialect.turn(message, self._names, self._ids, self._last, self._nameless)

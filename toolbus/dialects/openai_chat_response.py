@@ -6,22 +6,25 @@ reasoning under one of several keys. What `openai_chat` writes is strict.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from toolbus.dialects.call_ids import unique_calls
-from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, model_call
+from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, Usage, model_call
 from toolbus.dialects.dialect import EndpointError, TurnStream, as_mapping
+from toolbus.dialects.endings import OPENAI_CHAT_ENDINGS, read_end
 from toolbus.dialects.history import arguments_text
+from toolbus.dialects.token_usage import chat_usage
 from toolbus.dialects.wire_names import NameTable
+from toolbus.text import is_json_object
 
 NAME = "openai"
 # DeepSeek's key, and that of OpenRouter and newer vLLM. Reasoning goes back under the key that it came under.
 _REASONING_KEYS = ("reasoning_content", "reasoning")
 # The standard keys of a call. Others must be echoed: Gemini's endpoint of this format puts its thought signature there.
 _CALL_KEYS = frozenset(("id", "type", "function", "index"))
+_OTHER_KEYS = ("audio", "images")  # of a message, beside text, reasoning and calls
 
 
 def read_answer(answer: Any, names: NameTable) -> Turn:
@@ -36,22 +39,49 @@ def read_answer(answer: Any, names: NameTable) -> Turn:
     choices = _objects(answer.get("choices"))
     if not choices:
         raise EndpointError("it answered without choices", answer)
-    return read_message(_object(choices[0].get("message")), names, choices[0].get("finish_reason"))
+    choice = choices[0]
+    if choice.get("error"):
+        raise EndpointError.of(choice)
+    usage = chat_usage(answer.get("usage") or choice.get("usage"))
+    return read_message(_object(choice.get("message")), names, choice.get("finish_reason"), usage)
 
 
-def read_message(message: Mapping[str, Any], names: NameTable, stop: Any) -> Turn:
+def read_message(message: Mapping[str, Any], names: NameTable, stop: Any, usage: Usage | None = None) -> Turn:
     """Reads a message of the model."""
     text, thinking = _text_and_thinking(message.get("content"))
+    refusal = _refusal(message)
     _, reasoning = reasoning_of(message)
-    calls = (_call(entry, place, names) for place, entry in enumerate(_objects(message.get("tool_calls"))))
+    entries = _objects(message.get("tool_calls"))
+    calls = unique_calls(call for place, entry in enumerate(entries) if (call := _call(entry, place, names)).wire_name)
+    stop = _string(stop)
+    end = read_end(
+        OPENAI_CHAT_ENDINGS,
+        stop,
+        text=text or refusal,
+        calls=calls,
+        nameless=len(entries) > len(calls),
+        other=any(message.get(key) for key in _OTHER_KEYS),
+    )
     return Turn(
-        text=text or _string(message.get("refusal")),
-        calls=unique_calls(call for call in calls if call.wire_name),
+        text=text or refusal,
+        calls=end.calls,
         reasoning=reasoning or thinking,
         dialect=NAME,
         raw=({"role": "assistant", **message},),
-        stop=_string(stop),
+        stop=stop,
+        ending="refused" if refusal else end.ending,
+        reason=refusal or end.reason,
+        usage=usage,
+        retry=end.retry,
     )
+
+
+def _refusal(message: Mapping[str, Any]) -> str:
+    """Returns the text with which the model refuses to answer: of the message, or of a part of its content."""
+    if refusal := _string(message.get("refusal")):
+        return refusal
+    content = message.get("content")
+    return "".join(_string(part.get("refusal")) for part in _objects(content)) if isinstance(content, list) else ""
 
 
 def _call(entry: Mapping[str, Any], place: int, names: NameTable) -> ModelCall:
@@ -118,11 +148,14 @@ class ChatStream(TurnStream):
         self._reasoning_key = ""  # the key of the first reasoning; "" until it came
         self._calls: list[_PartialCall] = []
         self._stop = ""  # the finish reason; "" until it came
+        self._usage: Any = None  # the last that came: mostly in a chunk without choices, behind the finish reason
 
     def read(self, event: Any) -> list[Delta]:
         event = as_mapping(event)
         if event.get("error"):
             raise EndpointError.of(event)
+        if usage := event.get("usage"):
+            self._usage = usage
         deltas: list[Delta] = []
         for choice in _objects(event.get("choices")):
             if choice.get("index"):
@@ -132,6 +165,7 @@ class ChatStream(TurnStream):
             self._began = True
             deltas += self._take(_object(choice.get("delta")))
             self._stop = _string(choice.get("finish_reason")) or self._stop
+            self._usage = choice.get("usage") or self._usage  # Moonshot
         return deltas
 
     @property
@@ -149,7 +183,7 @@ class ChatStream(TurnStream):
         self._text.append(text)
         self._refusal.append(refusal)
         for entry in _objects(delta.get("tool_calls")):
-            self._partial(entry).take(entry)
+            self._partial(entry).take(entry, self._names)
         return [Delta("reasoning", reasoning or thinking), Delta("text", text), Delta("text", refusal)]
 
     def _partial(self, entry: Json) -> _PartialCall:
@@ -157,7 +191,7 @@ class ChatStream(TurnStream):
         index, call_id = entry.get("index"), _string(entry.get("id"))
         numbered = isinstance(index, int)
         same = [call for call in self._calls if (call.index == index if numbered else call_id in ("", call.id))]
-        if same and (same[-1].id == call_id != "" or not same[-1].followed_by(entry, numbered)):
+        if same and (same[-1].id == call_id != "" or not same[-1].followed_by(entry, numbered, self._names)):
             return same[-1]
         self._calls.append(_PartialCall(index if isinstance(index, int) else len(self._calls)))
         return self._calls[-1]
@@ -169,9 +203,9 @@ class ChatStream(TurnStream):
         if refusal := "".join(self._refusal):
             message["refusal"] = refusal
         calls = sorted(self._calls, key=lambda call: call.index)
-        if entries := [call.entry() for call in calls if call.name]:
-            message["tool_calls"] = entries
-        return read_message(message, self._names, self._stop)
+        if calls:
+            message["tool_calls"] = [call.entry() for call in calls]
+        return read_message(message, self._names, self._stop, chat_usage(self._usage))
 
 
 class _PartialCall:
@@ -180,35 +214,42 @@ class _PartialCall:
     def __init__(self, index: int) -> None:
         self.index = index  # its place among the calls, by the server or by arrival
         self.id = ""  # the last that came; "" until then
-        self.name = ""  # the last that came; "" until then
+        self.name = ""  # as far as it came
         self._arguments = ""  # as far as they came
         self._extra: Json = {}  # all other keys, to be echoed
 
-    def take(self, entry: Json) -> None:
+    def take(self, entry: Json, names: NameTable) -> None:
         function = _object(entry.get("function"))
         self.id = _string(entry.get("id")) or self.id
-        self.name = _string(function.get("name")) or self.name
+        if piece := _string(function.get("name")):
+            self.name = join_name(self.name, piece, names)
         self._arguments += arguments_text(function.get("arguments"))
         self._extra |= {key: value for key, value in entry.items() if key not in _CALL_KEYS and value}
 
-    def followed_by(self, entry: Json, numbered: bool) -> bool:
+    def followed_by(self, entry: Json, numbered: bool, names: NameTable) -> bool:
         """Tells whether an entry begins the next call, instead of continuing this one.
 
-        Without numbers a name begins a call, unless it is this call's name and its arguments are still arriving.
-        Servers that give every call the number 0 are recognized by arguments that begin again behind a complete call.
+        Without numbers a name begins a call, unless it continues or repeats this call's name and its arguments are
+        still arriving. Servers that give every call the number 0 are recognized by arguments that begin again behind a
+        complete call, and by the name of another tool with another id.
         """
         function = _object(entry.get("function"))
-        name = _string(function.get("name"))
-        if not name or not self.name:
+        piece = _string(function.get("name"))
+        if not piece or not self.name:
             return False
-        if not numbered and name != self.name:
+        if self.complete and arguments_text(function.get("arguments")).lstrip().startswith("{"):
             return True
-        return self.complete and arguments_text(function.get("arguments")).lstrip().startswith("{")
+        is_other = piece != self.name and piece in names.to_bus and self.name in names.to_bus
+        if numbered:
+            return is_other and _string(entry.get("id")) not in ("", self.id)
+        if self._arguments or is_other:
+            return piece != self.name
+        return join_name(self.name, piece, names) == self.name + piece and not _begins(self.name + piece, names)
 
     @property
     def complete(self) -> bool:
         """Whether its arguments are a whole JSON object."""
-        return _is_object(self._arguments)
+        return is_json_object(self._arguments)
 
     def entry(self) -> Json:
         """Returns the call as a whole answer would hold it."""
@@ -216,8 +257,23 @@ class _PartialCall:
         return {**self._extra, "id": self.id or f"call_{self.index}", "type": "function", "function": function}
 
 
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError):
-        return False
+def join_name(name: str, piece: str, names: NameTable) -> str:
+    """Returns a call's name when one more piece of it has come.
+
+    Most servers send a name once. Some repeat it in every chunk, some send all of it so far, and some send it in
+    pieces. The names that were offered tell them apart, also where two pieces are the same ("get_", "get_").
+    """
+    if not name or (piece == name and name in names.to_bus):
+        return piece
+    if _begins(name + piece, names):
+        return name + piece
+    if piece.startswith(name):
+        return piece
+    if name in names.to_bus and name.endswith(piece):
+        return name
+    return name + piece
+
+
+def _begins(text: str, names: NameTable) -> bool:
+    """Tells whether a text is the beginning of an offered name."""
+    return any(name.startswith(text) for name in names.to_bus)

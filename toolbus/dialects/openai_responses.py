@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from toolbus.dialects.call_ids import unique_calls
-from toolbus.dialects.conversation import Delta, HistoryItem, Json, Message, Turn, model_call
+from toolbus.dialects.conversation import Delta, HistoryItem, Json, Message, Turn, Usage, model_call
 from toolbus.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
+from toolbus.dialects.endings import RESPONSES_ENDINGS, read_end
 from toolbus.dialects.export import Export
 from toolbus.dialects.history import (
     PairedDialect,
@@ -25,6 +26,7 @@ from toolbus.dialects.history import (
 from toolbus.dialects.result_images import OPENAI_IMAGES, data_url
 from toolbus.dialects.result_text import answer_text
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
+from toolbus.dialects.token_usage import responses_usage
 from toolbus.dialects.tool_choice import forced_tool, function_choice
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.tool import Result, Tool
@@ -54,7 +56,7 @@ class OpenAIResponses(PairedDialect):
         if answer.get("error") or answer.get("status") == "failed":
             raise EndpointError.of(answer)
         stop = (answer.get("incomplete_details") or {}).get("reason") or answer.get("status") or ""
-        return _turn(_objects(answer.get("output")), names, stop)
+        return _turn(_objects(answer.get("output")), names, str(stop), responses_usage(answer.get("usage")))
 
     def stream(self, names: NameTable) -> TurnStream:
         return _ResponsesStream(self, names)
@@ -157,7 +159,8 @@ def _own_turn(output: Sequence[Json], names: NameTable) -> list[HistoryItem | Pr
     return [_turn(output, names, "")]
 
 
-def _turn(output: Sequence[Json], names: NameTable, stop: str) -> Turn:
+def _turn(output: Sequence[Json], names: NameTable, stop: str, usage: Usage | None = None) -> Turn:
+    entries = [item for item in output if item.get("type") == "function_call"]
     calls = [
         model_call(
             names,
@@ -168,15 +171,28 @@ def _turn(output: Sequence[Json], names: NameTable, stop: str) -> Turn:
         for place, item in enumerate(output)
         if item.get("type") == "function_call" and item.get("name")
     ]
-    messages = [item for item in output if item.get("type") == "message"]
+    contents = [item.get("content") for item in output if item.get("type") == "message"]
+    text, refusal = "".join(map(_text, contents)), "".join(map(_refusal, contents))
     reasoning = [item for item in output if item.get("type") == "reasoning"]
-    return Turn(
-        text="".join(_text(item.get("content")) for item in messages),
+    end = read_end(
+        RESPONSES_ENDINGS,
+        stop,
+        text=text,
         calls=unique_calls(calls),
+        nameless=len(entries) > len(calls),
+        other=len(output) > len(contents) + len(entries) + len(reasoning),
+    )
+    return Turn(
+        text=text,
+        calls=end.calls,
         reasoning="\n\n".join(filter(None, (_text(item.get("content") or item.get("summary")) for item in reasoning))),
         dialect=OpenAIResponses.name,
         raw=tuple(output),
         stop=stop,
+        ending="refused" if refusal else end.ending,
+        reason=refusal or end.reason,
+        usage=usage,
+        retry=end.retry,
     )
 
 
@@ -185,6 +201,11 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in _objects(content))
+
+
+def _refusal(content: Any) -> str:
+    """Returns the text with which the model refuses to answer; "" where it does not."""
+    return "" if isinstance(content, str) else "".join(str(part.get("refusal") or "") for part in _objects(content))
 
 
 class _ResponsesStream(TurnStream):
@@ -210,6 +231,7 @@ class _ResponsesStream(TurnStream):
             "response.function_call_arguments.done": self._arguments,
             "response.completed": self._ended,
             "response.incomplete": self._ended,
+            "response.cancelled": self._ended,
             "response.failed": self._failed,
             "error": self._failed,
         }

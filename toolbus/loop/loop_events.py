@@ -52,6 +52,18 @@ class RoundEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RoundRetried:
+    """The model's answer could not be read, or was empty: the round's request is sent once more.
+
+    Attributes:
+        turn: that answer. It is not part of the conversation. It has no text that was shown; reasoning may have been.
+    """
+
+    round: int
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
 class ToolsRefused:
     """The endpoint takes no tools: the request is repeated without tools, and the model is not offered any again."""
 
@@ -92,4 +104,6 @@ class Finished:
 
 
 CallEvent: TypeAlias = CallStarted | CallProgress | CallEnded | ApprovalEvent
-LoopEvent: TypeAlias = RoundStarted | TextDelta | ReasoningDelta | RoundEnded | ToolsRefused | CallEvent | Finished
+LoopEvent: TypeAlias = (
+    RoundStarted | TextDelta | ReasoningDelta | RoundEnded | RoundRetried | ToolsRefused | CallEvent | Finished
+)

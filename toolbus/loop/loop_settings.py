@@ -41,6 +41,8 @@ class LoopSettings:
         keep_injected: whether tools that a model requested with `request_tool_injection` stay offered in later turns
             of the conversation, also those that it did not call.
         needs_approval: which tools' calls wait for the `approve` of a loop or session; without one nothing waits.
+        retries: how often, in each round, the same request is sent again if the model's answer is empty or could not be
+            read by its provider; 0 means never.
 
     Raises:
         SetupError: from the constructor, where a value breaks its rule.
@@ -63,9 +65,10 @@ class LoopSettings:
     max_tools: int | None = None
     keep_injected: bool = True
     needs_approval: Callable[[Tool], bool] = is_destructive
+    retries: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("rounds", 1), ("max_parallel", 1), ("max_calls", 1), ("repeats", 0)):
+        for name, least in (("rounds", 1), ("max_parallel", 1), ("max_calls", 1), ("repeats", 0), ("retries", 0)):
             if getattr(self, name) < least:
                 raise SetupError(f"{name} is {getattr(self, name)}, it must be {least} or more")
         if not 1 <= self.extension_most <= 20:
@@ -88,11 +91,12 @@ class LoopSettings:
             raise SetupError("forced_answer is off, so the reply after the last round is no_convergence_text: set it")
 
 
-# As in the chat of Synchronet BBS: four requests to the model, all with tools, and its two texts.
+# As in the chat of Synchronet BBS: four requests to the model, all with tools and none repeated, and its two texts.
 SYNCHRONET = LoopSettings(
     rounds=4,
     forced_answer=False,
     max_parallel=1,
+    retries=0,
     no_convergence_text="(tool-call loop did not converge -- try rephrasing)",
     no_summary_text="(I got the data but did not produce a summary -- try rephrasing the question.)",
 )

@@ -110,6 +110,13 @@ class RoundCalls:
         if order >= self._runner.settings.max_calls:
             limit = self._runner.settings.max_calls
             return refusal(Code.OVERLOADED, f"only the first {limit} calls of an answer are run: make fewer at once")
+        if not call.whole:
+            return refusal(
+                Code.INVALID_ARGUMENTS,
+                f"the call of {quote_name(call)} was not made: its arguments end after "
+                f"{len(call.arguments_json)} characters, because your answer became too long. Call it again with less "
+                "in its arguments, or in several calls.",
+            )
         export = self._export
         tool = export.kept.get(call.name) if call.known and export is not None else None
         if tool is None or export is None:

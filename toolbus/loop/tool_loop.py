@@ -128,14 +128,10 @@ class ToolLoop:
             notify,
             self._approve and Approval(self._approve, self.settings.needs_approval, notify),
         )
-        run = TurnRun(self._model_client, self._exports, runner, items, notify or _ignore)
+        run = TurnRun(self._model_client, self._exports, runner, items, notify)
         return await run.reply(self._rules, tool_choice)
 
     def _deferred(self, pinned: Iterable[str] | None = None) -> DeferredTools:
         """Returns deferred mode for one turn. By default it pins the tools of rules, so that rules can call them."""
         names = (rule.tool for rule in self._rules) if pinned is None else pinned
         return DeferredTools(names, cache=self._indexes)
-
-
-def _ignore(event: LoopEvent) -> None:
-    """Receives the events of a turn that is not streamed."""

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
-from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Message, ModelCall, Turn
+from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Message, ModelCall, Turn, Usage
 from toolbus.dialects.dialect import ToolChoice
+from toolbus.dialects.endings import end_text
 from toolbus.dialects.export import Export
 from toolbus.dialects.result_text import object_of, text_of
 from toolbus.dialects.tool_choice import forces_call
 from toolbus.errors import Code
 from toolbus.loop.export_cache import ExportCache
-from toolbus.loop.loop_events import RoundEnded, RoundStarted, TextDelta
+from toolbus.loop.loop_events import LoopEvent, RoundEnded, RoundRetried, RoundStarted, TextDelta
 from toolbus.loop.model_client import ModelClient, Notify
 from toolbus.loop.round_calls import CallRunner
 from toolbus.loop.router import Rule, route
 from toolbus.loop.turn_reply import CallDone, Reply, Stopped, last_user_text, refusal
 from toolbus.tool import Result
 
+log = logging.getLogger("toolbus.loop")
+
+_NOT_RUN = ("refused", "failed")  # endings of an answer whose calls are not made
 _TEXT_KEYS = ("error", "note")  # keys of a tool's output object whose text is for the user
 
 
@@ -25,7 +30,7 @@ class TurnRun:
     """The state of one turn; used once.
 
     Args:
-        notify: receives the events, on this event loop.
+        notify: receives the events, on this event loop; None where the turn is not streamed.
     """
 
     def __init__(
@@ -34,16 +39,19 @@ class TurnRun:
         exports: ExportCache,
         runner: CallRunner,
         items: Sequence[HistoryItem],
-        notify: Notify,
+        notify: Notify | None,
     ) -> None:
         self._model_client = model_client
         self._exports = exports
         self._runner = runner
         self._settings = runner.settings
         self._items = list(items)
-        self._notify = notify
+        self._notify = notify or _ignore
+        self._is_streamed = notify is not None
         self._calls: list[CallDone] = []
-        self._round = 0  # requests to the model so far
+        self._round = 0  # requests to the model so far, without those that repeat one
+        self._text = ""  # what the model said before it paused
+        self._usage: Usage | None = None  # of all requests; None until the provider gave one
         self._cut = False  # whether its last answer was truncated
         self._export: Export | None = None  # the offered tools; None: no tools
 
@@ -66,7 +74,11 @@ class TurnRun:
             await self._update_export()
         while self._round < self._runner.loop_tools.extension.rounds:
             turn = await self._ask(choice)
-            if not turn.calls:
+            has_more = self._round < self._runner.loop_tools.extension.rounds or self._settings.forced_answer
+            if turn.ending == "paused" and not turn.calls and has_more:
+                self._text += turn.text
+                continue
+            if not turn.calls or turn.ending in _NOT_RUN:
                 return self._answered(turn, "answered")
             if choice == "none":
                 return self._not_converged(turn)
@@ -77,7 +89,7 @@ class TurnRun:
         if not self._settings.forced_answer:
             return self._reply_with(self._settings.no_convergence_text, "no_convergence")
         turn = await self._ask("none")
-        if not turn.calls:
+        if not turn.calls or turn.ending in _NOT_RUN:
             return self._answered(turn, "round_limit")
         return self._not_converged(turn)
 
@@ -106,12 +118,24 @@ class TurnRun:
         self._round += 1
         hidden = self._runner.loop_tools.hidden
         self._notify(RoundStarted(self._round, self._export, forced=choice == "none", hidden=hidden))
-        turn = await self._model_client.ask(self._items, self._export, choice, self._notify)
+        turn = await self._send(choice)
+        for _ in range(self._settings.retries):
+            if not turn.retry or (self._is_streamed and turn.text):  # a text that was shown cannot be taken back
+                break
+            log.info("the answer of %r is requested again: %s", self._model_client.endpoint, end_text(turn))
+            self._notify(RoundRetried(self._round, turn))
+            turn = await self._send(choice)
         if not self._model_client.takes_tools:
             self._export = None
         self._cut = turn.cut
         self._items.append(turn)
         self._notify(RoundEnded(self._round, turn))
+        return turn
+
+    async def _send(self, choice: ToolChoice) -> Turn:
+        turn = await self._model_client.ask(self._items, self._export, choice, self._notify)
+        if turn.usage is not None:
+            self._usage = turn.usage if self._usage is None else self._usage + turn.usage
         return turn
 
     async def _call(self, turn: Turn) -> str | None:
@@ -127,28 +151,42 @@ class TurnRun:
         return None
 
     def _answered(self, turn: Turn, stopped: Stopped) -> Reply:
-        """Ends with the model's answer."""
-        if turn.text or not self._calls:
-            return self._reply(turn.text, stopped)
-        return self._reply_with(self._settings.no_summary_text, "no_summary")
+        """Ends with the model's last answer, whole or not. Calls in it are not made."""
+        text, reason = self._text + turn.text, ""
+        if turn.ending != "complete":
+            stopped, reason = turn.ending, end_text(turn)
+        elif not text and self._calls:
+            stopped = "no_summary"
+        elif not text and turn.reason:
+            stopped, reason = "failed", end_text(turn)
+        if turn.calls:
+            result = refusal(Code.CANCELLED, f"the call was not made, because its answer is not whole: {reason}")
+            self._items.append(Answers(tuple(Answered(call, result) for call in turn.calls)))
+        if text or not self._calls:
+            return self._reply(text, stopped, reason)
+        return self._reply_with(self._settings.no_summary_text, stopped, reason)
 
     def _not_converged(self, turn: Turn) -> Reply:
         """Ends with a model that requests tools even in the forced answer."""
         result = refusal(Code.OVERLOADED, "no more tools are called in this turn: answer with what you have")
         self._items.append(Answers(tuple(Answered(call, result) for call in turn.calls)))
-        if turn.text:
-            return self._reply(turn.text, "no_convergence")
+        if text := self._text + turn.text:
+            return self._reply(text, "no_convergence")
         return self._reply_with(self._settings.no_convergence_text, "no_convergence")
 
-    def _reply_with(self, text: str, stopped: Stopped) -> Reply:
+    def _reply_with(self, text: str, stopped: Stopped, reason: str = "") -> Reply:
         """Ends with a text that is not the model's; the conversation holds it as an answer of the model."""
         if text:
             self._items.append(Message("assistant", text))
             self._notify(TextDelta(text))
-        return self._reply(text, stopped)
+        return self._reply(self._text + text, stopped, reason)
 
-    def _reply(self, text: str, stopped: Stopped) -> Reply:
-        return Reply(text, tuple(self._items), tuple(self._calls), self._round, stopped, self._cut)
+    def _reply(self, text: str, stopped: Stopped, reason: str = "") -> Reply:
+        return Reply(text, tuple(self._items), tuple(self._calls), self._round, stopped, self._cut, reason, self._usage)
+
+
+def _ignore(event: LoopEvent) -> None:
+    """Receives the events of a turn that is not streamed."""
 
 
 def _direct_reply_text(result: Result) -> str:

@@ -1,0 +1,92 @@
+"""Reads how many tokens an answer cost, in each provider's terms.
+
+Providers differ in what they count: Anthropic's input leaves out what the cache held, Gemini's output leaves out
+reasoning. `Usage` always counts both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from toolbus.dialects.conversation import Usage, add_counts
+
+
+def chat_usage(usage: Any) -> Usage | None:
+    """Reads usage of chat completions; None where there is none."""
+    if not isinstance(usage, Mapping):
+        return None
+    # `details`; before them DeepSeek's key, and Moonshot's
+    cached = (_detail(usage, "prompt_tokens_details", "cached_tokens"), usage.get("prompt_cache_hit_tokens"))
+    return _usage(
+        usage.get("prompt_tokens"),
+        usage.get("completion_tokens"),
+        _first(*cached, usage.get("cached_tokens")),
+        _detail(usage, "completion_tokens_details", "reasoning_tokens"),
+    )
+
+
+def responses_usage(usage: Any) -> Usage | None:
+    """Reads usage of Responses and of realtime sessions; None where there is none."""
+    if not isinstance(usage, Mapping):
+        return None
+    cached = (_detail(usage, f"input_{each}_details", "cached_tokens") for each in ("tokens", "token"))
+    return _usage(
+        usage.get("input_tokens"),
+        usage.get("output_tokens"),
+        _first(*cached),
+        _detail(usage, "output_tokens_details", "reasoning_tokens"),
+    )
+
+
+def anthropic_usage(usage: Any) -> Usage | None:
+    """Reads usage of Messages; None where there is none."""
+    if not isinstance(usage, Mapping):
+        return None
+    counts = [_count(usage.get(key)) for key in ("input_tokens", "cache_creation_input_tokens")]
+    cached = _count(usage.get("cache_read_input_tokens"))
+    given = [count for count in (*counts, cached) if count is not None]
+    return _usage(
+        sum(given) if given else None,
+        usage.get("output_tokens"),
+        cached,
+        _detail(usage, "output_tokens_details", "thinking_tokens"),
+    )
+
+
+def gemini_usage(usage: Any) -> Usage | None:
+    """Reads the usage metadata of Gemini, with the SDK's keys; None where there is none."""
+    if not isinstance(usage, Mapping):
+        return None
+    thoughts = _count(usage.get("thoughts_token_count"))
+    output = _count(_first(usage.get("candidates_token_count"), usage.get("response_token_count")))
+    prompt = add_counts(_count(usage.get("prompt_token_count")), _count(usage.get("tool_use_prompt_token_count")))
+    return _usage(prompt, add_counts(output, thoughts), usage.get("cached_content_token_count"), thoughts)
+
+
+def ollama_usage(answer: Mapping[str, Any]) -> Usage | None:
+    """Reads the counts of Ollama's last chunk; None where there are none."""
+    return _usage(
+        answer.get("prompt_eval_count"), answer.get("eval_count"), answer.get("prompt_eval_cached_count"), None
+    )
+
+
+def _usage(input_tokens: Any, output_tokens: Any, cached: Any, reasoning: Any) -> Usage | None:
+    given, written = _count(input_tokens), _count(output_tokens)
+    if given is None and written is None:
+        return None
+    return Usage(given or 0, written or 0, _count(cached), _count(reasoning))
+
+
+def _count(value: Any) -> int | None:
+    """Returns a count, None where the value is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _detail(usage: Mapping[str, Any], key: str, name: str) -> Any:
+    details = usage.get(key)
+    return details.get(name) if isinstance(details, Mapping) else None
+
+
+def _first(*values: Any) -> Any:
+    return next((value for value in values if value is not None), None)
