@@ -334,7 +334,7 @@ def test_reasoning_is_shown_and_goes_back_under_the_key_it_came_with(key: str) -
     message = CHAT.history([turn], NAMES)[0]
     assert message == {
         "role": "assistant",
-        "content": None,
+        "content": "",
         key: "Hm.",
         "tool_calls": [{"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}],
     }
@@ -522,7 +522,7 @@ def test_messages_in_the_providers_format_are_passed_on_and_paired_like_all_othe
     turn = turn_of(entry(None, "a", "now", "{}"))
     assistant_message = {
         "role": "assistant",
-        "content": None,
+        "content": "",
         "tool_calls": [entry(None, "a", "now", "{}") | {"type": "function"}],
     }
     own = {"role": "tool", "tool_call_id": "a", "content": "mine"}

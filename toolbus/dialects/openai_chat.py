@@ -36,6 +36,10 @@ from toolbus.dialects.tool_choice import forced_tool
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.tool import Result, Tool
 
+# The content of a message that has calls and no text. OpenAI allows null too, and answers with it; llama-cpp-python,
+# SGLang, mistral-common and earlier llama.cpp refuse null, while other widely used clients send "" to every server.
+_NO_TEXT = ""
+
 
 class OpenAIChat(PairedDialect):
     """`/v1/chat/completions`."""
@@ -84,13 +88,12 @@ class OpenAIChat(PairedDialect):
             entry.pop("index", None)
         if entries:
             message["tool_calls"] = entries
-        message.setdefault("content", None)
-        if message["content"] is None and not entries and not message.get("refusal"):
-            message["content"] = ""
+        if message.get("content") is None:
+            message["content"] = _NO_TEXT if entries or not message.get("refusal") else None
         return [message]
 
     def rebuild(self, turn: Turn, wires: Sequence[str]) -> list[Json]:
-        message: Json = {"role": "assistant", "content": turn.text or (None if turn.calls else "")}
+        message: Json = {"role": "assistant", "content": turn.text or _NO_TEXT}
         is_own = turn.dialect == self.name
         if turn.reasoning and is_own:
             key, _ = reasoning_of(turn.raw[0] if turn.raw else {})
