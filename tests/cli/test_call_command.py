@@ -11,8 +11,7 @@ import typer
 
 from tests.support.processes import Running, toolbus
 from tests.support.waiting import until_sync
-from toolbus.cli import terminal
-from toolbus.cli.call_command import read_arguments, show, show_progress
+from toolbus.cli.call_command import show, show_progress
 from toolbus.errors import Code
 from toolbus.tool import CallError, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
@@ -22,6 +21,11 @@ def test_call_prints_the_output_as_json(bus: str) -> None:
     ended = toolbus("call", "get_weather", "city=Paris", "days=3", "--bus", bus)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == '{\n  "city": "Paris",\n  "days": 3\n}\n'
+
+
+def test_the_declared_type_decides_what_a_value_is(bus: str) -> None:
+    ended = toolbus("call", "get_weather", "city=2024", "days=3", "--bus", bus)
+    assert json.loads(ended.stdout) == {"city": "2024", "days": 3}
 
 
 def test_call_takes_arguments_from_standard_input_and_files(bus: str, tmp_path: Path) -> None:
@@ -85,7 +89,8 @@ def test_an_unknown_tool_and_invalid_arguments_have_different_codes(bus: str) ->
     unknown = toolbus("call", "nothing", "--bus", bus).stderr
     assert "code=NOT_FOUND stage=NOT_DISPATCHED" in unknown
     assert "`toolbus explain NAME`" in unknown
-    invalid = toolbus("call", "get_weather", "city=1", "--bus", bus).stderr
+    invalid = toolbus("call", "get_weather", "city=Oslo", "days=three", "--bus", bus).stderr
+    assert 'arguments.days: "three" is not of type "integer"' in invalid
     assert "code=INVALID_ARGUMENTS" in invalid
     assert "explain" not in invalid
 
@@ -101,43 +106,6 @@ def test_ctrl_c_cancels_the_call(bus: str, tmp_path: Path) -> None:
     until_sync(lambda: plugin.read_text().rstrip().endswith("cancelled"), "the cancel")
     newest = json.loads(toolbus("calls", "--limit", "1", "--name", "nap", "--json", "--bus", bus).stdout)
     assert newest[0]["outcome"] == "CANCELLED"
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ((), "{}"),
-        (("a=1", "b=x", "c=", 'd="2"', "e=[1]", "f=NaN", "g=a=b"), None),
-        (('{"a": 1.0,  "b": 2}',), '{"a": 1.0,  "b": 2}'),
-        (('{"a": 1}', "a=2"), '{"a": 2}'),
-    ],
-)
-def test_words_of_the_command_line_become_arguments(words: tuple[str, ...], text: str | None) -> None:
-    if text is not None:
-        assert read_arguments(words) == text
-    else:
-        expected = {"a": 1, "b": "x", "c": "", "d": "2", "e": [1], "f": "NaN", "g": "a=b"}
-        assert json.loads(read_arguments(words)) == expected
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (("city",), "'city' is not KEY=VALUE"),
-        (("=1",), "is not KEY=VALUE"),
-        (("{a}",), "is not JSON: "),
-        (('{"a": NaN}',), "JSON has no NaN"),
-        (("a=1", '{"b": 1}'), "before all pairs"),
-        (("@/nowhere",), "cannot read /nowhere"),
-    ],
-)
-def test_words_that_are_not_arguments_are_wrong_usage(
-    words: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(typer.Exit) as ended:
-        read_arguments(words)
-    assert ended.value.exit_code == terminal.USAGE
-    assert error in capsys.readouterr().err
 
 
 def test_a_resource_in_a_result_is_printed_or_described(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import sys
@@ -13,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from toolbus.cli import bus_client, terminal
+from toolbus.cli.argument_words import ArgumentWords, read_pair, schema_of
 from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption, LevelOption, UserOption
 from toolbus.cli.help_text import epilog
 from toolbus.text import clean_line, parse_json
 
 if TYPE_CHECKING:
     from toolbus.functions.call_context import CallContext
+    from toolbus.sdk import Host
     from toolbus.tool import CallError, Result
     from toolbus.v1 import tool_pb2 as pb
 
@@ -31,8 +32,9 @@ EPILOG = epilog(
         "toolbus call report year=2026 --user u-17 --background-after 5",
     ),
     """
-    Arguments are a JSON object, @FILE or - (standard input), then KEY=VALUE pairs, which override it. A value that is
-    JSON (3, true, null, [1,2], "3") is read as JSON, any other value is a string. Ctrl-C cancels the call.
+    Arguments are a JSON object, @FILE or - (standard input), then KEY=VALUE pairs, which override it. The type that the
+    tool's schema declares decides what a value is: city=2024 is a string where it says string. Otherwise a value that
+    is JSON (3, true, null, [1,2], "3") is read as JSON, and any other value is a string. Ctrl-C cancels the call.
 
     The output is printed to standard output as JSON. An error is printed to standard error, with its code, the stage
     that the call had reached, whether it is safe to call again (retry_safe), and the limit that ended it. With --json
@@ -85,8 +87,8 @@ def call(
     as_json: JsonOption = False,
 ) -> None:
     """Call a tool and print what it returns."""
-    text = read_arguments(arguments or [])
-    pairs = [_pair(word, "--context") for word in context or []]
+    given = ArgumentWords.read(arguments or [])
+    pairs = [read_pair(word, "--context") for word in context or []]
     if user and "user_id" in dict(pairs):
         terminal.fail("--user and --context user_id=… set the same field: remove one", terminal.USAGE)
     if level is not None and "level" in dict(pairs):
@@ -101,7 +103,12 @@ def call(
     if progress:
         options["on_progress"] = show_progress
     options |= {} if as_json else _asking()
-    result = bus_client.with_host(BusTarget(bus, credential), lambda host: host.call(name, text, **options))
+
+    async def make(host: Host) -> Result:
+        schema = await schema_of(host, name, role, options.get("context")) if given.pairs else None
+        return await host.call(name, given.text(schema), **options)
+
+    result = bus_client.with_host(BusTarget(bus, credential), make)
     task_id = None if as_json or background_after is None else _task_of(result)
     if task_id is None:
         show(result, as_json)
@@ -136,57 +143,6 @@ def call_bus_tool(
     if result.is_error:
         show(result, as_json=False)
     return result.output
-
-
-def read_arguments(words: Sequence[str]) -> str:
-    """Returns the JSON text of the arguments; ends the command if the words are not arguments."""
-    if not words:
-        return "{}"
-    document = words[0] if words[0] == "-" or words[0].startswith(("{", "@")) else ""
-    pairs = dict(_pair(word, "argument") for word in words[1 if document else 0 :])
-    if not document:
-        return _dumped(pairs)
-    place, text = _document(document)
-    try:
-        arguments = parse_json(text)
-    except (ValueError, RecursionError) as error:
-        terminal.fail(f"{place} is not JSON: {error}", terminal.USAGE)
-    if not isinstance(arguments, dict):
-        terminal.fail(
-            f"{place} is not a JSON object: arguments have names, write for example city=Paris", terminal.USAGE
-        )
-    return _dumped({**arguments, **pairs}) if pairs else text  # unchanged if no pair was added
-
-
-def _document(word: str) -> tuple[str, str]:
-    """Returns the place of a document, for error texts, and its text."""
-    if word == "-":
-        return "standard input", sys.stdin.read()
-    if not word.startswith("@"):
-        return "the argument", word
-    try:
-        with open(word[1:], encoding="utf-8") as opened:
-            return word[1:], opened.read()
-    except (OSError, UnicodeDecodeError) as error:
-        terminal.fail(f"cannot read {word[1:]}: {getattr(error, 'strerror', None) or error}", terminal.USAGE)
-
-
-def _pair(word: str, what: str) -> tuple[str, Any]:
-    key, equals, value = word.partition("=")
-    if not key or not equals:
-        terminal.fail(
-            f"{what} {word!r} is not KEY=VALUE; a JSON object, @FILE or - comes before all pairs", terminal.USAGE
-        )
-    if what == "--context":
-        return key, value
-    try:
-        return key, parse_json(value)
-    except (ValueError, RecursionError):
-        return key, value
-
-
-def _dumped(arguments: dict[str, Any]) -> str:
-    return json.dumps(arguments, ensure_ascii=False)
 
 
 def _context(pairs: Sequence[tuple[str, str]]) -> CallContext:
