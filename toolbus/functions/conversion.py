@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from toolbus.functions.fields import enum_values, is_typed_dict, record_fields, unwrapped
+from toolbus.functions.fields import enum_values, is_alias, is_typed_dict, record_fields, unwrapped, unwrapped_once
 
 Converter = Callable[[Any], Any]
 
@@ -49,7 +49,7 @@ _JSON_TYPES: dict[Any, tuple[type, ...]] = {
     types.NoneType: (types.NoneType,),
 }
 _ANY = (str, bool, int, float, list, dict, types.NoneType)
-_Above = dict[type, Converter]  # the converters of classes, made or being made
+_Above = dict[Any, Converter]  # the converters of classes and aliases, made or being made
 
 
 def converter(hint: Any) -> Converter | None:
@@ -62,7 +62,10 @@ def converter(hint: Any) -> Converter | None:
 
 
 def _converter(hint: Any, above: _Above) -> Converter | None:
-    hint = unwrapped(hint)
+    while (inside := unwrapped_once(hint)) is not hint:
+        if is_alias(hint):
+            return _alias(hint, inside, above)
+        hint = inside
     if not isinstance(hint, Hashable):  # not a hint at all
         return None
     origin = typing.get_origin(hint)
@@ -82,6 +85,15 @@ def _converter(hint: Any, above: _Above) -> Converter | None:
     if isinstance(hint, type):
         return _class(hint, above)
     return None
+
+
+def _alias(name: Any, hint: Any, above: _Above) -> Converter | None:
+    if name in above:  # it contains itself: its converter is known by the time that a value comes
+        return lambda value: above[name](value)
+    above[name] = _same
+    made = _converter(hint, above)
+    above[name] = made or _same
+    return made
 
 
 def _whole(value: Any) -> Any:
@@ -190,7 +202,7 @@ def _class(kind: type, above: _Above) -> Converter | None:
         return _enum(kind)
     if callable(validate := getattr(kind, "model_validate", None)):
         return typing.cast(Converter, validate)
-    if kind in above:  # a class that contains itself: its converter is known by the time that a value comes
+    if kind in above:  # as for an alias
         return lambda value: above[kind](value)
     fields = record_fields(kind)
     if fields is None:

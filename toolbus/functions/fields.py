@@ -33,15 +33,23 @@ def resolved(target: Any, names: dict[str, Any]) -> dict[str, Any]:
 
 def unwrapped(hint: Any) -> Any:
     """Returns a hint without what says nothing about its values: `Annotated`, `NotRequired`, `NewType`, an alias."""
-    while True:
-        if typing.get_origin(hint) in _WRAPPERS:
-            hint = typing.get_args(hint)[0]
-        elif isinstance(hint, typing.NewType):
-            hint = hint.__supertype__
-        elif type(hint).__name__ == "TypeAliasType":  # `type Name = …`, of Python 3.12 or typing_extensions
-            hint = hint.__value__
-        else:
-            return hint
+    while (inside := unwrapped_once(hint)) is not hint:
+        hint = inside
+    return hint
+
+
+def unwrapped_once(hint: Any) -> Any:
+    """Returns a hint without the outermost of these, and any other hint as it is."""
+    if typing.get_origin(hint) in _WRAPPERS:
+        return typing.get_args(hint)[0]
+    if isinstance(hint, typing.NewType):
+        return hint.__supertype__
+    return hint.__value__ if is_alias(hint) else hint
+
+
+def is_alias(hint: Any) -> bool:
+    """Tells whether a hint is a `type Name = …`, of Python 3.12 or of typing_extensions; it may contain itself."""
+    return type(hint).__name__ == "TypeAliasType"
 
 
 def enum_values(kind: type[enum.Enum]) -> dict[Any, enum.Enum]:

@@ -19,10 +19,11 @@ import types
 import typing
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from toolbus.functions import docstring
-from toolbus.functions.fields import enum_values, record_fields, resolved
+from toolbus.functions.constraints import Default, constrain, default_of, is_field, is_made
+from toolbus.functions.fields import enum_values, record_fields, resolved, unwrapped
 from toolbus.functions.scope import ToolScope
 from toolbus.normal_schema import normal_form, properties_of
 
@@ -52,14 +53,6 @@ _PLAIN: dict[Any, dict[str, Any]] = {
 }
 _UNIONS = (typing.Union, types.UnionType)
 _TRANSPARENT = (typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
-# Attributes of the `annotated-types` vocabulary (Ge, Lt, Len …), by their JSON Schema keywords.
-_BOUNDS = {
-    "ge": "minimum",
-    "gt": "exclusiveMinimum",
-    "le": "maximum",
-    "lt": "exclusiveMaximum",
-    "multiple_of": "multipleOf",
-}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,11 +60,13 @@ class Signature:
     """What calling a function takes.
 
     Attributes:
-        parameters: those that arguments may fill, in order; without `self` and the injected one.
-        hints: the resolved hints of those that have one.
+        parameters: those that arguments may fill, in order; without `self` and the injected one. Their defaults are
+            those of arguments: not a `Field`, but the default that it holds.
+        hints: the resolved hints of those that have one; a `Field` that is a default stands beside the hint.
         scope: the name of the parameter that gets the `ToolScope`; empty where there is none.
         any_keyword: whether the function takes any other keyword (`**kwargs`).
         positional_only: names that cannot be passed by keyword.
+        defaults: what makes the defaults that fields hold, which calling the function would not fill in.
     """
 
     parameters: tuple[inspect.Parameter, ...]
@@ -79,6 +74,7 @@ class Signature:
     scope: str
     any_keyword: bool
     positional_only: tuple[str, ...]
+    defaults: tuple[tuple[str, Default], ...] = ()
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:
@@ -92,17 +88,37 @@ def signature_of(function: Callable[..., Any]) -> Signature:
     hints = _hints(function)
     scope = next((each.name for each in listed if _is_scope(each, hints)), "")
     kinds = inspect.Parameter
+    by_keyword = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    defaults: dict[str, Default] = {}
     return Signature(
         parameters=tuple(
-            each
-            for each in listed
-            if each.name != scope and each.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+            _with_field(each, hints, defaults) for each in listed if each.name != scope and each.kind in by_keyword
         ),
         hints=hints,
         scope=scope,
         any_keyword=any(each.kind is kinds.VAR_KEYWORD for each in listed),
         positional_only=tuple(each.name for each in listed if each.kind is kinds.POSITIONAL_ONLY),
+        defaults=tuple(defaults.items()),
     )
+
+
+def _with_field(parameter: inspect.Parameter, hints: dict[str, Any], defaults: dict[str, Default]) -> inspect.Parameter:
+    """Returns a parameter with the default that its `Field` holds, and adds it to its hint and to the defaults."""
+    name, field, empty = parameter.name, parameter.default, inspect.Parameter.empty
+    if is_field(field):
+        try:
+            hints[name] = Annotated.__class_getitem__((hints.get(name, Any), field))
+        except TypeError:  # the hint is not one
+            hints[name] = Annotated.__class_getitem__((Any, field))
+    elif field is empty and typing.get_origin(hints.get(name)) is Annotated:
+        field = next((each for each in typing.get_args(hints[name])[1:] if is_field(each)), None)
+    if not is_field(field):
+        return parameter
+    default = default_of(field)
+    if default is None:
+        return parameter.replace(default=empty)
+    defaults[name] = default
+    return parameter.replace(default=object() if is_made(field) else default())  # an object is not shown
 
 
 def parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
@@ -217,15 +233,16 @@ class _Builder:
         """Returns a schema of its own for a hint; `{}` for one that it does not know."""
         origin = typing.get_origin(hint)
         if origin is typing.Annotated:
-            return self._annotated(*typing.get_args(hint))
+            inner, *extras = typing.get_args(hint)
+            return constrain(self.schema(inner), extras)
         if origin in _TRANSPARENT:
             return self.schema(typing.get_args(hint)[0])
         if origin in _UNIONS:
             return self._union([self.schema(each) for each in typing.get_args(hint)])
         if origin is typing.Literal:
             return _choices(list(typing.get_args(hint)))
-        if isinstance(hint, typing.NewType):
-            return self.schema(hint.__supertype__)
+        if (inside := unwrapped(hint)) is not hint:  # a NewType, or an alias, which may contain itself
+            return self._once(hint, lambda: self.schema(inside)) or {}
         if isinstance(hint, typing.TypeVar):
             return self.schema(hint.__bound__ or Any)
         if origin is not None:
@@ -234,22 +251,13 @@ class _Builder:
             return self._class(hint)
         return dict(_PLAIN.get(hint, {})) if isinstance(hint, type) or hint is None else {}
 
-    def _annotated(self, hint: Any, *extras: Any) -> dict[str, Any]:
-        schema = self.schema(hint)
-        for extra in extras:
-            texts = (extra, getattr(extra, "description", None), getattr(extra, "documentation", None))
-            for text in texts:
-                if isinstance(text, str) and text:
-                    schema["description"] = text
-            if isinstance(extra, Mapping):
-                schema.update(extra)
-            for attribute, keyword in _BOUNDS.items():
-                if isinstance(bound := getattr(extra, attribute, None), int | float):
-                    schema[keyword] = bound
-            kind = {"string": "Length", "array": "Items", "object": "Properties"}.get(str(schema.get("type")))
-            for attribute in ("min_length", "max_length"):
-                if kind and isinstance(bound := getattr(extra, attribute, None), int):
-                    schema[attribute[:3] + kind] = bound
+    def _once(self, hint: Any, describe: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """Returns the schema of a hint with a name; None within that hint itself."""
+        if hint in self._open:
+            return None
+        self._open.append(hint)
+        schema = describe()
+        self._open.pop()
         return schema
 
     def _union(self, members: list[dict[str, Any]]) -> dict[str, Any]:
@@ -272,26 +280,39 @@ class _Builder:
         if issubclass(kind, enum.Enum):
             return _choices(list(enum_values(kind)))
         if callable(model := getattr(kind, "model_json_schema", None)):
-            schema: dict[str, Any] = dict(model())
-            self.defs |= schema.pop("$defs", {})
-            return schema
+            return self._of_model(dict(model()))
         fields = record_fields(kind)
         if fields is None:
             for base in kind.__mro__[1:-1]:
                 if base in _PLAIN:
                     return dict(_PLAIN[base])
             return {}
-        if kind in self._open:
-            return {"type": "object"}
-        self._open.append(kind)
         described = docstring.parse(kind.__doc__).parameters
-        properties = {name: self.schema(hint) for name, (hint, _) in fields.items()}
-        self._open.pop()
+        properties = self._once(kind, lambda: {name: self.schema(hint) for name, (hint, _) in fields.items()})
+        if properties is None:
+            return {"type": "object"}
         for name, text in described.items():
             if name in properties:
                 properties[name].setdefault("description", text)
         required = [name for name, (_, needed) in fields.items() if needed]
         return {"type": "object", "properties": properties} | ({"required": required} if required else {})
+
+    def _of_model(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Returns the schema that a class wrote itself; its definitions move to the root, under names of their own."""
+        for name, definition in schema.pop("$defs", {}).items():
+            own = name
+            while own in self.defs and self.defs[own] != definition:
+                own += "_"
+            if own != name:
+                schema, definition = (_renamed(each, name, own) for each in (schema, definition))
+            self.defs[own] = definition
+        return schema
+
+
+def _renamed(schema: dict[str, Any], name: str, own: str) -> dict[str, Any]:
+    """Returns a schema whose references to one definition lead to another name of it."""
+    text = json.dumps(schema).replace(json.dumps(f"#/$defs/{name}"), json.dumps(f"#/$defs/{own}"))
+    return dict(json.loads(text))
 
 
 def _choices(values: Sequence[Any]) -> dict[str, Any]:

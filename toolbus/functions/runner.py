@@ -174,6 +174,9 @@ def _keywords(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolSco
             except Exception as problem:
                 kind = type(problem).__name__
                 return _error(scope, Code.TOOL, _cut(f"{kind}: argument {name!r}: {problem}"), kind)
+    for name, make in spec.defaults:
+        if name not in keywords:
+            keywords[name] = make()
     if spec.scope:
         keywords[spec.scope] = scope
     return keywords

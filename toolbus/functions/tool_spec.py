@@ -46,6 +46,7 @@ class ToolSpec:
         names: the keywords it takes; None where it takes any.
         required: those it cannot do without.
         converters: what brings an argument into the hinted type, where the schema came from hints.
+        defaults: what makes the arguments that a call leaves out and that the function itself has no default for.
         takes_dict: whether the handler takes all arguments as one dict (`ToolDefinition`) instead of as keywords.
         prepare: what becomes of the arguments before they are checked and converted; None where nothing does.
         is_async: whether cancelling means cancelling a task; a sync handler can only look at its scope.
@@ -58,6 +59,7 @@ class ToolSpec:
     names: frozenset[str] | None = None
     required: frozenset[str] = frozenset()
     converters: tuple[tuple[str, conversion.Converter], ...] = ()
+    defaults: tuple[tuple[str, Callable[[], Any]], ...] = ()
     takes_dict: bool = False
     prepare: Callable[[dict[str, Any], ToolScope], dict[str, Any]] | None = field(default=None, compare=False)
     is_async: bool = field(init=False, compare=False)
@@ -97,6 +99,7 @@ def spec_of(handler: Callable[..., Any], meta: LlmToolMeta | None = None, *, tak
         if takes_dict
         else frozenset(each.name for each in signature.parameters if each.default is inspect.Parameter.empty),
         converters=() if meta.declared_json is not None or takes_dict else converters_of(signature),
+        defaults=() if takes_dict else signature.defaults,
         takes_dict=takes_dict,
     )
 

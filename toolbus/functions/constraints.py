@@ -1,0 +1,101 @@
+"""Reads what stands beside a hint (`Annotated[int, Field(ge=1)]`) as keywords of JSON Schema.
+
+Whose class it is does not matter and none is imported: texts, mappings of keywords, `annotated_types` (`Ge`, `Len` …),
+`typing_extensions.Doc`, pydantic's `Field` and `StringConstraints` and what looks like them are known by their
+attributes. A `Field` may also be the default of a parameter, and hold the default of its argument.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+Default = Callable[[], Any]
+
+_KEYWORDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "multiple_of": "multipleOf",
+}
+_TEXTS = ("description", "documentation")
+_PATTERNS = ("pattern", "regex")
+_LENGTHS = {"min_length": "min", "max_length": "max"}
+_COUNTED = {"string": "Length", "array": "Items", "object": "Properties"}
+_UNDEFINED = ("PydanticUndefinedType", "UndefinedType", "ellipsis")
+
+
+def constrain(schema: dict[str, Any], extras: Iterable[Any]) -> dict[str, Any]:
+    """Adds what stands beside a hint to its schema, and returns it."""
+    for extra in _flat(extras):
+        if isinstance(extra, Mapping):
+            schema.update(extra)
+            continue
+        for text in (extra, *(getattr(extra, name, None) for name in _TEXTS)):
+            if isinstance(text, str) and text:
+                schema["description"] = text
+        if isinstance(extra, str):
+            continue
+        for attribute, keyword in _KEYWORDS.items():
+            if isinstance(bound := getattr(extra, attribute, None), int | float):
+                schema[keyword] = bound
+        for attribute in _PATTERNS:
+            pattern = getattr(extra, attribute, None)
+            if isinstance(pattern := getattr(pattern, "pattern", pattern), str):
+                schema["pattern"] = pattern
+        counted = _counted(schema)
+        for attribute, prefix in _LENGTHS.items():
+            if counted and isinstance(bound := getattr(extra, attribute, None), int):
+                schema[prefix + counted] = bound
+        if isinstance(examples := getattr(extra, "examples", None), list) and _is_json(examples):
+            schema["examples"] = examples
+        if isinstance(more := getattr(extra, "json_schema_extra", None), Mapping):
+            schema.update(more)
+    return schema
+
+
+def is_field(value: object) -> bool:
+    """Tells whether a value describes an argument, and is not the argument's default itself: pydantic's `Field()`."""
+    return any(each.__name__ == "FieldInfo" for each in type(value).__mro__)
+
+
+def default_of(field: Any) -> Default | None:
+    """Returns what makes the default that a field holds; None where it holds none."""
+    if callable(factory := getattr(field, "default_factory", None)):
+        return factory  # type: ignore[no-any-return]
+    default = getattr(field, "default", ...)
+    if type(default).__name__ in _UNDEFINED:
+        return None
+    return lambda: copy.copy(default)
+
+
+def is_made(field: Any) -> bool:
+    """Tells whether the default of a field is another one for each call, so that none can be shown."""
+    return callable(getattr(field, "default_factory", None))
+
+
+def _flat(extras: Iterable[Any]) -> Iterator[Any]:
+    """Yields annotations, each after those that it is made of."""
+    for extra in extras:
+        parts = getattr(extra, "metadata", None)
+        if isinstance(parts, list | tuple):
+            yield from _flat(parts)
+        yield extra
+
+
+def _counted(schema: Mapping[str, Any]) -> str:
+    """Returns what a length of a schema's values counts; empty where it has no length, or several kinds of them."""
+    branches = [each for each in schema.get("anyOf", ()) if isinstance(each, Mapping)]
+    counted = {_COUNTED[kind] for each in (schema, *branches) if (kind := str(each.get("type"))) in _COUNTED}
+    return counted.pop() if len(counted) == 1 else ""
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
