@@ -72,7 +72,7 @@ def test_each_annotation_is_in_the_schema(hint: Any, schema: dict[str, Any]) -> 
     assert parameters_schema(tool)["properties"]["value"] == schema
 
 
-def ends(
+def ends(  # type: ignore[no-untyped-def]
     city: str = Field(description="its name", max_length=8),
     days: int = Field(2, ge=1),
     tags: list[str] = Field(default_factory=list),  # noqa: B008

@@ -51,6 +51,7 @@ _PLAIN: dict[Any, dict[str, Any]] = {
     collections.abc.Mapping: {"type": "object"},
     collections.abc.MutableMapping: {"type": "object"},
 }
+_BESIDE: Any = Annotated  # as an object, which is subscripted with values
 _UNIONS = (typing.Union, types.UnionType)
 _TRANSPARENT = (typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
 
@@ -107,9 +108,9 @@ def _with_field(parameter: inspect.Parameter, hints: dict[str, Any], defaults: d
     name, field, empty = parameter.name, parameter.default, inspect.Parameter.empty
     if is_field(field):
         try:
-            hints[name] = Annotated.__class_getitem__((hints.get(name, Any), field))
+            hints[name] = _BESIDE[hints.get(name, Any), field]
         except TypeError:  # the hint is not one
-            hints[name] = Annotated.__class_getitem__((Any, field))
+            hints[name] = _BESIDE[Any, field]
     elif field is empty and typing.get_origin(hints.get(name)) is Annotated:
         field = next((each for each in typing.get_args(hints[name])[1:] if is_field(each)), None)
     if not is_field(field):
