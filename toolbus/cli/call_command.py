@@ -103,12 +103,7 @@ def call(
     if progress:
         options["on_progress"] = show_progress
     options |= {} if as_json else _asking()
-
-    async def make(host: Host) -> Result:
-        schema = await schema_of(host, name, role, options.get("context")) if given.pairs else None
-        return await host.call(name, given.text(schema), **options)
-
-    result = bus_client.with_host(BusTarget(bus, credential), make)
+    result = bus_client.with_host(BusTarget(bus, credential), lambda host: _make(host, name, given, options))
     task_id = None if as_json or background_after is None else _task_of(result)
     if task_id is None:
         show(result, as_json)
@@ -117,6 +112,11 @@ def call(
         owner = dict(pairs).get("user_id")
         await_command = f"toolbus tasks await {task_id}" + (f" --user {shlex.quote(owner)}" if owner else "")
         terminal.print_note(f"{name} continues as a task: get its result with `{await_command}`")
+
+
+async def _make(host: Host, name: str, given: ArgumentWords, options: dict[str, Any]) -> Result:
+    schema = await schema_of(host, name, options["role"], options.get("context")) if given.pairs else None
+    return await host.call(name, given.text(schema), **options)
 
 
 def _asking() -> dict[str, Any]:
