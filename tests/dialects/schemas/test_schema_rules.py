@@ -47,6 +47,12 @@ ONLY_FOR = {
     "array": {"items", "minItems", "maxItems"},
     "object": {"properties", "required", "propertyOrdering", "minProperties", "maxProperties"},
 }
+ANYTHING = {
+    "type": ["string", "number", "boolean", "object", "array", "null"],
+    "properties": {},
+    "additionalProperties": True,
+    "items": {},
+}
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 META = jsonschema_rs.Draft202012Validator({"$ref": DRAFT})
 FOR_ALL = {"type", "title", "description", "nullable", "default", "example"}
@@ -275,11 +281,11 @@ def test_openai_gets_required_keywords_and_loses_malformed_ones() -> None:
     }
     converted, losses = convert({"type": "object", "properties": properties}, OPENAI_SCHEMAS, "t")
     assert converted["properties"] == {
-        "list": {"type": "array", "items": {}},
-        "map": {"type": ["object", "null"], "properties": {}},
-        "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}], "items": {}},
-        "odd": {},
-        "gone": {},
+        "list": {"type": "array", "items": ANYTHING},
+        "map": {"type": ["object", "null"], "properties": {}, "additionalProperties": True},
+        "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "number"}], "items": ANYTHING},
+        "odd": ANYTHING,
+        "gone": ANYTHING,
     }
     assert {(loss.path, loss.keyword) for loss in losses} == {
         *(("/properties/odd", keyword) for keyword in ("type", "required", "minLength", "enum")),
@@ -297,7 +303,7 @@ def test_references_into_merged_schemas_are_dropped() -> None:
     schema = {"anyOf": [{"type": "object", "properties": {"a": {"$ref": "#/anyOf/1/properties/b"}}},
                         {"type": "object", "properties": {"b": {"type": "string"}}}]}  # fmt: skip
     converted, losses = convert(schema, OPENAI_SCHEMAS, "t")
-    assert converted["properties"]["a"] == {}
+    assert converted["properties"]["a"] == ANYTHING
     assert [loss.keyword for loss in losses] == ["anyOf", "$ref"]
 
 
@@ -397,7 +403,7 @@ def test_a_property_named_like_a_keyword_is_a_property() -> None:
 def test_schemas_that_no_value_can_satisfy_are_left_out() -> None:
     properties, losses = gemini(never=False, nor={"allOf": [False]}, yes={"type": "string"})
     assert list(properties) == ["yes"]
-    assert [loss.keyword for loss in losses] == ["properties"]
+    assert [loss.keyword for loss in losses] == ["properties", "properties"]
 
 
 # -- what would hurt ---------------------------------------------------------------------------------------------------
@@ -481,3 +487,208 @@ def test_a_schema_that_is_nested_too_deep_is_refused(rules: SchemaRules) -> None
 def test_a_schema_that_a_request_cannot_hold_is_refused(text: str, why: str, rules: SchemaRules) -> None:
     with pytest.raises(Inexpressible, match=why):
         convert(json.loads(text), rules, "t")
+
+
+# -- one tool never takes the model away from all others ---------------------------------------------------------------
+
+
+def openai(**properties: Any) -> tuple[Json, list[Loss]]:
+    """Converts properties for OpenAI and the servers that speak its formats."""
+    converted, losses = convert({"type": "object", "properties": properties}, OPENAI_SCHEMAS, "t")
+    hold(converted, OPENAI_SCHEMAS)
+    return converted["properties"], losses
+
+
+@pytest.mark.parametrize(
+    ("rules", "pattern", "kept"),
+    [
+        (OPENAI_SCHEMAS, r"^\d+$", "^[0-9]+$"),
+        (OPENAI_SCHEMAS, r"https?://", None),
+        (OPENAI_SCHEMAS, r"^(?!x).*$", None),
+        (ANTHROPIC_SCHEMAS, r"^(?!x)\p{L}*$", r"^(?!x)\p{L}*$"),
+        (ANTHROPIC_SCHEMAS, r"(?i)x", None),
+        (GEMINI_SCHEMAS, r"https?://\S+", r"https?://\S+"),
+        (GEMINI_SCHEMAS, r"^(?!x).*$", None),
+        (ANY_SCHEMAS, r"(?i)x", r"(?i)x"),
+    ],
+)
+def test_a_pattern_that_a_provider_cannot_read_stands_in_the_description(
+    rules: SchemaRules, pattern: str, kept: str | None
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "description": "An address.", "pattern": pattern}},
+    }
+    converted, losses = convert(schema, rules, "t")
+    inner = converted["properties"]["a"]
+    assert inner.get("pattern") == kept
+    if kept is None:
+        assert inner["description"] == f"An address.\nMatches the pattern {pattern}"
+        assert [(loss.path, loss.keyword) for loss in losses] == [("/properties/a", "pattern")]
+        assert pattern in losses[0].why
+    else:
+        assert inner["description"] == "An address."
+        assert losses == []
+
+
+def test_a_key_of_pattern_properties_that_cannot_be_read_is_dropped_and_no_name_is_forbidden_for_it() -> None:
+    inner = {
+        "type": "object",
+        "patternProperties": {r"^x-": {"type": "string"}, r"^(?=y)": {"type": "string"}},
+        "additionalProperties": False,
+    }
+    properties, losses = openai(a=inner)
+    assert properties["a"] == {
+        "type": "object",
+        "properties": {},
+        "patternProperties": {"^x-": {"type": "string"}},
+        "description": "Names of further properties match the pattern ^(?=y)",
+    }
+    assert [loss.keyword for loss in losses] == ["patternProperties", "additionalProperties"]
+
+
+@pytest.mark.parametrize("keyword", ["not", "if"])
+def test_what_would_forbid_more_without_its_pattern_is_dropped_as_a_whole(keyword: str) -> None:
+    properties, losses = openai(a={"type": "string", keyword: {"pattern": "x"}}, b={"type": "string", "not": {}})
+    assert properties == {"a": {"type": "string"}, "b": {"type": "string", "not": {}}}
+    assert [(loss.path, loss.keyword) for loss in losses] == [
+        (f"/properties/a/{keyword}", "pattern"),
+        ("/properties/a", keyword),
+    ]
+
+
+def test_alternatives_of_which_one_allows_more_than_it_says_may_hold_together() -> None:
+    branches = [{"type": "string", "pattern": "x"}, {"type": "string", "maxLength": 3}]
+    properties, losses = openai(a={"oneOf": branches})
+    assert list(properties["a"]) == ["anyOf"]
+    assert [loss.keyword for loss in losses] == ["pattern", "oneOf"]
+
+
+def test_bounds_for_which_llama_cpp_refuses_a_request_stand_in_the_description() -> None:
+    properties, losses = openai(
+        text={"type": "string", "minLength": 1, "maxLength": 2000, "description": "A text."},
+        rows={"type": "array", "items": {"type": "string"}, "maxItems": 1999},
+    )
+    assert properties["text"] == {
+        "type": "string",
+        "minLength": 1,
+        "description": "A text.\nAt most 2000 characters.",
+    }
+    assert properties["rows"]["maxItems"] == 1999
+    assert [(loss.path, loss.keyword) for loss in losses] == [("/properties/text", "maxLength")]
+
+
+def test_what_llama_cpp_cannot_read_is_written_in_another_way_without_a_loss() -> None:
+    properties, losses = openai(
+        anything=True,
+        described={"description": "Whatever fits."},
+        free={"type": "object"},
+        closed={"type": "object", "additionalProperties": False},
+        pair={"type": "array", "prefixItems": [{"type": "string"}], "items": False},
+        least={"minimum": 3},
+    )
+    assert properties == {
+        "anything": ANYTHING,
+        "described": {"description": "Whatever fits.", **ANYTHING},
+        "free": {"type": "object", "properties": {}, "additionalProperties": True},
+        "closed": {"type": "object", "properties": {}, "additionalProperties": False},
+        "pair": {"type": "array", "prefixItems": [{"type": "string"}], "items": ANYTHING, "maxItems": 1},
+        "least": {"minimum": 3, **ANYTHING},
+    }
+    assert losses == []
+
+
+def test_references_that_are_not_plain_paths_point_to_definitions_of_their_own() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "child": {"$ref": "#"},
+            "other": {"$ref": "#/$defs/a~1b"},
+            "named": {"$ref": "#n"},
+            "plain": {"$ref": "#/$defs/p"},
+        },
+        "$defs": {
+            "a/b": {"type": "object", "properties": {"up": {"$ref": "#"}}},
+            "x": {"$anchor": "n", "type": "string", "pattern": "y"},
+            "p": {"type": "integer"},
+            "root1": {"type": "null"},
+        },
+    }
+    converted, losses = convert(schema, OPENAI_SCHEMAS, "t")
+    hold(converted, OPENAI_SCHEMAS)
+    references = {name: inner["$ref"] for name, inner in converted["properties"].items()}
+    assert references == {
+        "child": "#/$defs/root2",
+        "other": "#/$defs/ref1",
+        "named": "#/$defs/ref2",
+        "plain": "#/$defs/p",
+    }
+    assert converted["$defs"]["root2"]["properties"] == converted["properties"]
+    assert converted["$defs"]["ref1"]["properties"] == {"up": {"$ref": "#/$defs/root2"}}
+    assert converted["$defs"]["ref2"]["description"] == "Matches the pattern y"
+    assert [(loss.path, loss.keyword) for loss in losses] == [("/$defs/x", "pattern")]
+
+
+# -- drafts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rules", [OPENAI_SCHEMAS, ANTHROPIC_SCHEMAS])
+def test_the_draft_is_named_that_the_schema_is_written_in(rules: SchemaRules) -> None:
+    old = "http://json-schema.org/draft-07/schema#"
+    pair = {"type": "array", "items": [{"type": "string"}], "additionalItems": False}
+    converted, losses = convert({"$schema": old, "type": "object", "properties": {"a": pair}}, rules, "t")
+    assert converted["$schema"] == DRAFT
+    assert converted["properties"]["a"]["prefixItems"] == [{"type": "string"}]
+    assert losses == []
+    plain = {"$schema": old, "type": "object", "properties": {"a": {"type": "string"}}}
+    assert convert(plain, rules, "t") == (plain, [])
+
+
+def test_the_exclusive_bounds_of_draft_4_are_written_as_numbers() -> None:
+    a = {"type": "number", "exclusiveMinimum": True, "minimum": 0, "maximum": 9, "exclusiveMaximum": False}
+    properties, losses = openai(a=a)
+    assert properties["a"] == {"type": "number", "exclusiveMinimum": 0, "maximum": 9}
+    assert losses == []
+
+
+# -- losses are complete -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schema", "lost"),
+    [
+        ({"type": "object", "properties": {"a": {}}, "required": ["a", "b", "c"]}, ["'b'", "'c'"]),
+        ({"type": "object", "properties": {"a": False, "b": False}}, ["'a'", "'b'"]),
+        ({"allOf": [{"type": "string", "pattern": "a"}, {"pattern": "b"}, {"pattern": "c"}]}, ["'b'", "'c'"]),
+    ],
+)
+def test_each_value_that_is_lost_has_an_entry_of_its_own(schema: Json, lost: list[str]) -> None:
+    _, losses = gemini(x=schema, y={"type": "array", "items": {"type": "string"}})
+    whys = [loss.why for loss in losses if loss.keyword in ("required", "properties", "pattern")]
+    assert len(whys) == len(lost)
+    assert all(name.strip("'") in why for name, why in zip(lost, whys, strict=True))
+
+
+def test_a_part_that_is_visited_twice_is_reported_once() -> None:
+    part = {"type": "string", "format": "uuid"}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/p"}, "b": {"$ref": "#/$defs/p"}},
+        "$defs": {"p": part},
+    }
+    _, losses = convert(schema, GEMINI_SCHEMAS, "t")
+    assert [(loss.path, loss.keyword) for loss in losses] == [("/$defs/p", "format")]
+
+
+@pytest.mark.parametrize(("keyword", "count"), [("oneOf", "exactly"), ("anyOf", "at least")])
+def test_alternatives_at_the_root_that_only_name_required_properties_become_a_sentence(
+    keyword: str, count: str
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+        keyword: [{"required": ["a"]}, {"required": ["b"]}],
+    }
+    for rules in (OPENAI_SCHEMAS, ANTHROPIC_SCHEMAS, GEMINI_SCHEMAS):
+        converted, _ = convert(schema, rules, "t")
+        assert converted["description"] == f"Give {count} one of: a; b."

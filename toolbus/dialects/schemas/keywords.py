@@ -12,6 +12,8 @@ from typing import Any
 
 from toolbus.dialects.schemas.losses import LossReport, excerpt
 from toolbus.dialects.schemas.parts import Part, values_of
+from toolbus.dialects.schemas.pattern_rules import PatternRule, in_words
+from toolbus.dialects.schemas.patterns import Unreadable
 from toolbus.schema_grammar import CHECKS, is_number, of_type
 
 _FORMATS = {"string": ("date-time", "enum"), "integer": ("int32", "int64"), "number": ("float", "double")}
@@ -24,10 +26,15 @@ _BOUNDS = {
 
 
 class Keywords:
-    """Writes the keywords of one type that do not hold schemas."""
+    """Writes the keywords of one type that do not hold schemas.
 
-    def __init__(self, report: LossReport) -> None:
+    Args:
+        patterns: writes the values of `pattern`.
+    """
+
+    def __init__(self, report: LossReport, patterns: PatternRule) -> None:
         self._report = report
+        self._patterns = patterns
 
     def write(self, kind: str, parts: list[Part]) -> dict[str, Any]:
         """Returns a schema of one type with the merged keywords of the parts."""
@@ -44,7 +51,7 @@ class Keywords:
         if kind in ("integer", "number"):
             notes += self._numbers(kind, parts, schema)
         if kind == "string":
-            self._pattern(parts, schema)
+            notes += self._pattern(parts, schema)
         if texts := list(dict.fromkeys([*descriptions, *notes])):
             schema["description"] = "\n".join(texts)
         return schema
@@ -97,13 +104,21 @@ class Keywords:
                 self._report.lose(part.schema, "format", f"the provider has no format {excerpt(name)} for a {kind}")
                 yield f"Format: {name}."
 
-    def _pattern(self, parts: list[Part], schema: dict[str, Any]) -> None:
+    def _pattern(self, parts: list[Part], schema: dict[str, Any]) -> Iterable[str]:
         for part in parts:
             pattern = self.checked(part, "pattern")
-            if pattern is not None and schema.setdefault("pattern", pattern) != pattern:
-                self._report.lose(
-                    part.schema, "pattern", f"only one pattern is possible, {excerpt(pattern)} was dropped"
-                )
+            if pattern is None:
+                continue
+            try:
+                written = self._patterns(pattern)
+                if schema.setdefault("pattern", written) == written:
+                    continue
+                why = "only one pattern is possible"
+            except Unreadable as error:
+                why = str(error)
+            dropped = f"{excerpt(pattern)} was dropped and is stated in the description: {why}"
+            self._report.lose(part.schema, "pattern", dropped)
+            yield in_words(pattern)
 
     def _numbers(self, kind: str, parts: list[Part], schema: dict[str, Any]) -> Iterable[str]:
         yield from self._bound(kind, parts, schema, "minimum", "exclusiveMinimum")

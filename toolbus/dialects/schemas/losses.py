@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ class LossReport:
         self._places: dict[int, str] = {}  # JSON pointers by identity; the schema lives as long as this
         self._generated: list[object] = []  # schemas of the conversion, referenced here so that their ids stay unique
         self._anchors: dict[str, dict[str, Any]] = {}
-        self._losses: dict[tuple[str, str], Loss] = {}  # by place and keyword, which may be visited several times
+        self._losses: dict[Loss, None] = {}  # a part may be visited several times, and then loses the same again
+        self.visits = 0  # how often something was lost in this pass, the same several times included
         self._walk()
 
     def _walk(self) -> None:
@@ -81,18 +83,18 @@ class LossReport:
 
     @property
     def losses(self) -> list[Loss]:
-        """The losses so far, in the order in which they were found."""
-        return list(self._losses.values())
+        """The losses so far, in the order in which they were found: one for each place, keyword and reason."""
+        return list(self._losses)
 
     def lose(self, schema: Mapping[str, Any], keyword: str, why: str) -> None:
-        """Reports that a schema lost a keyword."""
-        path = self.path(schema)
-        self._losses.setdefault((path, keyword), Loss(self.tool, path, keyword, why))
+        """Reports that a schema lost a keyword, or a part of its value, which the reason then names."""
+        self.visits += 1
+        self._losses[Loss(self.tool, self.path(schema), keyword, why)] = None
 
     def keep_first(self, count: int) -> None:
         """Drops all losses but the first: those of a failed attempt."""
-        for key in list(self._losses)[count:]:
-            del self._losses[key]
+        for loss in list(self._losses)[count:]:
+            del self._losses[loss]
 
     def path(self, schema: Mapping[str, Any]) -> str:
         """Returns the place of a schema, as a JSON pointer."""
@@ -103,6 +105,12 @@ class LossReport:
         self._generated.append(schema)
         self._places[id(schema)] = path
         return schema
+
+    def free_definition(self, wish: str, taken: Mapping[str, str]) -> str:
+        """Returns a name that no definition of the root has, near to a wish."""
+        definitions = self._root.get("$defs")
+        used = {*taken.values(), *(definitions if isinstance(definitions, dict) else ())}
+        return next(name for number in itertools.count(1) if (name := f"{wish}{number}") not in used)
 
     def target(self, reference: str) -> dict[str, Any] | bool | None:
         """Returns the schema that a reference points to, None where there is none."""

@@ -11,6 +11,7 @@ from typing import Any
 from toolbus.dialects.schemas.keywords import Keywords
 from toolbus.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
 from toolbus.dialects.schemas.parts import ANY_TYPE, Part, Parts, TooLarge, inferred, types_of
+from toolbus.dialects.schemas.pattern_rules import PatternRule
 from toolbus.schema_grammar import TYPES, of_type
 
 # How deep schemas may be nested; where one becomes too large with its references expanded, the next one is tried.
@@ -34,10 +35,12 @@ class Rewriter:
 
     Args:
         keywords: those that the provider knows.
+        patterns: writes the values of `pattern`.
     """
 
-    def __init__(self, keywords: frozenset[str]) -> None:
+    def __init__(self, keywords: frozenset[str], *, patterns: PatternRule) -> None:
         self._known = keywords | _REPLACED
+        self._patterns = patterns
 
     def __call__(self, root: dict[str, Any], report: LossReport) -> dict[str, Any]:
         """Returns a plain object schema in the given keywords.
@@ -48,7 +51,7 @@ class Rewriter:
         before = len(report.losses)
         for levels in _LEVELS:
             try:
-                schema = _Rewriting(self._known, report, levels).schema([Part(root)], 0)
+                schema = _Rewriting(self._known, self._patterns, report, levels).schema([Part(root)], 0)
             except TooLarge:
                 report.keep_first(before)
                 continue
@@ -66,12 +69,12 @@ class _Rewriting:
         known: the keywords that are written, or read to write others.
     """
 
-    def __init__(self, known: frozenset[str], report: LossReport, levels: int) -> None:
+    def __init__(self, known: frozenset[str], patterns: PatternRule, report: LossReport, levels: int) -> None:
         self._known = known
         self._report = report
         self._levels = levels
         self._parts = Parts(report)
-        self._keywords = Keywords(report)
+        self._keywords = Keywords(report, patterns)
 
     def schema(
         self, parts: list[Part], level: int, *, nullable: bool = False, branch: bool = False

@@ -91,7 +91,7 @@ class _Root:
                     return None
                 if len(shapes) > 1:
                     self._report.lose(schema, keyword, _why_merged(keyword))
-                self._add(shape, self._either(shapes, schema), schema)
+                self._add(shape, self._either(shapes, schema, keyword), schema)
         return shape
 
     def _own(self, schema: dict[str, Any]) -> _Shape:
@@ -152,7 +152,7 @@ class _Root:
                 why = f"two parts of the root differ, {excerpt(value)} was dropped"
                 self._report.lose(schema, keyword, why)
 
-    def _either(self, shapes: list[_Shape], schema: dict[str, Any]) -> _Shape:
+    def _either(self, shapes: list[_Shape], schema: dict[str, Any], keyword: str) -> _Shape:
         """Returns the common rules of alternatives, with the properties of each."""
         if len(shapes) == 1:
             return shapes[0]
@@ -166,7 +166,8 @@ class _Root:
             either.properties[name] = [_joined(different, "anyOf", self._report, path)]
         sets = [", ".join(one.required) for one in shapes]
         if all(sets) and not either.properties:  # only required names differ, which a description can state
-            either.others["description"] = f"Give at least one of: {'; '.join(dict.fromkeys(sets))}."
+            count = "exactly" if keyword == "oneOf" else "at least"
+            either.others["description"] = f"Give {count} one of: {'; '.join(dict.fromkeys(sets))}."
         return either
 
 

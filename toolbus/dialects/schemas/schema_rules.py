@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from toolbus.dialects.schemas.flat_properties import FlatProperties
 from toolbus.dialects.schemas.losses import Inexpressible, Loss, LossReport
+from toolbus.dialects.schemas.pattern_rules import common_pattern, grammar_pattern, re2_pattern
 from toolbus.dialects.schemas.rewrite import Rewriter
 from toolbus.dialects.schemas.root import plain_root, typed_root
 from toolbus.dialects.schemas.sanitizer import Sanitizer
@@ -63,9 +64,11 @@ _GEMINI_KEYWORDS = frozenset(
 )
 
 ANY_SCHEMAS = SchemaRules(plain_root=False)
-OPENAI_SCHEMAS = SchemaRules(Sanitizer())
+# Also for the many servers that speak OpenAI's formats. OpenAI itself compiles patterns with Python's `re`, as the
+# meta-schema's format "regex", and its strict mode refuses lookaround.
+OPENAI_SCHEMAS = SchemaRules(Sanitizer(patterns=grammar_pattern, keys=common_pattern, grammar=True))
 ANTHROPIC_SCHEMAS = SchemaRules(Sanitizer(property_names=r"[a-zA-Z0-9_.-]{1,64}"))
-GEMINI_SCHEMAS = SchemaRules(Rewriter(_GEMINI_KEYWORDS))
+GEMINI_SCHEMAS = SchemaRules(Rewriter(_GEMINI_KEYWORDS, patterns=re2_pattern))
 OLLAMA_SCHEMAS = SchemaRules(FlatProperties())
 
 
