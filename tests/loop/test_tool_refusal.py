@@ -1,13 +1,19 @@
-"""Tests which errors of endpoints mean that a model takes no tools."""
+"""Tests what errors of endpoints refuse: all tools, some of them, their number."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.loop.recorded_refusals import NAMING, OTHERS, STRICT_KEY, STRICT_SCHEMA, TOO_MANY, UNNAMED, Recorded
+from toolbus.dialects.dialect_names import find_dialect
+from toolbus.dialects.export import Export
 from toolbus.loop import refuses_tools
+from toolbus.loop.tool_refusal import SchemaRefusal, schema_refusal, tool_limit
+from toolbus.tool import Tool
 
 
 class Client(Exception):
@@ -111,3 +117,63 @@ def test_the_phrase_is_found_in_every_attribute_of_an_error(error: Exception) ->
 
 def test_a_body_that_was_not_read_is_ignored() -> None:
     assert not refuses_tools(Client("400 Bad Request", response=Response(None)))
+
+
+# -- refusals of some tools ------------------------------------------------------------------------------------------
+
+
+def export_of(dialect: str, **more: Any) -> Export:
+    export = find_dialect(dialect).export([Tool(f"tool_{number}", "A tool.") for number in range(30)])
+    return replace(export, tools=tuple({**tool, **more} for tool in export.tools))
+
+
+def error_of(recorded: Recorded) -> Client:
+    status = {} if recorded.status is None else {"status_code": recorded.status}
+    return Client(f"Error code: {recorded.status} - {recorded.body}", body=recorded.body, **status)
+
+
+def who(case: Recorded | tuple[Recorded, int]) -> str:
+    return case.who if isinstance(case, Recorded) else case[0].who
+
+
+@pytest.mark.parametrize("recorded", NAMING + UNNAMED, ids=who)
+def test_a_refusal_of_a_declaration_is_read_with_the_tools_that_it_names(recorded: Recorded) -> None:
+    refusal = schema_refusal(error_of(recorded), export_of(recorded.dialect))
+    assert refusal == SchemaRefusal(tuple(f"tool_{number}" for number in recorded.names))
+    assert not refuses_tools(error_of(recorded))
+
+
+@pytest.mark.parametrize("recorded", [*OTHERS, *(case for case, _ in TOO_MANY)], ids=who)
+def test_an_error_of_something_else_blames_no_declaration(recorded: Recorded) -> None:
+    assert schema_refusal(error_of(recorded), export_of(recorded.dialect)) is None
+
+
+@pytest.mark.parametrize("error", [ConnectionError("failed to parse grammar"), TimeoutError("failed to parse grammar")])
+def test_an_error_of_the_connection_blames_no_declaration(error: Exception) -> None:
+    assert schema_refusal(error, export_of("openai")) is None
+
+
+@pytest.mark.parametrize("recorded", STRICT_KEY, ids=who)
+def test_a_refusal_of_the_key_strict_is_one_only_where_declarations_have_it(recorded: Recorded) -> None:
+    assert schema_refusal(error_of(recorded), export_of("openai", strict=False)) == SchemaRefusal(strict="key")
+    refusal = schema_refusal(error_of(recorded), export_of("openai"))
+    assert refusal is None or not refusal.strict
+
+
+@pytest.mark.parametrize("recorded", STRICT_SCHEMA, ids=who)
+def test_a_schema_that_is_not_strict_enough_is_read_only_where_declarations_are_strict(recorded: Recorded) -> None:
+    assert schema_refusal(error_of(recorded), export_of("openai", strict=True)) == SchemaRefusal(strict="schema")
+    refusal = schema_refusal(error_of(recorded), export_of("openai", strict=False))
+    assert refusal is None or not refusal.strict
+
+
+@pytest.mark.parametrize("case", TOO_MANY, ids=who)
+def test_the_number_that_an_endpoint_takes_is_read_from_its_refusal(case: tuple[Recorded, int]) -> None:
+    recorded, number = case
+    assert tool_limit(error_of(recorded)) == number
+    assert not refuses_tools(error_of(recorded))
+
+
+@pytest.mark.parametrize("recorded", NAMING + UNNAMED + OTHERS, ids=who)
+def test_other_errors_name_no_number(recorded: Recorded) -> None:
+    assert tool_limit(error_of(recorded)) is None

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         RoundRetried,
         RoundStarted,
         TextDelta,
+        ToolsLeftOut,
         ToolsRefused,
     )
     from toolbus.loop.loop_settings import SYNCHRONET, LoopSettings
@@ -79,6 +80,7 @@ __all__ = [
     "ReasoningDelta",
     "RoundEnded",
     "RoundRetried",
+    "ToolsLeftOut",
     "ToolsRefused",
     "CallStarted",
     "CallProgress",
@@ -119,6 +121,7 @@ _HOMES = {
         "RoundRetried",
         "RoundStarted",
         "TextDelta",
+        "ToolsLeftOut",
         "ToolsRefused",
     ),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,7 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"<Endpoint {self.name or 'of a function'} {self.dialect.name}>"
 
-    async def answer(self, request: Json, names: NameTable) -> AsyncIterator[Delta | Turn]:
+    async def answer(self, request: Json, names: NameTable) -> AsyncGenerator[Delta | Turn, None]:
         """Sends a request. Yields the answer's pieces as they come, and the whole turn last.
 
         Errors of the client are passed on.

@@ -12,6 +12,7 @@ from toolbus.dialects.dialect import Dialect
 from toolbus.dialects.export import Export, LeftOut, ToolWriter
 from toolbus.errors import PeerLost, ToolBusError
 from toolbus.loop.loop_tools import LoopTools
+from toolbus.loop.refused_tools import RefusedTools
 from toolbus.loop.tool_source import ToolSource
 from toolbus.newest import NewestCache
 from toolbus.tool import Tool
@@ -20,7 +21,7 @@ log = logging.getLogger("toolbus.loop")
 
 MAX_EXPORTS = 8  # of conversations in deferred mode that alternate, each with tools of its own
 
-_Key: TypeAlias = tuple[int, tuple[str, ...] | None]
+_Key: TypeAlias = tuple[int, tuple[str, ...] | None, int]
 
 
 class ExportCache:
@@ -29,17 +30,25 @@ class ExportCache:
     Args:
         list_timeout: seconds to wait for the catalog.
         max_tools: see `LoopSettings`.
+        refused: what the endpoint refuses, which is not exported; None: nothing is known.
     """
 
-    def __init__(self, source: ToolSource, dialect: Dialect, list_timeout: float, max_tools: int | None = None) -> None:
+    def __init__(
+        self,
+        source: ToolSource,
+        dialect: Dialect,
+        list_timeout: float,
+        max_tools: int | None = None,
+        refused: RefusedTools | None = None,
+    ) -> None:
         self._source = source
         self._dialect = dialect
         self._list_timeout = list_timeout
-        # None: any number.
-        self._max_tools = dialect.max_tools if max_tools is None else max_tools or None
+        self._refused = refused or RefusedTools()
+        self._setting = dialect.max_tools if max_tools is None else max_tools or None  # None: any number of tools
         self._warned = False  # whether a catalog was too large
         self._catalog: tuple[int, Sequence[Tool]] | None = None  # revision and tools; None until they were listed
-        self._exports: NewestCache[_Key, Export] = NewestCache(MAX_EXPORTS)  # by revision and injected names
+        self._exports: NewestCache[_Key, Export] = NewestCache(MAX_EXPORTS)  # by revision, injected names, refusals
 
     def __repr__(self) -> str:
         return f"<ExportCache {self._dialect.name} of {self._source!r}>"
@@ -51,16 +60,25 @@ class ExportCache:
             PeerLost, RequestError: the catalog cannot be listed and was never listed before.
         """
         revision, tools = await self._list()
+        tools, refused = self._refused.split(tools)  # so that a search does not find them either
         await loop_tools.use_catalog(tools, self._max_tools)
         self._warn_once(loop_tools, len(tools))
-        key = (revision, loop_tools.injected)
+        key = (revision, loop_tools.injected, self._refused.revision)
         export = self._exports.get(key)
         if export is None:
-            export = self._dialect.export(loop_tools.offered(tools))
+            offered, own = self._refused.split(loop_tools.offered(tools))
+            export = self._dialect.export(offered)
             for left_out in export.left_out:
                 log.warning("tool %r is not offered to %s: %s", left_out.tool, self._dialect.name, left_out.why)
+            export = replace(export, left_out=(*export.left_out, *refused, *own))
         self._exports[key] = export  # a used export counts as the newest
         return export
+
+    @property
+    def _max_tools(self) -> int | None:
+        """How many tools a request takes; None: any number."""
+        known = [number for number in (self._setting, self._refused.max_tools) if number is not None]
+        return min(known, default=None)
 
     def _warn_once(self, loop_tools: LoopTools, count: int) -> None:
         if self._warned or not (loop_tools.limited or loop_tools.unpinned):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from toolbus.dialects.conversation import ModelCall, Turn
-from toolbus.dialects.export import Export
+from toolbus.dialects.export import Export, LeftOut
 from toolbus.loop.approval import ApprovalEvent
 from toolbus.loop.turn_reply import CallDone, Reply
 from toolbus.tool import Progress
@@ -71,6 +71,19 @@ class ToolsRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolsLeftOut:
+    """The endpoint refused some tools; it has answered without them, and the loop does not offer them again.
+
+    Attributes:
+        left_out: these tools with the reason; later they are in `RoundStarted.export.left_out`.
+        error: its last refusal.
+    """
+
+    left_out: tuple[LeftOut, ...]
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
 class CallStarted:
     """A call begins. Round and order are those of `CallDone`."""
 
@@ -105,5 +118,13 @@ class Finished:
 
 CallEvent: TypeAlias = CallStarted | CallProgress | CallEnded | ApprovalEvent
 LoopEvent: TypeAlias = (
-    RoundStarted | TextDelta | ReasoningDelta | RoundEnded | RoundRetried | ToolsRefused | CallEvent | Finished
+    RoundStarted
+    | TextDelta
+    | ReasoningDelta
+    | RoundEnded
+    | RoundRetried
+    | ToolsRefused
+    | ToolsLeftOut
+    | CallEvent
+    | Finished
 )

@@ -1,58 +1,69 @@
-"""Sends the requests of a conversation to the model, and remembers whether the model takes tools."""
+"""Sends the requests of a conversation to the model, and leaves out of them what the endpoint refuses."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal
 
-from toolbus.dialects.conversation import Delta, HistoryItem, Turn
+from toolbus.dialects.conversation import Delta, HistoryItem, Message, Turn
 from toolbus.dialects.dialect import ToolChoice
-from toolbus.dialects.export import Export
-from toolbus.dialects.tool_choice import follows, forces_call
+from toolbus.dialects.export import Export, LeftOut
+from toolbus.dialects.tool_choice import chosen_names, follows, forces_call
 from toolbus.dialects.wire_names import NameTable
 from toolbus.loop.endpoint import Endpoint
-from toolbus.loop.loop_events import LoopEvent, ReasoningDelta, TextDelta, ToolsRefused
-from toolbus.loop.tool_refusal import refuses_tools
+from toolbus.loop.loop_events import LoopEvent, ReasoningDelta, TextDelta, ToolsLeftOut, ToolsRefused
+from toolbus.loop.loop_settings import MIN_TOOLS
+from toolbus.loop.refused_tools import MAX_PROBES, RefusedTools, without
+from toolbus.loop.tool_refusal import refuses_tools, schema_refusal, tool_limit
 from toolbus.loop.turn_reply import without_calls
+from toolbus.text import clean_line, shorten
+from toolbus.tool import Tool
 
 log = logging.getLogger("toolbus.loop")
 
 Notify = Callable[[LoopEvent], object]
+Renew = Callable[[], Awaitable[Export]]
+
+MAX_REQUESTS = 32  # of one answer, each without one more tool: an endpoint may name them one by one
+MAX_WHY = 300  # characters of an endpoint's error
+_PROBE = (Message("user", "Answer with OK."),)
 
 
 class ModelClient:
-    """Sends requests to the model of an endpoint, and remembers whether it takes tools."""
+    """Sends requests to the model of an endpoint, and remembers what the endpoint refuses.
+
+    Attributes:
+        takes_tools: False once the endpoint has refused tools.
+        refused: the tools that it refused, and their number.
+    """
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.takes_tools = True  # until the endpoint refuses them
+        self.refused = RefusedTools()
 
     async def ask(
-        self, items: Sequence[HistoryItem], export: Export | None, choice: ToolChoice, notify: Notify
-    ) -> Turn:
-        """Sends the conversation. Returns the model's answer.
+        self, items: Sequence[HistoryItem], export: Export | None, choice: ToolChoice, notify: Notify, renew: Renew
+    ) -> tuple[Turn, Export | None]:
+        """Sends the conversation. Returns the model's answer, and the tools that it was offered.
+
+        A refusal of some tools, or of their number, repeats the request without them; one of all tools repeats it
+        without tools, unless the choice forces a call.
+
+        Args:
+            renew: exports the catalog again, for a number of tools that was not known.
 
         Raises:
-            Exception: any error of the endpoint's client; a refusal of tools instead repeats the request without them,
-                unless the choice forces a call.
+            Exception: any other error of the endpoint's client.
         """
-        answer_began = False
-
-        def on_delta(delta: Delta) -> None:
-            nonlocal answer_began
-            answer_began = True
-            notify(TextDelta(delta.text) if delta.kind == "text" else ReasoningDelta(delta.text))
-
         if self.takes_tools:
+            request = _Request(self, items, choice, notify)
             try:
-                turn = await self._send(items, export, choice, on_delta)
-                if not follows(turn, choice):
-                    log.warning(
-                        "%r did not follow tool_choice %r, which its server may not know", self.endpoint, choice
-                    )
-                return turn
+                turn, export = await request.answer(export, renew)
             except Exception as error:
-                if answer_began or export is None or not export.tools or not refuses_tools(error):
+                if request.answer_began or export is None or not export.tools or not refuses_tools(error):
                     raise
                 if forces_call(choice):
                     raise  # an answer without tools is not what the program asked for
@@ -60,17 +71,136 @@ class ModelClient:
                 self.takes_tools = choice == "none"
                 log.warning("%r takes no tools: the request is repeated without tools", self.endpoint)
                 notify(ToolsRefused(error))
-        return await self._send(without_calls(items), None, "auto", on_delta)
+            else:
+                if not follows(turn, choice):
+                    log.warning(
+                        "%r did not follow tool_choice %r, which its server may not know", self.endpoint, choice
+                    )
+                return turn, export
+        turn = await self.send(without_calls(items), None, "auto", _Request(self, items, choice, notify).on_delta)
+        return turn, export if self.takes_tools else None
 
-    async def _send(
+    async def send(
         self, items: Sequence[HistoryItem], export: Export | None, choice: ToolChoice, on_delta: Callable[[Delta], None]
     ) -> Turn:
-        dialect = self.endpoint.dialect
-        request = dialect.request(items, export, choice)
+        """Sends one request. Returns the answer to it."""
         turn = Turn()
+        if export is not None:
+            export = self.refused.relaxed(export)
+        request = self.endpoint.dialect.request(items, export, choice)
         async for piece in self.endpoint.answer(request, export.names if export is not None else NameTable.empty()):
             if isinstance(piece, Turn):
                 turn = piece
             else:
                 on_delta(piece)
         return turn
+
+    async def refuses(self, tools: Sequence[Tool]) -> bool:
+        """Tells whether the endpoint refuses a declaration among these, by a short request of its own.
+
+        Raises:
+            Exception: any other error of the endpoint's client.
+        """
+        export = self.refused.relaxed(self.endpoint.dialect.export(tools))
+        request = self.endpoint.dialect.request(_PROBE, export)
+        try:
+            async with contextlib.aclosing(self.endpoint.answer(request, export.names)) as pieces:
+                async for _ in pieces:
+                    break  # what it answers does not matter
+        except Exception as error:
+            if schema_refusal(error, export) is None:
+                raise
+            return True
+        return False
+
+
+class _Request:
+    """One answer of the model, whatever number of requests it takes."""
+
+    def __init__(self, client: ModelClient, items: Sequence[HistoryItem], choice: ToolChoice, notify: Notify) -> None:
+        self._client = client
+        self._refused = client.refused
+        self._items = items
+        self._choice = choice
+        self._notify = notify
+        self._whys: dict[Tool, str] = {}  # what is left out of the request, and why
+        self._undecided: set[Tool] = set()  # of these, tools that may not be refused at all
+        self.answer_began = False
+
+    def on_delta(self, delta: Delta) -> None:
+        self.answer_began = True
+        self._notify(TextDelta(delta.text) if delta.kind == "text" else ReasoningDelta(delta.text))
+
+    async def answer(self, export: Export | None, renew: Renew) -> tuple[Turn, Export | None]:
+        """Returns the answer, and the tools that were offered in the end."""
+        strict = self._refused.strict
+        refusal: Exception | None = None
+        for _ in range(MAX_REQUESTS):
+            try:
+                turn = await self._client.send(self._items, export, self._choice, self.on_delta)
+            except Exception as error:
+                if self.answer_began or export is None or not export.tools or refuses_tools(error):
+                    self._refused.strict = strict
+                    raise
+                renewed = await self._repaired(error, export, renew)
+                if renewed is None:
+                    self._refused.strict = strict
+                    raise
+                export, refusal = renewed, error
+            else:
+                if self._whys and refusal is not None:
+                    self._remember(refusal)
+                return turn, export
+        self._refused.strict = strict
+        assert refusal is not None
+        raise refusal
+
+    async def _repaired(self, error: Exception, export: Export, renew: Renew) -> Export | None:
+        """Returns an export without what an error refuses; None where that is not known."""
+        limit = tool_limit(error)
+        if limit is not None and MIN_TOOLS <= limit < len(export.tools):
+            self._refused.max_tools = limit
+            return without(self._client.endpoint.dialect, await renew(), self._whys)
+        refusal = schema_refusal(error, export)
+        if refusal is None:
+            return None
+        if refusal.strict:
+            return self._relax("absent" if refusal.strict == "key" else "off", export)
+        tools = [export.kept[name] for name in refusal.names]
+        if not tools:
+            try:
+                halving = await self._refused.find(export, self._client.refuses)
+            except Exception as other:
+                log.info("cannot find out which tool %r refuses: %s", self._client.endpoint, type(other).__name__)
+                return None
+            tools = [*halving.found, *halving.undecided]
+            self._undecided.update(halving.undecided)
+        if not tools or set(chosen_names(self._choice)) & {tool.name for tool in tools}:
+            return None
+        why = f"the endpoint refuses it: {shorten(clean_line(str(error)), MAX_WHY)}"
+        self._whys |= dict.fromkeys(tools, why)
+        return without(self._client.endpoint.dialect, export, self._whys)
+
+    def _relax(self, strict: Literal["off", "absent"], export: Export) -> Export | None:
+        if self._refused.strict in (strict, "absent"):
+            return None  # it was that already
+        self._refused.strict = strict
+        log.warning("%r refuses strict declarations: the request is repeated without", self._client.endpoint)
+        return export
+
+    def _remember(self, error: Exception) -> None:
+        """The endpoint accepted the request without these tools."""
+        decided = {tool: why for tool, why in self._whys.items() if tool not in self._undecided}
+        self._refused.remember(decided)
+        for tool, why in decided.items():
+            log.warning("tool %r is not offered to %r: %s", tool.name, self._client.endpoint, why)
+        if self._undecided:
+            log.warning(
+                "%d more tools were left out of one request to %r: it refuses some of them, which %d requests did not "
+                "find; the search goes on with the next request",
+                len(self._undecided),
+                self._client.endpoint,
+                MAX_PROBES,
+            )
+        left_out = tuple(LeftOut(tool.name, why) for tool, why in self._whys.items())
+        self._notify(ToolsLeftOut(left_out, error))

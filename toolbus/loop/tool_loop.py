@@ -68,7 +68,13 @@ class ToolLoop:
         self._approve = None if approve is None else check_hook(approve)
         self._indexes = IndexCache(self.settings.embedder)  # shared by all conversations
         self._model_client = ModelClient(endpoint)
-        self._exports = ExportCache(self.source, endpoint.dialect, self.settings.list_timeout, self.settings.max_tools)
+        self._exports = ExportCache(
+            self.source,
+            endpoint.dialect,
+            self.settings.list_timeout,
+            self.settings.max_tools,
+            self._model_client.refused,
+        )
 
     def __repr__(self) -> str:
         return f"<ToolLoop {self.endpoint!r} {self.source!r}>"

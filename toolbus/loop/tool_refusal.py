@@ -1,15 +1,18 @@
-"""Detects whether an endpoint's error means that its model takes no tools.
+"""Detects what an endpoint's error refuses: all tools, some of them, their number, or the key `strict`.
 
-Such a model can still answer, so the loop repeats the request without tools. Any other error (a temporary fault, a
-limit, one tool's invalid schema) must be reported: hiding it would remove the tools silently. Errors are read by their
-attributes, so that no provider's SDK has to be installed.
+In these cases the model can still answer without what was refused. Any other error (a temporary fault, a rate limit)
+must be reported: hiding it would remove tools silently. Errors are read by their attributes, so that no provider's SDK
+has to be installed.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from toolbus.dialects.export import Export
 
 # Statuses of a permanent refusal. llama.cpp answers with 500; its phrases are below.
 STATUSES = frozenset({400, 404, 422, 501})
@@ -40,6 +43,111 @@ SERVER_PHRASES = tuple(
         r"unsupported param: tools\b",  # llama.cpp before it had tools
     )
 )
+
+# A tool by its place in the request, or by its name. What follows a place must be a part of the declaration: errors of
+# other keys, such as its type, would blame one tool after the other.
+_PART = r"(?:function|custom|parameters|input_schema|name|description)\b"
+_PLACES = tuple(
+    re.compile(place)
+    for place in (
+        r"tools\[\d+\]\.function_?[dD]eclarations\[(\d+)\]",  # Gemini
+        rf"\btools\[(\d+)\]\.{_PART}",  # OpenAI, Azure, Groq
+        rf"\btools\.(\d+)\.{_PART}",  # Anthropic, also on Bedrock
+        rf"\\?['\"]tools\\?['\"], ?(\d+), ?\\?['\"]{_PART}",  # servers that check with pydantic: vLLM, Mistral
+        rf"\\?['\"]path\\?['\"]: ?\[(?:\s|\\n)*(\d+),(?:\s|\\n)*\\?['\"]{_PART}",  # LM Studio
+    )
+)
+_NAMES = re.compile(r"invalid (?:json )?schema for (?:function|tool) [`'\"]?([^`'\",:\s]+)", re.IGNORECASE)  # OpenAI …
+
+# Of one tool's schema, without saying whose.
+_UNNAMED = tuple(
+    re.compile(phrase, re.IGNORECASE)
+    for phrase in (
+        r"failed to parse grammar",  # llama.cpp, LM Studio
+        r"json schema conversion failed",  # llama.cpp
+        r"failed to parse tools:",  # llama.cpp
+        r"cannot unmarshal \w+ into Go struct field \S*tools\.",  # Ollama
+        r"tools\.function\.parameters(?:\.\w+)? is (?:not a valid|required)",  # Moonshot
+        r"FunctionDeclaration in the request exceeds the maximum allowed nesting depth",  # Gemini
+        r"json schema contains features not supported by",  # vLLM
+    )
+)
+_SCHEMA_STATUSES = frozenset({None, 400, 422, 500})  # None: an error in the middle of a stream carries no status
+
+_STRICT_KEY = tuple(
+    re.compile(phrase, re.IGNORECASE)
+    for phrase in (
+        r"\btools(?:\[\d+\]|\.\d+)(?:\.function|\.custom)?\.strict\b",  # OpenAI, Anthropic on Bedrock
+        r"\\?['\"]strict\\?['\"] ?[\])]",  # servers that check with pydantic
+        r"(?:parameter|field|key|property|argument|name):? \\?[`'\"]strict\\?[`'\"]",  # Cohere
+    )
+)
+_STRICT_SCHEMA = re.compile(
+    r"is required to be supplied and to be"  # OpenAI, of additionalProperties and required
+    r"|(?:number of|too many) strict tools",  # Anthropic
+    re.IGNORECASE,
+)
+
+_TOO_MANY = tuple(
+    re.compile(phrase, re.IGNORECASE)
+    for phrase in (
+        r"\btools\b.{0,4}array too long\. Expected an array with maximum length (\d+)",  # OpenAI, Azure
+        r"\btools\b.{0,6}maximum number of items is (\d+)",  # Groq
+        r"maximum tools limit reached\..{0,60}the maximum is (\d+)",  # xAI
+        r"at most (\d+) function declarations",  # Gemini
+        r"may not include more than (\d+) tools",  # GitHub Copilot
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRefusal:
+    """An endpoint's refusal of some declarations.
+
+    Attributes:
+        names: the tools, by their names on the bus; empty where the error names none.
+        strict: what it says of the key `strict`: that the key is unknown, or that a schema does not keep its rules.
+    """
+
+    names: tuple[str, ...] = ()
+    strict: Literal["", "key", "schema"] = ""
+
+
+def schema_refusal(error: BaseException, export: Export) -> SchemaRefusal | None:
+    """Reads an error as a refusal of some of the exported tools; None where it is none for sure."""
+    if isinstance(error, OSError | TimeoutError) or status_of(error) not in _SCHEMA_STATUSES:
+        return None
+    text = text_of_error(error)
+    if any(strict_of(declaration) is not None for declaration in export.tools):
+        if any(phrase.search(text) for phrase in _STRICT_KEY):
+            return SchemaRefusal(strict="key")
+        if _STRICT_SCHEMA.search(text) and any(strict_of(declaration) for declaration in export.tools):
+            return SchemaRefusal(strict="schema")
+    wires = list(export.names.to_bus)
+    named = [export.names.to_bus[wire] for wire in _NAMES.findall(text) if wire in export.names.to_bus]
+    if not named and len(wires) == len(export.tools):
+        pattern = next((pattern for pattern in _PLACES if pattern.search(text)), None)
+        places = [int(place) for place in pattern.findall(text)] if pattern is not None else []
+        named = [export.names.to_bus[wires[place]] for place in places if place < len(wires)]
+    if named or any(phrase.search(text) for phrase in _UNNAMED):
+        return SchemaRefusal(tuple(dict.fromkeys(named)))
+    return None
+
+
+def strict_of(declaration: Any) -> bool | None:
+    """Returns the key `strict` of a declaration, wherever the dialect writes it; None where there is none."""
+    for holder in (declaration, declaration.get("function")):
+        if isinstance(holder, dict) and "strict" in holder:
+            return bool(holder["strict"])
+    return None
+
+
+def tool_limit(error: BaseException) -> int | None:
+    """Returns the number of tools that an endpoint says it takes, where it refuses a request with more."""
+    if status_of(error) not in {None, 400, 413, 422}:
+        return None
+    text = text_of_error(error)
+    return next((int(match[1]) for phrase in _TOO_MANY if (match := phrase.search(text))), None)
 
 
 def refuses_tools(error: BaseException) -> bool:

@@ -125,15 +125,15 @@ class TurnRun:
             log.info("the answer of %r is requested again: %s", self._model_client.endpoint, end_text(turn))
             self._notify(RoundRetried(self._round, turn))
             turn = await self._send(choice)
-        if not self._model_client.takes_tools:
-            self._export = None
         self._cut = turn.cut
         self._items.append(turn)
         self._notify(RoundEnded(self._round, turn))
         return turn
 
     async def _send(self, choice: ToolChoice) -> Turn:
-        turn = await self._model_client.ask(self._items, self._export, choice, self._notify)
+        turn, self._export = await self._model_client.ask(
+            self._items, self._export, choice, self._notify, lambda: self._exports.export(self._runner.loop_tools)
+        )
         if turn.usage is not None:
             self._usage = turn.usage if self._usage is None else self._usage + turn.usage
         return turn

@@ -1,0 +1,135 @@
+"""Remembers which declarations an endpoint refuses, and finds the ones that an error does not name.
+
+It belongs to a loop, whose conversations share an endpoint. A declaration is known by its schema_hash, so a tool that
+changes is offered again; and it is remembered only once a request without it was accepted, so that a wrong guess hides
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+from toolbus.dialects.dialect import Dialect
+from toolbus.dialects.export import Export, LeftOut
+from toolbus.loop.tool_refusal import strict_of
+from toolbus.newest import NewestCache
+from toolbus.tool import Tool
+
+MAX_REFUSED = 1000  # declarations that are remembered
+MAX_PROBES = 40  # requests that look for declarations that an error does not name; one among 128 needs 14 or fewer
+MAX_HOPELESS = 16  # exports in which none was found
+
+Refuses: TypeAlias = Callable[[Sequence[Tool]], Awaitable[bool]]
+
+
+class RefusedTools:
+    """What one endpoint refuses.
+
+    Attributes:
+        revision: rises with each declaration that is remembered.
+        max_tools: how many tools it said it takes; None: it refused no number.
+        strict: what declarations may say of `strict`: what they say, that it is off, or nothing.
+    """
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.max_tools: int | None = None
+        self.strict: Literal["kept", "off", "absent"] = "kept"
+        self._refused: NewestCache[str, str] = NewestCache(MAX_REFUSED)  # schema_hash → why
+        self._hopeless: NewestCache[tuple[str, ...], None] = NewestCache(MAX_HOPELESS)  # the hashes of exports
+
+    def __repr__(self) -> str:
+        return f"RefusedTools({len(self._refused)} refused, max_tools={self.max_tools}, strict={self.strict})"
+
+    def remember(self, whys: Mapping[Tool, str]) -> None:
+        """Takes declarations that the endpoint refused, each with the reason."""
+        for tool, why in whys.items():
+            self._refused[tool.schema_hash] = why
+        self.revision += 1
+
+    def split(self, tools: Sequence[Tool]) -> tuple[Sequence[Tool], tuple[LeftOut, ...]]:
+        """Returns the tools that are not known to be refused, and the others with the reason."""
+        if not self._refused:
+            return tools, ()
+        kept = [tool for tool in tools if tool.schema_hash not in self._refused]
+        left_out = (tool for tool in tools if tool.schema_hash in self._refused)
+        return kept, tuple(LeftOut(tool.name, self._refused[tool.schema_hash]) for tool in left_out)
+
+    async def find(self, export: Export, refuses: Refuses) -> Halving:
+        """Finds the tools of an export that the endpoint refuses, none where it refuses them only together.
+
+        Such an export is not searched again.
+
+        Args:
+            refuses: asks the endpoint whether it refuses a request with these tools.
+        """
+        halving = Halving(refuses)
+        key = tuple(export.hashes.values())
+        if key and key not in self._hopeless:
+            await halving.search(list(export.kept.values()))
+            if not halving.found and not halving.undecided:
+                self._hopeless[key] = None
+        return halving
+
+    def relaxed(self, export: Export) -> Export:
+        """Returns an export whose declarations say of `strict` what the endpoint takes."""
+        if self.strict == "kept" or all(strict_of(declaration) is None for declaration in export.tools):
+            return export
+        return replace(export, tools=tuple(self._relaxed(declaration) for declaration in export.tools))
+
+    def _relaxed(self, declaration: Mapping[str, Any]) -> dict[str, Any]:
+        relaxed = {key: value for key, value in declaration.items() if key != "strict" or self.strict == "off"}
+        if "strict" in relaxed:
+            relaxed["strict"] = False
+        if isinstance(function := relaxed.get("function"), dict):
+            relaxed["function"] = self._relaxed(function)
+        return relaxed
+
+
+class Halving:
+    """Finds the tools that are refused each by itself, of tools that are refused together; used once.
+
+    Attributes:
+        found: the refused tools.
+        undecided: tools among which there are refused ones, where MAX_PROBES requests were not enough.
+    """
+
+    def __init__(self, refuses: Refuses) -> None:
+        self.found: list[Tool] = []
+        self.undecided: list[Tool] = []
+        self._refuses = refuses
+        self._left = MAX_PROBES  # requests
+
+    async def search(self, group: Sequence[Tool], *, sure: bool = True) -> None:
+        """Searches tools that are refused together.
+
+        Args:
+            sure: False where that only follows from the others being accepted: perhaps all are refused together only.
+        """
+        if len(group) == 1:
+            if sure or await self._is_refused(group):
+                self.found += group
+            return
+        first, second = group[: len(group) // 2], group[len(group) // 2 :]
+        if not await self._is_refused(first):
+            await self.search(second, sure=False)
+            return
+        await self.search(first)
+        if await self._is_refused(second):
+            await self.search(second)
+
+    async def _is_refused(self, group: Sequence[Tool]) -> bool:
+        if not self._left:
+            self.undecided += group
+            return False
+        self._left -= 1
+        return await self._refuses(group)
+
+
+def without(dialect: Dialect, export: Export, whys: Mapping[Tool, str]) -> Export:
+    """Returns an export without some of its tools."""
+    kept: Iterable[Tool] = (tool for tool in export.kept.values() if tool not in whys)
+    left_out = tuple(LeftOut(tool.name, why) for tool, why in whys.items() if tool.name in export.kept)
+    return replace(renewed := dialect.export(kept), left_out=(*export.left_out, *renewed.left_out, *left_out))
