@@ -19,8 +19,8 @@ PACKAGE = ROOT / "toolbus"
 # From the ground up: a module imports from its own floor and from those above it in this list, never from one below.
 FLOORS = (
     "v1",
-    "errors cancellation limits tool text questions schema_grammar normal_schema newest reader mailbox lazy stall "
-    "session local_users",
+    "errors cancellation limits tool result_text text questions schema_grammar normal_schema newest reader mailbox "
+    "lazy stall session local_users",
     "functions",  # a Python function as a tool; no connection, no bus
     "neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
@@ -74,6 +74,7 @@ LIBRARIES = {
     "errors": {"google.protobuf", "grpc"},
     "tool": {"google.protobuf"},
     "text": set[str](),
+    "result_text": set[str](),
     "schema_grammar": set[str](),
     "normal_schema": set[str](),
     "questions": set[str](),

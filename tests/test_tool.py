@@ -36,6 +36,7 @@ JSON = st.recursive(
     max_leaves=12,
 )
 SCHEMAS = st.dictionaries(TEXT, JSON, max_size=5)
+PICTURE = pb.ContentBlock(image=pb.ImageContent(data=b"123", mime_type="image/png"))
 HINTS = st.none() | st.booleans()
 SECONDS = st.floats(min_value=0, max_value=MAX_TIMEOUT_SECONDS)
 NAMES = st.from_regex(NAME, fullmatch=True)
@@ -321,14 +322,22 @@ def test_only_a_promise_makes_a_tool_repeatable(annotations: Annotations, repeat
         (Result(), "null"),
         (Result(output_json=""), "null"),
         (Result(output_json="3"), "3"),
-        (Result(output_json='""'), '""'),
+        (Result(output_json='""'), ""),
+        (Result(output_json='"sunny"'), "sunny"),
+        (Result(output_json='{"a": "\\u00e4"}'), '{"a":"ä"}'),
+        (Result(output_json='"sunny"', content=(pb.ContentBlock(text=pb.TextContent(text="a map")),)), "sunny\na map"),
+        (
+            Result(content=(pb.ContentBlock(image=pb.ImageContent(data=b"123", mime_type="image/png")),)),
+            "[image/png, 3 bytes]",
+        ),
+        (Result(output_json='"it broke"', is_error=True), "the tool reported a failure\nit broke"),
         (Result(output_json="null", error=CallError(Code.TOOL, "no such city")), "no such city"),
         (Result(output_json='{"a":1}', error=CallError(Code.TOOL, "no such city")), 'no such city\n{"a":1}'),
         (Result(error=CallError(Code.OVERLOADED, "")), "OVERLOADED"),
     ],
     ids=str,
 )
-def test_a_model_reads_the_error_first_then_the_output(result: Result, text: str) -> None:
+def test_a_model_reads_the_error_first_then_the_output_then_the_content(result: Result, text: str) -> None:
     assert result.text == text
 
 

@@ -20,7 +20,8 @@ from toolbus.errors import CallFailed, Code, InvalidTool, Stage
 from toolbus.limits import KIB as KIB
 from toolbus.limits import MIB as MIB
 from toolbus.limits import Limits as Limits
-from toolbus.questions import MAX_NEED, MAX_NEEDS, NEEDS_INPUT, explain_questions
+from toolbus.questions import MAX_NEED, MAX_NEEDS, NEEDS_INPUT
+from toolbus.result_text import text_of
 from toolbus.text import dump_json, is_utf8, parse_json, quote
 from toolbus.v1 import tool_pb2 as pb
 
@@ -327,15 +328,11 @@ class Result:
 
     @property
     def text(self) -> str:
-        """What a model is shown: the error first, then the output if there is one; or what the tool asks."""
-        if self.asks:
-            return explain_questions("the tool", self.input_requests_json)
-        parts = []
-        if self.error is not None:
-            parts.append(self.error.message or self.error.code.name)
-        if self.output_json not in ("", "null"):
-            parts.append(self.output_json)
-        return "\n".join(parts) if parts else "null"
+        """What a model reads: the error first, then the output, a text without quotes, then the content, line by line.
+
+        Or what the tool asks. Images and other data are described by their type and size.
+        """
+        return text_of(self)
 
     def unwrap(self) -> Any:
         """Returns the output.

@@ -16,6 +16,7 @@ from lab.fuzz.target import Target, hold
 from toolbus.bus.catalog.schema import ARGUMENT_DEPTH, WIDE_INTEGERS, load_arguments
 from toolbus.bus.gateway.callback_messages import callback_body, read_response
 from toolbus.errors import InvalidTool
+from toolbus.text import join_surrogates_in_json
 from toolbus.tool import Result, Tool
 
 REFUSED = object()  # the verdict on a text that is not taken
@@ -159,7 +160,7 @@ def _deep(value: Any) -> bool:
 
 
 def _as_output(text: str) -> None:
-    """A result's output is read or refused as documented, and its text shows it as it is."""
+    """A result's output is read or refused as documented, and its text shows the same value."""
     result = Result("c", output_json=text)
     try:
         found = result.output
@@ -167,7 +168,11 @@ def _as_output(text: str) -> None:
         found = REFUSED
     wanted = plain(text or "null")
     hold(wanted is REFUSED or same(found, wanted), f"the output {text!r:.300} is {found!r:.200}")
-    hold(result.text == (text if text not in ("", "null") else "null"), f"the output {text!r:.300} is shown otherwise")
+    shown = result.text
+    if wanted is not REFUSED:
+        wanted = join_surrogates_in_json(wanted)
+        is_shown = shown == wanted if isinstance(wanted, str) else same(plain(shown), wanted)
+        hold(is_shown, f"the output {text!r:.300} is shown as {shown!r:.200}")
 
 
 def run(data: bytes) -> None:

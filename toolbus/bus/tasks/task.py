@@ -201,13 +201,17 @@ def result_of(value: object) -> Result:
 
 
 def text_of(result: Result) -> str:
-    """Returns a result as text: an output that is a text as it is, all else as `Result.text`."""
+    """Returns a result as text: an output that is a text as it is, else the error, then the output as it came."""
+    if result.asks:
+        return result.text
     if result.error is None and result.output_json.startswith('"'):
         try:
             return str(result.output)
         except ValueError:  # it is not JSON: shown as it came
             pass
-    return result.text
+    error = "" if result.error is None else result.error.message or result.error.code.name
+    output = result.output_json if result.output_json != "null" else ""
+    return "\n".join(filter(None, (error, output))) or "null"
 
 
 def error_text(error: BaseException) -> str:
