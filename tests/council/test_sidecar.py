@@ -427,3 +427,26 @@ async def test_a_dialect_without_a_model_is_refused_with_its_own_error() -> None
 async def test_a_fault_within_an_answer_is_an_endpoint_error() -> None:
     with pytest.raises(EndpointError, match="overloaded"):
         await model_of(Endpoint(OpenAIChat(), lambda request: {"error": {"message": "overloaded"}}))(QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "calls", "sentence"),
+    [
+        ("content_filter", None, [], "its answer is refused: content_filter"),
+        ("insufficient_system_resource", "", [], "its answer is failed: insufficient_system_resource"),
+        ("length", None, [{"id": "c1", "function": {"name": "call_tool", "arguments": '{"qu'}}], "its answer is cut"),
+    ],
+)
+async def test_an_answer_that_ended_before_it_held_anything_is_an_error_with_the_reason(
+    stop: str, text: str | None, calls: list[Any], sentence: str
+) -> None:
+    message = {"role": "assistant", "content": text, "tool_calls": calls}
+    answer = {"choices": [{"message": message, "finish_reason": stop}]}
+    with pytest.raises(EndpointError, match=sentence):
+        await model_of(Endpoint(OpenAIChat(), lambda request: answer))(CALLING)
+
+
+async def test_a_text_that_was_cut_is_an_answer() -> None:
+    answer = {"choices": [{"message": {"role": "assistant", "content": "Hi th"}, "finish_reason": "length"}]}
+    model = model_of(Endpoint(OpenAIChat(), lambda request: answer))
+    assert completion_of(await model(QUESTION)).text == "Hi th"

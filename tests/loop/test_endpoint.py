@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.loop.scripted_model import FunctionSource, ScriptedModel, says
+from tests.loop.scripted_model import ApiError, FunctionSource, ScriptedModel, says
 from tests.support.providers import anthropic, genai, ollama, openai
 from toolbus.dialects.conversation import Turn
 from toolbus.dialects.dialect import EndpointError
@@ -54,14 +56,58 @@ class Asked:
     ],
 )
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_is_called_with_model_options_and_request(
+async def test_a_client_is_called_with_model_options_and_request(
     make: Any, path: str, request_: dict[str, Any], sent: dict[str, Any], stream: bool
 ) -> None:
     client = Asked("client")
     created = make(client, "m", stream=stream, temperature=0.5)
-    created.ask(request_)
-    assert client.seen == [(f"client.{path}", {"model": "m", "stream": stream, "temperature": 0.5, **sent})]
+    asked = created.ask(request_)
+    if inspect.isawaitable(asked):
+        await asked
+    counted = {"stream_options": {"include_usage": True}} if stream and make is openai_endpoint else {}
+    expected = {"model": "m", "stream": stream, "temperature": 0.5, **counted, **sent}
+    assert client.seen == [(f"client.{path}", expected)]
     assert "m" in repr(created)
+
+
+class Refuses:
+    """A server that takes only some keys, and says so as Fireworks and Azure do."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        self.error = ApiError(status, message)
+        self.sent: list[Any] = []  # of each request
+        self.chat = self.completions = self
+
+    async def create(self, **keys: Any) -> Any:
+        self.sent.append(keys.get("stream_options", "none"))
+        if "stream_options" in keys:
+            raise self.error
+        return says("hi")
+
+
+async def test_a_server_that_refuses_to_count_tokens_is_asked_again_and_never_to_count() -> None:
+    server = Refuses("Extra inputs are not permitted, field: 'stream_options'")
+    endpoint = openai_endpoint(server, "m")
+    for _ in range(2):
+        assert await endpoint.ask({"messages": []}) == says("hi")
+    assert server.sent == [{"include_usage": True}, "none", "none"]
+
+
+@pytest.mark.parametrize(
+    "server", [Refuses("the field 'tools' is not permitted"), Refuses("no stream_options now", 503)], ids=["400", "503"]
+)
+async def test_another_error_than_a_refusal_to_count_reaches_the_caller(server: Refuses) -> None:
+    with pytest.raises(ApiError):
+        await openai_endpoint(server, "m").ask({"messages": []})
+    assert len(server.sent) == 1
+
+
+@pytest.mark.parametrize(("given", "sent"), [({"include_usage": False}, {"include_usage": False}), (None, "none")])
+async def test_stream_options_of_a_program_are_sent_as_they_are(given: Any, sent: Any) -> None:
+    server = Refuses("no")
+    with contextlib.suppress(ApiError):
+        await openai_endpoint(server, "m", stream_options=given).ask({"messages": []})
+    assert server.sent == [sent]
 
 
 @pytest.mark.parametrize(("stream", "method"), [(True, "generate_content_stream"), (False, "generate_content")])

@@ -7,6 +7,8 @@ import json
 from toolbus.council.language_model import Completion, Question
 from toolbus.council.sampling import place_of, refused_places, sampling_options, with_options
 from toolbus.dialects.conversation import HistoryItem, Json, Message, Turn
+from toolbus.dialects.dialect import EndpointError
+from toolbus.dialects.endings import end_text
 from toolbus.dialects.export import Export
 from toolbus.dialects.wire_names import NameTable
 from toolbus.loop.endpoint import Endpoint
@@ -66,5 +68,13 @@ class EndpointModel:
 
 
 def _completion(turn: Turn) -> Completion:
-    """Returns a turn as a completion. Only one function was offered, so a call with any name means that one."""
-    return Completion(turn.text, turn.calls[0].arguments_json if turn.calls else None)
+    """Returns a turn as a completion. Only one function was offered, so a call with any name means that one.
+
+    Raises:
+        EndpointError: the answer was refused, failed or cut before there was anything in it.
+    """
+    call = turn.calls[0] if turn.calls else None
+    has_answer = call.whole if call is not None else bool(turn.text)
+    if turn.ending != "complete" and not has_answer:
+        raise EndpointError(f"its answer is {turn.ending}: {end_text(turn)}", turn)
+    return Completion(turn.text, None if call is None else call.arguments_json)

@@ -17,6 +17,7 @@ from toolbus.dialects.conversation import Delta, Json, Turn
 from toolbus.dialects.dialect import Dialect, EndpointError
 from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import SetupError
+from toolbus.loop.tool_refusal import STATUSES, status_of, text_of_error
 
 log = logging.getLogger("toolbus.loop")
 
@@ -92,7 +93,8 @@ def openai_endpoint(client: Any, model: str, *, stream: bool = True, **options: 
     Args:
         client: an `openai.AsyncOpenAI`, with the base_url of any server that speaks the same.
         stream: False for a server that cannot stream calls.
-        options: further keys of every request (temperature …).
+        options: further keys of every request (temperature …). A streamed answer is asked to count its tokens, unless
+            there are `stream_options`; None sends none.
 
     Raises:
         SetupError: an option is one that the loop writes.
@@ -100,7 +102,40 @@ def openai_endpoint(client: Any, model: str, *, stream: bool = True, **options: 
     from toolbus.dialects.openai_chat import OpenAIChat
 
     fixed = _fixed(options) | {"model": model, "stream": stream}
+    if fixed.get("stream_options", ()) is None:
+        del fixed["stream_options"]
+    elif stream and "stream_options" not in fixed:
+        return Endpoint(OpenAIChat(), _CountedChat(client, fixed).ask, f"openai {model}")
     return Endpoint(OpenAIChat(), lambda request: client.chat.completions.create(**fixed | request), f"openai {model}")
+
+
+class _CountedChat:
+    """Asks a server to count the tokens of streamed answers, until it refuses to.
+
+    Most servers count only when they are asked; some refuse keys that they do not know. A first request that is refused
+    costs less than to know no tokens of all others.
+    """
+
+    def __init__(self, client: Any, fixed: Json) -> None:
+        self._client = client
+        self._fixed = fixed
+        self._options: Json = {"stream_options": {"include_usage": True}}  # empty once the server has refused them
+
+    async def ask(self, request: Json) -> Any:
+        if not self._options:
+            return await self._send(request)
+        try:
+            return await self._send(request | self._options)
+        except Exception as error:
+            if status_of(error) not in STATUSES or "stream_options" not in text_of_error(error):
+                raise
+        answer = await self._send(request)
+        self._options = {}
+        return answer
+
+    async def _send(self, request: Json) -> Any:
+        answer = self._client.chat.completions.create(**self._fixed | request)
+        return await answer if inspect.isawaitable(answer) else answer
 
 
 def responses_endpoint(client: Any, model: str, *, stream: bool = True, **options: Any) -> Endpoint:
