@@ -30,6 +30,7 @@ from toolbus.cli import (
     mount_command,
     mounts_command,
     notification_commands,
+    openapi_command,
     permission_commands,
     run_command,
     search_command,
@@ -86,6 +87,7 @@ def _mcp(context: typer.Context) -> None:
 
 app.command(epilog=serve_command.EPILOG)(serve_command.serve)
 app.command(epilog=run_command.EPILOG)(run_command.run)
+app.command(epilog=openapi_command.EPILOG)(openapi_command.openapi)
 app.command("list", epilog=catalog_commands.LIST_EPILOG)(catalog_commands.list_)
 app.command(epilog=catalog_commands.WATCH_EPILOG)(catalog_commands.watch)
 app.command(epilog=notification_commands.EPILOG)(notification_commands.notifications)

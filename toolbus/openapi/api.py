@@ -90,7 +90,7 @@ class Api:
     @property
     def summary(self) -> str:
         """One line for operators."""
-        return f"{self.base_url}: {len(self.tools)} operations are offered, {len(self.left_out)} are left out"
+        return f"operations of {self.base_url}: {len(self.tools)} offered, {len(self.left_out)} left out"
 
 
 def read_api(document: Document, settings: ApiSettings | None = None) -> Api:

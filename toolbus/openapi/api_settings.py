@@ -129,7 +129,7 @@ def base_url_of(document: Document, settings: ApiSettings) -> str:
     fitting = servers[0] if servers and origin_of(servers[0])[1] else "https://HOST/PATH"
     raise SetupError(
         f"{document.name} {named}, and requests go only to where you say, or to where the document came from: pass "
-        f"base_url={fitting!r:.300} if that is right"
+        f"base_url={fitting!r:.300} (--base-url) if that is right"
     )
 
 
