@@ -1,10 +1,12 @@
 """``toolbus tasks``: listing, waiting for and cancelling tasks."""
 
+import asyncio
 import json
 import re
 import shlex
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from tests.cli.served_bus import in_flight, run_json
 from tests.support.processes import Running, toolbus
 from tests.support.waiting import until_sync
 from toolbus.cli import tasks_command
+from toolbus.sdk import Host
 
 
 @pytest.fixture
@@ -64,6 +67,37 @@ def test_a_task_is_shown_to_its_user_only(bus: str) -> None:
     again = toolbus("tasks", "cancel", task, "--user", "gus", "--bus", bus)
     assert (again.returncode, again.stdout) == (1, "")
     assert "is failed already" in again.stderr
+
+
+def test_tasks_of_all_are_listed_with_their_owners_and_fetched_for_them(bus: str) -> None:
+    task = _start_task(bus, 2029, "--user", "hal")
+    (shown,) = [each for each in run_json(bus, "tasks", "--all")["tasks"] if each["task_id"] == task]
+    assert (shown["user"], shown["status"]) == ("hal", "running")
+    assert re.search(rf"^{task} .* user hal$", toolbus("tasks", "--all", "--bus", bus).stdout, re.MULTILINE)
+    assert toolbus("tasks", "cancel", task, "--all", "--bus", bus).stdout == f"cancelled {task}\n"
+    unknown = toolbus("tasks", "check", "task_x", "--all", "--bus", bus)
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "`toolbus tasks --all` lists tasks" in unknown.stderr
+    both = toolbus("tasks", "--all", "--user", "hal", "--bus", bus)
+    assert (both.returncode, "give one of them" in both.stderr) == (2, True)
+
+
+def test_a_task_of_a_program_that_had_no_name_is_fetched_as_that_program(bus: str) -> None:
+    toolbus("call", "release", "again=true", "--bus", bus)
+
+    async def begin() -> dict[str, Any]:
+        async with Host(bus, source="host:4711") as host:  # as a host without a name attaches
+            begun = await host.call("report", {"year": 2030}, background_after=0.1)
+            return dict(begun.unwrap())
+
+    begun = asyncio.run(begin())
+    assert "toolbus tasks --all" in begun["note"]
+    task = begun["task_id"]
+    assert task not in toolbus("tasks", "--bus", bus).stdout
+    assert task in toolbus("tasks", "--source", "host:4711", "--bus", bus).stdout
+    toolbus("call", "release", "--bus", bus)
+    done = toolbus("tasks", "await", task, "--all", "--bus", bus)
+    assert (done.returncode, done.stdout, done.stderr) == (0, '"report of 2030"\n', "")
 
 
 def test_a_failed_task_is_exit_code_1_with_its_error_text(bus: str) -> None:

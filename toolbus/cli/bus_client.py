@@ -157,17 +157,20 @@ def _fail_if_wrong(address: BusAddress, credential: Credential | None) -> None:
         terminal.fail(problem, terminal.NO_BUS)
 
 
-def with_host(bus: BusTarget, work: Callable[[Host], Coroutine[Any, Any, Reply]]) -> Reply:
+def with_host(bus: BusTarget, work: Callable[[Host], Coroutine[Any, Any, Reply]], source: str | None = None) -> Reply:
     """Runs a coroutine with a connected host, to its end or to Ctrl-C, which cancels it.
 
     Ends the command if the bus refuses or does not answer.
+
+    Args:
+        source: as which program; None means that of the command line.
     """
     address, credential = bus.read()
     check_listening(address)
     from toolbus.errors import NotOffered, PeerLost, ToolBusError
 
     try:
-        return asyncio.run(_with_host(address, credential, work))
+        return asyncio.run(_with_host(address, credential, work, source or SOURCE))
     except KeyboardInterrupt:
         raise typer.Exit(terminal.INTERRUPTED) from None
     except PeerLost as error:
@@ -196,11 +199,11 @@ def listing(bus: BusTarget, user: str | None, level: int | None, **conditions: A
 
 
 async def _with_host(
-    address: BusAddress, credential: Credential | None, work: Callable[[Host], Coroutine[Any, Any, Reply]]
+    address: BusAddress, credential: Credential | None, work: Callable[[Host], Coroutine[Any, Any, Reply]], source: str
 ) -> Reply:
     from toolbus.sdk import Host
 
-    async with Host(address.text, source=SOURCE, credential=credential) as host:
+    async with Host(address.text, source=source, credential=credential) as host:
         ready = asyncio.ensure_future(host.ready())
         log = logging.getLogger("toolbus.sdk")
         log.setLevel(logging.CRITICAL)  # until the bus has answered: what is wrong ends the command, with its own text

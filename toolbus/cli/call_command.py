@@ -135,11 +135,16 @@ def check_seconds(option: str, seconds: float | None) -> None:
 
 
 def call_bus_tool(
-    bus: BusTarget, name: str, arguments: Mapping[str, Any], user: str | None = None, level: int | None = None
+    bus: BusTarget,
+    name: str,
+    arguments: Mapping[str, Any],
+    user: str | None = None,
+    level: int | None = None,
+    source: str | None = None,
 ) -> Any:
     """Calls one of the bus's own tools and returns its output; ends the command if that fails."""
     context = bus_client.call_context(user, level)
-    result = bus_client.with_host(bus, lambda host: host.call(f"toolbus:{name}", arguments, context=context))
+    result = bus_client.with_host(bus, lambda host: host.call(f"toolbus:{name}", arguments, context=context), source)
     if result.is_error:
         show(result, as_json=False)
     return result.output

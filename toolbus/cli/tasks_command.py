@@ -23,14 +23,19 @@ EPILOG = epilog(
     (
         "toolbus tasks",
         "toolbus tasks --user u-17 --json",
+        "toolbus tasks --all",
+        "toolbus tasks await task_0123456789abcdef --all",
         "toolbus tasks check task_0123456789abcdef",
         "toolbus tasks await task_0123456789abcdef --timeout 60",
         "toolbus tasks cancel task_0123456789abcdef",
     ),
     """
     Without a verb it lists tasks, newest first. A task belongs to the user whom it was started for, or to the program
-    that started it: use the same --user as for the call. Without --user the tasks are those of `toolbus call`. Tasks
-    of others are not shown.
+    that started it: use the same --user as for the call, or --source with the program's name. Without them the tasks
+    are those of `toolbus call`. Tasks of others are not shown.
+
+    --all lists the tasks of all, which who may see all calls may do: the programs of the bus's own user on its machine,
+    and keys with the scope administer = ["calls"]. With an ID it finds out whose the task is, and acts for them.
 
     check prints the state of a task, await waits until it ends; without --timeout it waits without limit. Ctrl-C ends
     the wait, not the task. Both print the result to standard output, like `toolbus call`; with --json they print the
@@ -62,6 +67,10 @@ def tasks(
     user: Annotated[
         str | None, typer.Option(metavar="ID", help="Tasks of this user (default: those of this program).")
     ] = None,
+    source: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Tasks that this program started for no user.")
+    ] = None,
+    everyone: Annotated[bool, typer.Option("--all", help="Tasks of all users and programs.")] = False,
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="How long await waits, in seconds (default: no limit).")
     ] = None,
@@ -71,30 +80,55 @@ def tasks(
     if timeout is not None and verb is not Verb.AWAIT:
         terminal.fail("--timeout needs await: toolbus tasks await ID --timeout SECONDS", terminal.USAGE)
     check_seconds("--timeout", timeout)
+    if sum((user is not None, source is not None, everyone)) > 1:
+        terminal.fail("--user, --source and --all say whose tasks are meant: give one of them", terminal.USAGE)
+    target = BusTarget(bus, credential)
     if verb is None:
-        _list(call_bus_tool(BusTarget(bus, credential), "list_tasks", {}, user), as_json)
+        _list(target, user, source, everyone, as_json)
         return
     if not task_id:
         terminal.fail(f"{verb} needs the ID of a task: `toolbus tasks` lists them", terminal.USAGE)
-    if verb is Verb.AWAIT:
-        result = bus_client.with_host(BusTarget(bus, credential), lambda host: _await(host, task_id, user, timeout))
-    else:
-        result = bus_client.with_host(
-            BusTarget(bus, credential), lambda host: _request(host, f"{verb}_task", user, {"task_id": task_id})
-        )
+    if everyone:
+        user, source = _owner(target, task_id)
+
+    async def ask(host: Host) -> Result:
+        if verb is Verb.AWAIT:
+            return await _await(host, task_id, user, timeout)
+        return await _request(host, f"{verb}_task", user, {"task_id": task_id})
+
+    result = bus_client.with_host(target, ask, source)
     if result.is_error and not _is_running(result.output):
-        _fail(result, task_id, user, as_json)
+        _fail(result, task_id, user, source, as_json)
     if verb is Verb.CANCEL:
         _show_cancelled(result.output, as_json)
     else:
         _show_task(result, as_json)
 
 
-def _list(reply: Mapping[str, Any], as_json: bool) -> None:
+def _list(bus: BusTarget, user: str | None, source: str | None, everyone: bool, as_json: bool) -> None:
+    headings, tool = _HEADINGS, "list_tasks"
+    if everyone:
+        headings, tool = (*_HEADINGS, "OWNER"), "all_tasks"
+    reply = call_bus_tool(bus, tool, {}, user, source=source)
     if as_json:
         terminal.print_json(reply)
     else:
-        terminal.print_table(_HEADINGS, [_row(each) for each in reply["tasks"]])
+        terminal.print_table(headings, [(*_row(each), *_whose(each)) for each in reply["tasks"]])
+
+
+def _owner(bus: BusTarget, task_id: str) -> tuple[str | None, str | None]:
+    """Returns the user of a task, or the source of the program that started it; ends the command if there is none."""
+    found = call_bus_tool(bus, "all_tasks", {"task_id": task_id})["tasks"]
+    if not found:
+        terminal.fail(f"unknown task {task_id!r:.80}: `toolbus tasks --all` lists tasks; finished ones expire")
+    if identity := found[0].get("identity"):
+        terminal.fail(f"{task_id} belongs to the identity {identity!r}: use its key, with --credential")
+    return found[0].get("user"), found[0].get("source")
+
+
+def _whose(task: Mapping[str, Any]) -> list[str]:
+    """Returns whose a task is, for a table; nothing where the bus does not say."""
+    return [f"{kind} {task[kind]}" for kind in ("user", "source", "identity") if kind in task]
 
 
 def _row(task: Mapping[str, Any]) -> tuple[str, ...]:
@@ -124,13 +158,14 @@ def _is_running(state: Any) -> bool:
     return isinstance(state, dict) and state.get("status") == "running"
 
 
-def _fail(result: Result, task_id: str, user: str | None, as_json: bool) -> NoReturn:
+def _fail(result: Result, task_id: str, user: str | None, source: str | None, as_json: bool) -> NoReturn:
     """Ends the command: the bus refused, or the task does not exist, which it reports in words for models."""
     from toolbus.errors import Code
 
     if not as_json and result.error is not None and result.error.code is Code.TOOL:
-        whose = f" of user {user!r}" if user else ""
-        list_command = "toolbus tasks" + (f" --user {shlex.quote(user)}" if user else "")
+        whose = f" of user {user!r}" if user else f" of source {source!r}" if source else ""
+        option = f" --user {shlex.quote(user)}" if user else f" --source {shlex.quote(source)}" if source else ""
+        list_command = f"toolbus tasks{option}"
         terminal.fail(
             f"unknown task {task_id!r:.80}{whose}: `{list_command}` lists tasks; finished ones expire, and those "
             "of other users are not shown"

@@ -16,6 +16,7 @@ from toolbus.bus.tasks.task import (
     new_id,
     owner_of,
     result_of,
+    shown_owner,
     text_of,
 )
 from toolbus.errors import Code
@@ -37,6 +38,26 @@ def test_no_user_owns_what_a_program_does_whatever_they_call_themselves() -> Non
     owners = [owner_of("", "http"), *(owner_of(user, "x") for user in ("ann", "source:http", "user:source:http"))]
     assert owners[:2] == ["source:http", "ann"]
     assert len(set(owners)) == 4
+
+
+@pytest.mark.parametrize(
+    ("user", "account", "shown"),
+    [
+        ("ann", "x", {"user": "ann"}),
+        ("source:http", "x", {"user": "source:http"}),
+        ("user:source:http", "x", {"user": "user:source:http"}),
+        ("", "host:7", {"source": "host:7"}),
+        ("", "identity bot", {"identity": "bot"}),
+    ],
+)
+def test_an_operator_is_shown_whose_a_task_is(user: str, account: str, shown: dict[str, str]) -> None:
+    assert shown_owner(owner_of(user, account)) == shown
+
+
+def test_only_a_program_without_a_name_is_told_how_its_task_is_found_again() -> None:
+    notes = ["note" in envelope(replace(running(), owner=owner_of("", each))) for each in ("host:123", "bot", "host:a")]
+    assert notes == [True, False, False]
+    assert "note" not in envelope(replace(running(), owner=owner_of("host:123", "x")))
 
 
 def test_ids_are_alike_in_form_and_never_the_same() -> None:

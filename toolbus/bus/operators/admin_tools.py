@@ -18,6 +18,7 @@ from toolbus.bus.catalog.policy import TOOLS
 from toolbus.bus.core import Core
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.operators.introspection import Introspection
+from toolbus.bus.tasks.task import shown_owner
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.search_tool import SEARCH_TOOLS, search_arguments, search_tool
 from toolbus.text import quote
@@ -68,7 +69,7 @@ class AdminTools:
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
         return [
-            *(self.drain, self.calls, self.stats, self.role_add, self.role_remove),
+            *(self.drain, self.calls, self.all_tasks, self.stats, self.role_add, self.role_remove),
             *(self.permit, self.permissions, self.grant, self.revoke, self.search_tools, self._introspection.this_bus),
         ]
 
@@ -82,6 +83,22 @@ class AdminTools:
                 sessions = len(self._presence.sessions)
                 asyncio.get_running_loop().call_soon(self._core.request_stop)  # after this call has been answered
         return {"source": source, "sessions": sessions}
+
+    @llm_tool(description="Lists the background tasks of all users and programs, newest first, without contents.")
+    async def all_tasks(self, task_id: str = "", limit: int = 200) -> dict[str, Any]:
+        """Lists tasks of every owner: whose each is, and its state; errors and progress are shown to the owner only.
+
+        Args:
+            task_id: only this one.
+            limit: at most this many.
+        """
+        tasks = [task for task in self._core.tasks.list_tasks(None) if task_id in ("", task.task_id)]
+        now = self._core.tasks.now()
+        lines = [task.described(now) | shown_owner(task.owner) for task in tasks[: max(0, limit)]]
+        for line in lines:
+            for content in ("error", "progress"):
+                line.pop(content, None)
+        return {"count": len(tasks), "tasks": lines}
 
     @llm_tool(description="Lists the newest calls, newest first, or with `since` those after a number, oldest first.")
     async def calls(

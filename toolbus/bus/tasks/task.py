@@ -20,6 +20,7 @@ from toolbus.text import repair_utf8, shorten
 from toolbus.tool import Progress, Result
 
 _LIKE_A_SOURCE = re.compile(r"(?:user:)*source:")  # users may choose their own ids
+_UNNAMED = re.compile(r"source:host:[0-9]+")  # a host that was given no source: the number is its process
 
 MAX_REASON = 256
 MAX_ERROR = 4096  # characters of an exception's text: a model needs a sentence, not a dump
@@ -27,6 +28,10 @@ MAX_ERROR = 4096  # characters of an exception's text: a model needs a sentence,
 ENDED_WITH_PROCESS = (
     "the program that ran it ended before it was done, so there is no result; it may have run, so it was not tried "
     "again: find out whether it has done its work before you call the tool again"
+)
+LOST = (
+    "the program that called has no name, so once it has ended only `toolbus tasks --all` finds this task: give the "
+    "program a name, Host(source=…), or the call a user"
 )
 CANCELLED = "cancelled: its work was stopped before it was done, so there is no result"
 
@@ -167,14 +172,26 @@ def owner_of(user_id: str, account: str) -> str:
     return f"user:{user_id}" if _LIKE_A_SOURCE.match(user_id) else user_id
 
 
+def shown_owner(owner: str) -> dict[str, str]:
+    """Returns whose a task is: `user`, or the `identity` or `source` of a program that named no user."""
+    if not owner.startswith("source:"):
+        return {"user": owner.removeprefix("user:") if _LIKE_A_SOURCE.match(owner) else owner}
+    account = owner.removeprefix("source:")
+    identity = account.removeprefix("identity ")
+    return {"source": account} if identity == account else {"identity": identity}
+
+
 def envelope(task: Task) -> dict[str, str]:
-    """Returns what the caller gets in place of a result."""
-    return {
+    """Returns what the caller gets in place of a result; with a note if it might not find the task again."""
+    answer = {
         "status": task.status.shown,
         "task_id": task.task_id,
         "tool": task.tool,
         "message": still_running(task),
     }
+    if _UNNAMED.fullmatch(task.owner):
+        answer["note"] = LOST
+    return answer
 
 
 def still_running(task: Task) -> str:

@@ -107,10 +107,10 @@ class TaskIndex:
         task = self._running.get(task_id) or self._finished.get(task_id)
         return task if task is not None and owner in (None, task.owner) else None
 
-    def of(self, owner: str) -> list[Task]:
-        """Returns an owner's tasks: those that run, then the finished ones, each newest first."""
+    def of(self, owner: str | None) -> list[Task]:
+        """Returns an owner's tasks, or (None) all: those that run, then the finished ones, each newest first."""
         both = (reversed(self._running.values()), reversed(self._finished.values()))
-        return [task for tasks in both for task in tasks if task.owner == owner]
+        return [task for tasks in both for task in tasks if owner in (None, task.owner)]
 
     def all(self) -> list[Task]:
         """Returns the tasks that run, then the finished ones, each oldest first."""

@@ -263,8 +263,8 @@ class TaskManager:
         """Returns the time, by the clock that the tasks' times are of."""
         return self._clock()
 
-    def list_tasks(self, user_id: str) -> list[Task]:
-        """Returns a user's tasks: those that run, then the finished ones, each newest first."""
+    def list_tasks(self, user_id: str | None) -> list[Task]:
+        """Returns a user's tasks, or (None) all: those that run, then the finished ones, each newest first."""
         with self._lock:
             self._expire()
             return [self._now(task) for task in self._index.of(user_id)]
