@@ -106,7 +106,8 @@ def tasks(
 
 
 def _list(bus: BusTarget, user: str | None, source: str | None, everyone: bool, as_json: bool) -> None:
-    headings, tool = _HEADINGS, "list_tasks"
+    headings: tuple[str, ...] = _HEADINGS
+    tool = "list_tasks"
     if everyone:
         headings, tool = (*_HEADINGS, "OWNER"), "all_tasks"
     reply = call_bus_tool(bus, tool, {}, user, source=source)
