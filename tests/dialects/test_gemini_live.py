@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tests.dialects.sample_tools import CHINESE, DOTTED, PLAIN, SAMPLES
 from tests.support.providers import genai_types
-from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall
+from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall, Usage
+from toolbus.dialects.endings import NAMELESS
 from toolbus.dialects.gemini_live import GeminiLive
-from toolbus.dialects.realtime_dialect import CallsCancelled, RealtimeEvent
+from toolbus.dialects.realtime_dialect import CallsCancelled, RealtimeEvent, ResponseEnded
 from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import Code, Stage
 from toolbus.tool import CallError, Result
@@ -192,3 +193,32 @@ def test_any_message_is_read_without_an_error(message: Any) -> None:
 def test_nan_in_arguments_reaches_the_bus_which_refuses_it() -> None:
     (call,) = calls({"tool_call": {"function_calls": [{"id": "a", "name": "get_weather", "args": {"n": math.nan}}]}})
     assert call.arguments_json == '{"n":NaN}'
+
+
+def turn_end(**content: Any) -> Json:
+    return {"server_content": {"turn_complete": True, **content}}
+
+
+@pytest.mark.parametrize(
+    ("events", "ending", "reason"),
+    [
+        ([turn_end()], "complete", ""),
+        ([turn_end(turn_complete_reason="NEED_MORE_INPUT")], "complete", ""),
+        ([turn_end(turn_complete_reason="MALFORMED_FUNCTION_CALL")], "failed", "MALFORMED_FUNCTION_CALL"),
+        ([turn_end(turn_complete_reason="RESPONSE_REJECTED")], "refused", "RESPONSE_REJECTED"),
+        ([{"serverContent": {"interrupted": True}}, {"serverContent": {"turnComplete": True}}], "cut", "interrupted"),
+        ([{"tool_call": {"function_calls": [{"args": {}}]}}, turn_end()], "failed", NAMELESS),
+    ],
+)
+def test_the_end_of_a_turn_tells_how_it_ended(events: list[Json], ending: Any, reason: str) -> None:
+    assert fed(*events) == [ResponseEnded("", ending, reason)]
+    assert fed(*events, turn_end())[-1] == ResponseEnded("")
+
+
+def test_the_end_of_a_turn_of_the_sdk_is_read_with_its_tokens() -> None:
+    reason = genai_types.TurnCompleteReason.RESPONSE_REJECTED
+    message = genai_types.LiveServerMessage(
+        server_content=genai_types.LiveServerContent(turn_complete=True, turn_complete_reason=reason),
+        usage_metadata=genai_types.UsageMetadata(prompt_token_count=9, response_token_count=4, thoughts_token_count=1),
+    )
+    assert fed(message) == [ResponseEnded("", "refused", "RESPONSE_REJECTED", Usage(9, 5, None, 1))]

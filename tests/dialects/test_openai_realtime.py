@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.dialects.sample_tools import CHINESE, PLAIN, SAMPLES
 from tests.support.providers import OfficialType
-from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall
+from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall, Usage
+from toolbus.dialects.endings import NAMELESS
 from toolbus.dialects.glm_realtime import GlmRealtime
 from toolbus.dialects.grok import Grok
 from toolbus.dialects.openai_event_parser import MAX_CALL_KEYS
@@ -194,12 +195,46 @@ def test_an_event_without_its_response_belongs_to_the_one_that_began_last() -> N
     ],
 )
 def test_an_interrupted_response_cancels_its_calls(end: Json) -> None:
-    assert fed(CREATED, DONE, end)[2:] == [CallsCancelled(("c1",)), ResponseEnded("r1")]
+    assert fed(CREATED, DONE, end)[2:] == [CallsCancelled(("c1",)), ResponseEnded("r1", "cut", "cancelled")]
 
 
 def test_an_interrupted_response_reports_no_more_calls() -> None:
     response = {**ENDED["response"], "status": "cancelled"}
-    assert fed(CREATED, {**ENDED, "response": response}) == [ResponseBegan("r1"), ResponseEnded("r1")]
+    ended = ResponseEnded("r1", "cut", "cancelled")
+    assert fed(CREATED, {**ENDED, "response": response}) == [ResponseBegan("r1"), ended]
+
+
+@pytest.mark.parametrize(
+    ("status", "details", "ending", "reason"),
+    [
+        ("completed", None, "complete", ""),
+        ("incomplete", {"reason": "max_output_tokens"}, "cut", "incomplete: max_output_tokens"),
+        ("incomplete", {"reason": "content_filter"}, "refused", "incomplete: content_filter"),
+        ("incomplete", {}, "cut", "incomplete"),
+        ("cancelled", {"reason": "turn_detected"}, "cut", "cancelled: turn_detected"),
+        (
+            "failed",
+            {"error": {"type": "server_error", "code": "rate_limit_exceeded", "message": "Wait."}},
+            *("failed", "failed: rate_limit_exceeded: Wait."),
+        ),
+        ("on_holiday", None, "complete", ""),
+    ],
+)
+def test_the_end_of_a_response_tells_its_status_and_reason(status: str, details: Any, ending: Any, reason: str) -> None:
+    response = {"id": "r1", "status": status, "status_details": details, "output": []}
+    assert fed({"type": "response.done", "response": response}) == [ResponseEnded("r1", ending, reason)]
+
+
+def test_a_call_that_never_got_a_name_is_told_at_the_end_of_its_response() -> None:
+    nameless = {**ENDED, "response": {**ENDED["response"], "output": [without(ITEM, "name")]}}
+    (ended,) = fed(*DELTAS, without(DONE, "name"), nameless)
+    assert ended == ResponseEnded("r1", "failed", NAMELESS)
+
+
+def test_the_end_of_a_response_holds_its_tokens() -> None:
+    usage = {"input_tokens": 50, "output_tokens": 8, "input_token_details": {"cached_tokens": 40}}
+    (ended,) = fed({"type": "response.done", "response": {"id": "r1", "status": "completed", "usage": usage}})
+    assert ended == ResponseEnded("r1", usage=Usage(50, 8, 40))
 
 
 def test_an_incomplete_item_is_not_reported_as_a_call() -> None:

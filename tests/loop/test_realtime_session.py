@@ -29,7 +29,7 @@ from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.errors import Code, SetupError
 from toolbus.functions.call_context import CallContext
 from toolbus.loop.loop_events import CallEnded, CallProgress, CallStarted, ReasoningDelta, TextDelta
-from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, SendFailed, Sync, ToolsSent
+from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, ResponseDone, SendFailed, Sync, ToolsSent
 from toolbus.loop.realtime_session import RealtimeSession
 
 # -- tools -----------------------------------------------------------------------------------------------------------
@@ -375,9 +375,11 @@ async def test_on_event_receives_every_event() -> None:
         await feed(session, {"type": "response.text.delta", "delta": "hm"})
         await feed(session, provider.begin(), provider.call("c1", "add"), provider.end())
         await provider.until(lambda: provider.requests == 1)
-    assert [type(each) for each in notifications] == [ToolsSent, TextDelta, CallStarted, CallProgress, CallEnded]
+    assert [type(each) for each in notifications] == [
+        *(ToolsSent, TextDelta, ResponseDone, CallStarted, CallProgress, CallEnded)
+    ]
     assert notifications[1].text == "hm"
-    done = notifications[4].done
+    done = notifications[5].done
     assert (done.call.id, done.round, done.order, done.outcome) == ("c1", 1, 0, "ok")
 
 

@@ -110,6 +110,28 @@ OLLAMA_ENDINGS: Endings = {
     "unload": "failed",
 }
 
+# Realtime sessions: the status of a response, and the reason in its `status_details`.
+REALTIME_ENDINGS: Endings = {
+    "completed": "complete",
+    "incomplete": "cut",
+    "max_output_tokens": "cut",
+    "cancelled": "cut",
+    "turn_detected": "cut",  # the user interrupted
+    "client_cancelled": "cut",
+    "content_filter": "refused",
+    "failed": "failed",
+}
+
+# Gemini Live: google.genai.types.TurnCompleteReason; every other word of it says what is not allowed.
+LIVE_ENDINGS: Endings = {
+    "": "complete",
+    "turn_complete_reason_unspecified": "complete",
+    "need_more_input": "complete",
+    "interrupted": "cut",
+    "malformed_function_call": "failed",
+    "max_regeneration_reached": "failed",
+}
+
 # The model wrote something that its provider could not read. The same request usually succeeds the second time.
 _PASSING = frozenset(("malformed_function_call", "unexpected_tool_call", "malformed_response"))
 

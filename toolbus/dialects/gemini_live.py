@@ -14,12 +14,21 @@ from typing import Any, ClassVar
 
 from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall, model_call
 from toolbus.dialects.dialect import as_mapping
+from toolbus.dialects.endings import LIVE_ENDINGS, NAMELESS
 from toolbus.dialects.export import Export
 from toolbus.dialects.gemini import MAX_DECLARATIONS, declaration
+from toolbus.dialects.gemini_response import snake_case
 from toolbus.dialects.openai_event_parser import arguments, mapping, string
-from toolbus.dialects.realtime_dialect import CallsCancelled, RealtimeDialect, RealtimeEvent, RealtimeParser
+from toolbus.dialects.realtime_dialect import (
+    CallsCancelled,
+    RealtimeDialect,
+    RealtimeEvent,
+    RealtimeParser,
+    ResponseEnded,
+)
 from toolbus.dialects.result_text import object_of
 from toolbus.dialects.schemas.schema_rules import GEMINI_SCHEMAS, SchemaRules
+from toolbus.dialects.token_usage import gemini_usage
 from toolbus.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable
 from toolbus.tool import Tool
 
@@ -61,19 +70,38 @@ class _LiveParser(RealtimeParser):
     def __init__(self, names: NameTable) -> None:
         super().__init__(names)
         self._numbers = itertools.count(1)  # of messages with calls, and of calls without an id
+        self._interrupted = False  # whether the user interrupted the current turn
+        self._nameless = False  # whether a call of it had no name
+        self._usage: Mapping[str, Any] = {}  # the newest counts
 
     def feed(self, event: Any) -> list[RealtimeEvent]:
         try:
             message = as_mapping(event)
         except TypeError:
             return []
-        deltas = _deltas(_first_mapping(message, "server_content", "serverContent"))
+        content = _first_mapping(message, "server_content", "serverContent")
+        deltas = _deltas(content)
         events: list[RealtimeEvent] = [*self.joiner.join(deltas)]
         events += self._calls(_first_mapping(message, "tool_call", "toolCall"))
         ids = _first_list(_first_mapping(message, "tool_call_cancellation", "toolCallCancellation"), "ids")
         if cancelled := tuple(each for each in ids if isinstance(each, str)):
             events.append(CallsCancelled(cancelled, answers=False))
+        self._usage = _first_mapping(message, "usage_metadata", "usageMetadata") or self._usage
+        self._interrupted = self._interrupted or content.get("interrupted") is True
+        if content.get("turn_complete") is True or content.get("turnComplete") is True:
+            events.append(self._turn_end(content))
         return events
+
+    def _turn_end(self, content: Mapping[str, Any]) -> ResponseEnded:
+        """Returns the end of a turn. It has no id, and its calls came as responses of their own."""
+        given = content.get("turn_complete_reason") or content.get("turnCompleteReason")
+        word = str(getattr(given, "value", given) or ("interrupted" if self._interrupted else ""))
+        ending, reason = LIVE_ENDINGS.get(word.lower(), "refused"), word
+        if ending == "complete":
+            ending, reason = ("failed", NAMELESS) if self._nameless else ("complete", "")
+        usage = gemini_usage(snake_case(self._usage))
+        self._interrupted, self._nameless, self._usage = False, False, {}
+        return ResponseEnded("", ending, reason, usage)
 
     def _calls(self, tool_call: Mapping[str, Any]) -> list[ModelCall]:
         """Returns the calls of one message, which are answered together."""
@@ -88,6 +116,8 @@ class _LiveParser(RealtimeParser):
                 extra = {"id": server_id} if server_id else {}
                 call = model_call(self.names, call_id, name, arguments(each, "args"), **extra)
                 calls.append(replace(call, response=message_id))
+            else:
+                self._nameless = True
         return calls
 
 

@@ -46,17 +46,17 @@ class PartStream(TurnStream):
         self._usage: Json = {}  # the newest counts
 
     def read(self, event: Any) -> list[Delta]:
-        chunk = _snake_case(as_mapping(event))
+        chunk = snake_case(as_mapping(event))
         if chunk.get("error"):
             raise EndpointError.of(chunk)
         if usage := chunk.get("usage_metadata"):
-            self._usage |= {key: value for key, value in _snake_case(as_mapping(usage)).items() if value is not None}
+            self._usage |= {key: value for key, value in snake_case(as_mapping(usage)).items() if value is not None}
         if feedback := chunk.get("prompt_feedback"):
-            self._read_feedback(_snake_case(as_mapping(feedback)))
+            self._read_feedback(snake_case(as_mapping(feedback)))
         candidates = chunk.get("candidates") or ()
         if not candidates:
             return []  # usage alone
-        candidate = _snake_case(as_mapping(candidates[0]))
+        candidate = snake_case(as_mapping(candidates[0]))
         if stop := candidate.get("finish_reason"):
             self._stop = str(_as_json(stop))
             self._message = _explanation(candidate)
@@ -150,7 +150,7 @@ def parts_of(parts: Any) -> list[Json]:
 
 def part_of(part: Any) -> Json:
     """Returns a part as JSON with the keys of the SDK."""
-    plain: Json = {key: _as_json(value) for key, value in _snake_case(as_mapping(part)).items() if value is not None}
+    plain: Json = {key: _as_json(value) for key, value in snake_case(as_mapping(part)).items() if value is not None}
     return plain
 
 
@@ -159,7 +159,7 @@ def _is_plain(part: Mapping[str, Any]) -> bool:
     return "text" in part and not part.keys() - {"text", "thought"}
 
 
-def _snake_case(mapping: Mapping[str, Any]) -> Json:
+def snake_case(mapping: Mapping[str, Any]) -> Json:
     """Returns a mapping with the SDK's keys instead of REST's; keys of the values in it are unchanged."""
     return {_CAPITAL.sub(lambda capital: f"_{capital[0].lower()}", key): value for key, value in mapping.items()}
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from toolbus.dialects.conversation import Delta, ModelCall, SurrogateJoiner, model_call
+from toolbus.dialects.conversation import Delta, Ending, ModelCall, SurrogateJoiner, model_call
 from toolbus.dialects.dialect import as_mapping
+from toolbus.dialects.endings import NAMELESS, REALTIME_ENDINGS
 from toolbus.dialects.history import arguments_text
 from toolbus.dialects.realtime_dialect import (
     CallsCancelled,
@@ -25,6 +26,7 @@ from toolbus.dialects.realtime_dialect import (
     SpeechBegan,
     SpeechEnded,
 )
+from toolbus.dialects.token_usage import responses_usage
 from toolbus.dialects.wire_names import NameTable
 from toolbus.newest import NewestCache
 
@@ -137,9 +139,11 @@ class OpenAIEventParser(RealtimeParser):
             for item in outputs:  # found by its ids alone: its place in this list may differ from its output_index
                 if isinstance(item, Mapping):
                     calls += self._item_complete({"response_id": response_id, "item": item})
-        ids = self._forget(response_id)
+        ids, nameless = self._forget(response_id)
         self._names_by_response.pop(response_id, None)
-        return [*calls, *([CallsCancelled(ids)] if cancelled and ids else ()), ResponseEnded(response_id)]
+        ending, reason = _ending(response, cancelled, nameless)
+        ended = ResponseEnded(response_id, ending, reason, responses_usage(response.get("usage")))
+        return [*calls, *([CallsCancelled(ids)] if cancelled and ids else ()), ended]
 
     def _response_of(self, event: Mapping[str, Any]) -> str:
         """Returns the response that an event belongs to: its response_id, else the response that began last."""
@@ -179,11 +183,24 @@ class OpenAIEventParser(RealtimeParser):
         call: ModelCall = model_call(names, arriving.id, arriving.name, arriving.arguments)
         return [replace(call, response=arriving.response)]
 
-    def _forget(self, response: str) -> tuple[str, ...]:
-        """Forgets the calls of a response. Returns the ids of those that were reported."""
+    def _forget(self, response: str) -> tuple[tuple[str, ...], bool]:
+        """Forgets the calls of a response. Returns the ids of those that were reported, and whether one had no name."""
         keys = [key for key, call in self._arriving.items() if call.response == response]
-        ids = [call.id for call in map(self._arriving.pop, keys) if call.reported]
-        return tuple(dict.fromkeys(ids))
+        calls = [self._arriving.pop(key) for key in keys]
+        ids = dict.fromkeys(call.id for call in calls if call.reported)
+        return tuple(ids), any(not call.name for call in calls)
+
+
+def _ending(response: Mapping[str, Any], cancelled: bool, nameless: bool) -> tuple[Ending, str]:
+    """Returns how a response ended, and why if it is not whole."""
+    details = mapping(response, "status_details")
+    status, error = string(response, "status") or ("cancelled" if cancelled else ""), mapping(details, "error")
+    reason = string(details, "reason")
+    ending = REALTIME_ENDINGS.get(reason.lower()) or REALTIME_ENDINGS.get(status.lower(), "complete")
+    if ending == "complete":
+        return ("failed", NAMELESS) if nameless else ("complete", "")
+    words = (status, reason, string(error, "code") or string(error, "type"), string(error, "message"))
+    return ending, ": ".join(filter(None, words))
 
 
 def _error(event: Mapping[str, Any]) -> list[RealtimeEvent]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall, SurrogateJoiner
+from toolbus.dialects.conversation import Answered, Delta, Ending, Json, ModelCall, SurrogateJoiner, Usage
 from toolbus.dialects.export import Export, ToolWriter
 from toolbus.dialects.wire_names import NameTable
 
@@ -24,9 +24,16 @@ class ResponseBegan:
 
 @dataclass(frozen=True, slots=True)
 class ResponseEnded:
-    """A response is over, whether complete or not: no more of its calls will come."""
+    """A response is over, whether complete or not: no more of its calls will come.
+
+    Attributes:
+        ending, reason, usage: as in `Turn`. A response that was interrupted is `cut`.
+    """
 
     id: str
+    ending: Ending = "complete"
+    reason: str = ""
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         ToolsRefused,
     )
     from toolbus.loop.loop_settings import SYNCHRONET, LoopSettings
-    from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, SendFailed, Sync, ToolsSent
+    from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, ResponseDone, SendFailed, Sync, ToolsSent
     from toolbus.loop.realtime_session import RealtimeSession
     from toolbus.loop.router import Rule
     from toolbus.loop.terminal_approval import ask_on_terminal
@@ -59,6 +59,7 @@ __all__ = [
     "Sync",
     "ToolsSent",
     "CallRefused",
+    "ResponseDone",
     "NewSessionNeeded",
     "SendFailed",
     # where tools come from
@@ -108,7 +109,7 @@ _HOMES = {
         "responses_endpoint",
     ),
     "loop.realtime_session": ("RealtimeSession",),
-    "loop.realtime_events": ("CallRefused", "NewSessionNeeded", "SendFailed", "Sync", "ToolsSent"),
+    "loop.realtime_events": ("CallRefused", "NewSessionNeeded", "ResponseDone", "SendFailed", "Sync", "ToolsSent"),
     "loop.tool_refusal": ("refuses_tools",),
     "loop.loop_events": (
         "CallEnded",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
+from toolbus.dialects.conversation import Ending, Usage
 from toolbus.dialects.export import Export
 from toolbus.loop.loop_events import CallEvent, ReasoningDelta, TextDelta
 from toolbus.loop.turn_reply import CallDone
@@ -25,6 +26,21 @@ class CallRefused:
     """A call was not made: its tool is not offered, or there were too many calls."""
 
     done: CallDone
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseDone:
+    """A response of the model is over.
+
+    Attributes:
+        ending: `complete`; `cut` where no more tokens were allowed or the user interrupted; `refused`; `failed`.
+        reason: what the provider says of an ending that is not `complete`; else "".
+        usage: its tokens; None where the provider gave none.
+    """
+
+    ending: Ending
+    reason: str
+    usage: Usage | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +65,5 @@ class SendFailed:
 
 
 SessionEvent: TypeAlias = (
-    TextDelta | ReasoningDelta | CallEvent | CallRefused | ToolsSent | NewSessionNeeded | SendFailed
+    TextDelta | ReasoningDelta | CallEvent | CallRefused | ResponseDone | ToolsSent | NewSessionNeeded | SendFailed
 )

@@ -41,7 +41,15 @@ from toolbus.loop.loop_events import CallEnded, ReasoningDelta, TextDelta
 from toolbus.loop.loop_settings import LoopSettings
 from toolbus.loop.loop_tools import LoopTools
 from toolbus.loop.open_responses import OpenResponses, ResponseCall, answered
-from toolbus.loop.realtime_events import CallRefused, NewSessionNeeded, SendFailed, SessionEvent, Sync, ToolsSent
+from toolbus.loop.realtime_events import (
+    CallRefused,
+    NewSessionNeeded,
+    ResponseDone,
+    SendFailed,
+    SessionEvent,
+    Sync,
+    ToolsSent,
+)
 from toolbus.loop.repeat_guard import RepeatGuard
 from toolbus.loop.round_calls import CallRunner, RoundCalls, quote_name, unknown_tool
 from toolbus.loop.tool_source import ToolSource
@@ -249,6 +257,7 @@ class RealtimeSession:
                 case ResponseEnded():
                     self._turn_taking.response_ended()
                     self._responses.end(parsed.id)
+                    self._notify(ResponseDone(parsed.ending, parsed.reason, parsed.usage))
         self._send_if_ready()
 
     def _take(self, call: ModelCall) -> None:

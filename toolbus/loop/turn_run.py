@@ -77,6 +77,7 @@ class TurnRun:
             has_more = self._round < self._runner.loop_tools.extension.rounds or self._settings.forced_answer
             if turn.ending == "paused" and not turn.calls and has_more:
                 self._text += turn.text
+                choice = "none" if choice == "none" else "auto"
                 continue
             if not turn.calls or turn.ending in _NOT_RUN:
                 return self._answered(turn, "answered")
