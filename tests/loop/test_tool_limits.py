@@ -13,11 +13,12 @@ import pytest
 
 from tests.loop.realtime_provider import Provider
 from tests.loop.scripted_model import FunctionSource, ScriptedModel, call, says
+from toolbus.dialects.anthropic import Anthropic
 from toolbus.dialects.conversation import Message
 from toolbus.dialects.dialect_names import DIALECTS, find_dialect
 from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.embeddings import EmbedderChoice
-from toolbus.loop import LoopSettings, RoundStarted, Rule, ToolLoop
+from toolbus.loop import Endpoint, LoopSettings, RoundStarted, Rule, ToolLoop
 from toolbus.loop.deferred_tools import MAX_INJECTED, DeferredTools
 from toolbus.loop.realtime_session import RealtimeSession
 from toolbus.search import IndexCache
@@ -228,3 +229,16 @@ def test_the_dialects_with_a_published_number_have_it() -> None:
         "gemini": 512,
         "gemini-live": 512,
     }
+
+
+async def test_a_program_reads_from_the_first_event_what_its_model_cannot_be_offered() -> None:
+    source = catalog(3)
+    source.offer(
+        lambda: "ok",
+        name="keyed",
+        parameters_json='{"type": "object", "properties": {"城市": {}}, "required": ["城市"]}',
+    )
+    loop = ToolLoop(source, Endpoint(Anthropic(), lambda request: {"content": [{"type": "text", "text": "hi"}]}))
+    started = [event async for event in loop.stream("?") if isinstance(event, RoundStarted)]
+    assert started[0].export is not None
+    assert [each.tool for each in started[0].export.left_out] == ["keyed"]

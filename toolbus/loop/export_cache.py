@@ -70,15 +70,16 @@ class ExportCache:
             export = self._dialect.export(offered)
             for left_out in export.left_out:
                 log.warning("tool %r is not offered to %s: %s", left_out.tool, self._dialect.name, left_out.why)
-            export = replace(export, left_out=(*export.left_out, *refused, *own))
+            if refused or own:
+                export = replace(export, left_out=(*export.left_out, *refused, *own))
         self._exports[key] = export  # a used export counts as the newest
         return export
 
     @property
     def _max_tools(self) -> int | None:
         """How many tools a request takes; None: any number."""
-        known = [number for number in (self._setting, self._refused.max_tools) if number is not None]
-        return min(known, default=None)
+        setting, refused = self._setting, self._refused.max_tools
+        return setting if refused is None else min(setting or refused, refused)
 
     def _warn_once(self, loop_tools: LoopTools, count: int) -> None:
         if self._warned or not (loop_tools.limited or loop_tools.unpinned):

@@ -142,8 +142,7 @@ class LoopTools:
         Args:
             max_tools: how many tools the provider takes; None: any number.
         """
-        count = len(self._tools) + len(self._without_hidden(tools))
-        if self._deferred is None and self._automatic is not None and max_tools is not None and count > max_tools:
+        if self._deferred is None and self._automatic is not None and self._exceeds(tools, max_tools):
             self._defer(self._automatic())
             self._suggests = True
         if self._deferred is None:
@@ -158,6 +157,11 @@ class LoopTools:
                 elif self._suggests:
                     await asyncio.to_thread(self._deferred.suggest, need)
             self._deferred.offer(self._also)
+
+    def _exceeds(self, tools: Sequence[Tool], max_tools: int | None) -> bool:
+        if max_tools is None or len(self._tools) + len(tools) <= max_tools:
+            return False
+        return len(self._tools) + len(self._without_hidden(tools)) > max_tools
 
     def offered(self, tools: Iterable[Tool]) -> Sequence[Tool]:
         """Returns the tools of a catalog that the model is offered. The loop's tools hide others of their name."""
