@@ -196,7 +196,11 @@ async def test_what_was_not_decided_is_left_out_of_one_request_only_and_found_in
 
 
 async def test_an_answer_that_began_is_never_repeated() -> None:
+    asked: list[Json] = []
+
     async def ask(request: Json) -> Any:
+        asked.append(request)
+
         async def events() -> Any:
             yield {"choices": [{"index": 0, "delta": {"content": "half"}}]}
             raise ApiError(400, "tools[1].function.parameters: bad")
@@ -205,6 +209,15 @@ async def test_an_answer_that_began_is_never_repeated() -> None:
 
     with pytest.raises(ApiError):
         await ToolLoop(catalog(3), Endpoint(OpenAIChat(), ask)).run("?")
+    assert len(asked) == 1
+
+
+async def test_a_tool_of_the_loop_itself_is_left_out_too() -> None:
+    model = PickyModel(says("a"), says("b"), bad=["request_tool_injection"])
+    loop = ToolLoop(catalog(), model.endpoint, pinned=["tool_1"])
+    await loop.run("?")
+    await loop.run("?")
+    assert (model.refused, model.offered(1)) == (1, ["search_tools", "tool_1"])
 
 
 async def test_a_number_of_tools_that_was_not_known_is_learned_from_the_refusal(

@@ -113,10 +113,14 @@ async def test_a_request_never_offers_more_than_the_limit_whatever_a_model_injec
     model = ScriptedModel(*many, says("", call("tool_59")), says("end"))
     pinned = [f"tool_{number}" for number in reversed(range(40, 100))]
     source = catalog()
-    loop = loop_of(model, source, pinned=pinned, settings={"max_tools": 50, "rounds": 5})
+    loop = loop_of(model, source, pinned=pinned, settings={"max_tools": 51, "rounds": 5, "extension": True})
     await loop.run("?")
-    assert [len(model.offered(number)) for number in range(5)] == [30, 50, 50, 50, 50]
-    assert model.offered(0) == [*OWN, *(f"tool_{number}" for number in range(72, 100))]  # the first of `pinned`
+    assert [len(model.offered(number)) for number in range(5)] == [31, 51, 51, 51, 51]
+    assert model.offered(0) == [
+        "extend_tool_loop",
+        *OWN,
+        *(f"tool_{number}" for number in range(72, 100)),
+    ]  # the first of `pinned`
     third = json.loads(model.results(3)[2])
     assert third["injected"] == [f"tool_{number}" for number in range(40, 60)]
     assert third["no_longer_offered"] == [f"tool_{number}" for number in range(20, 40)]
@@ -138,6 +142,34 @@ def test_a_tool_that_was_called_lately_is_not_the_next_to_leave() -> None:
     assert deferred.injected == ("tool_1", "tool_3", "tool_4", "tool_5")
 
 
+def test_a_tool_that_is_suggested_again_is_not_the_next_to_leave() -> None:
+    deferred = DeferredTools(cache=IndexCache(False), limit=6)
+    deferred.offered([Tool(f"tool_{number}", f"Orders {topic}.") for number, topic in enumerate(TOPICS)])
+    for topic in ("apples", "bread", "carrots", "dates", "apples", "eggs"):
+        deferred.suggest(topic)
+    assert deferred.injected == ("tool_0", "tool_3", "tool_4")
+
+
+def test_a_pinned_tool_that_fits_after_it_was_injected_is_offered_once() -> None:
+    deferred = DeferredTools(["tool_1", "tool_2", "tool_3", "tool_4"], cache=IndexCache(False), limit=8)
+    deferred.offered(tools(20))
+    deferred.inject({"names": ["tool_4"]})
+    assert [tool.name for tool in deferred.offered(tools(20))][2:] == ["tool_1", "tool_2", "tool_3", "tool_4"]
+    without = [tool for tool in tools(20) if tool.name != "tool_1"]
+    assert [tool.name for tool in deferred.offered(without)][2:] == ["tool_2", "tool_3", "tool_4"]
+    assert deferred.injected == ()
+
+
+async def test_a_tool_that_the_model_calls_outlives_those_that_it_only_requested() -> None:
+    def request(*numbers: int) -> Any:
+        return says("", call("request_tool_injection", {"names": [f"tool_{number}" for number in numbers]}))
+
+    asks = request(10, 11, 12), says("", call("tool_10")), request(20, 21, 22), request(30, 31)
+    model = ScriptedModel(*asks, says("done"))
+    await loop_of(model, catalog(60), pinned=[], settings={"max_tools": 8, "rounds": 5}).run("?")
+    assert model.offered(4) == [*OWN, "tool_10", "tool_20", "tool_21", "tool_22", "tool_30", "tool_31"]
+
+
 def test_without_a_limit_of_the_provider_there_is_one_of_the_mode() -> None:
     deferred = DeferredTools(cache=IndexCache(False))
     deferred.offered(tools(300))
@@ -157,7 +189,7 @@ def test_where_too_much_was_suggested_half_leaves_at_once_so_that_the_rest_keeps
         assert f"tool_{number}" in deferred.injected
         assert len(deferred.injected) <= 20
     moved = sum(later[: len(earlier)] != earlier for earlier, later in pairwise(seen))
-    assert moved < 25
+    assert moved <= 3
 
 
 async def test_only_the_newest_messages_of_a_long_conversation_are_searched_for() -> None:

@@ -142,7 +142,8 @@ class LoopTools:
         Args:
             max_tools: how many tools the provider takes; None: any number.
         """
-        if self._deferred is None and self._automatic is not None and self._exceeds(tools, max_tools):
+        too_many = max_tools is not None and len(self._tools) + len(tools) > max_tools
+        if self._deferred is None and self._automatic is not None and too_many:
             self._defer(self._automatic())
             self._suggests = True
         if self._deferred is None:
@@ -157,11 +158,6 @@ class LoopTools:
                 elif self._suggests:
                     await asyncio.to_thread(self._deferred.suggest, need)
             self._deferred.offer(self._also)
-
-    def _exceeds(self, tools: Sequence[Tool], max_tools: int | None) -> bool:
-        if max_tools is None or len(self._tools) + len(tools) <= max_tools:
-            return False
-        return len(self._tools) + len(self._without_hidden(tools)) > max_tools
 
     def offered(self, tools: Iterable[Tool]) -> Sequence[Tool]:
         """Returns the tools of a catalog that the model is offered. The loop's tools hide others of their name."""
@@ -205,7 +201,7 @@ def needs_of(items: Sequence[HistoryItem], *, requests: bool) -> Iterator[str | 
 
 def _injected_by(answered: Answered) -> list[str]:
     """Returns the names that a call of `request_tool_injection` added."""
-    if answered.call.name != REQUEST_TOOL_INJECTION or not answered.call.known or answered.result.is_error:
+    if answered.call.name != REQUEST_TOOL_INJECTION or not answered.call.known:
         return []
     output = object_of(answered.result)
     names = [name for key in ("injected", "already_offered") for name in _list(output.get(key))]
