@@ -20,7 +20,7 @@ def bus(recording_bus: str) -> str:
 
 
 def test_export_prints_names_on_the_wire_tokens_and_losses(bus: str) -> None:
-    ended = toolbus("export", "get.weather", "list_tasks", "--dialect", "gemini", "--bus", bus)
+    ended = toolbus("export", "get.weather", "list_tasks", "--dialect", "gemini-live", "--bus", bus)
     assert (ended.returncode, ended.stderr) == (0, "")
     *rows, total = ended.stdout.splitlines()[1:]
     own, weather = sorted(rows, reverse=True)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.dialects.random_histories import CallNames, histories
-from tests.dialects.sample_tools import CHINESE, EMPTY, PLAIN, QUALIFIED, SAMPLES
+from tests.dialects.sample_tools import CHINESE, EMPTY, PLAIN, QUALIFIED, SAMPLES, TREE
 from tests.support.providers import genai, genai_types
 from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.dialect import EndpointError
@@ -119,8 +119,25 @@ def answers(*pairs: tuple[ModelCall, Any]) -> Answers:
 
 def test_a_tool_is_offered_as_a_flat_declaration() -> None:
     exported = DIALECT.export([PLAIN])
-    assert [tool.keys() for tool in exported.tools] == [{"name", "description", "parameters"}]
+    assert [tool.keys() for tool in exported.tools] == [{"name", "description", "parameters_json_schema"}]
+    assert exported.tools[0]["parameters_json_schema"]["required"] == ["city"]
+
+
+def test_json_schema_reaches_the_wire_whole_with_references_and_maps() -> None:
+    exported = DIALECT.export([TREE, PLAIN])
+    declarations = sent(DIALECT.request([HELLO], exported))["tools"][0]["functionDeclarations"]
+    assert declarations == list(exported.tools)
+    assert declarations[0]["parameters_json_schema"]["$defs"].keys() == {"Node"}
+    assert declarations[1]["parameters_json_schema"]["additionalProperties"] is False
+    assert exported.losses == ()
+
+
+def test_an_old_server_gets_the_form_of_openapi() -> None:
+    exported = Gemini(json_schema=False).export(SAMPLES)
+    assert all("parameters_json_schema" not in declared for declared in exported.tools)
     assert exported.tools[0]["parameters"]["required"] == ["city"]
+    assert {loss.keyword for loss in exported.losses if loss.tool == TREE.name} == {"$ref", "$schema"}
+    checked(Gemini(json_schema=False).request([HELLO], exported))
 
 
 def test_a_tool_without_parameters_has_none_on_the_wire() -> None:

@@ -266,7 +266,7 @@ def _of_anthropic(body: Json) -> Iterator[SentTool]:
 def _of_gemini(body: Json) -> Iterator[SentTool]:
     for group in body.get("setup", body).get("tools", ()):
         for each in group["functionDeclarations"]:
-            schema = each.get("parametersJsonSchema", each.get("parameters"))
+            schema = each.get("parameters_json_schema", each.get("parameters"))
             yield SentTool(each["name"], each.get("description", ""), schema, each)
 
 

@@ -45,7 +45,7 @@ class Anthropic(Dialect):
 
     name: ClassVar[str] = NAME
     name_rule: ClassVar[NameRule] = PLAIN_NAMES
-    schema_rules: ClassVar[SchemaRules] = ANTHROPIC_SCHEMAS
+    schema_rules: SchemaRules = ANTHROPIC_SCHEMAS
     accepted_images: ClassVar[ImageRule] = ANTHROPIC_IMAGES
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:

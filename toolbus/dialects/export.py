@@ -56,13 +56,13 @@ class ToolWriter(ABC):
     Class attributes:
         name: what users call it (`openai`, `anthropic` …).
         name_rule: which function names it accepts.
-        schema_rules: which part of JSON Schema it accepts.
+        schema_rules: which part of JSON Schema it accepts; an instance may have rules of its own.
         max_tools: how many tools it takes in one request or session; None where none is published.
     """
 
     name: ClassVar[str]
     name_rule: ClassVar[NameRule]
-    schema_rules: ClassVar[SchemaRules]
+    schema_rules: SchemaRules
     max_tools: ClassVar[int | None] = None
 
     def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from toolbus.dialects.alternation import OPENING, alternating, system_text
 from toolbus.dialects.conversation import Answered, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.dialect import Dialect, ToolChoice, TurnStream
-from toolbus.dialects.export import Export
+from toolbus.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.dialects.gemini_response import (
     CALL,
     NAME,
@@ -34,7 +34,7 @@ from toolbus.dialects.history import (
 )
 from toolbus.dialects.result_images import GEMINI_IMAGES, ImageRule, base64_of, image_label
 from toolbus.dialects.result_text import arguments_object, object_of
-from toolbus.dialects.schemas.schema_rules import GEMINI_SCHEMAS, SchemaRules
+from toolbus.dialects.schemas.schema_rules import GEMINI_JSON_SCHEMAS, GEMINI_SCHEMAS, SchemaRules
 from toolbus.dialects.tool_choice import forced_tool
 from toolbus.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable
 from toolbus.tool import Result, Tool
@@ -46,16 +46,29 @@ MAX_DECLARATIONS = 512
 
 
 class Gemini(Dialect):
-    """Gemini's generateContent."""
+    """Gemini's generateContent.
+
+    Args:
+        json_schema: False for a server that reads `parameters` only, the older form in OpenAPI's keywords, which has no
+            references, tuples and maps.
+    """
 
     name: ClassVar[str] = NAME
     name_rule: ClassVar[NameRule] = GEMINI_NAMES
-    schema_rules: ClassVar[SchemaRules] = GEMINI_SCHEMAS
+    schema_rules: SchemaRules = GEMINI_JSON_SCHEMAS
     accepted_images: ClassVar[ImageRule] = GEMINI_IMAGES
     max_tools: ClassVar[int | None] = MAX_DECLARATIONS
 
+    def __init__(
+        self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = True, json_schema: bool = True
+    ) -> None:
+        super().__init__(max_cached_schemas, images=images)
+        self.json_schema = json_schema
+        if not json_schema:
+            self.schema_rules = GEMINI_SCHEMAS
+
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
-        return declaration(wire_name, tool, schema)
+        return declaration(wire_name, tool, schema, "parameters_json_schema" if self.json_schema else "parameters")
 
     def parse(self, answer: Any, names: NameTable) -> Turn:
         stream = PartStream(names)
@@ -148,13 +161,14 @@ class Gemini(Dialect):
         return {"contents": contents, "config": config}
 
 
-def declaration(wire_name: str, tool: Tool, schema: Json) -> Json:
-    """Returns a tool as a function declaration, the same in a request and in a live session."""
+def declaration(wire_name: str, tool: Tool, schema: Json, key: str = "parameters") -> Json:
+    """Returns a tool as a function declaration, with its schema under the key for its form."""
     function: Json = {"name": wire_name}
     if tool.description:
         function["description"] = tool.description
-    if schema.get("properties"):  # the API refuses an object schema without properties
-        function["parameters"] = schema
+    # The API refuses an object schema without properties under `parameters`.
+    if schema.get("properties") or (key != "parameters" and schema.keys() - {"type", "properties"}):
+        function[key] = schema
     return function
 
 

@@ -3,6 +3,9 @@
 Messages have the keys of the Python SDK (`function_declarations`), which the server accepts beside its own
 (`functionDeclarations`). With the SDK, `session_update(export)["setup"]` belongs into the config of `live.connect`,
 and `answers(...)[0]["tool_response"]` are the arguments of `send_tool_response`.
+
+Schemas have OpenAPI's keywords: the server ignores `parameters_json_schema`, and the model then calls tools without
+arguments (googleapis/python-genai issue 1147).
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ class GeminiLive(RealtimeDialect):
 
     name: ClassVar[str] = "gemini-live"
     name_rule: ClassVar[NameRule] = GEMINI_NAMES
-    schema_rules: ClassVar[SchemaRules] = GEMINI_SCHEMAS
+    schema_rules: SchemaRules = GEMINI_SCHEMAS
     fixed_at_connect: ClassVar[bool] = True
     max_tools: ClassVar[int | None] = MAX_DECLARATIONS
 

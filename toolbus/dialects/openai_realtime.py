@@ -24,7 +24,7 @@ class OpenAIEventsDialect(RealtimeDialect):
     """What the providers that use OpenAI's realtime events have in common."""
 
     name_rule: ClassVar[NameRule] = PLAIN_NAMES
-    schema_rules: ClassVar[SchemaRules] = OPENAI_SCHEMAS
+    schema_rules: SchemaRules = OPENAI_SCHEMAS
 
     def session_update(self, export: Export) -> Json:
         return {"type": "session.update", "session": self.session(export)}

@@ -117,8 +117,8 @@ async def test_what_cannot_be_expressed_is_left_out_and_losses_are_listed(bus: B
     await http.post("/api/tools/register", json=body)
     schema = {"type": "object", "properties": {"n": {"type": "integer", "multipleOf": 3}}}
     await http.post("/api/tools/register", json={**body, "name": "lossy", "parameters": schema})
-    said = await exported(http, "gemini")
-    here = find_dialect("gemini").export(listing.tool for listing in bus.list())
+    said = await exported(http, "gemini-live")
+    here = find_dialect("gemini-live").export(listing.tool for listing in bus.list())
     assert [each["tool"] for each in said["left_out"]] == [each.tool for each in here.left_out]
     assert [(each["tool"], each["keyword"]) for each in said["losses"]] == [
         (each.tool, each.keyword) for each in here.losses

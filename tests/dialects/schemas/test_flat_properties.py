@@ -31,8 +31,7 @@ MEMBER = "- kind (always {}, required)\n  - {} (number, required)"
     ("schema", "written"),
     [
         ({"type": "string", "description": "A city."}, {"type": "string", "description": "A city."}),
-        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
-         {"type": ["string", "null"], "description": "Default null."}),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, {"type": ["string", "null"]}),
         ({"anyOf": [{"type": "string", "maxLength": 9, "description": "A."}, {"type": "null"}], "description": "B."},
          {"type": ["string", "null"], "description": "B.\nA.\nAt most 9 characters."}),
         ({"type": "string", "nullable": True, "enum": ["a"]}, {"type": ["string", "null"], "enum": ["a", None]}),
@@ -56,13 +55,14 @@ MEMBER = "- kind (always {}, required)\n  - {} (number, required)"
          {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "integer", "minimum": 1}}},
           "description": "No item twice, at least 1 items."}),
         ({"type": "array", "prefixItems": [{"type": "number"}, {"type": "string"}], "items": False},
-         {"type": "array", "items": False, "description": "- item 1 (number)\n- item 2 (string)"}),
+         {"type": "array",
+          "description": "Items in this order, no further items.\n- item 1 (number)\n- item 2 (string)"}),
         ({"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}},
          {"type": "object", "description": "- any name (integer, at least 0)"}),
         ({"type": "object", "patternProperties": {"^x": {"type": "string"}}, "additionalProperties": False},
          {"type": "object", "description": "No other fields.\n- any name that matches ^x (string)"}),
         ({"type": "string", "not": {"const": "x"}, "x-unit": "m"},
-         {"type": "string", "description": 'X-unit: "m", not: {"const": "x"}.'}),
+         {"type": "string", "description": 'Not: {"const": "x"}, x-unit: "m".'}),
         ({"allOf": [{"type": "string", "minLength": 2}, {"minLength": 3, "description": "B."}], "description": "A."},
          {"type": "string", "description": "A.\nB.\nAt least 3 characters."}),
         (True, {}),
@@ -171,10 +171,12 @@ def test_what_does_not_fit_into_the_description_is_reported_with_its_place() -> 
     assert [(loss.path, loss.keyword) for loss in losses] == [("/properties/long", "not")]
 
 
-def test_a_title_is_reported_where_it_says_more_than_the_name() -> None:
+def test_a_title_is_stated_where_it_says_more_than_the_name() -> None:
     assert properties(user_id={"type": "string", "title": "User Id"}) == ({"user_id": {"type": "string"}}, [])
-    _, losses = properties(user_id={"type": "string", "title": "Who"})
-    assert [(loss.path, loss.keyword) for loss in losses] == [("/properties/user_id", "title")]
+    written, losses = properties(user_id={"type": "string", "title": "Owner", "description": "Who pays."})
+    assert (written["user_id"]["description"], losses) == ("Owner\nWho pays.", [])
+    written, _ = properties(kind={"oneOf": [{"const": "a", "title": "Apples"}, {"const": "b", "title": "Bread"}]})
+    assert written["kind"]["description"] == '- either always "a": Apples\n- or always "b": Bread'
 
 
 def test_malformed_keywords_and_forbidden_properties_are_left_out_and_reported() -> None:

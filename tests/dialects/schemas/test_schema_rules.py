@@ -20,6 +20,7 @@ from tests.support.providers import genai_types, ollama
 from toolbus.dialects.schemas.schema_rules import (
     ANTHROPIC_SCHEMAS,
     ANY_SCHEMAS,
+    GEMINI_JSON_SCHEMAS,
     GEMINI_SCHEMAS,
     OLLAMA_SCHEMAS,
     OPENAI_SCHEMAS,
@@ -36,6 +37,7 @@ ALL = {
     "openai": OPENAI_SCHEMAS,
     "anthropic": ANTHROPIC_SCHEMAS,
     "gemini": GEMINI_SCHEMAS,
+    "gemini json": GEMINI_JSON_SCHEMAS,
     "ollama": OLLAMA_SCHEMAS,
     "any": ANY_SCHEMAS,
 }
@@ -55,6 +57,11 @@ ANYTHING = {
 }
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 META = jsonschema_rs.Draft202012Validator({"$ref": DRAFT})
+JSON_SUBSET = {
+    *("$id", "$defs", "$ref", "$anchor", "type", "format", "title", "description", "enum", "items", "prefixItems"),
+    *("minItems", "maxItems", "minimum", "maximum", "anyOf", "oneOf", "properties", "additionalProperties", "required"),
+    "propertyOrdering",
+}
 FOR_ALL = {"type", "title", "description", "nullable", "default", "example"}
 
 
@@ -77,6 +84,8 @@ def hold(schema: Json, rules: SchemaRules) -> None:
         META.validate(schema)  # as OpenAI does
     if rules is OLLAMA_SCHEMAS:
         hold_ollama(schema)
+    if rules is GEMINI_JSON_SCHEMAS:
+        hold_gemini_json(schema, schema.get("$defs", {}))
     if rules is ANTHROPIC_SCHEMAS:
         assert all(re.fullmatch("[a-zA-Z0-9_.-]{1,64}", name) for name in schema["properties"])
 
@@ -87,6 +96,24 @@ def hold_ollama(schema: Json) -> None:
     tool = {"type": "function", "function": {"name": "t", "parameters": parameters}}
     request = ollama._types.ChatRequest(model="m", messages=[], tools=[ollama.Tool.model_validate(tool)])
     assert request.model_dump(exclude_none=True)["tools"] == [tool]
+
+
+def hold_gemini_json(schema: Json, definitions: Json) -> None:
+    """Checks what the Gemini API says about `responseJsonSchema`."""
+    if "$ref" in schema:
+        assert schema == {"$ref": schema["$ref"]}
+        assert schema["$ref"].removeprefix("#/$defs/") in definitions
+        return
+    assert schema.keys() <= JSON_SUBSET
+    assert all(isinstance(value, str | int | float) and not isinstance(value, bool) for value in schema.get("enum", ()))
+    assert set(schema.get("required", ())) <= schema.get("properties", {}).keys()
+    assert all("$ref" not in schema["properties"][name] for name in schema.get("required", ()))
+    inner = [*schema.get("properties", {}).values(), *schema.get("$defs", {}).values()]
+    inner += [schema[keyword] for keyword in ("items", "additionalProperties") if isinstance(schema.get(keyword), dict)]
+    for keyword in ("anyOf", "oneOf", "prefixItems"):
+        inner += schema.get(keyword, ())
+    for each in inner:
+        hold_gemini_json(each, definitions)
 
 
 def hold_gemini(schema: Json) -> None:

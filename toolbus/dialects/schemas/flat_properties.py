@@ -12,13 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 from toolbus.dialects.schemas.losses import LossReport, excerpt
-from toolbus.dialects.schemas.merged import Merger
-from toolbus.dialects.schemas.parts import Part, inferred
+from toolbus.dialects.schemas.merged import Merger, implied_type, types_of_values
 from toolbus.dialects.schemas.words import Words
-from toolbus.schema_grammar import TYPES, of_type
+from toolbus.schema_grammar import TYPES
 
-_OF_ROOT = frozenset(("type", "properties", "required", "title"))
-_OF_PROPERTY = frozenset(("type", "items", "enum", "title"))
+_OF_ROOT = frozenset(("type", "properties", "required"))
+_OF_PROPERTY = frozenset(("type", "items", "enum"))
 _ABOUT = frozenset(("title", "description", "default", "examples", "example", "deprecated"))
 
 
@@ -33,7 +32,6 @@ class FlatProperties:
         merger = Merger(report)
         merged = merger.root(root)
         words = Words(report, merger.definitions)
-        _report_title(merged, report.tool, report)
         schema: dict[str, Any] = {"type": "object", "properties": {}}
         for name, value in merged["properties"].items():
             if value is False:
@@ -44,25 +42,26 @@ class FlatProperties:
             schema["required"] = required
         if merger.definitions:
             schema["$defs"] = merger.definitions
-        if description := words.describe(merged, _OF_ROOT):
+        if description := words.describe(merged, _OF_ROOT, report.tool):
             schema["description"] = description
         return schema
 
 
 def _property(name: str, schema: dict[str, Any], words: Words, report: LossReport) -> dict[str, Any]:
     schema = _chosen(schema, report)
-    _report_title(schema, name, report)
     written: dict[str, Any] = {}
     values = [schema["const"]] if "const" in schema else schema.get("enum")
-    types = schema.get("type") or inferred([Part(schema)]) or _types_of(values or ())
+    types = schema.get("type") or implied_type(schema)
     if types:
         written["type"] = types
-    if "items" in schema:
+    if "items" in schema and "prefixItems" not in schema:
         written["items"] = schema["items"]
     if values is not None:
         written["enum"] = values
     known = _OF_PROPERTY | {"const"} if "const" in schema else _OF_PROPERTY
-    if description := words.describe(schema, known):
+    if "prefixItems" in schema:
+        known -= {"items"}
+    if description := words.describe(schema, known, name):
         written["description"] = description
     return written
 
@@ -80,12 +79,12 @@ def _chosen(schema: dict[str, Any], report: LossReport) -> dict[str, Any]:
         base = _united(others[0], base)
     elif others and not base.keys() - _ABOUT and all(_lists_values(branch) for branch in others):
         base["enum"] = list(dict.fromkeys(value for branch in others for value in _values(branch)))
-        base["type"] = _types_of(base["enum"])
+        base["type"] = types_of_values(base["enum"])
     else:
-        types = {kind for branch in others for kind in _listed(branch.get("type") or _types_of(_values(branch)))}
+        types = {kind for branch in others for kind in _listed(branch.get("type") or types_of_values(_values(branch)))}
         if "type" not in base and types and all("type" in branch or _values(branch) for branch in others):
             base["type"] = [kind for kind in TYPES if kind in types]
-        items = [branch["items"] for branch in others if "items" in branch]
+        items = [branch["items"] for branch in others if "items" in branch and "prefixItems" not in branch]
         if len(items) == 1:
             base.setdefault("items", items[0])
         if any(branch.keys() - {"type"} for branch in others) or "type" not in base:
@@ -110,32 +109,12 @@ def _united(branch: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 
 def _lists_values(branch: dict[str, Any]) -> bool:
     """Tells whether an alternative is nothing but a list of values."""
-    return bool(_values(branch)) and not branch.keys() - {"const", "enum", "type", "title"}
+    return bool(_values(branch)) and not branch.keys() - {"const", "enum", "type"}
 
 
 def _values(branch: dict[str, Any]) -> list[Any]:
     return [branch["const"]] if "const" in branch else branch.get("enum", [])
 
 
-def _types_of(values: Any) -> Any:
-    """Returns the types of values: one, or a list."""
-    kinds = [kind for kind in TYPES if any(of_type(value, kind) for value in values)]
-    if "number" in kinds and all(of_type(value, "integer") for value in values if of_type(value, "number")):
-        kinds.remove("number")
-    elif "integer" in kinds:
-        kinds.remove("integer")
-    return kinds[0] if len(kinds) == 1 else kinds
-
-
 def _listed(types: Any) -> list[str]:
     return [types] if isinstance(types, str) else types
-
-
-def _report_title(schema: dict[str, Any], name: str, report: LossReport) -> None:
-    """Reports a title that says more than the name does."""
-    if "title" in schema and _letters(name) not in _letters(schema["title"]):
-        report.lose(schema, "title", f"the provider does not know it, {excerpt(schema['title'])} was dropped")
-
-
-def _letters(text: str) -> str:
-    return "".join(character for character in text.lower() if character.isalnum())

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 from toolbus.dialects.schemas.losses import LossReport, excerpt
-from toolbus.dialects.schemas.parts import Part, Parts, References
-from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE, TYPES, is_number
+from toolbus.dialects.schemas.parts import Part, Parts, References, inferred
+from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE, TYPES, is_number, of_type
 
 _MAX_EXPANDED = 1000  # schemas that are written below a reference
 _MAX_LEVELS = 40  # below which no reference is followed
 _FOLLOWED = frozenset(("$ref", "allOf"))
+_HOLDERS = MAPS | SINGLE | LISTS
 _LEFT_OUT = frozenset(
     (
         *("allOf", "$defs", "definitions", "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$vocabulary"),
@@ -86,7 +87,8 @@ class Merger:
             for keyword, value in part.schema.items():
                 if keyword in _LEFT_OUT:
                     continue
-                if keyword in MAPS or keyword in SINGLE or keyword in LISTS:
+                if keyword in _HOLDERS:
+                    merged.setdefault(keyword)  # its place
                     self._collect(part, keyword, value, inner)
                 elif keyword != "$ref":
                     self._value(part, keyword, value, merged)
@@ -97,6 +99,8 @@ class Merger:
                 _allow_null(merged)
         for keyword, children in inner.items():
             merged[keyword] = self._written(keyword, children)
+        for keyword in merged.keys() & _HOLDERS - inner.keys():  # none of its schemas is one
+            del merged[keyword]
         self._parts.level -= 1
         return self._report.generated(merged, self._report.path(flat[0].schema))
 
@@ -221,3 +225,19 @@ def _allow_null(merged: dict[str, Any]) -> None:
         merged["type"] = [*([types] if isinstance(types, str) else types), "null"]
     if "enum" in merged and None not in merged["enum"]:
         merged["enum"] = [*merged["enum"], None]
+
+
+def implied_type(schema: dict[str, Any]) -> Any:
+    """Returns the type or types that a schema without any implies by its keywords or values; empty where none."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum", ())
+    return types_of_values(values) if values else inferred([Part(schema)])
+
+
+def types_of_values(values: Any) -> Any:
+    """Returns the types of values: one, or a list."""
+    kinds = [kind for kind in TYPES if any(of_type(value, kind) for value in values)]
+    if "number" in kinds and all(of_type(value, "integer") for value in values if of_type(value, "number")):
+        kinds.remove("number")
+    elif "integer" in kinds:
+        kinds.remove("integer")
+    return kinds[0] if len(kinds) == 1 else kinds

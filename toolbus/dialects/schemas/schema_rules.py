@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from toolbus.dialects.schemas.flat_properties import FlatProperties
+from toolbus.dialects.schemas.json_subset import JsonSubset
 from toolbus.dialects.schemas.losses import Inexpressible, Loss, LossReport
 from toolbus.dialects.schemas.pattern_rules import common_pattern, grammar_pattern, re2_pattern
 from toolbus.dialects.schemas.rewrite import Rewriter
@@ -21,6 +22,7 @@ from toolbus.dialects.schemas.sanitizer import Sanitizer
 __all__ = [
     "ANTHROPIC_SCHEMAS",
     "ANY_SCHEMAS",
+    "GEMINI_JSON_SCHEMAS",
     "GEMINI_SCHEMAS",
     "OLLAMA_SCHEMAS",
     "OPENAI_SCHEMAS",
@@ -69,6 +71,7 @@ ANY_SCHEMAS = SchemaRules(plain_root=False)
 OPENAI_SCHEMAS = SchemaRules(Sanitizer(patterns=grammar_pattern, keys=common_pattern, grammar=True))
 ANTHROPIC_SCHEMAS = SchemaRules(Sanitizer(property_names=r"[a-zA-Z0-9_.-]{1,64}"))
 GEMINI_SCHEMAS = SchemaRules(Rewriter(_GEMINI_KEYWORDS, patterns=re2_pattern))
+GEMINI_JSON_SCHEMAS = SchemaRules(JsonSubset())
 OLLAMA_SCHEMAS = SchemaRules(FlatProperties())
 
 

@@ -65,11 +65,12 @@ class Words:
         self._left = MAX_CHARACTERS
         self._named: list[str] = []  # definitions that a text names
 
-    def describe(self, schema: dict[str, Any], known: frozenset[str]) -> str:
+    def describe(self, schema: dict[str, Any], known: frozenset[str], name: str) -> str:
         """Returns a schema as a description: its own one, its rules as a sentence, its fields as a list.
 
         Args:
             known: keywords that the provider knows, which are not stated.
+            name: of the field or tool that it describes.
         """
         self._named = []
         stated = {keyword: value for keyword, value in schema.items() if keyword not in known}
@@ -78,7 +79,8 @@ class Words:
         lines = self._lists(stated, facts, 0, has_fields="properties" in schema and "properties" in known)
         for name in self._named:  # grows meanwhile
             lines += self._definition(name)
-        texts = [schema["description"]] if "description" in schema else []
+        texts = [] if "title" in known else telling_title(schema, name)
+        texts += [schema["description"]] if "description" in schema else []
         if facts:
             texts.append(_sentence(facts))
         if lines:
@@ -92,10 +94,10 @@ class Words:
         if not isinstance(schema, dict):
             return (["anything"] if schema else ["nothing"]), []
         facts = [self._kind(schema)]
-        if "items" in schema and isinstance(schema["items"], dict) and schema["items"]:
+        if "prefixItems" not in schema and schema.get("items") not in (None, True, False, {}):
             (kind, *rules), lines = self._phrase(schema["items"], level)
             facts = [f"{facts[0] or 'array'} of {_with_rules(kind, rules)}"]
-            if text := _line(schema["items"].get("description")):
+            if text := _about(schema["items"]):
                 lines = [f"each item: {text}", *lines] if lines else lines
                 facts += [] if lines else [f"each item: {text}"]
         else:
@@ -124,9 +126,11 @@ class Words:
         for keyword, value in schema.items():
             if keyword in _ELSEWHERE:
                 continue
-            if keyword in _PHRASES:
+            if keyword in _PHRASES and value is not None:
                 text = value if keyword in ("pattern", "format") else _json(value)
                 rules.append(_PHRASES[keyword].format(text))
+            elif keyword == "default" and value is None:
+                continue  # the same as to leave it out
             elif keyword in _FLAGS:
                 rules += [_FLAGS[keyword]] if value else []
             elif keyword == "examples":
@@ -160,7 +164,7 @@ class Words:
         fields = dict(schema.get("properties") or {})
         required = schema.get("required") or ()
         if missing := [name for name in required if name not in fields]:
-            facts.append(f"with {', '.join(missing)}")
+            facts.append(f"required: {', '.join(missing)}")
         entries: list[tuple[str, Any, bool]] = [(name, each, name in required) for name, each in fields.items()]
         for pattern, each in (schema.get("patternProperties") or {}).items():
             entries.append((f"any name that matches {pattern}", each, False))
@@ -169,8 +173,13 @@ class Words:
             facts.append("no other fields" if entries or has_fields else "no fields")
         elif isinstance(others, dict) and others:
             entries.append(("any other name" if entries or has_fields else "any name", others, False))
-        for place, each in enumerate(schema.get("prefixItems") or (), 1):
-            entries.append((f"item {place}", each, False))
+        if "prefixItems" in schema:
+            facts.append("items in this order")
+            entries += [(f"item {place}", each, False) for place, each in enumerate(schema["prefixItems"], 1)]
+            if schema.get("items") is False:
+                facts.append("no further items")
+            elif isinstance(schema.get("items"), dict) and schema["items"]:
+                entries.append(("every further item", schema["items"], False))
         return lines + self._entries(schema, entries, level)
 
     def _entries(self, schema: dict[str, Any], entries: list[tuple[str, Any, bool]], level: int) -> list[str]:
@@ -182,7 +191,7 @@ class Words:
                 self._report.lose(schema, "prefixItems" if name.startswith("item ") else "properties", why)
                 return [*lines, "- …"]
             (kind, *rules), inner = self._phrase(each, level + 1)
-            text = _line(each.get("description")) if isinstance(each, dict) else ""
+            text = _about(each, name)
             facts = ", ".join([kind, *(["required"] if required else []), *rules])
             line = f"- {name} ({facts}){': ' if text else ''}{text}"
             self._left -= len(line) + 2 * level
@@ -202,7 +211,7 @@ class Words:
             self._report.lose(schema, keyword, f"{len(branches)} alternatives did not fit into the description")
             return []
         phrases = [self._phrase(branch, level + 1) for branch in branches]
-        about = [_line(one.get("description")) if isinstance(one, dict) else "" for one in branches]
+        about = [_about(one) for one in branches]
         if not any(lines for _, lines in phrases) and not any(about):
             facts.append(
                 " or ".join(f"{kind} ({', '.join(rules)})" if rules else kind for (kind, *rules), _ in phrases)
@@ -218,7 +227,7 @@ class Words:
 
     def _definition(self, name: str) -> list[str]:
         (kind, *rules), lines = self._phrase(self._definitions[name], 0)
-        text = _line(self._definitions[name].get("description"))
+        text = _about(self._definitions[name], name)
         return [f"{name} is: {', '.join([kind, *rules])}{'. ' if text else ''}{text}", *lines]
 
 
@@ -231,9 +240,22 @@ def _sentence(facts: list[str]) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _line(text: Any) -> str:
-    """Returns a description as one line, as an entry of a list has it."""
-    return " ".join(text.split()) if isinstance(text, str) else ""
+def _about(schema: Any, name: str = "") -> str:
+    """Returns what a schema says about itself as one line, as an entry of a list has it."""
+    if not isinstance(schema, dict):
+        return ""
+    return " ".join(". ".join(filter(None, (*telling_title(schema, name), schema.get("description")))).split())
+
+
+def telling_title(schema: dict[str, Any], name: str) -> list[str]:
+    """Returns the title of a schema, unless its name or its description says the same."""
+    title = schema.get("title", "")
+    repeats = title in schema.get("description", "") or (_letters(name) and _letters(name) in _letters(title))
+    return [] if repeats else [title]
+
+
+def _letters(text: str) -> str:
+    return "".join(character for character in text.lower() if character.isalnum())
 
 
 def _json(value: Any) -> str:
