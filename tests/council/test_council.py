@@ -20,7 +20,7 @@ from tests.council.fake_tool_source import (
     settings,
     tool,
 )
-from toolbus.council.council_settings import CouncilTimings
+from toolbus.council.council_limits import CouncilTimings
 from toolbus.council.tool_runner import truncate
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.extension import (

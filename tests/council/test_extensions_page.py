@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests.council import test_spindle_differences
+from toolbus.council import council_limits
 from toolbus.council.council import MAX_PARALLEL
 from toolbus.council.council_history import MAX_CHATS, MAX_ENTRIES_PER_CHAT, MAX_ENTRY_CHARACTERS
-from toolbus.council.prompt_tool import ATTEMPTS
+from toolbus.council.council_limits import ATTEMPTS
 from toolbus.extension import (
     CouncilCompleted,
     CouncilEvent,
@@ -60,6 +61,15 @@ def test_the_page_lists_every_setting_with_its_default(head: str, record: Any) -
     listed = {row[0].strip("`"): ast.literal_eval(row[1].strip("`")) for row in rows(head)}
     assert listed == {each.name: each.default for each in fields(record) if each.default is not MISSING}
     assert len(listed) == len(fields(record))
+
+
+def test_the_page_lists_every_time_and_number_of_tokens_of_a_council() -> None:
+    listed = {row[0].strip("`"): float(row[1]) for row in rows("| what | value |")}
+    constants = {name: value for name, value in vars(council_limits).items() if name.isupper()}
+    del constants["COUNCIL_TIMINGS"]
+    known = constants | {each.name: each.default for each in fields(council_limits.CouncilTimings)}
+    settings = {"TEMPERATURE", "TOP_P"}  # in the table of the sidecar
+    assert listed == {name: value for name, value in known.items() if name not in settings}
 
 
 def test_the_page_lists_every_event_with_its_fields() -> None:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolbus.cancellation import is_being_cancelled
+from toolbus.council.council_limits import PLAN_TEMPERATURE, REPAIR_TOKENS, plan_tokens
 from toolbus.council.language_model import Completion, LanguageModel, Question, ask
 from toolbus.council.member import Member
 from toolbus.council.sidecar_settings import SidecarSettings
@@ -23,10 +24,6 @@ from toolbus.text import join_surrogates_in_json
 from toolbus.tool import Tool
 
 FUNCTION = "call_tool"
-_MAX_TEMPERATURE = 0.2  # arguments should be right, not original
-_MIN_TOKENS = 128
-_TOKENS_PER_SECOND = 10  # of a slow model: a plan must not use up the tool's timeout
-_REPAIR_TOKENS = 192
 
 _FENCED = re.compile(r"```[a-zA-Z]*+(.*?)```", re.DOTALL)
 _LINE = re.compile(r"\s*(?:[-*•]\s+)?[\"'`*]*([^\s\"'`*:=]+)[\"'`*]*\s*[:=]\s*(.+)")
@@ -86,7 +83,7 @@ async def _planned(question: Question, schema: Mapping[str, Any], model: Languag
         question,
         messages=(*question.messages, {"role": "assistant", "content": previous}, {"role": "user", "content": again}),
         temperature=0.0,
-        max_tokens=_REPAIR_TOKENS,
+        max_tokens=REPAIR_TOKENS,
     )
     repaired = coerce_arguments(read_arguments(await ask(model, repair), schema), schema)
     return arguments | {name: value for name, value in repaired.items() if not _empty(value)}
@@ -116,10 +113,11 @@ def _question(
             "description": tool.description or f"Uses {tool.display_name or tool.name}.",
             "parameters": schema,
         },
-        temperature=min(sidecar.temperature, _MAX_TEMPERATURE),
+        temperature=min(sidecar.temperature, PLAN_TEMPERATURE),
         top_p=sidecar.top_p,
-        max_tokens=min(sidecar.max_tokens, max(_MIN_TOKENS, int(timeout_seconds * _TOKENS_PER_SECOND))),
+        max_tokens=plan_tokens(timeout_seconds, sidecar.max_tokens),
         model=sidecar.model,
+        defaults=sidecar.defaults,
     )
 
 

@@ -31,7 +31,8 @@ from toolbus.council.council_events import (
     notify,
 )
 from toolbus.council.council_history import CouncilHistory
-from toolbus.council.council_settings import COUNCIL_TIMINGS, CouncilSettings, CouncilTimings
+from toolbus.council.council_limits import COUNCIL_TIMINGS, CouncilTimings
+from toolbus.council.council_settings import CouncilSettings
 from toolbus.council.deliberation import Deliberation, SkippedTool, ToolOutcome
 from toolbus.council.deliberation_text import deliberation_block, named_results
 from toolbus.council.inline_tools import InlineTools

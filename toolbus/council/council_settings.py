@@ -14,35 +14,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from toolbus.council.council_limits import LEAST_TOOL_SECONDS, TOOL_SECONDS
 from toolbus.council.member import MAX_RETENTION, Member
 from toolbus.errors import SetupError
 from toolbus.reader import Keys, Read, Reader, UnknownKey, list_unknown, path_of, read_file, snake_case
 from toolbus.text import quote
 from toolbus.tool import KIB, MAX_TIMEOUT_SECONDS
 
-LEAST_TIMEOUT_SECONDS = 15.0  # below it, tools that ask a model themselves hardly ever finish
 MODES = ("sidecar", "inline")
 SUBJECT = "council settings"
 
 log = logging.getLogger("toolbus.extension")
-
-
-@dataclass(frozen=True, slots=True)
-class CouncilTimings:
-    """How long a council waits for what, in seconds, beside its settings. Tests give tiny values.
-
-    Attributes:
-        event_seconds: timeout of an async ``on_event`` for one event, so that a stuck host blocks no run.
-        extra_seconds: above the timeout of a tool, for a source that does not enforce it; a bus does.
-        backoff_seconds: before the second attempt of a prompt tool; longer by as much before each further one.
-    """
-
-    event_seconds: float = 5.0
-    extra_seconds: float = 1.0
-    backoff_seconds: float = 0.5
-
-
-COUNCIL_TIMINGS = CouncilTimings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +52,7 @@ class CouncilSettings:
 
     members: tuple[Member, ...] = ()
     mode: Literal["sidecar", "inline"] = "sidecar"
-    timeout_seconds: float = 30.0
+    timeout_seconds: float = TOOL_SECONDS
     sidecar_context_window: int = 25
     exclude_latest_user_message: bool = False
     include_user_persona: bool = True
@@ -81,7 +63,7 @@ class CouncilSettings:
     parallel: bool = False
     plan_arguments: bool = False
     retain_results_for_regens: bool = False
-    least_timeout_seconds: float = LEAST_TIMEOUT_SECONDS
+    least_timeout_seconds: float = LEAST_TOOL_SECONDS
     result_bytes: int = 64 * KIB
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from toolbus.council.language_model import Completion, Question
-from toolbus.council.sampling import place_of, refused_places, sampling_options, with_options
+from toolbus.council.sampling import left_to_endpoint, place_of, refused_places, sampling_options, with_options
 from toolbus.dialects.conversation import HistoryItem, Json, Message, Turn
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.endings import end_text
@@ -38,6 +38,8 @@ class EndpointModel:
             export = self._export(question)
             wire = next(iter(export.names.to_bus), "") if export is not None else ""
             options = sampling_options(dialect.name, question, wire)
+            for option in left_to_endpoint(dialect.name, question, self._endpoint.options):
+                del options[option]
             request = with_options(dialect.request(items, export), dialect.name, options, refused)
             if model := question.model or self._model:
                 request["model"] = model

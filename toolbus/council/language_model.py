@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from toolbus.cancellation import is_being_cancelled
+from toolbus.council.council_limits import ANSWER_TOKENS, TEMPERATURE, TOP_P
 from toolbus.text import join_surrogates
 
 # The thoughts before an answer, where the server does not separate them; some models leave out the opening tag.
@@ -26,14 +27,17 @@ class Question:
         temperature, top_p: as providers define them.
         max_tokens: of the answer.
         model: by the provider's name; "" means the default of the `LanguageModel`.
+        defaults: which of `temperature`, `top_p` and `max_tokens` nobody chose: a model that has options of its own
+            keeps those.
     """
 
     messages: Sequence[Mapping[str, str]]
     function: Mapping[str, Any] | None = None
-    temperature: float = 0.7
-    top_p: float = 0.9
-    max_tokens: int = 1024
+    temperature: float = TEMPERATURE
+    top_p: float = TOP_P
+    max_tokens: int = ANSWER_TOKENS
     model: str = ""
+    defaults: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

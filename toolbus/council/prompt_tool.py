@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from toolbus.cancellation import is_being_cancelled
-from toolbus.council.council_settings import COUNCIL_TIMINGS
+from toolbus.council.council_limits import ATTEMPTS, COUNCIL_TIMINGS
 from toolbus.council.deliberation import TimedOut
 from toolbus.council.language_model import Completion, LanguageModel, Question, ask
 from toolbus.council.member import Member
@@ -23,7 +23,6 @@ from toolbus.tool import MAX_NAME, NAME
 
 log = logging.getLogger("toolbus.extension")
 
-ATTEMPTS = 3
 FINAL_STATUSES = (400, 401, 403, 404)  # of a server that would answer the same again
 NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({"type": "object", "properties": {}})
 _PRONOUNS = ("she/her", "he/him", "they/them")  # by gender_identity; the fourth is any
@@ -126,6 +125,7 @@ async def run_prompt_tool(
         top_p=sidecar.top_p,
         max_tokens=sidecar.max_tokens,
         model=sidecar.model,
+        defaults=sidecar.defaults,
     )
     failure, attempts = "no attempt was made", 0
     try:

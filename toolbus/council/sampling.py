@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from toolbus.council.language_model import Question
@@ -85,6 +85,31 @@ def sampling_options(dialect: str, question: Question, function: str) -> dict[st
     return {option: value for option, value in options.items() if option in places}
 
 
+def left_to_endpoint(dialect: str, question: Question, own: Mapping[str, Any]) -> set[str]:
+    """Returns the options of a question that nobody chose and that the endpoint's program has set itself.
+
+    Args:
+        own: the keys that the program put into every request.
+    """
+    return {
+        option
+        for option in question.defaults & _PLACES.get(dialect, {}).keys()
+        if any(_is_set(own, place) for place in _places(dialect, option))
+    }
+
+
+def _is_set(own: Mapping[str, Any], place: str) -> bool:
+    branch, _, key = place.rpartition(".")
+    holder = own.get(branch) if branch else own
+    return isinstance(holder, Mapping) and holder.get(key) is not None
+
+
+def _places(dialect: str, option: str) -> tuple[str, ...]:
+    """Returns the places that an option may have in a request, the first choice first."""
+    first, second = _PLACES[dialect][option], _SECOND_PLACES.get((dialect, option), "")
+    return (first, second) if second else (first,)
+
+
 def with_options(request: Json, dialect: str, options: dict[str, Any], refused: Iterable[str] = ()) -> Json:
     """Returns a request with options, without those that were refused.
 
@@ -106,10 +131,7 @@ def with_options(request: Json, dialect: str, options: dict[str, Any], refused: 
 
 def place_of(dialect: str, option: str, refused: Iterable[str]) -> str:
     """Returns the place of an option in a request, "" if all its places were refused."""
-    for place in (_PLACES[dialect][option], _SECOND_PLACES.get((dialect, option), "")):
-        if place not in refused:
-            return place
-    return ""
+    return next((place for place in _places(dialect, option) if place not in refused), "")
 
 
 def refused_places(error: BaseException, places: Iterable[str]) -> set[str]:

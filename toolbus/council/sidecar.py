@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from toolbus.council.council_limits import COUNCIL_TIMINGS
 from toolbus.council.endpoint_model import EndpointModel
 from toolbus.council.language_model import LanguageModel, Question, ask
 from toolbus.council.sidecar_settings import NOT_BARE, WHERE_KEYS_GO, SidecarSettings
@@ -29,8 +30,6 @@ from toolbus.tool import KIB, MIB
 
 log = logging.getLogger("toolbus.extension")
 
-DEFAULT_TIMEOUT_SECONDS = 120.0  # of one question; a council has a shorter one of its own
-_CONNECT_SECONDS = 10.0
 _MAX_ANSWER = 4 * MIB
 _MAX_SHOWN = 500  # characters of a server's error text
 
@@ -53,6 +52,9 @@ class SidecarError(EndpointError):
 def model_of(endpoint: Endpoint, *, sidecar: SidecarSettings | None = None) -> LanguageModel:
     """Returns the model of an endpoint as a `LanguageModel`, for every provider.
 
+    What the program gave to its endpoint (`openai_endpoint(client, model, temperature=0)`) holds for every question;
+    settings of the sidecar that are not at their default go before it.
+
     Args:
         sidecar: its model is used instead of the endpoint's; its other settings come with each question.
     """
@@ -63,9 +65,15 @@ def lent(model: LanguageModel) -> Generate:
     """Returns a model as `Host.lend` takes it: ``await host.lend(lent(model_of(endpoint)))``."""
 
     async def generate(request: GenerationRequest) -> str:
-        defaults = Question(request.messages, max_tokens=request.max_tokens, model=request.model)
-        warm = defaults if request.temperature is None else replace(defaults, temperature=request.temperature)
-        return (await ask(model, warm)).text
+        question = Question(
+            request.messages,
+            max_tokens=request.max_tokens,
+            model=request.model,
+            defaults=frozenset(("temperature", "top_p")),
+        )
+        if request.temperature is not None:
+            question = replace(question, temperature=request.temperature, defaults=frozenset(("top_p",)))
+        return (await ask(model, question)).text
 
     return generate
 
@@ -76,7 +84,7 @@ def sidecar_model(
     api_key: str | None = None,
     client: Any = None,
     connections: Mapping[str, str] | None = None,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    timeout_seconds: float = COUNCIL_TIMINGS.answer_seconds,
 ) -> LanguageModel | None:
     """Returns the model of the settings; None where they have none, for the reason in `sidecar.unavailable`.
 
@@ -139,7 +147,7 @@ class _Server:
 
     async def _post(self, client: Any, request: Json) -> tuple[int, bytes]:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        timeout = self._httpx.Timeout(self._timeout, connect=min(self._timeout, _CONNECT_SECONDS))
+        timeout = self._httpx.Timeout(self._timeout, connect=min(self._timeout, COUNCIL_TIMINGS.connect_seconds))
         body = b""
         async with client.stream("POST", self._url, json=request, headers=headers, timeout=timeout) as response:
             async for piece in response.aiter_bytes():

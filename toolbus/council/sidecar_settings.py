@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from toolbus.council.council_limits import ANSWER_TOKENS, TEMPERATURE, TOP_P
 from toolbus.errors import SetupError
 from toolbus.reader import Keys, Read, Reader, UnknownKey, list_unknown, snake_case
 
@@ -22,6 +23,7 @@ NOT_BARE = (
     + WHERE_KEYS_GO
 )
 
+SAMPLING: Mapping[str, float] = {"temperature": TEMPERATURE, "top_p": TOP_P, "max_tokens": ANSWER_TOKENS}
 _SUBJECT = "sidecar"
 _KEYS = {"api_key", "apiKey", "api-key", "key"}
 
@@ -43,9 +45,9 @@ class SidecarSettings:
 
     connection: str = ""
     model: str = ""
-    temperature: float = 0.7
-    top_p: float = 0.9
-    max_tokens: int = 1024
+    temperature: float = TEMPERATURE
+    top_p: float = TOP_P
+    max_tokens: int = ANSWER_TOKENS
 
     def __post_init__(self) -> None:
         for name, read in _RULES.items():
@@ -66,6 +68,11 @@ class SidecarSettings:
         if unknown:
             log.warning("%s: unknown keys are ignored: %s", _SUBJECT, list_unknown(unknown))
         return cls(**values)
+
+    @property
+    def defaults(self) -> frozenset[str]:
+        """The sampling options that are at their default: those that the program gave to an endpoint go before them."""
+        return frozenset(name for name, value in SAMPLING.items() if getattr(self, name) == value)
 
     @property
     def unavailable(self) -> str:

@@ -10,7 +10,8 @@ from dataclasses import replace
 from toolbus.cancellation import is_being_cancelled
 from toolbus.council.argument_planning import missing_required, plan_arguments
 from toolbus.council.available_tools import AvailableTool
-from toolbus.council.council_settings import COUNCIL_TIMINGS, CouncilSettings, CouncilTimings
+from toolbus.council.council_limits import COUNCIL_TIMINGS, CouncilTimings
+from toolbus.council.council_settings import CouncilSettings
 from toolbus.council.deliberation import TimedOut, ToolOutcome
 from toolbus.council.language_model import LanguageModel
 from toolbus.council.member import Member

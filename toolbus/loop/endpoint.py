@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from toolbus.dialects.conversation import Delta, Json, Turn
@@ -23,6 +23,7 @@ log = logging.getLogger("toolbus.loop")
 
 Ask = Callable[[Json], Any]
 
+MAX_TOKENS = 4096  # of an answer of Anthropic's, where a program names no number
 # The keys of requests that a loop writes itself, in the terms of all providers.
 _LOOP_KEYS = frozenset(
     (
@@ -40,11 +41,13 @@ class Endpoint:
         dialect: the format of its requests and answers.
         ask: takes a request. Returns, or is awaited for, a whole answer or an async iterator of its events.
         name: for errors and logs.
+        options: the keys that its program put into every request; who asks besides the loop leaves them as they are.
     """
 
     dialect: Dialect
     ask: Ask
     name: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.name or 'of a function'} {self.dialect.name}>"
@@ -105,8 +108,12 @@ def openai_endpoint(client: Any, model: str, *, stream: bool = True, **options: 
     if fixed.get("stream_options", ()) is None:
         del fixed["stream_options"]
     elif stream and "stream_options" not in fixed:
-        return Endpoint(OpenAIChat(), _CountedChat(client, fixed).ask, f"openai {model}")
-    return Endpoint(OpenAIChat(), lambda request: client.chat.completions.create(**fixed | request), f"openai {model}")
+        return Endpoint(OpenAIChat(), _CountedChat(client, fixed).ask, f"openai {model}", options)
+
+    def ask(request: Json) -> Any:
+        return client.chat.completions.create(**fixed | request)
+
+    return Endpoint(OpenAIChat(), ask, f"openai {model}", options)
 
 
 class _CountedChat:
@@ -143,22 +150,27 @@ def responses_endpoint(client: Any, model: str, *, stream: bool = True, **option
     from toolbus.dialects.openai_responses import OpenAIResponses
 
     fixed = _fixed(options) | {"model": model, "stream": stream}
-    return Endpoint(OpenAIResponses(), lambda request: client.responses.create(**fixed | request), f"responses {model}")
+    name = f"responses {model}"
+    return Endpoint(OpenAIResponses(), lambda request: client.responses.create(**fixed | request), name, options)
 
 
 def anthropic_endpoint(
-    client: Any, model: str, *, max_tokens: int = 4096, stream: bool = True, **options: Any
+    client: Any, model: str, *, max_tokens: int | None = None, stream: bool = True, **options: Any
 ) -> Endpoint:
     """Returns a model of Anthropic.
 
     Args:
         client: an `anthropic.AsyncAnthropic`.
+        max_tokens: of one answer; 4,096 by default, since this provider wants a number.
         options: as for `openai_endpoint`.
     """
     from toolbus.dialects.anthropic import Anthropic
 
-    fixed = _fixed(options) | {"model": model, "max_tokens": max_tokens, "stream": stream}
-    return Endpoint(Anthropic(), lambda request: client.messages.create(**fixed | request), f"anthropic {model}")
+    if max_tokens is not None:
+        options["max_tokens"] = max_tokens
+    fixed = {"max_tokens": MAX_TOKENS} | _fixed(options) | {"model": model, "stream": stream}
+    name = f"anthropic {model}"
+    return Endpoint(Anthropic(), lambda request: client.messages.create(**fixed | request), name, options)
 
 
 def gemini_endpoint(client: Any, model: str, *, stream: bool = True, **options: Any) -> Endpoint:
@@ -178,7 +190,7 @@ def gemini_endpoint(client: Any, model: str, *, stream: bool = True, **options: 
         config = fixed | request["config"]
         return send(model=request.get("model", model), contents=request["contents"], config=config)
 
-    return Endpoint(Gemini(), ask, f"gemini {model}")
+    return Endpoint(Gemini(), ask, f"gemini {model}", {"config": options})
 
 
 def ollama_endpoint(client: Any, model: str, *, stream: bool = True, **options: Any) -> Endpoint:
@@ -197,7 +209,7 @@ def ollama_endpoint(client: Any, model: str, *, stream: bool = True, **options: 
             request = request | {"options": {**dict(fixed.get("options") or {}), **request["options"]}}
         return client.chat(**fixed | request)
 
-    return Endpoint(Ollama(), ask, f"ollama {model}")
+    return Endpoint(Ollama(), ask, f"ollama {model}", options)
 
 
 # The first package of a client's class → its endpoint, and the class that does not block.
