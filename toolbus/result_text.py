@@ -32,7 +32,7 @@ def text_of(result: Result) -> str:
 
     An output whose own `error` is that message stands alone, so that no message is repeated.
     """
-    output = _output_text(result.output_json)
+    output = output_text(result.output_json)
     failure = failure_of(result)
     parts = [failure] if failure and not repeats_failure(parsed_output(result.output_json), failure) else []
     if output not in ("", "null", failure):
@@ -60,7 +60,7 @@ def repeats_failure(output: Any, failure: str) -> bool:
     return failure == (error if isinstance(error, str) else dump_json(error))
 
 
-def _output_text(output_json: str) -> str:
+def output_text(output_json: str) -> str:
     """Returns an output as text: a string unquoted, other JSON compact, invalid JSON unchanged."""
     if not _is_json(output_json):
         return join_surrogates(output_json) or "null"

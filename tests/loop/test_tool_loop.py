@@ -94,6 +94,15 @@ async def test_with_max_parallel_1_a_call_begins_when_the_previous_one_has_ended
     assert [json.loads(arguments)["n"] for _, arguments in source.calls] == [0, 1, 2, 3, 4]
 
 
+async def test_arguments_that_are_not_json_are_quoted_around_the_fault() -> None:
+    text = '{"a": 1, "text": "' + "x" * 1_000 + '" "b": 2, "more": "' + "y" * 1_000 + '"}'
+    model = ScriptedModel(says("", call("add", text)), says("done"))
+    await ToolLoop(FunctionSource(add=add), model.endpoint).run("?")
+    (result,) = model.results(1)
+    assert """x" "b": 2, "more": "yyy""" in result
+    assert len(result) < 500
+
+
 async def test_every_call_is_answered_whatever_is_wrong_with_it() -> None:
     def breaks() -> None:
         raise RuntimeError("not for the model")
@@ -117,6 +126,7 @@ async def test_every_call_is_answered_whatever_is_wrong_with_it() -> None:
     results = model.results(1)
     assert results[0] == "Error: there is no tool 'ad'. Call one that is offered: add, …"
     assert "not JSON" in results[1]
+    assert ". You wrote '{broken'. Send one JSON object" in results[1]
     assert "JSON has no NaN" in results[2]
     assert "not for the model" not in results[3]
     assert results[4:6] == ["0", "0"]

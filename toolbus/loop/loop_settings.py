@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from toolbus.embeddings import EmbedderChoice
 from toolbus.errors import SetupError
 from toolbus.loop.approval import is_destructive
+from toolbus.loop.result_cut import MIN_RESULT_BYTES
 from toolbus.loop.router import comes_from_no_file
-from toolbus.tool import MAX_TIMEOUT_SECONDS, Tool
+from toolbus.tool import KIB, MAX_TIMEOUT_SECONDS, Tool
 
 MIN_TOOLS = 8  # three of them may be the loop's own
 
@@ -43,6 +44,8 @@ class LoopSettings:
         needs_approval: which tools' calls wait for the `approve` of a loop or session; without one nothing waits.
         retries: how often, in each round, the same request is sent again if the model's answer is empty or could not be
             read by its provider; 0 means never.
+        result_bytes: how much of one result the model gets, in bytes of UTF-8; 0 and None mean all of it. The default
+            is about 16,000 tokens of English: half the context of many local models, an eighth of a provider's.
 
     Raises:
         SetupError: from the constructor, where a value breaks its rule.
@@ -66,6 +69,7 @@ class LoopSettings:
     keep_injected: bool = True
     needs_approval: Callable[[Tool], bool] = is_destructive
     retries: int = 1
+    result_bytes: int | None = 64 * KIB
 
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("max_parallel", 1), ("max_calls", 1), ("repeats", 0), ("retries", 0)):
@@ -86,6 +90,10 @@ class LoopSettings:
             raise SetupError(
                 f"max_tools is {self.max_tools}, it must be {MIN_TOOLS} or more, since the loop has tools of its own; "
                 "0 means any number, and None that of the endpoint's dialect"
+            )
+        if self.result_bytes and self.result_bytes < MIN_RESULT_BYTES:
+            raise SetupError(
+                f"result_bytes is {self.result_bytes}, it must be {MIN_RESULT_BYTES} or more; 0 means any number"
             )
         if not self.forced_answer and not self.no_convergence_text:
             raise SetupError("forced_answer is off, so the reply after the last round is no_convergence_text: set it")

@@ -16,6 +16,7 @@ from toolbus.loop.endpoint import Endpoint
 from toolbus.loop.loop_events import LoopEvent, ReasoningDelta, TextDelta, ToolsLeftOut, ToolsRefused
 from toolbus.loop.loop_settings import MIN_TOOLS
 from toolbus.loop.refused_tools import MAX_PROBES, RefusedTools, without
+from toolbus.loop.result_cut import ResultCutter
 from toolbus.loop.tool_refusal import refuses_tools, schema_refusal, tool_limit
 from toolbus.loop.turn_reply import without_calls
 from toolbus.text import clean_line, shorten
@@ -34,13 +35,17 @@ _PROBE = (Message("user", "Answer with OK."),)
 class ModelClient:
     """Sends requests to the model of an endpoint, and remembers what the endpoint refuses.
 
+    Args:
+        cutter: cuts huge results of a conversation.
+
     Attributes:
         takes_tools: False once the endpoint has refused tools.
         refused: the tools that it refused, and their number.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, cutter: ResultCutter) -> None:
         self.endpoint = endpoint
+        self._cutter = cutter
         self.takes_tools = True  # until the endpoint refuses them
         self.refused = RefusedTools()
 
@@ -58,6 +63,7 @@ class ModelClient:
         Raises:
             Exception: any other error of the endpoint's client.
         """
+        items = self._cutter.cut_items(items)
         if self.takes_tools:
             request = _Request(self, items, choice, notify)
             try:

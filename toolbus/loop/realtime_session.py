@@ -51,6 +51,7 @@ from toolbus.loop.realtime_events import (
     ToolsSent,
 )
 from toolbus.loop.repeat_guard import RepeatGuard
+from toolbus.loop.result_cut import ResultCutter
 from toolbus.loop.round_calls import CallRunner, RoundCalls, quote_name, unknown_tool
 from toolbus.loop.tool_source import ToolSource
 from toolbus.loop.turn_taking import TurnTaking
@@ -113,6 +114,7 @@ class RealtimeSession:
         self._responses = OpenResponses(
             CallRunner(tools, settings, context, loop_tools, RepeatGuard(0), self._notify, approval)
         )
+        self._cutter = ResultCutter(settings.result_bytes or 0)
         self._turn_taking = TurnTaking()
         self._pause: asyncio.TimerHandle | None = None  # None until the user has spoken
         self._sync_lock = asyncio.Lock()  # one sync at a time
@@ -277,7 +279,7 @@ class RealtimeSession:
 
     async def _run(self, call: ResponseCall, runner: RoundCalls) -> None:
         done = await runner.run(call.call, call.order)
-        call.result = done.answered.result
+        call.result = self._cutter.cut(done.answered.result)
         self._send_if_ready()
 
     def _send_if_ready(self) -> None:

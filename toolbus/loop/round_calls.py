@@ -30,6 +30,7 @@ from toolbus.tool import CallError, Progress, Result
 
 log = logging.getLogger("toolbus.loop")
 
+MAX_ARGUMENTS_SHOWN = 200  # characters of arguments that are not JSON
 MAX_SIMILAR_NAMES = 5  # for a model that invented a name
 
 
@@ -128,7 +129,8 @@ class RoundCalls:
         except (ValueError, RecursionError) as error:
             return refusal(
                 Code.INVALID_ARGUMENTS,
-                f"the arguments of {quote_name(call)} are not JSON: {error}. "
+                f"the arguments of {quote_name(call)} are not JSON: {error}. You wrote "
+                f"{_excerpt(call.arguments_json.strip(), getattr(error, 'pos', 0))}. "
                 "Send one JSON object that follows the tool's parameters.",
             )
         own_result = await self._runner.loop_tools.answer(call.name, arguments_json)
@@ -180,6 +182,13 @@ def parse_arguments(arguments_json: str) -> tuple[str, Any]:
     if text in ("", "null"):
         return "{}", {}
     return text, parse_json(text)
+
+
+def _excerpt(text: str, place: int) -> str:
+    """Quotes what a model wrote around a place, so that it sees its own mistake."""
+    start = max(0, min(place - MAX_ARGUMENTS_SHOWN // 2, len(text) - MAX_ARGUMENTS_SHOWN))
+    shown = quote(text[start : start + MAX_ARGUMENTS_SHOWN], MAX_ARGUMENTS_SHOWN)
+    return ("… " if start else "") + shown + (" …" if start + MAX_ARGUMENTS_SHOWN < len(text) else "")
 
 
 def unknown_tool(call: ModelCall, export: Export | None) -> Result:

@@ -18,6 +18,7 @@ from toolbus.loop.loop_settings import LoopSettings
 from toolbus.loop.loop_tools import LoopTools
 from toolbus.loop.model_client import ModelClient, Notify
 from toolbus.loop.repeat_guard import RepeatGuard
+from toolbus.loop.result_cut import ResultCutter
 from toolbus.loop.round_calls import CallRunner
 from toolbus.loop.router import Rule, in_order
 from toolbus.loop.tool_source import ToolSource, source_of
@@ -67,7 +68,7 @@ class ToolLoop:
         self._pinned = None if pinned is None else tuple(pinned)
         self._approve = None if approve is None else check_hook(approve)
         self._indexes = IndexCache(self.settings.embedder)  # shared by all conversations
-        self._model_client = ModelClient(endpoint)
+        self._model_client = ModelClient(endpoint, ResultCutter(self.settings.result_bytes or 0))
         self._exports = ExportCache(
             self.source,
             endpoint.dialect,
