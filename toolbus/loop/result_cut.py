@@ -71,21 +71,21 @@ def cut_result(result: Result, limit: int) -> Result:
     failure, output = failure_of(result), output_text(result.output_json)
     error = result.error
     if failure:
-        taken = rest.take(failure)
-        error = replace(error, message=taken) if error is not None and rest.is_full else error
+        taken, is_cut = rest.take(failure)
+        error = replace(error, message=taken) if error is not None and is_cut else error
     output_json = result.output_json
     if rest.is_full or output in ("", "null", failure):
         output_json = "null"
     else:
-        taken = rest.take(output)
-        output_json = dump_json(taken) if rest.is_full else output_json
+        taken, is_cut = rest.take(output)
+        output_json = dump_json(taken) if is_cut else output_json
     content: list[pb.ContentBlock] = []
     for block in result.content:
         if block.WhichOneof("kind") == "image":
             content.append(block)
         elif not rest.is_full:
-            taken = rest.take(block_text(block))
-            content.append(pb.ContentBlock(text=pb.TextContent(text=taken)) if rest.is_full else block)
+            taken, is_cut = rest.take(block_text(block))
+            content.append(pb.ContentBlock(text=pb.TextContent(text=taken)) if is_cut else block)
     return replace(result, output_json=output_json, error=error, content=tuple(content))
 
 
@@ -98,14 +98,14 @@ class _Budget:
         self._mark = _mark(total, limit - size)
         self._left = limit - size
 
-    def take(self, text: str) -> str:
-        """Returns a part, cut at the end of a character and marked where it does not fit."""
+    def take(self, text: str) -> tuple[str, bool]:
+        """Returns a part and whether it was cut: at the end of a character, and marked."""
         data = text.encode("utf-8", "replace")
         if len(data) <= self._left:
             self._left -= len(data) + 1
-            return text
+            return text, False
         self.is_full = True
-        return data[: max(self._left, 0)].decode("utf-8", "ignore") + self._mark
+        return data[: max(self._left, 0)].decode("utf-8", "ignore") + self._mark, True
 
 
 def _mark(total: int, shown: int) -> str:
