@@ -135,9 +135,9 @@ Owner.model_rebuild()
 
 
 @contextmanager
-def pet_shop() -> Iterator[str]:
+def pet_shop(port: int = 0) -> Iterator[str]:
     """Serves the API on a thread; yields its URL."""
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = socket.create_server(("127.0.0.1", port))
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), name="pet shop", daemon=True)
     thread.start()

@@ -21,9 +21,12 @@ async def test_a_secret_is_a_text_or_a_function(secret: Any, value: str) -> None
     assert await read_secret(secret) == value
 
 
-@pytest.mark.parametrize("secret", ["", "a\nb", "ä", lambda: None, lambda: 7])
+@pytest.mark.parametrize("secret", ["", "a\nb", "a ", "ä", lambda: None, lambda: 7])
 async def test_what_cannot_be_sent_is_refused_without_showing_it(secret: Any) -> None:
-    with pytest.raises(SetupError, match="is not a text of printable ASCII characters: correct what auth= names"):
+    with pytest.raises(
+        SetupError,
+        match="is not a text of printable ASCII characters, without blanks around it: correct auth=",
+    ):
         await read_secret(secret)
 
 

@@ -27,6 +27,7 @@ from toolbus.openapi.operations import (
     find_operations,
     read_operation,
     text_of,
+    unread_paths,
 )  # fmt: skip
 from toolbus.schema_grammar import SchemaFault
 from toolbus.text import dump_json, mark_unsafe, quote, shorten
@@ -120,6 +121,7 @@ def read_api(document: Document, settings: ApiSettings | None = None) -> Api:
                 reason = "it is nested too deep"
         if reason:
             left_out.append(LeftOut(found.title, found.name, mark_unsafe(shorten(reason, 500))))
+    left_out += [LeftOut(path, "", shorten(reason, 500)) for path, reason in unread_paths(document)]
     warnings = [f"no operation matches {quote(pattern)}: correct the pattern" for pattern in sorted(selection.unused)]
     if base_url.startswith("http:") and maker.sends_secrets(tools) and not _is_loopback(base_url):
         warnings.append(f"credentials cross the network to {base_url} in plain text: use https")

@@ -105,6 +105,8 @@ class ApiClient:
                 return response
         except (TimeoutError, self._httpx.TimeoutException):
             raise ApiUnreachable(f"{self.name} has not answered within {timeout:g} s") from None
+        except self._httpx.LocalProtocolError:  # its text repeats the header, which may be a credential
+            raise ApiUnreachable(f"{self.name} cannot be asked: a header or credential cannot be sent") from None
         except (self._httpx.HTTPError, self._httpx.InvalidURL, OSError, ValueError, zlib.error) as error:
             reason = clean_line(shorten(str(error) or type(error).__name__, 200))
             raise ApiUnreachable(f"{self.name} cannot be reached: {reason}") from None
@@ -118,8 +120,6 @@ class ApiClient:
         max_bytes: int,
         path: str,
     ) -> ApiResponse:
-        if origin_of(url) != self._origin:
-            raise ValueError("the request would leave its origin")
         seconds = self._httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)).as_dict()
         built = self._httpx.Request(
             request.method,
@@ -129,12 +129,18 @@ class ApiClient:
             files=request.parts,
             extensions={"timeout": seconds},
         )
+        if _origin_of_sent(built.url) != self._origin:  # as httpx reads it, which connects
+            raise ValueError("the request would leave its origin")
         received = await self._transport.handle_async_request(built)
         try:
             body, is_cut = await _read(received, max_bytes)
         finally:
             await received.aclose()
         return ApiResponse(received.status_code, dict(received.headers.items()), body, is_cut, path)
+
+
+def _origin_of_sent(url: Any) -> tuple[str, str, int]:
+    return origin_of(f"{url.scheme}://{url.netloc.decode()}")
 
 
 async def _read(response: Any, limit: int) -> tuple[bytes, bool]:
@@ -148,4 +154,6 @@ async def _read(response: Any, limit: int) -> tuple[bytes, bool]:
         body += chunk if inflate is None else inflate.decompress(chunk, limit + 1 - len(body))
         if len(body) > limit:
             return bytes(body[:limit]), True
+    if inflate is not None and not inflate.eof and body:
+        raise ValueError("the compressed response ends too early")
     return bytes(body), False

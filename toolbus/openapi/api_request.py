@@ -158,6 +158,7 @@ def _header(parameter: Parameter, value: Any) -> str:
     text = ",".join(f"{key}{'=' if parameter.explode else ','}{each}" if named else each for key, each in items)
     if parameter.as_json:
         text = dump_json(value)
+    text = text.strip(" ")
     if not text.isprintable() or not text.isascii():
         raise ArgumentFault(
             f"the argument {quote(parameter.argument)} is {quote(text)}: a header holds printable ASCII characters only"

@@ -146,8 +146,8 @@ def servers_of(content: Mapping[str, Any], url: str) -> Iterator[str]:
             continue
         variables = server.get("variables")
         for name, variable in variables.items() if isinstance(variables, Mapping) else ():
-            default = variable.get("default") if isinstance(variable, Mapping) else None
-            template = template.replace(f"{{{name}}}", str(default))
+            if isinstance(variable, Mapping) and "default" in variable:
+                template = template.replace(f"{{{name}}}", str(variable["default"]))
         try:
             yield urldefrag(urljoin(url, template))[0].partition("?")[0]
         except ValueError:  # brackets that are no IPv6 address

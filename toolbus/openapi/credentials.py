@@ -60,8 +60,10 @@ async def read_secret(secret: Secret) -> str:
         log.exception("the function that returns a credential failed")
         raise SetupError(f"the function that returns a credential raised {type(problem).__name__}") from None
     text: object = value
-    if not isinstance(text, str) or not text or not text.isprintable() or not text.isascii():
-        raise SetupError("a credential is not a text of printable ASCII characters: correct what auth= names")
+    if not isinstance(text, str) or not text or not text.isprintable() or not text.isascii() or text != text.strip():
+        raise SetupError(
+            "a credential is not a text of printable ASCII characters, without blanks around it: correct auth="
+        )
     return text
 
 

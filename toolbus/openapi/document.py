@@ -18,7 +18,7 @@ from toolbus.limits import MIB
 from toolbus.text import dump_json, parse_json, quote, shorten
 
 MAX_BYTES = 32 * MIB  # of a document; that of GitHub, one of the largest, has 12
-MAX_NODES = 2_000_000  # of one that is written with YAML's aliases, which a few lines can make endless
+MAX_REPEATED = 200_000  # values that YAML's aliases repeat: a few lines can make them endless
 MAX_DEPTH = 200
 MAX_STEPS = 16  # from reference to reference
 
@@ -180,16 +180,16 @@ def _parse_yaml(text: str, name: str) -> Any:
 
 def _plain(value: Any, name: str) -> Any:
     """Returns a value as JSON holds it, its own copy. It is measured first: aliases repeat what they name."""
-    stack, nodes = [(value, 0)], 0
+    stack, seen, repeated = [(value, 0)], set[int](), 0
     while stack:
         each, depth = stack.pop()
-        nodes += 1
-        if nodes > MAX_NODES or depth > MAX_DEPTH:
+        if not isinstance(each, Mapping | list | tuple):
+            continue
+        repeated += len(each) + 1 if id(each) in seen else 0
+        seen.add(id(each))
+        if repeated > MAX_REPEATED or depth > MAX_DEPTH:
             raise SetupError(f"{name} is nested too deep, or repeats itself too often (YAML's aliases): flatten it")
-        if isinstance(each, Mapping):
-            stack += [(inner, depth + 1) for inner in each.values()]
-        elif isinstance(each, list | tuple):
-            stack += [(inner, depth + 1) for inner in each]
+        stack += [(inner, depth + 1) for inner in (each.values() if isinstance(each, Mapping) else each)]
     try:
         return json.loads(dump_json(value))
     except (TypeError, ValueError) as error:

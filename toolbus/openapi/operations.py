@@ -145,11 +145,20 @@ def _operations(document: Document) -> Iterator[tuple[str, str, JsonObject, Json
         try:
             shared = document.resolve(item)
         except DocumentFault:
-            continue
+            continue  # see `unread_paths`
         if isinstance(shared, Mapping):
             for method in METHODS:
                 if isinstance(content := shared.get(method), Mapping):
                     yield path, method, content, shared
+
+
+def unread_paths(document: Document) -> Iterator[tuple[str, str]]:
+    """Yields each path whose operations cannot be found, and why: most often they are in another file."""
+    for path, item in document.content.get("paths", {}).items():
+        try:
+            document.resolve(item)
+        except DocumentFault as fault:
+            yield path, str(fault)
 
 
 def _tool_name(words: str, title: str, taken: Iterable[str]) -> str:

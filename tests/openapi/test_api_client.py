@@ -1,0 +1,132 @@
+"""The client against servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.support.certificates import Authority
+from toolbus.errors import SetupError
+from toolbus.openapi.api_client import ApiClient, ApiUnreachable
+from toolbus.openapi.api_request import ApiRequest
+from toolbus.openapi.api_response import ApiResponse
+from toolbus.openapi.document_loader import fetch_document
+
+DOCUMENT = b'{"openapi": "3.1.0", "paths": {}}'
+
+
+def response(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+@asynccontextmanager
+async def answering(
+    answer: bytes | Callable[[bytes], bytes], context: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
+    """Serves one answer to each request; yields the URL."""
+    serving: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(answer(head) if callable(answer) else answer)
+                await writer.drain()
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.ensure_future(serve(reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
+    try:
+        yield f"{'https' if context else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await asyncio.gather(*serving)  # their clients have closed
+
+
+async def get(url: str, limit: int = 1_000, headers: tuple[tuple[str, str], ...] = ()) -> ApiResponse:
+    client = ApiClient(url, 1)
+    try:
+        return await client.send(url, ApiRequest("GET", "/x?q=1"), headers, 30.0, limit)
+    finally:
+        await client.close()
+
+
+async def test_a_small_response_that_expands_without_end_is_cut() -> None:
+    async with answering(response(gzip.compress(bytes(5_000_000)), "Content-Encoding: gzip")) as url:
+        answer = await get(url)
+        assert (len(answer.body), answer.is_cut) == (1_000, True)
+    async with answering(response(gzip.compress(b"fits"), "Content-Encoding: gzip")) as url:
+        assert (await get(url, 4)).body == b"fits"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (response(b"x", "Content-Encoding: br"), "has the content encoding br"),
+        (response(b"xyz", "Content-Encoding: gzip"), "incorrect header check"),
+        (response(gzip.compress(b"x" * 99)[:-9], "Content-Encoding: gzip"), "ends too early"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "cannot be reached"),
+        (b"no http\r\n\r\n", "cannot be reached"),
+    ],
+)
+async def test_a_response_that_cannot_be_read_is_an_error(answer: bytes, reason: str) -> None:
+    async with answering(answer) as url:
+        with pytest.raises(ApiUnreachable, match=reason):
+            await get(url)
+
+
+async def test_redirects_end() -> None:
+    async with answering(lambda head: response(b"", "Location: " + f"{len(head)}/", status="302 Found")) as url:
+        assert (await get(url)).status == 302
+
+
+async def test_a_header_that_cannot_be_sent_is_not_shown() -> None:
+    async with answering(response(b"")) as url:
+        with pytest.raises(ApiUnreachable, match="a header or credential cannot be sent") as refused:
+            await get(url, headers=(("Authorization", "s3cret\n"),))
+        assert "s3cret" not in str(refused.value)
+
+
+async def test_certificates_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority()
+    pair = authority.server("127.0.0.1")
+    (tmp_path / "server.pem").write_text(pair.certificate + pair.key)
+    (tmp_path / "root.pem").write_text(authority.pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server.pem")
+    async with answering(response(DOCUMENT), context) as url:
+        with pytest.raises(ApiUnreachable, match="certificate verify failed"):
+            await fetch_document(url)
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "root.pem"))
+        assert (await fetch_document(url)).url == url
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        (response(b"", status="503 Busy"), ApiUnreachable, "was answered with HTTP 503"),
+        (response(b"", status="404 Not Found"), SetupError, "was answered with HTTP 404: name the document's own"),
+        (response(b"", "Location: https://b.example/k=1", status="301 Moved"), SetupError, "a redirect to 'b.example'"),
+        (response(b"[]"), SetupError, "holds a list"),
+    ],
+)
+async def test_what_is_no_document_is_told_from_a_server_that_is_not_there(
+    answer: bytes, error: type[Exception], text: str
+) -> None:
+    async with answering(answer) as url:
+        with pytest.raises(error, match=text):
+            await fetch_document(url)
