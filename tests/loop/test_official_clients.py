@@ -26,6 +26,7 @@ from toolbus.testing import running_bus
 
 # One for each client: how a connection breaks does not depend on the flavour of what it carried.
 CLIENTS = ("openai", "responses", "anthropic", "gemini", "ollama")
+COUNTING = ("anthropic", "gemini", "ollama", "openai", "responses", "vllm")  # whose recordings hold tokens
 SAID = "It is sunny in Paris."
 PARIS, OSLO = {"city": "Paris"}, {"city": "Oslo"}
 
@@ -99,6 +100,7 @@ async def test_calls_of_a_model_run_on_the_bus_and_their_results_go_back(flavour
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["It is", " sunny", " in Paris", "."]
 
     recording = server.recording
+    assert (reply.usage is not None) is (flavour in COUNTING)
     first, second = server.requests
     assert "get_weather" in json.dumps(first)
     calls, results = calls_and_results(recording.dialect, second)
