@@ -21,7 +21,7 @@ from toolbus import Bus, Plugin
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.result_text import text_of
 from toolbus.errors import ToolBusError
-from toolbus.loop import CallProgress, Finished, Reply, TextDelta, ToolLoop
+from toolbus.loop import CallProgress, Finished, Reply, TextDelta, ToolLoop, ToolsLeftOut
 from toolbus.testing import running_bus
 
 # One for each client: how a connection breaks does not depend on the flavour of what it carried.
@@ -135,6 +135,41 @@ async def test_an_endpoint_that_refuses_tools_gets_requests_without_tools_from_t
         assert [(await watched(loop))[1].text for _ in range(2)] == [SAID, SAID]
     assert not loop.takes_tools
     assert ["get_weather" in json.dumps(request) for request in server.requests] == [True, False, False]
+
+
+# How each provider refuses the second tool of a request; Ollama does not say which.
+ONE_TOOL = {
+    "openai": {
+        "error": {"message": "Invalid schema for function 'broken': …", "param": "tools[1].function.parameters"}
+    },
+    "responses": {"error": {"message": "Invalid schema: …", "param": "tools[1].parameters"}},
+    "anthropic": {"type": "error", "error": {"message": "tools.1.custom.input_schema: JSON schema is invalid."}},
+    "gemini": {
+        "error": {
+            "code": 400,
+            "message": "* GenerateContentRequest.tools[0].function_declarations[1].parameters.properties: …",
+            "status": "INVALID_ARGUMENT",
+        }
+    },
+    "ollama": {"error": "json: cannot unmarshal array into Go struct field .tools.function.parameters.properties"},
+}
+
+
+@every_client
+async def test_one_tool_that_a_provider_refuses_does_not_take_the_others_away(flavour: str) -> None:
+    refusal = Refuses(400, ONE_TOOL[flavour])
+    search = ("text", refusal) if flavour == "ollama" else ()
+    steps = (refusal, *search, "one", "text", "text")
+    async with weather() as (bus, plugin), serving(flavour, *steps) as server, official(server) as endpoint:
+        bus.tool(name="broken")(lambda: "never")
+        loop = ToolLoop(bus, endpoint)
+        events, reply = await watched(loop)
+        await watched(loop)
+    assert (reply.text, plugin.calls) == (SAID, ["Paris"])
+    (left_out,) = [event for event in events if isinstance(event, ToolsLeftOut)]
+    assert [each.tool for each in left_out.left_out] == ["broken"]
+    probes = [False, True] if search else []
+    assert ["broken" in json.dumps(request) for request in server.requests] == [True, *probes, False, False, False]
 
 
 @every_client
