@@ -23,6 +23,10 @@ _UNCHECKED = (
     *("display_name", "validate", "no_repair", "no_background", "allow_repeat", "council_eligible"),
     *("inline_available", "direct_reply", "validate_output", "always_background"),
 )
+_SAYS_NOTHING = (
+    "output_schema=True reads the return annotation, which says nothing about the output: annotate a dataclass, "
+    "TypedDict, pydantic model, list or dict, or give a JSON Schema as output_schema"
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class LlmToolMeta:
     min_level: int = 0
     no_repair: bool = False
     output_schema_json: str = ""
+    output_from_hints: bool = False  # whether the return annotation is the schema of the output
     validate_output: bool = False
     needs: tuple[str, ...] = ()
     always_background: bool = False
@@ -58,6 +63,21 @@ class LlmToolMeta:
         if self.declared_json is None:
             return hints.parameters_schema(self.function)
         parsed: dict[str, Any] = json.loads(self.declared_json)
+        return parsed
+
+    @property
+    def output_schema(self) -> dict[str, Any] | None:
+        """The JSON Schema of the output; None where none is declared.
+
+        Raises:
+            TypeError: the return annotation was asked for and says nothing about the output.
+        """
+        if self.output_from_hints:
+            schema = hints.output_schema(self.function)
+            if not schema:
+                raise TypeError(f"tool {self.name!r}: {_SAYS_NOTHING}")
+            return schema
+        parsed: dict[str, Any] | None = json.loads(self.output_schema_json) if self.output_schema_json else None
         return parsed
 
     @property
@@ -88,6 +108,11 @@ def describe(function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Ll
         if not isinstance(value, str):
             raise TypeError(f"llm_tool {name!r}: {label} must be a str, not {type(value).__name__}")
     parameters, metadata, output = options.get("parameters"), options.get("metadata"), options.get("output_schema")
+    if options.get("validate_output") and not output:
+        raise ValueError(
+            f"llm_tool {name!r}: validate_output checks results against output_schema, and there is none: give a JSON "
+            "Schema, or output_schema=True for the return annotation"
+        )
     needs = options.get("needs", ())
     if isinstance(needs, str) or not all(isinstance(word, str) for word in needs):
         raise TypeError(f"llm_tool {name!r}: needs must be a list of texts, such as ['elicitation.form']")
@@ -103,7 +128,10 @@ def describe(function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Ll
         idle_timeout=0.0 if idle_timeout is None else _check_seconds(name, "idle_timeout", idle_timeout),
         annotations=Annotations(**{hint: values.get(hint) for hint in HINTS}),
         metadata_json="" if metadata is None else _dump(name, "metadata", metadata, Mapping),
-        output_schema_json="" if output is None else _dump(name, "output_schema", output, dict),
+        output_schema_json=""
+        if output is None or isinstance(output, bool)
+        else _dump(name, "output_schema", output, dict),
+        output_from_hints=output is True,
         needs=tuple(needs),
         min_level=_check_level(name, options.get("min_level", 0)),
         **{option: values[option] for option in _UNCHECKED if option in values},

@@ -9,51 +9,24 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
-import datetime
 import enum
 import functools
 import inspect
 import json
-import pathlib
-import types
 import typing
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from toolbus.functions import docstring
-from toolbus.functions.constraints import Default, constrain, default_of, is_field, is_made
-from toolbus.functions.fields import enum_values, record_fields, resolved, unwrapped
+from toolbus.functions.constraints import Default, default_of, is_field, is_made
+from toolbus.functions.fields import resolved
+from toolbus.functions.reply import Err
+from toolbus.functions.schema_builder import UNIONS, SchemaBuilder
 from toolbus.functions.scope import ToolScope
 from toolbus.normal_schema import normal_form, properties_of
 
-_PLAIN: dict[Any, dict[str, Any]] = {
-    str: {"type": "string"},
-    bool: {"type": "boolean"},
-    int: {"type": "integer"},
-    float: {"type": "number"},
-    None: {"type": "null"},
-    types.NoneType: {"type": "null"},
-    datetime.datetime: {"type": "string", "format": "date-time"},
-    datetime.date: {"type": "string", "format": "date"},
-    datetime.time: {"type": "string", "format": "time"},
-    uuid.UUID: {"type": "string", "format": "uuid"},
-    pathlib.Path: {"type": "string"},
-    list: {"type": "array"},
-    tuple: {"type": "array"},
-    collections.abc.Sequence: {"type": "array"},
-    collections.abc.Iterable: {"type": "array"},
-    collections.abc.Collection: {"type": "array"},
-    set: {"type": "array", "uniqueItems": True},
-    frozenset: {"type": "array", "uniqueItems": True},
-    collections.abc.Set: {"type": "array", "uniqueItems": True},
-    dict: {"type": "object"},
-    collections.abc.Mapping: {"type": "object"},
-    collections.abc.MutableMapping: {"type": "object"},
-}
+_AWAITABLE = (collections.abc.Awaitable, collections.abc.Coroutine)
 _BESIDE: Any = Annotated  # as an object, which is subscripted with values
-_UNIONS = (typing.Union, types.UnionType)
-_TRANSPARENT = (typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,7 +105,7 @@ def parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
     if not any(each.name in signature.hints for each in signature.parameters):
         return {"type": "object", "properties": {}}
     described = docstring.parse(inspect.getdoc(function)).parameters
-    builder = _Builder()
+    builder = SchemaBuilder()
     properties: dict[str, Any] = {}
     required: list[str] = []
     for each in signature.parameters:
@@ -150,6 +123,24 @@ def parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
     if builder.defs:
         result["$defs"] = builder.defs
     return result
+
+
+def output_schema(function: Callable[..., Any]) -> dict[str, Any]:
+    """Returns the JSON Schema of what a function returns, by its annotation; `{}` where that says nothing."""
+    hint = _hints(function).get("return", Any)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return {"type": "string"}  # of the joined chunks
+    if typing.get_origin(hint) in _AWAITABLE:
+        hint = typing.get_args(hint)[-1]
+    members = typing.get_args(hint) if typing.get_origin(hint) in UNIONS else (hint,)
+    builder = SchemaBuilder(of_output=True)
+    hints = [each for each in members if each is not Err]  # a failure is no output
+    schema = builder.schema(typing.Union[tuple(hints)]) if hints else {}  # noqa: UP007  # of any number
+    if builder.defs:
+        schema["$defs"] = builder.defs
+        if "$ref" in schema:  # a model that contains itself
+            schema["type"] = "object"
+    return schema
 
 
 def without_property(schema: Any, name: str) -> Any:
@@ -176,7 +167,7 @@ def _is_scope(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
     if parameter.annotation is inspect.Parameter.empty:
         return parameter.name == "ctx" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     hint = hints.get(parameter.name)
-    if hint is ToolScope or (typing.get_origin(hint) in _UNIONS and ToolScope in typing.get_args(hint)):
+    if hint is ToolScope or (typing.get_origin(hint) in UNIONS and ToolScope in typing.get_args(hint)):
         return True
     # An annotation imported for type checkers only cannot be resolved; its last name is enough.
     spelled = parameter.annotation
@@ -217,107 +208,3 @@ def _takes_null(schema: Mapping[str, Any]) -> bool:
     if "enum" in schema:
         return None in schema["enum"]
     return schema.get("type") in ("null", None) and "$ref" not in schema
-
-
-class _Builder:
-    """Builds the schemas of one function.
-
-    Attributes:
-        defs: shared definitions that a class brought along (`model_json_schema`), for the root's `$defs`.
-    """
-
-    def __init__(self) -> None:
-        self.defs: dict[str, Any] = {}
-        self._open: list[Any] = []  # record classes being described, to stop at one that contains itself
-
-    def schema(self, hint: Any) -> dict[str, Any]:
-        """Returns a schema of its own for a hint; `{}` for one that it does not know."""
-        origin = typing.get_origin(hint)
-        if origin is typing.Annotated:
-            inner, *extras = typing.get_args(hint)
-            return constrain(self.schema(inner), extras)
-        if origin in _TRANSPARENT:
-            return self.schema(typing.get_args(hint)[0])
-        if origin in _UNIONS:
-            return self._union([self.schema(each) for each in typing.get_args(hint)])
-        if origin is typing.Literal:
-            return _choices(list(typing.get_args(hint)))
-        if (inside := unwrapped(hint)) is not hint:  # a NewType, or an alias, which may contain itself
-            return self._once(hint, lambda: self.schema(inside)) or {}
-        if isinstance(hint, typing.TypeVar):
-            return self.schema(hint.__bound__ or Any)
-        if origin is not None:
-            return self._container(origin, typing.get_args(hint))
-        if isinstance(hint, type) and hint not in _PLAIN:
-            return self._class(hint)
-        return dict(_PLAIN.get(hint, {})) if isinstance(hint, type) or hint is None else {}
-
-    def _once(self, hint: Any, describe: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """Returns the schema of a hint with a name; None within that hint itself."""
-        if hint in self._open:
-            return None
-        self._open.append(hint)
-        schema = describe()
-        self._open.pop()
-        return schema
-
-    def _union(self, members: list[dict[str, Any]]) -> dict[str, Any]:
-        if {} in members:
-            return {}
-        unique = [each for index, each in enumerate(members) if each not in members[:index]]
-        return unique[0] if len(unique) == 1 else {"anyOf": unique}
-
-    def _container(self, origin: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
-        schema = dict(_PLAIN.get(origin, {}))
-        if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
-            prefix = [self.schema(each) for each in arguments if each != ()]
-            schema |= {"prefixItems": prefix} if prefix else {}
-            return schema | {"minItems": len(prefix), "maxItems": len(prefix)}
-        inner = {"array": "items", "object": "additionalProperties"}.get(str(schema.get("type")))
-        held = self.schema(arguments[-1 if inner == "additionalProperties" else 0]) if inner and arguments else {}
-        return schema | ({inner: held} if inner and held else {})
-
-    def _class(self, kind: type) -> dict[str, Any]:
-        if issubclass(kind, enum.Enum):
-            return _choices(list(enum_values(kind)))
-        if callable(model := getattr(kind, "model_json_schema", None)):
-            return self._of_model(dict(model()))
-        fields = record_fields(kind)
-        if fields is None:
-            for base in kind.__mro__[1:-1]:
-                if base in _PLAIN:
-                    return dict(_PLAIN[base])
-            return {}
-        described = docstring.parse(kind.__doc__).parameters
-        properties = self._once(kind, lambda: {name: self.schema(hint) for name, (hint, _) in fields.items()})
-        if properties is None:
-            return {"type": "object"}
-        for name, text in described.items():
-            if name in properties:
-                properties[name].setdefault("description", text)
-        required = [name for name, (_, needed) in fields.items() if needed]
-        return {"type": "object", "properties": properties} | ({"required": required} if required else {})
-
-    def _of_model(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Returns the schema that a class wrote itself; its definitions move to the root, under names of their own."""
-        for name, definition in schema.pop("$defs", {}).items():
-            own = name
-            while own in self.defs and self.defs[own] != definition:
-                own += "_"
-            if own != name:
-                schema, definition = (_renamed(each, name, own) for each in (schema, definition))
-            self.defs[own] = definition
-        return schema
-
-
-def _renamed(schema: dict[str, Any], name: str, own: str) -> dict[str, Any]:
-    """Returns a schema whose references to one definition lead to another name of it."""
-    text = json.dumps(schema).replace(json.dumps(f"#/$defs/{name}"), json.dumps(f"#/$defs/{own}"))
-    return dict(json.loads(text))
-
-
-def _choices(values: Sequence[Any]) -> dict[str, Any]:
-    kinds = {type(each.value if isinstance(each, enum.Enum) else each) for each in values}
-    plain = [each.value if isinstance(each, enum.Enum) else each for each in values]
-    typed = _PLAIN.get(next(iter(kinds)), {}) if len(kinds) == 1 else {}
-    return {**typed, "enum": plain}

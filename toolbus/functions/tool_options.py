@@ -32,7 +32,8 @@ class ToolTraits(TypedDict, total=False):
         direct_reply: the result is shown to the user as it is.
         min_level: the access level that a user needs to be offered it, as the host states it; 0 means everybody.
         metadata: anything for hosts, as JSON.
-        output_schema: JSON Schema of what it returns; shown to hosts and MCP clients.
+        output_schema: JSON Schema of what it returns, or True: it is read from the return annotation. Shown to hosts
+            and MCP clients.
         validate_output: whether the bus refuses results that break it.
         needs: what its caller must be able to answer during a call (`elicitation.form`, `sampling` …), or the call is
             refused before it runs.
@@ -56,7 +57,7 @@ class ToolTraits(TypedDict, total=False):
     direct_reply: bool
     min_level: int
     metadata: Mapping[str, Any] | None
-    output_schema: dict[str, Any] | None
+    output_schema: dict[str, Any] | bool | None
     validate_output: bool
     needs: Sequence[str]
     always_background: bool

@@ -89,8 +89,11 @@ def spec_of(handler: Callable[..., Any], meta: LlmToolMeta | None = None, *, tak
     if scope in declared:
         scope = ""  # the author declared an argument of that name: it is the model's
     names = frozenset(each.name for each in signature.parameters) | ({signature.scope} - {scope, ""})
+    tool = _tool(meta, meta.declared_json or json.dumps(hints.parameters_schema(handler), ensure_ascii=False))
+    if meta.output_from_hints:
+        tool = replace(tool, output_schema_json=json.dumps(meta.output_schema, ensure_ascii=False))
     return ToolSpec(
-        tool=_tool(meta, meta.declared_json or json.dumps(hints.parameters_schema(handler), ensure_ascii=False)),
+        tool=tool,
         handler=handler,
         kind=_kind(handler),
         scope=scope,
