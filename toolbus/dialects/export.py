@@ -8,10 +8,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from toolbus.dialects.conversation import Json
-from toolbus.dialects.schemas.schema_rules import Inexpressible, Loss, SchemaRules, convert
+from toolbus.dialects.schemas.schema_rules import (
+    Inexpressible,
+    Loss,
+    SchemaRules,
+    StrictSchema,
+    convert,
+    convert_strictly,
+)
 from toolbus.dialects.wire_names import NameRule, NameTable
 from toolbus.tool import Tool
 
@@ -39,6 +46,7 @@ class Export:
         losses: what schemas lost.
         left_out: tools that are not in `tools`.
         kept: the exported tools themselves, by their name on the bus.
+        strict: the schemas that the provider enforces, by the name of the tool on the bus.
     """
 
     dialect: str
@@ -48,6 +56,24 @@ class Export:
     losses: tuple[Loss, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     kept: Mapping[str, Tool] = field(default_factory=dict)
+    strict: Mapping[str, StrictSchema] = field(default_factory=dict)
+
+    def without_added_nulls(self, name: str, arguments: Any) -> Any:
+        """Returns the arguments of a call of a tool without the nulls that only stand for what was left out.
+
+        A strict dialect makes the model write every property, and null where it means none (`OpenAIChat`).
+        """
+        strict = self.strict.get(name)
+        return arguments if strict is None else strict.without_added_nulls(arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Converted:
+    """A tool's schema for a dialect; `strict` is None where the provider is not asked to enforce it."""
+
+    schema: Json
+    losses: tuple[Loss, ...]
+    strict: StrictSchema | None = None
 
 
 class ToolWriter(ABC):
@@ -66,9 +92,12 @@ class ToolWriter(ABC):
     max_tools: ClassVar[int | None] = None
 
     def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS) -> None:
+        # Whether the provider is asked to enforce schemas: False never, None where one qualifies as it is, True also
+        # where optional properties are rewritten. Only dialects whose provider can do that change it.
+        self.strict: bool | None = False
         self._max_cached_schemas = max_cached_schemas
         # Converted schemas by the tool they came from; replaced as a whole, since threads share it.
-        self._converted: dict[Tool, tuple[Json, tuple[Loss, ...]] | LeftOut] = {}
+        self._converted: dict[Tool, _Converted | LeftOut] = {}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -84,12 +113,17 @@ class ToolWriter(ABC):
         names = NameTable.build((tool.name for tool in exported), self.name_rule)
         declarations: list[Json] = []
         losses: list[Loss] = []
+        strict: dict[str, StrictSchema] = {}
         for tool in exported:
             conversion = converted[tool]
             assert not isinstance(conversion, LeftOut)
-            schema, schema_losses = conversion
-            declarations.append(self.write_tool(names.to_wire[tool.name], tool, schema))
-            losses.extend(schema_losses)
+            wire_name = names.to_wire[tool.name]
+            if conversion.strict is None:
+                declarations.append(self.write_tool(wire_name, tool, conversion.schema))
+            else:
+                declarations.append(self.write_strict_tool(wire_name, tool, conversion.strict.schema))
+                strict[tool.name] = conversion.strict
+            losses.extend(conversion.losses)
         return Export(
             dialect=self.name,
             tools=tuple(declarations),
@@ -98,10 +132,11 @@ class ToolWriter(ABC):
             losses=tuple(losses),
             left_out=tuple(item for item in converted.values() if isinstance(item, LeftOut)),
             kept={tool.name: tool for tool in exported},
+            strict=strict,
         )
 
-    def _convert_all(self, tools: Iterable[Tool]) -> dict[Tool, tuple[Json, tuple[Loss, ...]] | LeftOut]:
-        current: dict[Tool, tuple[Json, tuple[Loss, ...]] | LeftOut] = {}
+    def _convert_all(self, tools: Iterable[Tool]) -> dict[Tool, _Converted | LeftOut]:
+        current: dict[Tool, _Converted | LeftOut] = {}
         for tool in tools:
             cached = self._converted.get(tool)
             current[tool] = cached if cached is not None else self._convert(tool)
@@ -110,13 +145,22 @@ class ToolWriter(ABC):
         self._converted = merged if len(merged) <= max(self._max_cached_schemas, 2 * len(current)) else current
         return current
 
-    def _convert(self, tool: Tool) -> tuple[Json, tuple[Loss, ...]] | LeftOut:
+    def _convert(self, tool: Tool) -> _Converted | LeftOut:
         try:
-            schema, losses = convert(tool.parameters, self.schema_rules, tool.name)
+            if self.strict is False:
+                schema, losses = convert(tool.parameters, self.schema_rules, tool.name)
+                return _Converted(schema, tuple(losses))
+            strict, schema, losses = convert_strictly(
+                tool.parameters, self.schema_rules, tool.name, rewrite=self.strict is True
+            )
         except Inexpressible as error:
             return LeftOut(tool.name, str(error))
-        return schema, tuple(losses)
+        return _Converted(schema, tuple(losses), strict)
 
     @abstractmethod
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         """Returns one tool as a request declares it. Exports share the schema, which must not be changed."""
+
+    def write_strict_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
+        """Returns one tool whose schema the provider is asked to enforce; only for dialects with `strict`."""
+        return self.write_tool(wire_name, tool, schema)

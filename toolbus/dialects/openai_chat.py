@@ -12,7 +12,7 @@ from typing import Any
 
 from toolbus.dialects.conversation import HistoryItem, Json, Message, Turn
 from toolbus.dialects.dialect import ToolChoice, TurnStream
-from toolbus.dialects.export import Export
+from toolbus.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.dialects.history import (
     PairedDialect,
     ProviderAnswer,
@@ -42,7 +42,13 @@ _NO_TEXT = ""
 
 
 class OpenAIChat(PairedDialect):
-    """`/v1/chat/completions`."""
+    """`/v1/chat/completions`.
+
+    Args:
+        strict: whether the server is asked to enforce schemas (`strict: true`). False: never, since many servers that
+            speak the format refuse a key that they do not know. None: where a schema qualifies as it is. True: also
+            with optional properties as nullable ones; `Export.without_added_nulls` then says what a call means.
+    """
 
     name = NAME
     name_rule = PLAIN_NAMES
@@ -52,8 +58,19 @@ class OpenAIChat(PairedDialect):
     # format may have another one, or none: `LoopSettings.max_tools`.
     max_tools = 128
 
+    def __init__(
+        self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = True, strict: bool | None = False
+    ) -> None:
+        super().__init__(max_cached_schemas, images=images)
+        self.strict = strict
+
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         return nested_tool(wire_name, tool, schema)
+
+    def write_strict_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
+        declaration = nested_tool(wire_name, tool, schema)
+        declaration["function"]["strict"] = True
+        return declaration
 
     def parse(self, answer: Any, names: NameTable) -> Turn:
         return read_answer(answer, names)

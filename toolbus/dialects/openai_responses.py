@@ -14,7 +14,7 @@ from toolbus.dialects.call_ids import unique_calls
 from toolbus.dialects.conversation import Delta, HistoryItem, Json, Message, Turn, Usage, model_call
 from toolbus.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
 from toolbus.dialects.endings import RESPONSES_ENDINGS, read_end
-from toolbus.dialects.export import Export
+from toolbus.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.dialects.history import (
     PairedDialect,
     ProviderAnswer,
@@ -33,13 +33,26 @@ from toolbus.tool import Result, Tool
 
 
 class OpenAIResponses(PairedDialect):
-    """`/v1/responses`."""
+    """`/v1/responses`.
+
+    Args:
+        strict: as in `OpenAIChat`; every server of this API knows the key.
+    """
 
     name = "openai-responses"
     name_rule = PLAIN_NAMES
     schema_rules = OPENAI_SCHEMAS
     accepted_images = OPENAI_IMAGES
     max_tools = 128  # as in chat completions
+
+    def __init__(
+        self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = True, strict: bool | None = None
+    ) -> None:
+        super().__init__(max_cached_schemas, images=images)
+        self.strict = strict
+
+    def write_strict_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
+        return {**self.write_tool(wire_name, tool, schema), "strict": True}
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         # Strict is the default of this API, and refuses every schema with an optional property.

@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from toolbus.dialects.conversation import Delta, Json, Turn
 from toolbus.dialects.dialect import Dialect, EndpointError
@@ -90,12 +91,16 @@ class Endpoint:
         yield turn
 
 
-def openai_endpoint(client: Any, model: str, *, stream: bool = True, **options: Any) -> Endpoint:
+def openai_endpoint(
+    client: Any, model: str, *, stream: bool = True, strict: bool | None = None, **options: Any
+) -> Endpoint:
     """Returns a model behind chat completions.
 
     Args:
         client: an `openai.AsyncOpenAI`, with the base_url of any server that speaks the same.
         stream: False for a server that cannot stream calls.
+        strict: whether the server enforces schemas (`OpenAIChat`). None: OpenAI's own does where a schema qualifies as
+            it is, another server is not asked to, since some refuse the key.
         options: further keys of every request (temperature …). A streamed answer is asked to count its tokens, unless
             there are `stream_options`; None sends none.
 
@@ -105,15 +110,18 @@ def openai_endpoint(client: Any, model: str, *, stream: bool = True, **options: 
     from toolbus.dialects.openai_chat import OpenAIChat
 
     fixed = _fixed(options) | {"model": model, "stream": stream}
+    if strict is None and not _is_openai(client):
+        strict = False
+    dialect = OpenAIChat(strict=strict)
     if fixed.get("stream_options", ()) is None:
         del fixed["stream_options"]
     elif stream and "stream_options" not in fixed:
-        return Endpoint(OpenAIChat(), _CountedChat(client, fixed).ask, f"openai {model}", options)
+        return Endpoint(dialect, _CountedChat(client, fixed).ask, f"openai {model}", options)
 
     def ask(request: Json) -> Any:
         return client.chat.completions.create(**fixed | request)
 
-    return Endpoint(OpenAIChat(), ask, f"openai {model}", options)
+    return Endpoint(dialect, ask, f"openai {model}", options)
 
 
 class _CountedChat:
@@ -145,13 +153,16 @@ class _CountedChat:
         return await answer if inspect.isawaitable(answer) else answer
 
 
-def responses_endpoint(client: Any, model: str, *, stream: bool = True, **options: Any) -> Endpoint:
-    """Returns a model behind OpenAI's Responses; arguments as for `openai_endpoint`."""
+def responses_endpoint(
+    client: Any, model: str, *, stream: bool = True, strict: bool | None = None, **options: Any
+) -> Endpoint:
+    """Returns a model behind OpenAI's Responses; arguments as for `openai_endpoint`, but `strict` holds anywhere."""
     from toolbus.dialects.openai_responses import OpenAIResponses
 
     fixed = _fixed(options) | {"model": model, "stream": stream}
+    dialect = OpenAIResponses(strict=strict)
     name = f"responses {model}"
-    return Endpoint(OpenAIResponses(), lambda request: client.responses.create(**fixed | request), name, options)
+    return Endpoint(dialect, lambda request: client.responses.create(**fixed | request), name, options)
 
 
 def anthropic_endpoint(
@@ -239,6 +250,12 @@ def endpoint_of(client: Any, model: str, **options: Any) -> Endpoint:
         f"{', '.join(async_class for _, async_class in _CLIENTS.values())}, or create an Endpoint from a dialect and a "
         "function"
     )
+
+
+def _is_openai(client: Any) -> bool:
+    """Tells whether a client sends its requests to OpenAI itself."""
+    host = urlsplit(str(getattr(client, "base_url", ""))).hostname or ""
+    return host == "api.openai.com" or host.endswith(".api.openai.com")
 
 
 def _fixed(options: Json) -> Json:

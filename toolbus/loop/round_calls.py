@@ -25,7 +25,7 @@ from toolbus.loop.loop_tools import LoopTools
 from toolbus.loop.repeat_guard import Key, RepeatGuard
 from toolbus.loop.tool_source import ToolSource
 from toolbus.loop.turn_reply import CallDone, refusal
-from toolbus.text import parse_json, quote
+from toolbus.text import dump_json, escape_surrogates, parse_json, quote
 from toolbus.tool import CallError, Progress, Result
 
 log = logging.getLogger("toolbus.loop")
@@ -125,6 +125,9 @@ class RoundCalls:
         guard = self._runner.guard
         try:
             arguments_json, arguments = parse_arguments(call.arguments_json)
+            meant = export.without_added_nulls(call.name, arguments)
+            if meant is not arguments:
+                arguments_json, arguments = escape_surrogates(dump_json(meant)), meant
             key = guard.key(tool, arguments)
         except (ValueError, RecursionError) as error:
             return refusal(

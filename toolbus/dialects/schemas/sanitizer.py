@@ -66,9 +66,10 @@ class Sanitizer:
         Raises:
             Inexpressible: a required property has a name that the provider does not accept.
         """
-        sanitized = _Sanitizing(self, report).root(root)
+        first = _Sanitizing(self, report)
+        sanitized = first.root(root)
         # The first pass may have dropped the target of a reference.
-        return _Sanitizing(self, report.over(sanitized)).root(sanitized)
+        return _Sanitizing(self, report.over(sanitized)).root(sanitized) if first.refers else sanitized
 
 
 class _Sanitizing:
@@ -76,6 +77,7 @@ class _Sanitizing:
         self._rules = rules
         self._report = report
         self._moved: dict[str, str] = {}  # references that were not plain, and the names in $defs that replace them
+        self.refers = False  # whether a reference was kept
         self._rewritten = False  # whether something of an older draft became what 2020-12 has instead
 
     def root(self, root: dict[str, Any]) -> dict[str, Any]:
@@ -191,6 +193,7 @@ class _Sanitizing:
                 schema, "$ref", f"{excerpt(reference)} does not point to a schema of this tool and was dropped"
             )
             return None
+        self.refers = True
         if not self._rules.grammar or _PLAIN_REFERENCE.fullmatch(reference):
             return reference
         if reference not in self._moved:

@@ -18,6 +18,7 @@ from toolbus.dialects.schemas.pattern_rules import common_pattern, grammar_patte
 from toolbus.dialects.schemas.rewrite import Rewriter
 from toolbus.dialects.schemas.root import plain_root, typed_root
 from toolbus.dialects.schemas.sanitizer import Sanitizer
+from toolbus.dialects.schemas.strict import StrictSchema, strict_schema
 
 __all__ = [
     "ANTHROPIC_SCHEMAS",
@@ -31,7 +32,9 @@ __all__ = [
     "LossReport",
     "Rewriting",
     "SchemaRules",
+    "StrictSchema",
     "convert",
+    "convert_strictly",
 ]
 
 Rewriting: TypeAlias = Callable[[dict[str, Any], LossReport], dict[str, Any]]
@@ -86,6 +89,25 @@ def convert(parameters: dict[str, Any], rules: SchemaRules, tool: str) -> tuple[
         Inexpressible: the tool cannot be offered to that provider.
     """
     report = LossReport(parameters, tool)
+    return _converted(parameters, rules, report), report.losses
+
+
+def convert_strictly(
+    parameters: dict[str, Any], rules: SchemaRules, tool: str, *, rewrite: bool
+) -> tuple[StrictSchema | None, dict[str, Any], list[Loss]]:
+    """Returns the schema for strict mode, None where it cannot have it, and what `convert` returns.
+
+    Args:
+        rewrite: see `strict_schema`.
+
+    Raises:
+        Inexpressible: the tool cannot be offered to that provider.
+    """
+    report = LossReport(parameters, tool)
+    schema = _converted(parameters, rules, report)
+    return strict_schema(schema, report.over(schema), rewrite=rewrite), schema, report.losses
+
+
+def _converted(parameters: dict[str, Any], rules: SchemaRules, report: LossReport) -> dict[str, Any]:
     root = plain_root(parameters, report) if rules.plain_root else typed_root(parameters)
-    schema = copy.deepcopy(root) if rules.rewriting is None else rules.rewriting(root, report)
-    return schema, report.losses
+    return copy.deepcopy(root) if rules.rewriting is None else rules.rewriting(root, report)
