@@ -15,7 +15,17 @@ from typing import Any
 from urllib.parse import unquote
 
 from tests.support.wire_capture import SentTool
-from tests.support.wire_forms import KEPT, NEUTRAL, ORGANIZING, allows_null, apart, is_null, plain_schema, same
+from tests.support.wire_forms import (
+    KEPT,
+    NEUTRAL,
+    ORGANIZING,
+    allows_null,
+    apart,
+    ends_after_the_first,
+    is_null,
+    plain_schema,
+    same,
+)
 from tests.support.wire_words import added_text, says
 from toolbus.dialects import Loss
 
@@ -307,6 +317,8 @@ class _Comparison:
             ]
         if keyword == "prefixItems" or (keyword == "items" and isinstance(value, list)):
             return self._tuple(keyword, value, part, every, context)
+        if value is False and ends_after_the_first(keyword, part.schema, every_schema(every)):
+            return self._check(True, keyword, "false", part, context)
         if keyword in _ONE_SCHEMA:
             return self._one(keyword, value, part, every, context)
         kept = KEPT.get(keyword, same)(keyword, value, every_schema(parts), every_schema(every), context.branch)

@@ -53,13 +53,11 @@ def in_words(pattern: str, keyword: str = "pattern") -> str:
     return f"{subject} the pattern {shorten(pattern, _MAX_WORDS)}"
 
 
-def ecma_pattern(text: str) -> str:
-    """Writes any regular expression of ECMAScript, for providers that take all of JSON Schema."""
+def linear_pattern(text: str) -> str:
+    """Writes any regular expression of ECMAScript that an engine without backtracking can read."""
     pattern = read_pattern(text)
-    if "foreign" not in pattern.features:
-        return text
     _refuse(pattern, "lookaround", "backreference")
-    return _Writer().alternatives(pattern.alternatives)
+    return _unless(pattern, text)
 
 
 def common_pattern(text: str) -> str:

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from toolbus.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
-from toolbus.dialects.schemas.pattern_rules import MAX_REPETITIONS, PatternRule, ecma_pattern, in_words
+from toolbus.dialects.schemas.pattern_rules import MAX_REPETITIONS, PatternRule, in_words, linear_pattern
 from toolbus.dialects.schemas.patterns import Unreadable
 from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE, draft_of, is_number
 
@@ -51,8 +51,8 @@ class Sanitizer:
         self,
         property_names: str = "",
         *,
-        patterns: PatternRule = ecma_pattern,
-        keys: PatternRule = ecma_pattern,
+        patterns: PatternRule = linear_pattern,
+        keys: PatternRule = linear_pattern,
         grammar: bool = False,
     ) -> None:
         self.names = re.compile(property_names, re.ASCII) if property_names else None

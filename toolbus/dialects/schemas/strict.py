@@ -24,7 +24,7 @@ _FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostnam
 _KEYWORDS = frozenset(
     (
         *("type", "title", "description", "properties", "required", "additionalProperties", "items", "enum", "const"),
-        *("anyOf", "$ref", "$defs", "definitions", "$schema", "pattern", "format", "minItems", "maxItems"),
+        *("anyOf", "$ref", "$defs", "definitions", "pattern", "format", "minItems", "maxItems"),
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     )
 )
@@ -85,6 +85,7 @@ def strict_schema(schema: dict[str, Any], report: LossReport, *, rewrite: bool) 
         rewrite: whether optional properties may become nullable, and objects that say nothing of other properties may
             forbid them.
     """
+    schema = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
     if _qualifies(schema):
         return StrictSchema(schema)
     if not rewrite:
