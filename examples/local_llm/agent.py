@@ -8,7 +8,7 @@ from contextlib import suppress
 from openai import AsyncOpenAI, OpenAIError
 
 from toolbus import Host, ToolBusError
-from toolbus.loop import CallEnded, CallStarted, Finished, Reply, TextDelta, ToolLoop, openai_endpoint
+from toolbus.loop import CallEnded, CallStarted, Finished, Reply, TextDelta, ToolLoop, ask_on_terminal, openai_endpoint
 
 
 async def answer(loop: ToolLoop, last: Reply | None, line: str) -> Reply | None:
@@ -29,7 +29,7 @@ parser.add_argument("--model", default=os.environ.get("OPENAI_MODEL", "local"))
 options, reply = parser.parse_args(), None
 client = AsyncOpenAI(base_url=options.url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
 with asyncio.Runner() as runner:
-    loop = ToolLoop(host := Host(), openai_endpoint(client, options.model))
+    loop = ToolLoop(host := Host(), openai_endpoint(client, options.model), approve=ask_on_terminal)
     with suppress(EOFError, KeyboardInterrupt):
         while line := input("\n> "):
             try:

@@ -9,7 +9,14 @@ import pytest
 
 from tests.loop.realtime_provider import BlockedTool, Provider, add, feed, opened, run_pending, sets, with_timeout
 from tests.loop.scripted_model import FunctionSource
+from toolbus.dialects.gemini_live import GeminiLive
+from toolbus.dialects.glm_realtime import GlmRealtime
+from toolbus.dialects.grok import Grok
 from toolbus.dialects.openai_realtime import OpenAIRealtime
+from toolbus.dialects.qwen_realtime import QwenRealtime
+from toolbus.dialects.stepfun_realtime import StepFunRealtime
+from toolbus.errors import InvalidRequest
+from toolbus.loop.realtime_events import SendFailed
 from toolbus.loop.realtime_session import RealtimeSession
 
 ITEM, GO_ON = "conversation.item.create", "response.create"
@@ -143,3 +150,94 @@ async def test_a_value_that_is_not_an_event_is_refused_with_the_fix(event: Any) 
     session = RealtimeSession(OpenAIRealtime(), FunctionSource(), Provider().send)
     with pytest.raises(TypeError, match=f"a {type(event).__name__} is not an event .* json.loads"):
         await session.feed(event)
+
+
+# -- responses that the program requests -----------------------------------------------------------------------------
+
+ADD: dict[str, Any] = {"type": "response.create", "response": {"tool_choice": {"type": "function", "name": "add"}}}
+
+
+async def test_a_program_requests_a_response_with_a_choice_of_tools() -> None:
+    provider = Provider()
+    session = await opened(FunctionSource(add=add), provider)
+    session.request_response()
+    await provider.until(lambda: provider.requests == 1)
+    await feed(session, provider.begin("r1"), provider.end("r1"))
+    for number, choice in enumerate(("add", "required", "none"), 2):
+        session.request_response(choice)
+        await provider.until(lambda: provider.requests == number)  # noqa: B023 (it is awaited at once)
+        await feed(session, provider.begin(f"r{number}"), provider.end(f"r{number}"))
+    written = [event.get("response", {}).get("tool_choice") for event in provider.sent[1:]]
+    assert written == [None, ADD["response"]["tool_choice"], "required", "none"]
+    assert provider.violations == []
+
+
+async def test_a_requested_response_waits_for_the_one_in_progress_and_for_the_user() -> None:
+    provider = Provider()
+    session = await opened(FunctionSource(add=add), provider, pause_seconds=NO_PAUSE)
+    await feed(session, provider.begin("r1"))
+    session.request_response("add")
+    await run_pending()
+    assert provider.requests == 0
+    await feed(session, provider.starts_speaking(), provider.end("r1"))
+    await run_pending()
+    assert provider.requests == 0
+    await feed(session, provider.stops_speaking())
+    await provider.until(lambda: provider.requests == 1)
+    assert (provider.sent[-1], provider.violations) == (ADD, [])
+
+
+async def test_a_choice_survives_a_response_that_began_by_itself_and_a_refusal() -> None:
+    provider = Provider()
+    session = await opened(FunctionSource(add=add), provider)
+    await feed(session, provider.begin("r0"), provider.end("r0"))
+    session.request_response("add")
+    await provider.until(lambda: provider.requests == 1)
+    await feed(session, provider.begin("r1"), provider.busy())  # the provider had begun one by itself
+    await run_pending()
+    assert provider.requests == 1
+    await feed(session, provider.end("r1"))
+    await provider.until(lambda: provider.requests == 2)
+    assert provider.sent[-1] == ADD
+    await feed(session, provider.begin("r2"), provider.end("r2"))
+    await run_pending()
+    assert provider.requests == 2
+
+
+async def test_results_go_with_the_choice_that_was_requested() -> None:
+    provider, blocked = Provider(), BlockedTool()
+    session = await opened(FunctionSource(add=add, blocked=blocked.run), provider)
+    await feed(session, provider.begin("r1"), provider.call("c1", "blocked", "r1"))
+    session.request_response("add")
+    blocked.go.set()
+    await run_pending()
+    await feed(session, provider.end("r1"))
+    await provider.until(lambda: provider.requests == 1)
+    assert kinds(provider) == [ITEM, GO_ON]
+    assert provider.sent[-1] == ADD
+
+
+async def test_a_chosen_tool_that_has_gone_costs_only_the_choice() -> None:
+    source, provider = FunctionSource(add=add), Provider()
+    events: list[Any] = []
+    session = await opened(source, provider, on_event=events.append)
+    await feed(session, provider.begin("r1"))
+    session.request_response("add")
+    source.remove("add")
+    await session.sync()
+    await feed(session, provider.end("r1"))
+    await provider.until(lambda: provider.requests == 1)
+    assert provider.sent[-1] == {"type": GO_ON}
+    assert any(isinstance(event, SendFailed) for event in events)
+
+
+async def test_a_choice_that_the_session_or_its_provider_does_not_have_is_refused() -> None:
+    provider = Provider()
+    session = await opened(FunctionSource(add=add), provider)
+    with pytest.raises(InvalidRequest, match=r"'ad', .* such as add$"):
+        session.request_response("ad")
+    for dialect in (Grok(), GlmRealtime(), QwenRealtime(), StepFunRealtime(), GeminiLive()):
+        with pytest.raises(InvalidRequest, match=f"sessions of {dialect.name} have no choice of tools"):
+            RealtimeSession(dialect, FunctionSource(add=add), provider.send).request_response("required")
+    await run_pending()
+    assert provider.requests == 0

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from toolbus.dialects.conversation import Answered, Json
+from toolbus.dialects.dialect import ToolChoice
 from toolbus.dialects.export import Export
 from toolbus.dialects.openai_chat import nested_tool
 from toolbus.dialects.openai_event_parser import OpenAIEventParser
 from toolbus.dialects.realtime_dialect import RealtimeDialect, RealtimeParser
 from toolbus.dialects.result_text import answer_text
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS, SchemaRules
+from toolbus.dialects.tool_choice import forced_tool, function_choice
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.tool import Tool
 
@@ -43,8 +45,8 @@ class OpenAIEventsDialect(RealtimeDialect):
         ]
         return events + self.request() if events and go_on else events
 
-    def request(self) -> list[Json]:
-        return [{"type": "response.create"}]
+    def request(self, export: Export | None = None, tools: ToolChoice = "auto") -> list[Json]:
+        return [*super().request(export, tools), {"type": "response.create"}]
 
     def output_item(self, call_id: str, output: str) -> Json:
         """Returns the item of the conversation that answers a call."""
@@ -73,6 +75,13 @@ class OpenAIRealtime(FlatTools):
 
     def session(self, export: Export) -> Json:
         return {"type": "realtime", **with_choice(super().session(export))}
+
+    def request(self, export: Export | None = None, tools: ToolChoice = "auto") -> list[Json]:
+        if tools == "auto":
+            return super().request()
+        forced = forced_tool(export, tools)
+        choice = "none" if forced is None else function_choice(forced)
+        return [{"type": "response.create", "response": {"tool_choice": choice}}]
 
 
 def with_choice(session: Json) -> Json:

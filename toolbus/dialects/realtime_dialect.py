@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from toolbus.dialects.conversation import Answered, Delta, Ending, Json, ModelCall, SurrogateJoiner, Usage
+from toolbus.dialects.dialect import ToolChoice
 from toolbus.dialects.export import Export, ToolWriter
 from toolbus.dialects.wire_names import NameTable
+from toolbus.errors import InvalidRequest
+from toolbus.text import quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,16 @@ class RealtimeDialect(ToolWriter):
             go_on: whether they request a response to the results; a provider that always responds ignores it.
         """
 
-    def request(self) -> list[Json]:
-        """Returns the events that request a response to earlier answers; none where the provider always responds."""
+    def request(self, export: Export | None = None, tools: ToolChoice = "auto") -> list[Json]:
+        """Returns the events that request a response; none where the provider always responds by itself.
+
+        Args:
+            export: the tools of the session, for a choice that names or requires one.
+            tools: the choice for this response.
+
+        Raises:
+            InvalidRequest: there is no such tool, or the provider has no choice for a response.
+        """
+        if tools != "auto":
+            raise InvalidRequest(f"tool_choice is {quote(tools)}, and sessions of {self.name} have no choice of tools")
         return []

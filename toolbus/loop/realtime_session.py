@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from toolbus.dialects.conversation import Delta, Json, ModelCall
-from toolbus.dialects.dialect import as_mapping
+from toolbus.dialects.dialect import ToolChoice, as_mapping
 from toolbus.dialects.export import Export
 from toolbus.dialects.realtime_dialect import (
     CallsCancelled,
@@ -32,7 +32,7 @@ from toolbus.dialects.realtime_dialect import (
     SpeechBegan,
     SpeechEnded,
 )
-from toolbus.errors import Code, PeerLost, Stage
+from toolbus.errors import Code, InvalidRequest, PeerLost, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.loop.approval import Approval, Approve, check_hook
 from toolbus.loop.call_rate_limit import WINDOW_CALLS, WINDOW_SECONDS, CallRateLimit
@@ -307,6 +307,22 @@ class RealtimeSession:
         if not self._closed:
             self._send_if_ready()
 
+    def request_response(self, tool_choice: ToolChoice = "auto") -> None:
+        """Has the model respond, as soon as no response is in progress and the user does not speak.
+
+        A response that the provider begins by itself meanwhile stands for it, unless there is a choice.
+
+        Args:
+            tool_choice: for this response: `auto`, `none`, `required`, or the name of a tool that it has to call.
+
+        Raises:
+            InvalidRequest: the session has no such tool, or its provider no such choice.
+        """
+        self._dialect.request(self._export, tool_choice)  # checks the choice
+        if not self._closed:
+            self._turn_taking.request_response(tool_choice)
+            self._send_if_ready()
+
     # -- end of calls and of the session -----------------------------------------------------------------------------
 
     def cancel(self) -> None:
@@ -346,15 +362,22 @@ class RealtimeSession:
         try:
             async with self._send_lock:  # checks again: a response may have begun while this waited
                 calls = self._responses.pop_calls(self._ready())
-                if calls:
-                    request = self._turn_taking.start_sending()
-                    await self._write(self._dialect.answers(answered(calls), self._export.names, go_on=request))
-                elif self._can_request_response():
-                    self._turn_taking.start_sending()
-                    await self._write(self._dialect.request())
+                if calls or self._can_request_response():
+                    events = self._dialect.answers(answered(calls), self._export.names, go_on=False)
+                    if self._turn_taking.start_sending():
+                        events += self._request()
+                    await self._write(events)
         except Exception as error:
             self._turn_taking.sending_failed()
             self._report_failure("answers could not be sent", error)
+
+    def _request(self) -> list[Json]:
+        """Returns the events that request a response, with the program's choice."""
+        try:
+            return self._dialect.request(self._export, self._turn_taking.take_choice())
+        except InvalidRequest as error:  # the chosen tool has gone meanwhile
+            self._report_failure("a response is requested without the choice of a tool", error)
+            return self._dialect.request()
 
     async def _send_cancelled(self, calls: Sequence[ResponseCall]) -> None:
         try:

@@ -7,6 +7,8 @@ speaks, and a request that came too late (the provider had begun a response by i
 
 from __future__ import annotations
 
+from toolbus.dialects.dialect import ToolChoice
+
 
 class TurnTaking:
     """The state of one session."""
@@ -18,7 +20,9 @@ class TurnTaking:
         self._requested = False  # whether a response was requested and has not begun
         self._may_be_refused = False  # whether that request may still be refused: no response has ended since
         self._busy = False  # whether the provider refused it because of a response that has not ended
-        self._request_due = False  # whether results were sent without a request for a response
+        self._request_due = False  # whether a response is still to be requested: to results, or by the program
+        self._choice: ToolChoice = "auto"  # of the next request
+        self._sent_choice: ToolChoice = "auto"  # of the last request, which may be refused
 
     @property
     def can_send_results(self) -> bool:
@@ -38,6 +42,15 @@ class TurnTaking:
         self._may_be_refused = request
         return request
 
+    def request_response(self, choice: ToolChoice) -> None:
+        """The program wants a response; with a choice, one that the provider begins by itself does not do."""
+        self._choice, self._request_due = choice, True
+
+    def take_choice(self) -> ToolChoice:
+        """Returns the choice of the request that is being sent."""
+        self._sent_choice, self._choice = self._choice, "auto"
+        return self._sent_choice
+
     def sending_failed(self) -> None:
         """The results or the request could not be sent."""
         self._requested = self._may_be_refused = False
@@ -45,7 +58,8 @@ class TurnTaking:
     def response_began(self) -> None:
         """A response began, with all results that were sent. The user's speech is over, even if not reported."""
         self._announces = True
-        self._requested = self._busy = self._request_due = self.user_speaking = self.pausing = False
+        self._requested = self._busy = self.user_speaking = self.pausing = False
+        self._request_due = self._choice != "auto"
 
     def response_ended(self) -> None:
         """A response is over."""
@@ -56,6 +70,8 @@ class TurnTaking:
         if self._may_be_refused:
             self._requested = self._may_be_refused = False
             self._busy = self._request_due = True
+            if self._choice == "auto":
+                self._choice = self._sent_choice
 
     def speech_began(self) -> None:
         """The user speaks."""
