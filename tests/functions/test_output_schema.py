@@ -16,10 +16,11 @@ from pydantic import BaseModel, Field
 from tests.support.core_model import Core, error_of
 from toolbus.errors import Code
 from toolbus.functions.declaration import llm_tool
-from toolbus.functions.reply import Err, Reply
+from toolbus.functions.reply import Err, Ok, Reply
 from toolbus.functions.runner import run_plain
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec, spec_of
+from toolbus.tool import Result
 from toolbus.tools import ToolRegistry
 from toolbus.v1 import tool_pb2 as pb
 
@@ -117,7 +118,7 @@ def test_nothing_is_declared_without_being_asked_for() -> None:
     assert spec_of(llm_tool(output_schema=False)(tool)).tool.output_schema is None
 
 
-@pytest.mark.parametrize("returned", [Any, object, Reply, Callable[[], int]])
+@pytest.mark.parametrize("returned", [Any, object, Reply, Reply | Err, Err, Ok, Result, Callable[[], int]])
 def test_an_annotation_that_says_nothing_is_refused(returned: Any) -> None:
     with pytest.raises(TypeError, match="tool 'tool': output_schema=True reads the return annotation, which says"):
         tool_of(returned, None)

@@ -20,11 +20,13 @@ from typing import Annotated, Any
 from toolbus.functions import docstring
 from toolbus.functions.constraints import Default, default_of, is_field, is_made
 from toolbus.functions.fields import resolved
-from toolbus.functions.reply import Err
+from toolbus.functions.reply import Err, Ok, Reply
 from toolbus.functions.schema_builder import UNIONS, SchemaBuilder
 from toolbus.functions.scope import ToolScope
 from toolbus.normal_schema import normal_form, properties_of
+from toolbus.tool import Result
 
+_ANY_OUTPUT = (Reply, Ok, Result)  # records of the SDK that hold an output
 _AWAITABLE = (collections.abc.Awaitable, collections.abc.Coroutine)
 _BESIDE: Any = Annotated  # as an object, which is subscripted with values
 
@@ -135,7 +137,9 @@ def output_schema(function: Callable[..., Any]) -> dict[str, Any]:
     members = typing.get_args(hint) if typing.get_origin(hint) in UNIONS else (hint,)
     builder = SchemaBuilder(of_output=True)
     hints = [each for each in members if each is not Err]  # a failure is no output
-    schema = builder.schema(typing.Union[tuple(hints)]) if hints else {}  # noqa: UP007  # of any number
+    if not hints or any(each in _ANY_OUTPUT for each in hints):
+        return {}
+    schema = builder.schema(typing.Union[tuple(hints)])  # noqa: UP007  # of any number
     if builder.defs:
         schema["$defs"] = builder.defs
         if "$ref" in schema:  # a model that contains itself
