@@ -48,7 +48,8 @@ class FlatProperties:
 
 
 def _property(name: str, schema: dict[str, Any], words: Words, report: LossReport) -> dict[str, Any]:
-    schema = _chosen(schema, report)
+    if "anyOf" in schema or "oneOf" in schema:
+        schema = _chosen(schema, report)
     written: dict[str, Any] = {}
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     types = schema.get("type") or implied_type(schema)
@@ -68,9 +69,7 @@ def _property(name: str, schema: dict[str, Any], words: Words, report: LossRepor
 
 def _chosen(schema: dict[str, Any], report: LossReport) -> dict[str, Any]:
     """Returns a schema whose alternatives are written with the fields that there are, as far as that is possible."""
-    keyword = next((each for each in ("anyOf", "oneOf") if each in schema), None)
-    if keyword is None:
-        return schema
+    keyword = "anyOf" if "anyOf" in schema else "oneOf"
     base = {key: value for key, value in schema.items() if key != keyword}
     branches = [branch for branch in schema[keyword] if isinstance(branch, dict)]
     others = [branch for branch in branches if branch.get("type") != "null"]

@@ -18,7 +18,6 @@ from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE, TYPES, is_number
 
 _MAX_EXPANDED = 1000  # schemas that are written below a reference
 _MAX_LEVELS = 40  # below which no reference is followed
-_FOLLOWED = frozenset(("$ref", "allOf"))
 _HOLDERS = MAPS | SINGLE | LISTS
 _LEFT_OUT = frozenset(
     (
@@ -26,6 +25,7 @@ _LEFT_OUT = frozenset(
         *("additionalItems", "nullable"),  # read with `items` and `type`
     )
 )
+_PLAIN = {keyword: check for keyword, check in CHECKS.items() if keyword not in _LEFT_OUT and keyword != "$ref"}
 _FLAGS = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _SHARED = frozenset(("items", "additionalProperties", "propertyNames", "unevaluatedProperties", "unevaluatedItems"))
 _NEAREST = frozenset(("title", "default", "example", "examples", "$comment", "deprecated", "readOnly", "writeOnly"))
@@ -75,7 +75,7 @@ class Merger:
     def _merge(self, parts: list[Part]) -> dict[str, Any] | bool:
         """Returns all parts as one schema, False where no value can satisfy them."""
         flat: list[Part] | None = parts
-        if len(parts) > 1 or not _FOLLOWED.isdisjoint(parts[0].schema):
+        if len(parts) > 1 or "$ref" in parts[0].schema or "allOf" in parts[0].schema:
             flat = self._parts.flat(parts)
         if flat is None:
             return False
@@ -83,24 +83,30 @@ class Merger:
         self._parts.expanded += bool(flat[0].references.newest)
         merged: dict[str, Any] = {}
         inner: dict[str, Any] = {}
+        nullable, holders = False, 0
         for part in flat:
             for keyword, value in part.schema.items():
-                if keyword in _LEFT_OUT:
+                check = _PLAIN.get(keyword)
+                if check is not None and keyword not in merged and check(value):
+                    merged[keyword] = value  # nearly always
+                elif keyword in _LEFT_OUT:
                     continue
-                if keyword in _HOLDERS:
+                elif keyword in _HOLDERS:
                     merged.setdefault(keyword)  # its place
+                    holders += 1
                     self._collect(part, keyword, value, inner)
                 elif keyword != "$ref":
                     self._value(part, keyword, value, merged)
                 elif keyword in part.done:
                     merged[keyword] = value
-        for part in flat:
-            if part.schema.get("nullable") is True:
-                _allow_null(merged)
+            if "nullable" in part.schema and part.schema["nullable"] is True:
+                nullable = True
+        if nullable:
+            _allow_null(merged)
         for keyword, children in inner.items():
             merged[keyword] = self._written(keyword, children)
-        for keyword in merged.keys() & _HOLDERS - inner.keys():  # none of its schemas is one
-            del merged[keyword]
+        if holders > len(inner):  # no schema was found in one of them
+            merged = {key: value for key, value in merged.items() if key not in _HOLDERS or key in inner}
         self._parts.level -= 1
         return self._report.generated(merged, self._report.path(flat[0].schema))
 
@@ -170,6 +176,9 @@ class Merger:
 
     def _child(self, children: list[tuple[Any, Part]]) -> dict[str, Any] | bool:
         """Returns what all schemas that apply to one value come to."""
+        if len(children) == 1:
+            value, owner = children[0]
+            return self._merge([Part(value, owner.references)]) if isinstance(value, dict) else bool(value)
         parts = [Part(value, owner.references) for value, owner in children if isinstance(value, dict)]
         if any(value is False for value, _ in children):
             return False

@@ -51,6 +51,10 @@ _ELSEWHERE = frozenset(
     )
 )
 
+_LISTED = frozenset(
+    ("anyOf", "oneOf", "properties", "required", "patternProperties", "additionalProperties", "prefixItems")
+)
+
 
 class Words:
     """States the schemas of one tool.
@@ -72,6 +76,10 @@ class Words:
             known: keywords that the provider knows, which are not stated.
             name: of the field or tool that it describes.
         """
+        texts = [] if "title" in known else telling_title(schema, name)
+        texts += [schema["description"]] if "description" in schema else []
+        if schema.keys() - known <= _ABOUT:
+            return "\n".join(texts)
         self._named = []
         stated = {keyword: value for keyword, value in schema.items() if keyword not in known}
         self._report.generated(stated, self._report.path(schema))
@@ -79,8 +87,6 @@ class Words:
         lines = self._lists(stated, facts, 0, has_fields="properties" in schema and "properties" in known)
         for name in self._named:  # grows meanwhile
             lines += self._definition(name)
-        texts = [] if "title" in known else telling_title(schema, name)
-        texts += [schema["description"]] if "description" in schema else []
         if facts:
             texts.append(_sentence(facts))
         if lines:
@@ -157,6 +163,8 @@ class Words:
         Args:
             has_fields: whether the provider knows fields of this object.
         """
+        if _LISTED.isdisjoint(schema):
+            return []
         lines: list[str] = []
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
@@ -249,7 +257,9 @@ def _about(schema: Any, name: str = "") -> str:
 
 def telling_title(schema: dict[str, Any], name: str) -> list[str]:
     """Returns the title of a schema, unless its name or its description says the same."""
-    title = schema.get("title", "")
+    title = schema.get("title")
+    if not title:
+        return []
     repeats = title in schema.get("description", "") or (_letters(name) and _letters(name) in _letters(title))
     return [] if repeats else [title]
 
