@@ -323,6 +323,14 @@ def test_a_result_that_is_not_an_object_is_wrapped(output: Any, response: Json) 
 # -- histories -------------------------------------------------------------------------------------------------------
 
 
+def test_a_result_with_a_reference_goes_as_text() -> None:
+    """The API takes `$ref` in a response for the name of a part, and refuses the request."""
+    output = {"schema": {"$ref": "#/$defs/a"}}
+    (content,) = DIALECT.results([Answered(call(), Result(output_json=json.dumps(output)))], NAMES)
+    response = content["parts"][0]["function_response"]["response"]
+    assert response == {"result": '{"schema":{"$ref":"#/$defs/a"}}'}
+
+
 def test_a_turn_is_echoed_exactly_with_its_signatures() -> None:
     answer = whole(
         {"text": "rain?", "thought": True, "thoughtSignature": SIGNATURE},

@@ -6,12 +6,16 @@ import base64
 import json
 from typing import Any
 
+import httpx
 import pytest
 
+from tests.support.providers import OfficialType, ollama
 from toolbus.dialects import DIALECTS, Answered, Answers, Dialect, Message, ModelCall, Turn, find_dialect
 from toolbus.dialects.anthropic import Anthropic
 from toolbus.dialects.gemini import Gemini
+from toolbus.dialects.ollama import Ollama
 from toolbus.dialects.openai_chat import OpenAIChat
+from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.dialects.openai_responses import OpenAIResponses
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable
 from toolbus.errors import Code
@@ -26,6 +30,7 @@ DRAWN = pb.ContentBlock(image=pb.ImageContent(data=PNG, mime_type="image/png"))
 VECTOR = pb.ContentBlock(image=pb.ImageContent(data=b"<svg/>", mime_type="image/svg+xml"))
 DRAW, NOW = ModelCall("c1", "draw", "{}", wire_name="draw"), ModelCall("c2", "now", "{}", wire_name="now")
 FAILED = Result(is_error=True, error=CallError(Code.TOOL, "city not found"))
+OLLAMA = Ollama(images=True)
 SHOWING = (OpenAIChat, OpenAIResponses, Anthropic, Gemini)
 
 
@@ -52,7 +57,7 @@ def test_a_failure_is_marked_in_every_dialect(name: str, result: Result) -> None
     assert "error" not in success.lower().replace('"iserror": false', "")
 
 
-@pytest.mark.parametrize("dialect", [kind() for kind in SHOWING], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("dialect", [*(kind() for kind in SHOWING), OLLAMA], ids=lambda dialect: dialect.name)
 def test_images_reach_a_model_that_looks_at_them_in_results_and_in_a_history(dialect: Dialect) -> None:
     shown = Result(output_json='"done"', content=(DRAWN, VECTOR))
     turn = Turn(calls=(DRAW, NOW))
@@ -97,7 +102,44 @@ def test_images_of_gemini_stand_behind_all_responses() -> None:
     assert content["parts"][3] == {"inline_data": {"mime_type": "image/png", "data": DATA}}
 
 
-@pytest.mark.parametrize("dialect", [kind(images=False) for kind in SHOWING], ids=lambda dialect: dialect.name)
+def test_images_of_ollama_follow_as_the_users_message_and_the_official_client_sends_them() -> None:
+    answered = [Answered(DRAW, Result(content=(DRAWN,))), Answered(NOW, Result(output_json='"noon"'))]
+    messages = OLLAMA.results(answered, NAMES)
+    assert messages[2:] == [{"role": "user", "content": "[images in the result of draw]", "images": [DATA]}]
+    bodies: list[dict[str, Any]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, json={"model": "m", "message": {"role": "assistant", "content": "Nice."}})
+
+    ollama.Client(transport=httpx.MockTransport(answer)).chat(model="m", messages=messages)
+    assert bodies[0]["messages"] == messages
+
+
+def test_images_of_a_session_follow_all_answers_before_the_model_goes_on() -> None:
+    answered = [Answered(DRAW, Result(content=(DRAWN,))), Answered(NOW, Result(output_json='"noon"'))]
+    events = OpenAIRealtime().answers(answered, NAMES)
+    kinds = [event.get("item", event)["type"] for event in events]
+    assert kinds == ["function_call_output", "function_call_output", "message", "response.create"]
+    assert events[2]["item"]["role"] == "user"
+    assert events[2]["item"]["content"] == [
+        {"type": "input_text", "text": "[images in the result of draw]"},
+        {"type": "input_image", "image_url": URL},
+    ]
+    OfficialType("openai.types.realtime", "RealtimeClientEvent").validate_python(events[2])
+    assert DATA not in json.dumps(OpenAIRealtime(images=False).answers(answered, NAMES))
+
+
+@pytest.mark.parametrize("name", ["grok", "glm-realtime", "qwen-realtime", "stepfun-realtime", "gemini-live", "ollama"])
+def test_other_models_read_what_the_images_are(name: str) -> None:
+    text = json.dumps(_messages(name, Result(content=(DRAWN,))))
+    assert DATA not in text
+    assert "[image/png, 6 bytes]" in text
+
+
+@pytest.mark.parametrize(
+    "dialect", [*(kind(images=False) for kind in SHOWING), Ollama()], ids=lambda dialect: dialect.name
+)
 def test_a_model_that_refuses_images_reads_what_they_are(dialect: Dialect) -> None:
     text = json.dumps(dialect.results([Answered(DRAW, Result(output_json='"done"', content=(DRAWN,)))], NAMES))
     assert DATA not in text

@@ -6,6 +6,7 @@ tool. `gemini_response` defines the format of parts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -178,7 +179,19 @@ def _id(call: ModelCall) -> Json:
 
 
 def _response(call: ModelCall, wire: str, result: Result) -> Json:
-    return {RESPONSE: {**_id(call), "name": wire, "response": object_of(result)}}
+    return {RESPONSE: {**_id(call), "name": wire, "response": response_object(result)}}
+
+
+def response_object(result: Result) -> Json:
+    """Returns a result as the object of a function response.
+
+    One with a key `$ref` goes as text: the API reads that key as the name of a part and refuses the whole request
+    (vercel/ai issue 14369).
+    """
+    response = object_of(result)
+    if '"$ref"' in result.output_json:
+        return {"result": json.dumps(response, ensure_ascii=False, separators=(",", ":"))}
+    return response
 
 
 def _answer(call: ModelCall, wire: str, answer: Result | ProviderAnswer) -> Json:

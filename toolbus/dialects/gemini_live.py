@@ -5,7 +5,8 @@ Messages have the keys of the Python SDK (`function_declarations`), which the se
 and `answers(...)[0]["tool_response"]` are the arguments of `send_tool_response`.
 
 Schemas have OpenAPI's keywords: the server ignores `parameters_json_schema`, and the model then calls tools without
-arguments (googleapis/python-genai issue 1147).
+arguments (googleapis/python-genai issue 1147). Images in results are described: what is sent beside a tool response is
+not part of what the model reads before it goes on (pydantic-ai issue 7362).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from toolbus.dialects.conversation import Answered, Delta, Json, ModelCall, mode
 from toolbus.dialects.dialect import as_mapping
 from toolbus.dialects.endings import LIVE_ENDINGS, NAMELESS
 from toolbus.dialects.export import Export
-from toolbus.dialects.gemini import MAX_DECLARATIONS, declaration
+from toolbus.dialects.gemini import MAX_DECLARATIONS, declaration, response_object
 from toolbus.dialects.gemini_response import snake_case
 from toolbus.dialects.openai_event_parser import arguments, mapping, string
 from toolbus.dialects.realtime_dialect import (
@@ -29,7 +30,6 @@ from toolbus.dialects.realtime_dialect import (
     RealtimeParser,
     ResponseEnded,
 )
-from toolbus.dialects.result_text import object_of
 from toolbus.dialects.schemas.schema_rules import GEMINI_SCHEMAS, SchemaRules
 from toolbus.dialects.token_usage import gemini_usage
 from toolbus.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable
@@ -64,7 +64,7 @@ class GeminiLive(RealtimeDialect):
 def _response(answered: Answered, names: NameTable) -> Json:
     call = answered.call
     call_id = {"id": call.id} if call.extra.get("id") else {}  # the server does not know an id that was generated here
-    return {**call_id, "name": call.wire_name or names.wire(call.name), "response": object_of(answered.result)}
+    return {**call_id, "name": call.wire_name or names.wire(call.name), "response": response_object(answered.result)}
 
 
 class _LiveParser(RealtimeParser):

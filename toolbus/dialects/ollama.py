@@ -19,9 +19,10 @@ from toolbus.dialects.call_ids import unique_calls
 from toolbus.dialects.conversation import Delta, HistoryItem, Json, Message, ModelCall, Turn, model_call
 from toolbus.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
 from toolbus.dialects.endings import OLLAMA_ENDINGS, read_end
-from toolbus.dialects.export import Export
+from toolbus.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.dialects.history import PairedDialect, ProviderAnswer, arguments_text
 from toolbus.dialects.openai_chat import chat_request
+from toolbus.dialects.result_images import OLLAMA_IMAGES, base64_of, image_label
 from toolbus.dialects.result_text import answer_text, arguments_object
 from toolbus.dialects.schemas.schema_rules import OLLAMA_SCHEMAS
 from toolbus.dialects.token_usage import ollama_usage
@@ -32,14 +33,20 @@ from toolbus.tool import Result, Tool
 
 
 class Ollama(PairedDialect):
-    """`/api/chat`."""
+    """`/api/chat`.
+
+    Args:
+        images: True for a model that takes images. The server refuses a whole request with images for any other model,
+            and most are such.
+    """
 
     name = "ollama"
     name_rule = PLAIN_NAMES
     schema_rules = OLLAMA_SCHEMAS
+    accepted_images = OLLAMA_IMAGES
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = False) -> None:
+        super().__init__(max_cached_schemas, images=images)
         # Numbers for the ids of calls. One counter for all conversations keeps ids unique in each; next() is atomic.
         self._numbers = itertools.count()
 
@@ -151,6 +158,16 @@ class Ollama(PairedDialect):
 
     def write_result(self, call_id: str, wire: str, result: Result) -> Json:
         return {"role": "tool", "tool_name": wire, "content": answer_text(result)}
+
+    def write_images(self, named_results: Sequence[tuple[str, Result]]) -> list[Json]:
+        # Not every template of a model shows the images of a message that answers a call: they follow as the user's.
+        labels: list[str] = []
+        images: list[str] = []
+        for wire, result in named_results:
+            if found := self.images.images_of(result):
+                labels.append(image_label(wire))
+                images += map(base64_of, found)
+        return [{"role": "user", "content": "\n".join(labels), "images": images}] if images else []
 
     def with_call_id(self, answer: ProviderAnswer, call_id: str) -> Json:
         return dict(answer.message)

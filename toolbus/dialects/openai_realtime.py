@@ -11,22 +11,36 @@ from typing import ClassVar
 
 from toolbus.dialects.conversation import Answered, Json
 from toolbus.dialects.dialect import ToolChoice
-from toolbus.dialects.export import Export
+from toolbus.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.dialects.openai_chat import nested_tool
 from toolbus.dialects.openai_event_parser import OpenAIEventParser
 from toolbus.dialects.realtime_dialect import RealtimeDialect, RealtimeParser
+from toolbus.dialects.result_images import NO_IMAGES, OPENAI_REALTIME_IMAGES, ImageRule, data_url, image_label
 from toolbus.dialects.result_text import answer_text
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS, SchemaRules
 from toolbus.dialects.tool_choice import forced_tool, function_choice
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
 from toolbus.tool import Tool
+from toolbus.v1 import tool_pb2 as pb
 
 
 class OpenAIEventsDialect(RealtimeDialect):
-    """What the providers that use OpenAI's realtime events have in common."""
+    """What the providers that use OpenAI's realtime events have in common.
+
+    Class attributes:
+        accepted_images: which images in results its models look at.
+
+    Args:
+        images: False for a model that refuses images: the text of a result then describes them.
+    """
 
     name_rule: ClassVar[NameRule] = PLAIN_NAMES
     schema_rules: SchemaRules = OPENAI_SCHEMAS
+    accepted_images: ClassVar[ImageRule] = NO_IMAGES
+
+    def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = True) -> None:
+        super().__init__(max_cached_schemas)
+        self.images = self.accepted_images if images else NO_IMAGES
 
     def session_update(self, export: Export) -> Json:
         return {"type": "session.update", "session": self.session(export)}
@@ -43,6 +57,9 @@ class OpenAIEventsDialect(RealtimeDialect):
             {"type": "conversation.item.create", "item": self.output_item(each.call.id, answer_text(each.result))}
             for each in answered
         ]
+        for each in answered:
+            if images := self.images.images_of(each.result):
+                events.append(_images_item(each.call.wire_name or names.wire(each.call.name), images))
         return events + self.request() if events and go_on else events
 
     def request(self, export: Export | None = None, tools: ToolChoice = "auto") -> list[Json]:
@@ -71,6 +88,7 @@ class OpenAIRealtime(FlatTools):
     """OpenAI's own sessions."""
 
     name: ClassVar[str] = "openai-realtime"
+    accepted_images: ClassVar[ImageRule] = OPENAI_REALTIME_IMAGES
     max_tools: ClassVar[int | None] = 128  # as in chat completions
 
     def session(self, export: Export) -> Json:
@@ -82,6 +100,13 @@ class OpenAIRealtime(FlatTools):
         forced = forced_tool(export, tools)
         choice = "none" if forced is None else function_choice(forced)
         return [{"type": "response.create", "response": {"tool_choice": choice}}]
+
+
+def _images_item(wire: str, images: Sequence[pb.ImageContent]) -> Json:
+    """Returns the event that shows images as the user's, since the answer to a call is a text."""
+    parts: list[Json] = [{"type": "input_text", "text": image_label(wire)}]
+    parts += [{"type": "input_image", "image_url": data_url(image)} for image in images]
+    return {"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": parts}}
 
 
 def with_choice(session: Json) -> Json:

@@ -47,6 +47,10 @@ class ImageRule:
 ANTHROPIC_IMAGES = ImageRule(frozenset((*_COMMON_TYPES, "image/gif")), 5 * MIB * 3 // 4)
 OPENAI_IMAGES = ImageRule(frozenset((*_COMMON_TYPES, "image/gif")), 15 * MIB)
 GEMINI_IMAGES = ImageRule(frozenset((*_COMMON_TYPES, "image/heic", "image/heif")), 7 * MIB)
+# PNG and JPEG are what every build of Ollama's server decodes, and what OpenAI documents for sessions. Neither has a
+# published limit of its own; an event of a session is one message of its socket.
+OLLAMA_IMAGES = ImageRule(frozenset(("image/jpeg", "image/png")), 15 * MIB)
+OPENAI_REALTIME_IMAGES = ImageRule(frozenset(("image/jpeg", "image/png")), 5 * MIB)
 NO_IMAGES = ImageRule(frozenset(), 0)
 
 
