@@ -52,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="one round of one second and few samples")
     before = "a checkout with a .venv whose bus is compared as `rest_before` (suite mcp)"
     parser.add_argument("--before", default="", metavar="FOLDER", help=before)
+    base = "a commit whose exports are compared (suite exports)"
+    parser.add_argument("--base", default="", metavar="REV", help=base)
     parser.add_argument("--no-experiments", action="store_true", help="leave GRPC_EXPERIMENTS alone")
     commands.add_bus_command(parser, "TOOLBUS_BENCH_COMMAND")
     commands.add_results(parser, "every sample", "the suite's page and its charts")
@@ -117,6 +119,7 @@ def main() -> int:
         experiments=not options.no_experiments,
         bus_command=options.bus_command,
         before=options.before,
+        base=options.base,
     )
     os.environ.update(environment(plan.experiments))
     contestants = [suite.contestants[name] for name in options.only if name in suite.contestants]

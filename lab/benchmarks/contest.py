@@ -35,6 +35,7 @@ class Plan:
     experiments: bool = True  # GRPC_EXPERIMENTS for every gRPC process
     bus_command: str = ""  # see `lab.stage.bus_command`
     before: str = ""  # another checkout, whose bus is compared; empty: none is
+    base: str = ""  # a commit whose exports are compared; empty: none is
 
     @property
     def cells(self) -> tuple[Cell, ...]:

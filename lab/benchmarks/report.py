@@ -155,6 +155,7 @@ class Report:
     def _switches(self) -> str:
         # A bus of another command is not the one that is installed: no row of it may look as if it were.
         other = f" --bus-command {shlex.quote(self.plan.bus_command)}" if self.plan.bus_command else ""
+        other += f" --base {self.plan.base}" if self.plan.base else ""
         return other + ("" if self.plan.experiments else " --no-experiments")
 
     def _lengths(self, *names: str) -> str:

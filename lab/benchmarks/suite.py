@@ -340,6 +340,29 @@ SUITES = {
             "in the usual words. `semantic` and `hybrid` use the embeddings of the extra `semantic`.",
         ),
         Suite(
+            name="exports",
+            contestants={},
+            ratios=(),
+            facts=dict.fromkeys(("export_quality", "export_times"), "export_quality"),
+            in_flight=(),
+            charged="no process",
+            packages=("openai", "anthropic", "google-genai", "ollama", "mcp"),
+            page="exports.md",
+            title="Exports that a model can use",
+            intro="Whether what leaves the process still says enough to call a tool. 91 tools of the shapes that "
+            "pydantic, zod, OpenAPI documents and hand-written schemas have are exported in every dialect and sent "
+            "through the provider's official client to a server on loopback (sessions: as their first message). Every "
+            "keyword of every schema is then looked for in that request, at the place of its argument: it is there in "
+            "the same or an equivalent form, or the export states it in words in a description, or `Export.losses` "
+            "names it; `neither` has to be 0. `tools that a provider may refuse` break a published rule, so that "
+            "every request with them would fail. 100 questions over 60 of these tools are answered by a fake model "
+            "that knows the facts and sees only the request: types, values, formats, patterns, bounds, names and "
+            "words decide the place and shape of each fact, and where they are missing it makes the mistakes that "
+            "models make. An answer counts if the tool's own schema allows it and it is the expected call. A real "
+            "model may guess better or read worse; the figure tells what an export says, not how clever a model is. "
+            "`at REV` is the exports of that commit under the same questions (`--base REV`).",
+        ),
+        Suite(
             name="dropin",
             contestants=contestants.DROPIN,
             ratios=(("dropin", "plugin"),),

@@ -135,15 +135,6 @@ def _portable_patterns(tool: SentTool) -> Iterator[str]:
             yield f"{place}: the pattern {patterns[0]} is not anchored at both ends"
 
 
-def _readable_patterns(tool: SentTool) -> Iterator[str]:
-    """Providers compile patterns with engines without lookaround (RE2, Rust's regex)."""
-    for place, schema, _ in schemas(tool.schema):
-        patterns = [schema["pattern"]] if isinstance(schema.get("pattern"), str) else []
-        for pattern in [*patterns, *schema.get("patternProperties", ())]:
-            if re.search(r"\(\?(?:[=!]|<[=!])|\\[1-9]|\\k", pattern):
-                yield f"{place}: the pattern {pattern} looks around or back"
-
-
 def _strict(tool: SentTool) -> Iterator[str]:
     """OpenAI's structured outputs, where a declaration says that it is strict."""
     function = tool.declaration.get("function", tool.declaration)
@@ -265,7 +256,7 @@ RULES: dict[str, Sequence[Rule]] = {
     ),
     "anthropic": (
         *(_named(r"[a-zA-Z0-9_-]{1,64}"), _object_root, _plain_root, _valid, _references),
-        *(_anthropic_names, _readable_patterns),
+        _anthropic_names,
     ),
     **dict.fromkeys(("gemini", "gemini-live"), (_named(r"[a-zA-Z_][a-zA-Z0-9_.:-]{0,63}"), _gemini)),
     "ollama": (_named(r"[a-zA-Z0-9_-]{1,64}"), _ollama),

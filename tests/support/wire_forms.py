@@ -204,6 +204,80 @@ def _inclusive_kept(keyword: str, value: Any, original: list[Json], wire: list[J
     return strongest != value and any(each.get(keyword) == strongest for each in wire)
 
 
+def _pattern_kept(keyword: str, value: Any, original: list[Json], wire: list[Json], branch: bool) -> bool:
+    """A pattern is the same with its classes and escapes written in another way, and with other kinds of groups."""
+    wanted = pattern_tokens(str(value))
+    return any(pattern_tokens(str(each["pattern"])) == wanted for each in wire if "pattern" in each)
+
+
+_ASCII = frozenset(map(chr, range(128)))
+_DIGITS = frozenset("0123456789")
+_LETTERS = frozenset(each for each in _ASCII if each.isalnum() or each == "_")
+_SPACES = frozenset(" \t\n\r\f\v")
+_SETS = {
+    "d": _DIGITS,
+    "w": _LETTERS,
+    "s": _SPACES,
+    "D": _ASCII - _DIGITS,
+    "W": _ASCII - _LETTERS,
+    "S": _ASCII - _SPACES,
+}
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
+_TOKEN = re.compile(
+    r"(?P<group>\(\?(?::|P?<\w+>))|(?P<set>\[(?:\\.|[^\]\\])*\])|\\u(?P<code>[0-9a-fA-F]{4})|\\(?P<escaped>.)"
+    r"|(?P<times>\{\d+,?\d*\})|(?P<mark>[()|*+?^$.]|\(\?)|(?P<char>.)",
+    re.DOTALL,
+)
+
+
+def pattern_tokens(pattern: str) -> list[Any]:
+    """Returns a regular expression as sets of ASCII characters and marks, so that two ways to write one are equal."""
+    tokens: list[Any] = []
+    for match in _TOKEN.finditer(pattern):
+        kind, text = match.lastgroup, match[match.lastgroup or 0]
+        if kind == "group":
+            tokens.append("(")
+        elif kind == "set":
+            tokens.append(_set(text[1:-1]))
+        elif kind == "escaped" and text in "bBpPk123456789":
+            tokens.append(f"\\{text}")
+        elif kind in ("escaped", "code", "char"):
+            tokens.append(_escape(match))
+        else:
+            tokens.append(text)
+    return tokens
+
+
+def _set(inside: str) -> frozenset[str]:
+    negated = inside.startswith("^")
+    found: set[str] = set()
+    matches = list(_TOKEN_IN_SET.finditer(inside[negated:]))
+    index = 0
+    while index < len(matches):
+        first = _escape(matches[index])
+        is_range = index + 2 < len(matches) and matches[index + 1][0] == "-" and len(first) == 1
+        if is_range:
+            last = _escape(matches[index + 2])
+            found |= (
+                {each for each in _ASCII if min(first) <= each <= max(last)} if len(last) == 1 else {*first, "-"} | last
+            )
+        else:
+            found |= first
+        index += 3 if is_range else 1
+    return _ASCII - found if negated else frozenset(found)
+
+
+_TOKEN_IN_SET = re.compile(r"\\u(?P<code>[0-9a-fA-F]{4})|\\(?P<escaped>.)|(?P<char>.)", re.DOTALL)
+
+
+def _escape(match: re.Match[str]) -> frozenset[str]:
+    if match["code"]:
+        return frozenset((chr(int(match["code"], 16)),))
+    if match["escaped"]:
+        return _SETS.get(match["escaped"]) or frozenset((_CONTROLS.get(match["escaped"], match["escaped"]),))
+    return frozenset((match["char"],))
+
+
 def _description_kept(keyword: str, value: Any, original: list[Json], wire: list[Json], branch: bool) -> bool:
     return any(str(value).strip() in str(each.get("description", "")) for each in wire)
 
@@ -237,6 +311,7 @@ KEPT: Mapping[str, Kept] = {
     "exclusiveMaximum": _bound_kept,
     "minimum": _inclusive_kept,
     "maximum": _inclusive_kept,
+    "pattern": _pattern_kept,
     "description": _description_kept,
     "nullable": _nullable_kept,
 }
