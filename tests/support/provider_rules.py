@@ -181,7 +181,7 @@ def _references(tool: SentTool) -> Iterator[str]:
 
 
 def _gemini(tool: SentTool) -> Iterator[str]:
-    if "parametersJsonSchema" in tool.declaration:
+    if tool.declaration.keys() & {"parametersJsonSchema", "parameters_json_schema"}:
         yield from _gemini_json(tool)
     elif tool.schema is not None:
         yield from _gemini_fields(tool)
