@@ -23,10 +23,6 @@ from toolbus.dialects import DIALECTS, Loss
 from toolbus.tool import Tool
 
 TOOLS = (*read_tools(), *SAMPLES)
-# Dialects that these rules hold for so far; each list is to become DIALECTS.
-ACCOUNTED = tuple(name for name in DIALECTS if name not in ("ollama", "gemini", "gemini-live"))
-NOT_REFUSED = DIALECTS
-NOT_NARROWED = DIALECTS
 
 
 @pytest.fixture(scope="module")
@@ -93,19 +89,19 @@ def test_every_tool_is_sent_or_left_out_with_a_reason(dialect: str, offered: dic
     assert left_out <= {"日程.添加", "unicode_names"}  # a required property has a name that the provider refuses
 
 
-@pytest.mark.parametrize("dialect", ACCOUNTED)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_every_keyword_is_on_the_wire_or_in_words_or_reported_as_lost(
     dialect: str, unreported: Callable[[str], list[str]]
 ) -> None:
     assert unreported(dialect) == []
 
 
-@pytest.mark.parametrize("dialect", NOT_REFUSED)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_no_tool_makes_a_provider_refuse_the_request(dialect: str, offered: dict[str, Sent]) -> None:
     assert refusals(dialect, offered[dialect]) == []
 
 
-@pytest.mark.parametrize("dialect", NOT_NARROWED)
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_calls_that_a_tool_allows_are_allowed_on_the_wire(dialect: str, offered: dict[str, Sent]) -> None:
     """What is sent may be wider than the tool's own schema, never narrower."""
     sent = offered[dialect]

@@ -363,8 +363,9 @@ class _Comparison:
         wire = [each.schema[keyword] for each in every if keyword in each.schema]
         if keyword == "additionalItems" and not isinstance(part.schema.get("items"), list):
             return []
+        ordered = [each.schema for each in every if "prefixItems" in each.schema]
         if keyword == "additionalItems":  # of tuples up to draft 7; later drafts write the rest as `items`
-            wire += [each.schema["items"] for each in every if "prefixItems" in each.schema and "items" in each.schema]
+            wire += [each["items"] for each in ordered or every_schema(every) if "items" in each]
         kept = bool(wire) and (value is not False or False in wire or {"not": {}} in wire)
         if keyword in ("additionalItems", "items") and value is False:  # as many items as the tuple has, and no more
             tuples = [part.schema.get("prefixItems", part.schema.get("items")) for part in (part,)]
@@ -374,7 +375,8 @@ class _Comparison:
             wire = [each for each in wire if not isinstance(each, list)]
         lost = self._check(kept, keyword, json.dumps(value, ensure_ascii=False), part, context)
         step = _STEPS.get(keyword, "*" if keyword in ("additionalProperties", "unevaluatedProperties") else "")
-        return lost + self._schema(value, f"{part.pointer}/{keyword}", part, wire, _below(context, step, lost))
+        inside = _below(context, step, lost, branch=keyword == "additionalItems" and not ordered)
+        return lost + self._schema(value, f"{part.pointer}/{keyword}", part, wire, inside)
 
     def _tuple(self, keyword: str, value: Any, part: _Part, every: list[_Part], context: _Context) -> list[Fact]:
         if not isinstance(value, list):

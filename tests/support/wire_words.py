@@ -23,7 +23,7 @@ _TYPES = {
 _HINTS = {  # one of these stands for the keyword itself; what it holds has to be said by itself
     "items": ("list", "array", "item", "each"),
     "prefixItems": ("first", "in this order", "items:", "item 1"),
-    "additionalItems": ("more items", "other items", "further items", "rest", "exactly"),
+    "additionalItems": ("more items", "other items", "further item", "rest", "exactly"),
     "contains": ("contain", "at least one", "one item"),
     "propertyNames": ("name", "key"),
     "not": ("not", "except", "anything but"),

@@ -65,7 +65,7 @@ class _Writing:
                 self._list(schema, keyword, value, written, stated)
             elif keyword == "items":
                 self._items(schema, value, written)
-            elif keyword == "additionalProperties":
+            elif keyword == "additionalProperties" and "patternProperties" not in schema:
                 written[keyword] = self.schema(value) if isinstance(value, dict) else value
             elif not self._value(schema, keyword, value, written):
                 stated[keyword] = value

@@ -105,8 +105,11 @@ class _Rewriting:
 
     def _report_unknown(self, part: Part) -> None:
         for keyword, value in part.schema.items():
-            if keyword not in self._known:
-                self._report.lose(part.schema, keyword, f"the provider does not know it, {excerpt(value)} was dropped")
+            if keyword in self._known or (keyword == "additionalItems" and isinstance(value, dict)):
+                continue  # `_items` writes it
+            lost = value if keyword == "patternProperties" and isinstance(value, dict) else [value]
+            for each in lost:
+                self._report.lose(part.schema, keyword, f"the provider does not know it, {excerpt(each)} was dropped")
 
     # -- alternatives --------------------------------------------------------------------------------------------------
 
@@ -216,6 +219,9 @@ class _Rewriting:
             elif items is not None and not isinstance(items, bool | list):
                 self._report.lose(part.schema, "items", f"{excerpt(items)} is not a schema and was dropped")
             keyword = "items" if isinstance(items, list) else "prefixItems"
+            rest = part.get("additionalItems")
+            if isinstance(items, list) and isinstance(rest, dict):
+                common.append(Part(rest, part.references))
             prefix = [one for one in self._parts.schemas(part, keyword) if isinstance(one, Part)]
             if prefix:
                 why = "which item has which schema is lost: every item may have any of them"
