@@ -367,10 +367,6 @@ class _Comparison:
         if keyword == "additionalItems":  # of tuples up to draft 7; later drafts write the rest as `items`
             wire += [each["items"] for each in ordered or every_schema(every) if "items" in each]
         kept = bool(wire) and (value is not False or False in wire or {"not": {}} in wire)
-        if keyword in ("additionalItems", "items") and value is False:  # as many items as the tuple has, and no more
-            tuples = [part.schema.get("prefixItems", part.schema.get("items")) for part in (part,)]
-            counts = [len(each) for each in tuples if isinstance(each, list)]
-            kept = kept or any(each.schema.get("maxItems") in counts for each in every)
         if keyword == "items":
             wire = [each for each in wire if not isinstance(each, list)]
         lost = self._check(kept, keyword, json.dumps(value, ensure_ascii=False), part, context)

@@ -5,14 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tests.support.wire_capture import SentTool
-from toolbus.dialects.schemas.pattern_rules import common_pattern, grammar_pattern, linear_pattern, re2_pattern
-from toolbus.dialects.schemas.patterns import Unreadable
 
 Json = dict[str, Any]
 
@@ -286,15 +283,6 @@ def _nullable_kept(keyword: str, value: Any, original: list[Json], wire: list[Js
     return allows_null(wire)
 
 
-def _pattern_kept(keyword: str, value: Any, original: list[Json], wire: list[Json], branch: bool) -> bool:
-    """A pattern may be spelled for another engine; that it means the same is tested where it is written."""
-    spellings = {value}
-    for rule in (linear_pattern, common_pattern, re2_pattern, grammar_pattern):
-        with contextlib.suppress(Unreadable):
-            spellings.add(rule(value))
-    return any(each.get(keyword) in spellings for each in wire)
-
-
 def ends_after_the_first(keyword: str, original: Json, wire: list[Json]) -> bool:
     """Tells whether the wire says with a number of items that none follow the first ones."""
     tuples = [original.get("prefixItems"), original.get("items")]
@@ -303,7 +291,6 @@ def ends_after_the_first(keyword: str, original: Json, wire: list[Json]) -> bool
 
 
 KEPT: Mapping[str, Kept] = {
-    "pattern": _pattern_kept,
     "type": _type_kept,
     "enum": _values_kept,
     "const": _values_kept,
