@@ -140,6 +140,22 @@ NAMING = [
         (21,),
     ),
     Recorded(
+        "Anthropic, of a root",
+        "anthropic",
+        400,
+        "tools.27.custom.input_schema: input_schema does not support oneOf, allOf, or anyOf at the top level",
+        (27,),
+    ),
+    Recorded(
+        "Gemini, of values",
+        "gemini",
+        400,
+        "Invalid value at 'request.tools[0].function_declarations[5].parameters.properties[6].value' "
+        '(type.googleapis.com/google.cloud.aiplatform.master.Schema), "object"\nInvalid value at '
+        "'request.tools[0].function_declarations[14].parameters.properties[11].value' (…), \"object\"",
+        (5, 14),
+    ),
+    Recorded(
         "Gemini",
         "gemini",
         400,
@@ -197,6 +213,20 @@ UNNAMED = [
         "'properties.skill': when using anyOf, type should be defined in anyOf items instead of the parent schema>",
     ),
     Recorded("Moonshot", "openai", 400, 'tools.function.parameters.type is required and must be "object"'),
+    Recorded(
+        "Mistral",
+        "openai",
+        400,
+        {
+            "object": "error",
+            "message": "Invalid tool schema: {'type': 'object', 'properties': {'pages': {'type': 'integer', "
+            "'exclusiveMinimum': True}}} is not valid under any of the given schemas",
+            "type": OPENAI,
+        },
+    ),
+    Recorded("xAI", "openai", 400, "Invalid request content: Invalid function schema."),
+    Recorded("vLLM", "openai", 400, "Grammar error: Unknown format: uri"),
+    Recorded("vLLM", "openai", 400, "The provided JSON schema contains features not supported by xgrammar."),
     Recorded(
         "Gemini", "gemini", 400, "A FunctionDeclaration in the request exceeds the maximum allowed nesting depth."
     ),

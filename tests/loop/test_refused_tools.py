@@ -155,8 +155,8 @@ async def test_where_tools_are_refused_only_together_the_error_is_raised_and_the
     asked: list[int] = []
 
     def ask(request: Json) -> Any:
-        asked.append(len(request["tools"]))
-        if len(request["tools"]) > 20:
+        asked.append(len(request.get("tools", ())))
+        if asked[-1] > 20:
             raise ApiError(400, GRAMMAR)
         return says("OK")
 
@@ -170,13 +170,52 @@ async def test_where_tools_are_refused_only_together_the_error_is_raised_and_the
     assert len(asked) == first + 1
 
 
-async def test_a_fault_while_culprits_are_searched_raises_the_refusal() -> None:
-    model = ScriptedModel(ApiError(400, GRAMMAR), ApiError(503, "busy"), says("fine"))
+async def test_an_error_that_has_nothing_to_do_with_tools_is_raised_and_costs_one_more_request_once() -> None:
+    asked: list[int] = []
+
+    def ask(request: Json) -> Any:
+        asked.append(len(request.get("tools", ())))
+        raise ApiError(400, GRAMMAR)  # of another option of the endpoint, such as its response_format
+
+    loop = ToolLoop(catalog(), Endpoint(OpenAIChat(), ask))
+    for _ in range(2):
+        with pytest.raises(ApiError, match="grammar"):
+            await loop.run("?")
+    assert asked == [30, 0, 30]
+
+
+async def test_guesses_that_did_not_help_are_not_tried_again_with_the_same_tools() -> None:
+    asked: list[int] = []
+
+    def ask(request: Json) -> Any:
+        asked.append(len(request["tools"]))
+        raise ApiError(400, "tools[2].function.parameters: bad")
+
+    loop = ToolLoop(source := catalog(5), Endpoint(OpenAIChat(), ask))
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            await loop.run("?")
+    assert asked == [5, 4, 3, 2, 5]
+    source.remove("tool_0")
+    with pytest.raises(ApiError):
+        await loop.run("?")
+    assert asked[5:] == [4, 3, 2]
+
+
+async def test_a_fault_while_culprits_are_searched_raises_the_refusal_and_they_are_searched_later() -> None:
+    class Busy(PickyModel):
+        async def _ask(self, request: Json) -> Any:
+            if self.refused == 1 and len(request.get("tools", ())) < 30 and not self.probes:
+                self.probes += 1
+                raise ApiError(503, "busy")
+            return await super()._ask(request)
+
+    model = Busy(says("fine"), bad=["tool_3"], says=unnamed)
     loop = ToolLoop(catalog(), model.endpoint)
     with pytest.raises(ApiError, match="grammar"):
         await loop.run("?")
     await loop.run("?")
-    assert len(model.offered(2)) == 30
+    assert len(model.offered(0)) == 29
 
 
 async def test_what_was_not_decided_is_left_out_of_one_request_only_and_found_in_later_ones() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
@@ -27,7 +28,7 @@ log = logging.getLogger("toolbus.loop")
 Notify = Callable[[LoopEvent], object]
 Renew = Callable[[], Awaitable[Export]]
 
-MAX_REQUESTS = 32  # of one answer, each without one more tool: an endpoint may name them one by one
+MAX_REQUESTS = 64  # of one answer, each without one more tool: an endpoint may name them one by one
 MAX_WHY = 300  # characters of an endpoint's error
 _PROBE = (Message("user", "Answer with OK."),)
 
@@ -139,27 +140,26 @@ class _Request:
 
     async def answer(self, export: Export | None, renew: Renew) -> tuple[Turn, Export | None]:
         """Returns the answer, and the tools that were offered in the end."""
-        strict = self._refused.strict
+        strict, first = self._refused.strict, export
         refusal: Exception | None = None
-        for _ in range(MAX_REQUESTS):
+        for request in itertools.count(1):
             try:
                 turn = await self._client.send(self._items, export, self._choice, self.on_delta)
             except Exception as error:
-                if self.answer_began or export is None or not export.tools or refuses_tools(error):
-                    self._refused.strict = strict
-                    raise
-                renewed = await self._repaired(error, export, renew)
+                renewed = None
+                if not (self.answer_began or export is None or not export.tools or refuses_tools(error)):
+                    renewed = await self._repaired(error, export, renew) if request < MAX_REQUESTS else None
                 if renewed is None:
                     self._refused.strict = strict
+                    if self._whys and first is not None and schema_refusal(error, first) is not None:
+                        self._refused.give_up(first)
                     raise
                 export, refusal = renewed, error
             else:
                 if self._whys and refusal is not None:
                     self._remember(refusal)
                 return turn, export
-        self._refused.strict = strict
-        assert refusal is not None
-        raise refusal
+        raise AssertionError("the loop above ends with an answer or an error")
 
     async def _repaired(self, error: Exception, export: Export, renew: Renew) -> Export | None:
         """Returns an export without what an error refuses; None where that is not known."""
@@ -168,7 +168,7 @@ class _Request:
             self._refused.max_tools = limit
             return without(self._client.endpoint.dialect, await renew(), self._whys)
         refusal = schema_refusal(error, export)
-        if refusal is None:
+        if refusal is None or self._refused.is_hopeless(export):
             return None
         if refusal.strict:
             return self._relax("absent" if refusal.strict == "key" else "off", export)
@@ -181,6 +181,8 @@ class _Request:
                 return None
             tools = [*halving.found, *halving.undecided]
             self._undecided.update(halving.undecided)
+            if not tools:
+                self._refused.give_up(export)
         if not tools or set(chosen_names(self._choice)) & {tool.name for tool in tools}:
             return None
         why = f"the endpoint refuses it: {shorten(clean_line(str(error)), MAX_WHY)}"

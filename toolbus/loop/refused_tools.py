@@ -18,7 +18,7 @@ from toolbus.newest import NewestCache
 from toolbus.tool import Tool
 
 MAX_REFUSED = 1000  # declarations that are remembered
-MAX_PROBES = 40  # requests that look for declarations that an error does not name; one among 128 needs 14 or fewer
+MAX_PROBES = 40  # requests that look for declarations that an error does not name; one among 128 needs 15 or fewer
 MAX_HOPELESS = 16  # exports in which none was found
 
 Refuses: TypeAlias = Callable[[Sequence[Tool]], Awaitable[bool]]
@@ -38,7 +38,7 @@ class RefusedTools:
         self.max_tools: int | None = None
         self.strict: Literal["kept", "off", "absent"] = "kept"
         self._refused: NewestCache[str, str] = NewestCache(MAX_REFUSED)  # schema_hash → why
-        self._hopeless: NewestCache[tuple[str, ...], None] = NewestCache(MAX_HOPELESS)  # the hashes of exports
+        self._hopeless: NewestCache[tuple[str, ...], None] = NewestCache(MAX_HOPELESS)  # exports, by their hashes
 
     def __repr__(self) -> str:
         return f"RefusedTools({len(self._refused)} refused, max_tools={self.max_tools}, strict={self.strict})"
@@ -58,20 +58,25 @@ class RefusedTools:
         return kept, tuple(LeftOut(tool.name, self._refused[tool.schema_hash]) for tool in left_out)
 
     async def find(self, export: Export, refuses: Refuses) -> Halving:
-        """Finds the tools of an export that the endpoint refuses, none where it refuses them only together.
+        """Finds the tools of an export that the endpoint refuses.
 
-        Such an export is not searched again.
+        There are none where it refuses them only together, or refuses something else: without tools it does so too.
 
         Args:
             refuses: asks the endpoint whether it refuses a request with these tools.
         """
         halving = Halving(refuses)
-        key = tuple(export.hashes.values())
-        if key and key not in self._hopeless:
+        if not await halving.is_refused(()):
             await halving.search(list(export.kept.values()))
-            if not halving.found and not halving.undecided:
-                self._hopeless[key] = None
         return halving
+
+    def is_hopeless(self, export: Export) -> bool:
+        """Tells whether leaving out tools of this export did not help before."""
+        return tuple(export.hashes.values()) in self._hopeless
+
+    def give_up(self, export: Export) -> None:
+        """Leaving out tools of this export did not help, and is not tried again."""
+        self._hopeless[tuple(export.hashes.values())] = None
 
     def relaxed(self, export: Export) -> Export:
         """Returns an export whose declarations say of `strict` what the endpoint takes."""
@@ -109,18 +114,19 @@ class Halving:
             sure: False where that only follows from the others being accepted: perhaps all are refused together only.
         """
         if len(group) == 1:
-            if sure or await self._is_refused(group):
+            if sure or await self.is_refused(group):
                 self.found += group
             return
         first, second = group[: len(group) // 2], group[len(group) // 2 :]
-        if not await self._is_refused(first):
+        if not await self.is_refused(first):
             await self.search(second, sure=False)
             return
         await self.search(first)
-        if await self._is_refused(second):
+        if await self.is_refused(second):
             await self.search(second)
 
-    async def _is_refused(self, group: Sequence[Tool]) -> bool:
+    async def is_refused(self, group: Sequence[Tool]) -> bool:
+        """Tells whether a request with these tools is refused, as long as requests are left."""
         if not self._left:
             self.undecided += group
             return False

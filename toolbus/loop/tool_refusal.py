@@ -69,7 +69,9 @@ _UNNAMED = tuple(
         r"cannot unmarshal \w+ into Go struct field \S*tools\.",  # Ollama
         r"tools\.function\.parameters(?:\.\w+)? is (?:not a valid|required)",  # Moonshot
         r"FunctionDeclaration in the request exceeds the maximum allowed nesting depth",  # Gemini
-        r"json schema contains features not supported by",  # vLLM
+        r"json schema contains features not supported by|\bgrammar error: ",  # vLLM
+        r"invalid tool schema",  # Mistral
+        r"invalid function schema",  # xAI
     )
 )
 _SCHEMA_STATUSES = frozenset({None, 400, 422, 500})  # None: an error in the middle of a stream carries no status
