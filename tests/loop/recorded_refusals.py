@@ -62,6 +62,19 @@ NAMING = [
         (7,),
     ),
     Recorded(
+        "OpenAI, of a strict schema",
+        "openai",
+        400,
+        {
+            "message": "Invalid schema for function 'tool_2': In context=('properties', 'fields'), "
+            "'additionalProperties' is required to be supplied and to be false.",
+            "type": OPENAI,
+            "param": "tools[2].parameters",
+            "code": "invalid_function_parameters",
+        },
+        (2,),
+    ),
+    Recorded(
         "DeepSeek",
         "openai",
         400,
@@ -249,14 +262,7 @@ STRICT_KEY = [
     ),
 ]
 
-STRICT_SCHEMA = [
-    Recorded(
-        "OpenAI",
-        "openai",
-        400,
-        "Invalid schema for function 'tool_3': In context=('properties', 'fields'), 'additionalProperties' is required "
-        "to be supplied and to be false.",
-    ),
+STRICT_TOOLS = [
     Recorded(
         "Anthropic",
         "openai",

@@ -292,7 +292,8 @@ class StrictChat(OpenAIChat):
     ("text", "left"),
     [
         ("Unknown parameter: 'tools[0].function.strict'.", None),
-        ("Invalid schema for function 'tool_0': 'required' is required to be supplied and to be an array", False),
+        ("The compiled grammar is too large. Reduce the number of strict tools.", False),
+        (GRAMMAR, False),
     ],
 )
 async def test_where_strict_is_refused_declarations_are_not_strict_any_more(text: str, left: bool | None) -> None:
@@ -308,6 +309,31 @@ async def test_where_strict_is_refused_declarations_are_not_strict_any_more(text
     await loop.run("?")
     await loop.run("?")
     assert asked == [[True] * 3, [left] * 3, [left] * 3]
+
+
+async def test_a_tool_that_is_refused_as_strict_is_offered_without_and_the_others_stay_strict() -> None:
+    asked: list[list[Any]] = []
+
+    def ask(request: Json) -> Any:
+        asked.append([tool["function"].get("strict") for tool in request["tools"]])
+        if asked[-1][1]:
+            raise ApiError(400, "Invalid schema for function 'tool_1': 'pattern' is not permitted")
+        return says("hi")
+
+    loop = ToolLoop(catalog(3), Endpoint(StrictChat(), ask))
+    await loop.run("?")
+    await loop.run("?")
+    assert asked == [[True] * 3, [True, False, True], [True, False, True]]
+
+
+async def test_where_loose_declarations_do_not_help_the_culprit_is_left_out_and_the_others_stay_strict() -> None:
+    model = PickyModel(says("a"), says("b"), bad=["tool_3"], says=unnamed)
+    loop = ToolLoop(catalog(8), replace(model.endpoint, dialect=StrictChat()))
+    await loop.run("?")
+    await loop.run("?")
+    for request in model.requests:
+        assert [tool["function"].get("strict") for tool in request["tools"]] == [True] * 7
+    assert model.refused == 2
 
 
 async def test_a_refusal_that_is_not_about_strict_after_all_keeps_it() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.loop.recorded_refusals import NAMING, OTHERS, STRICT_KEY, STRICT_SCHEMA, TOO_MANY, UNNAMED, Recorded
+from tests.loop.recorded_refusals import NAMING, OTHERS, STRICT_KEY, STRICT_TOOLS, TOO_MANY, UNNAMED, Recorded
 from toolbus.dialects.dialect_names import find_dialect
 from toolbus.dialects.export import Export
 from toolbus.loop import refuses_tools
@@ -160,11 +160,10 @@ def test_a_refusal_of_the_key_strict_is_one_only_where_declarations_have_it(reco
     assert refusal is None or not refusal.strict
 
 
-@pytest.mark.parametrize("recorded", STRICT_SCHEMA, ids=who)
-def test_a_schema_that_is_not_strict_enough_is_read_only_where_declarations_are_strict(recorded: Recorded) -> None:
-    assert schema_refusal(error_of(recorded), export_of("openai", strict=True)) == SchemaRefusal(strict="schema")
-    refusal = schema_refusal(error_of(recorded), export_of("openai", strict=False))
-    assert refusal is None or not refusal.strict
+@pytest.mark.parametrize("recorded", STRICT_TOOLS, ids=who)
+def test_too_many_strict_tools_are_read_only_where_declarations_are_strict(recorded: Recorded) -> None:
+    assert schema_refusal(error_of(recorded), export_of("openai", strict=True)) == SchemaRefusal(strict="tools")
+    assert schema_refusal(error_of(recorded), export_of("openai", strict=False)) is None
 
 
 @pytest.mark.parametrize("case", TOO_MANY, ids=who)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from typing import Literal
 
 from toolbus.dialects.conversation import Delta, HistoryItem, Message, Turn
@@ -18,7 +18,7 @@ from toolbus.loop.loop_events import LoopEvent, ReasoningDelta, TextDelta, Tools
 from toolbus.loop.loop_settings import MIN_TOOLS
 from toolbus.loop.refused_tools import MAX_PROBES, RefusedTools, without
 from toolbus.loop.result_cut import ResultCutter
-from toolbus.loop.tool_refusal import refuses_tools, schema_refusal, tool_limit
+from toolbus.loop.tool_refusal import refuses_tools, schema_refusal, strict_of, tool_limit
 from toolbus.loop.turn_reply import without_calls
 from toolbus.text import clean_line, shorten
 from toolbus.tool import Tool
@@ -88,12 +88,21 @@ class ModelClient:
         return turn, export if self.takes_tools else None
 
     async def send(
-        self, items: Sequence[HistoryItem], export: Export | None, choice: ToolChoice, on_delta: Callable[[Delta], None]
+        self,
+        items: Sequence[HistoryItem],
+        export: Export | None,
+        choice: ToolChoice,
+        on_delta: Callable[[Delta], None],
+        loose: Set[str] = frozenset(),
     ) -> Turn:
-        """Sends one request. Returns the answer to it."""
+        """Sends one request. Returns the answer to it.
+
+        Args:
+            loose: declarations, by their schema_hash, that are not strict.
+        """
         turn = Turn()
         if export is not None:
-            export = self.refused.relaxed(export)
+            export = self.refused.relaxed(export, loose)
         request = self.endpoint.dialect.request(items, export, choice)
         async for piece in self.endpoint.answer(request, export.names if export is not None else NameTable.empty()):
             if isinstance(piece, Turn):
@@ -132,6 +141,8 @@ class _Request:
         self._notify = notify
         self._whys: dict[Tool, str] = {}  # what is left out of the request, and why
         self._undecided: set[Tool] = set()  # of these, tools that may not be refused at all
+        self._loose: set[str] = set()  # the hashes of declarations that are not strict any more
+        self._guess: set[str] = set()  # of these, the ones of an error that named no tool
         self.answer_began = False
 
     def on_delta(self, delta: Delta) -> None:
@@ -144,7 +155,7 @@ class _Request:
         refusal: Exception | None = None
         for request in itertools.count(1):
             try:
-                turn = await self._client.send(self._items, export, self._choice, self.on_delta)
+                turn = await self._client.send(self._items, export, self._choice, self.on_delta, self._loose)
             except Exception as error:
                 renewed = None
                 if not (self.answer_began or export is None or not export.tools or refuses_tools(error)):
@@ -156,6 +167,11 @@ class _Request:
                     raise
                 export, refusal = renewed, error
             else:
+                if self._loose:
+                    self._refused.loosen(self._loose)
+                    log.warning(
+                        "%r takes %d tools only where they are not strict", self._client.endpoint, len(self._loose)
+                    )
                 if self._whys and refusal is not None:
                     self._remember(refusal)
                 return turn, export
@@ -173,7 +189,13 @@ class _Request:
         if refusal.strict:
             return self._relax("absent" if refusal.strict == "key" else "off", export)
         tools = [export.kept[name] for name in refusal.names]
+        strict = self._strict_among(export, tools or export.kept.values())
+        if strict and (tools or not self._guess):  # a tool that is not strict is better than none
+            self._loose |= strict
+            self._guess |= set() if tools else strict
+            return export
         if not tools:
+            self._loose -= self._guess  # it did not help
             try:
                 halving = await self._refused.find(export, self._client.refuses)
             except Exception as other:
@@ -188,6 +210,16 @@ class _Request:
         why = f"the endpoint refuses it: {shorten(clean_line(str(error)), MAX_WHY)}"
         self._whys |= dict.fromkeys(tools, why)
         return without(self._client.endpoint.dialect, export, self._whys)
+
+    def _strict_among(self, export: Export, tools: Iterable[Tool]) -> set[str]:
+        """Returns which of these tools are declared strict, by their schema_hash."""
+        declarations = self._refused.relaxed(export, self._loose).tools
+        strict = {
+            schema_hash
+            for declaration, schema_hash in zip(declarations, export.hashes.values(), strict=True)
+            if strict_of(declaration)
+        }
+        return strict & {tool.schema_hash for tool in tools}
 
     def _relax(self, strict: Literal["off", "absent"], export: Export) -> Export | None:
         if self._refused.strict in (strict, "absent"):

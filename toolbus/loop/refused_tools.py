@@ -7,13 +7,12 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from toolbus.dialects.dialect import Dialect
 from toolbus.dialects.export import Export, LeftOut
-from toolbus.loop.tool_refusal import strict_of
 from toolbus.newest import NewestCache
 from toolbus.tool import Tool
 
@@ -38,6 +37,7 @@ class RefusedTools:
         self.max_tools: int | None = None
         self.strict: Literal["kept", "off", "absent"] = "kept"
         self._refused: NewestCache[str, str] = NewestCache(MAX_REFUSED)  # schema_hash → why
+        self._loose: NewestCache[str, None] = NewestCache(MAX_REFUSED)  # schema_hash of what must not be strict
         self._hopeless: NewestCache[tuple[str, ...], None] = NewestCache(MAX_HOPELESS)  # exports, by their hashes
 
     def __repr__(self) -> str:
@@ -78,19 +78,35 @@ class RefusedTools:
         """Leaving out tools of this export did not help, and is not tried again."""
         self._hopeless[tuple(export.hashes.values())] = None
 
-    def relaxed(self, export: Export) -> Export:
-        """Returns an export whose declarations say of `strict` what the endpoint takes."""
-        if self.strict == "kept" or all(strict_of(declaration) is None for declaration in export.tools):
-            return export
-        return replace(export, tools=tuple(self._relaxed(declaration) for declaration in export.tools))
+    def loosen(self, hashes: Iterable[str]) -> None:
+        """Takes declarations, by their schema_hash, that the endpoint accepts only where they are not strict."""
+        self._loose.update(dict.fromkeys(hashes))
 
-    def _relaxed(self, declaration: Mapping[str, Any]) -> dict[str, Any]:
-        relaxed = {key: value for key, value in declaration.items() if key != "strict" or self.strict == "off"}
-        if "strict" in relaxed:
-            relaxed["strict"] = False
-        if isinstance(function := relaxed.get("function"), dict):
-            relaxed["function"] = self._relaxed(function)
-        return relaxed
+    def relaxed(self, export: Export, loose: Set[str] = frozenset()) -> Export:
+        """Returns an export whose declarations say of `strict` what the endpoint takes.
+
+        Args:
+            loose: further declarations, by their schema_hash, that are not strict.
+        """
+        loose = loose | self._loose.keys()
+        if self.strict == "kept" and loose.isdisjoint(export.hashes.values()):
+            return export
+        absent = self.strict == "absent"
+        tools = tuple(
+            _relaxed(declaration, absent=absent) if self.strict != "kept" or schema_hash in loose else declaration
+            for declaration, schema_hash in zip(export.tools, export.hashes.values(), strict=True)
+        )
+        return replace(export, tools=tools)
+
+
+def _relaxed(declaration: Mapping[str, Any], *, absent: bool) -> dict[str, Any]:
+    """Returns a declaration in which `strict` is false or absent; where it is absent already, it stays so."""
+    relaxed = {key: value for key, value in declaration.items() if key != "strict" or not absent}
+    if "strict" in relaxed:
+        relaxed["strict"] = False
+    if isinstance(function := relaxed.get("function"), dict):
+        relaxed["function"] = _relaxed(function, absent=absent)
+    return relaxed
 
 
 class Halving:

@@ -84,11 +84,7 @@ _STRICT_KEY = tuple(
         r"(?:parameter|field|key|property|argument|name):? \\?[`'\"]strict\\?[`'\"]",  # Cohere
     )
 )
-_STRICT_SCHEMA = re.compile(
-    r"is required to be supplied and to be"  # OpenAI, of additionalProperties and required
-    r"|(?:number of|too many) strict tools",  # Anthropic
-    re.IGNORECASE,
-)
+_STRICT_TOOLS = re.compile(r"(?:number of|too many) strict tools", re.IGNORECASE)  # Anthropic
 
 _TOO_MANY = tuple(
     re.compile(phrase, re.IGNORECASE)
@@ -108,11 +104,11 @@ class SchemaRefusal:
 
     Attributes:
         names: the tools, by their names on the bus; empty where the error names none.
-        strict: what it says of the key `strict`: that the key is unknown, or that a schema does not keep its rules.
+        strict: what it says of the key `strict`: that the key is unknown, or that there are too many strict tools.
     """
 
     names: tuple[str, ...] = ()
-    strict: Literal["", "key", "schema"] = ""
+    strict: Literal["", "key", "tools"] = ""
 
 
 def schema_refusal(error: BaseException, export: Export) -> SchemaRefusal | None:
@@ -120,11 +116,11 @@ def schema_refusal(error: BaseException, export: Export) -> SchemaRefusal | None
     if isinstance(error, OSError | TimeoutError) or status_of(error) not in _SCHEMA_STATUSES:
         return None
     text = text_of_error(error)
-    if any(strict_of(declaration) is not None for declaration in export.tools):
-        if any(phrase.search(text) for phrase in _STRICT_KEY):
-            return SchemaRefusal(strict="key")
-        if _STRICT_SCHEMA.search(text) and any(strict_of(declaration) for declaration in export.tools):
-            return SchemaRefusal(strict="schema")
+    stricts = [strict_of(declaration) for declaration in export.tools]
+    if any(strict is not None for strict in stricts) and any(phrase.search(text) for phrase in _STRICT_KEY):
+        return SchemaRefusal(strict="key")
+    if any(stricts) and _STRICT_TOOLS.search(text):
+        return SchemaRefusal(strict="tools")
     wires = list(export.names.to_bus)
     named = [export.names.to_bus[wire] for wire in _NAMES.findall(text) if wire in export.names.to_bus]
     if not named and len(wires) == len(export.tools):
