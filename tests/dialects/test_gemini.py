@@ -140,6 +140,26 @@ def test_an_old_server_gets_the_form_of_openapi() -> None:
     checked(Gemini(json_schema=False).request([HELLO], exported))
 
 
+@pytest.mark.parametrize(
+    ("output", "written"),
+    [
+        ({"type": "object", "properties": {"degrees": {"type": "number", "maximum": 60}}},
+         {"type": "object", "properties": {"degrees": {"type": "number", "maximum": 60}}}),
+        ({"type": "array", "items": {"type": "string"}},
+         {"type": "object", "properties": {"result": {"type": "array", "items": {"type": "string"}}},
+          "required": ["result"]}),
+        ({"type": "array", "items": {"$ref": "#/$defs/a"}, "$defs": {"a": {}}}, None),
+    ],
+)  # fmt: skip
+def test_output_schemas_are_sent_where_a_program_wants_them(output: Json, written: Json | None) -> None:
+    tool = replace(PLAIN, output_schema_json=json.dumps(output))
+    assert "response_json_schema" not in DIALECT.export([tool]).tools[0]
+    dialect = Gemini(output_schemas=True)
+    for exported in (dialect.export([tool]), dialect.export([tool])):
+        (declared,) = sent(dialect.request([HELLO], exported))["tools"][0]["functionDeclarations"]
+        assert declared.get("response_json_schema") == written
+
+
 def test_a_tool_without_parameters_has_none_on_the_wire() -> None:
     assert DIALECT.export([EMPTY]).tools[0].keys() == {"name", "description"}
     assert DIALECT.export([replace(EMPTY, description="")]).tools[0].keys() == {"name"}

@@ -35,7 +35,13 @@ from toolbus.dialects.history import (
 )
 from toolbus.dialects.result_images import GEMINI_IMAGES, ImageRule, base64_of, image_label
 from toolbus.dialects.result_text import arguments_object, object_of
-from toolbus.dialects.schemas.schema_rules import GEMINI_JSON_SCHEMAS, GEMINI_SCHEMAS, SchemaRules
+from toolbus.dialects.schemas.schema_rules import (
+    GEMINI_JSON_SCHEMAS,
+    GEMINI_SCHEMAS,
+    Inexpressible,
+    SchemaRules,
+    convert,
+)
 from toolbus.dialects.tool_choice import forced_tool
 from toolbus.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable
 from toolbus.tool import Result, Tool
@@ -52,6 +58,8 @@ class Gemini(Dialect):
     Args:
         json_schema: False for a server that reads `parameters` only, the older form in OpenAPI's keywords, which has no
             references, tuples and maps.
+        output_schemas: True to send the tools' output schemas too, as `response_json_schema`. They cost tokens in every
+            request, and few models need them to read a result.
     """
 
     name: ClassVar[str] = NAME
@@ -61,15 +69,34 @@ class Gemini(Dialect):
     max_tools: ClassVar[int | None] = MAX_DECLARATIONS
 
     def __init__(
-        self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = True, json_schema: bool = True
+        self,
+        max_cached_schemas: int = MAX_CACHED_SCHEMAS,
+        *,
+        images: bool = True,
+        json_schema: bool = True,
+        output_schemas: bool = False,
     ) -> None:
         super().__init__(max_cached_schemas, images=images)
         self.json_schema = json_schema
+        self.output_schemas = output_schemas
+        self._outputs: dict[str, Json | None] = {}  # converted output schemas by their text; threads share it
         if not json_schema:
             self.schema_rules = GEMINI_SCHEMAS
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
-        return declaration(wire_name, tool, schema, "parameters_json_schema" if self.json_schema else "parameters")
+        key = "parameters_json_schema" if self.json_schema else "parameters"
+        declared = declaration(wire_name, tool, schema, key)
+        if self.output_schemas and tool.output_schema_json and (output := self._output(tool)):
+            declared["response_json_schema"] = output
+        return declared
+
+    def _output(self, tool: Tool) -> Json | None:
+        outputs = self._outputs
+        if tool.output_schema_json not in outputs:
+            if len(outputs) >= self._max_cached_schemas:
+                outputs = self._outputs = {}
+            outputs[tool.output_schema_json] = _response_schema(tool)
+        return outputs[tool.output_schema_json]
 
     def parse(self, answer: Any, names: NameTable) -> Turn:
         stream = PartStream(names)
@@ -171,6 +198,19 @@ def declaration(wire_name: str, tool: Tool, schema: Json, key: str = "parameters
     if schema.get("properties") or (key != "parameters" and schema.keys() - {"type", "properties"}):
         function[key] = schema
     return function
+
+
+def _response_schema(tool: Tool) -> Json | None:
+    """Returns the schema of a tool's results as `object_of` writes them; None where it cannot be written."""
+    schema = tool.output_schema or {}
+    if schema.get("type", "object") != "object":
+        if '"$ref"' in tool.output_schema_json:
+            return None  # references would point to other places
+        schema = {"type": "object", "properties": {"result": schema}, "required": ["result"]}
+    try:
+        return convert(schema, GEMINI_JSON_SCHEMAS, tool.name)[0]
+    except Inexpressible:
+        return None
 
 
 def _id(call: ModelCall) -> Json:

@@ -187,7 +187,7 @@ class Words:
             if schema.get("items") is False:
                 facts.append("no further items")
             elif isinstance(schema.get("items"), dict) and schema["items"]:
-                entries.append(("every further item", schema["items"], False))
+                entries.append(("further items", schema["items"], False))
         return lines + self._entries(schema, entries, level)
 
     def _entries(self, schema: dict[str, Any], entries: list[tuple[str, Any, bool]], level: int) -> list[str]:
