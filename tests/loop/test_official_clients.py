@@ -158,7 +158,7 @@ ONE_TOOL = {
 @every_client
 async def test_one_tool_that_a_provider_refuses_does_not_take_the_others_away(flavour: str) -> None:
     refusal = Refuses(400, ONE_TOOL[flavour])
-    search = ("text", refusal) if flavour == "ollama" else ()
+    search = ("text", "text", refusal) if flavour == "ollama" else ()  # without tools, with either tool
     steps = (refusal, *search, "one", "text", "text")
     async with weather() as (bus, plugin), serving(flavour, *steps) as server, official(server) as endpoint:
         bus.tool(name="broken")(lambda: "never")
@@ -168,7 +168,7 @@ async def test_one_tool_that_a_provider_refuses_does_not_take_the_others_away(fl
     assert (reply.text, plugin.calls) == (SAID, ["Paris"])
     (left_out,) = [event for event in events if isinstance(event, ToolsLeftOut)]
     assert [each.tool for each in left_out.left_out] == ["broken"]
-    probes = [False, True] if search else []
+    probes = [False, False, True] if search else []
     assert ["broken" in json.dumps(request) for request in server.requests] == [True, *probes, False, False, False]
 
 
