@@ -185,7 +185,10 @@ def types_of(parts: list[Part], report: LossReport) -> frozenset[str]:
     for part in parts:
         own = _types(part, report)
         if not allowed & own:
-            report.lose(part.schema, "type", "it contradicts what else applies here, so it was dropped")
+            for keyword in ("type", *(key for key, kind in _INFERRED.items() if kind not in allowed)):
+                if keyword in part.schema:
+                    why = "its type contradicts what else applies here, so it was dropped"
+                    report.lose(part.schema, keyword, why)
         else:
             allowed &= own
     return allowed - {"integer"} if "number" in allowed else allowed

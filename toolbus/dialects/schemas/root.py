@@ -85,14 +85,23 @@ class _Root:
             self._add(shape, more, schema)
         for keyword in ("anyOf", "oneOf"):
             if isinstance(branches := schema.get(keyword), list) and branches:
-                alternatives = [self.read(branch, references, steps + 1) for branch in branches]
-                shapes = [alternative for alternative in alternatives if alternative is not None]
+                alternatives = [(branch, self.read(branch, references, steps + 1)) for branch in branches]
+                shapes = [alternative for _, alternative in alternatives if alternative is not None]
                 if not shapes:
                     return None
                 if len(shapes) > 1:
                     self._report.lose(schema, keyword, _why_merged(keyword))
+                    for branch, alternative in alternatives:
+                        self._report_rules(branch, alternative)
                 self._add(shape, self._either(shapes, schema, keyword), schema)
         return shape
+
+    def _report_rules(self, branch: Any, shape: _Shape | None) -> None:
+        """Reports what an alternative says of the whole object, which does not hold for the others."""
+        for keyword in shape.others if shape is not None and isinstance(branch, dict) else ():
+            if keyword in branch:
+                why = f"it holds for one of the root's alternatives only, {excerpt(branch[keyword])} was dropped"
+                self._report.lose(branch, keyword, why)
 
     def _own(self, schema: dict[str, Any]) -> _Shape:
         """Returns the object that a schema describes without its references and combinations."""

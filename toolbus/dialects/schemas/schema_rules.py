@@ -18,7 +18,7 @@ from toolbus.dialects.schemas.pattern_rules import common_pattern, grammar_patte
 from toolbus.dialects.schemas.rewrite import Rewriter
 from toolbus.dialects.schemas.root import plain_root, typed_root
 from toolbus.dialects.schemas.sanitizer import Sanitizer
-from toolbus.dialects.schemas.strict import StrictSchema, strict_schema
+from toolbus.dialects.schemas.strict import StrictSchema, rewritten_schema, strict_schema
 
 __all__ = [
     "ANTHROPIC_SCHEMAS",
@@ -98,14 +98,17 @@ def convert_strictly(
     """Returns the schema for strict mode, None where it cannot have it, and what `convert` returns.
 
     Args:
-        rewrite: see `strict_schema`.
+        rewrite: whether a schema that does not qualify may be rewritten (`rewritten_schema`).
 
     Raises:
         Inexpressible: the tool cannot be offered to that provider.
     """
     report = LossReport(parameters, tool)
     schema = _converted(parameters, rules, report)
-    return strict_schema(schema, report.over(schema), rewrite=rewrite), schema, report.losses
+    strict = strict_schema(schema)
+    if strict is None and rewrite:
+        strict = rewritten_schema(schema, report.over(schema))
+    return strict, schema, report.losses
 
 
 def _converted(parameters: dict[str, Any], rules: SchemaRules, report: LossReport) -> dict[str, Any]:

@@ -76,23 +76,30 @@ class StrictSchema:
                     yield from self._choices(branch, level + 1)
 
 
-def strict_schema(schema: dict[str, Any], report: LossReport, *, rewrite: bool) -> StrictSchema | None:
-    """Returns a schema for strict mode; None where there is none that means the same calls.
+def strict_schema(schema: dict[str, Any]) -> StrictSchema | None:
+    """Returns a schema that strict mode takes as it is, None for any other one.
 
     Args:
         schema: as the sanitizer wrote it.
-        report: of that schema; gets what a rewriting loses.
-        rewrite: whether optional properties may become nullable, and objects that say nothing of other properties may
-            forbid them.
     """
-    schema = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
-    if _qualifies(schema):
-        return StrictSchema(schema)
-    if not rewrite:
+    if schema.get("additionalProperties") is not False:  # the most frequent reason
         return None
+    schema = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
+    return StrictSchema(schema) if _qualifies(schema) else None
+
+
+def rewritten_schema(schema: dict[str, Any], report: LossReport) -> StrictSchema | None:
+    """Returns a schema rewritten for strict mode; None where no such schema means the same calls.
+
+    Optional properties become nullable, and objects that say nothing of other properties forbid them.
+
+    Args:
+        report: of that schema; gets what the rewriting loses.
+    """
     before = len(report.losses)
     rewriter = _Rewriter(schema, report)
     rewritten = rewriter.schema(schema)
+    rewritten.pop("$schema", None)
     if rewriter.possible and _qualifies(rewritten):
         return StrictSchema(rewritten, rewriter.added)
     report.keep_first(before)
