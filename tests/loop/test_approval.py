@@ -260,7 +260,8 @@ async def test_the_timeout_of_a_call_begins_when_it_is_approved() -> None:
     assert (source.sent[0]["timeout"], reply.calls[0].outcome) == (0.001, "ok")
 
 
-async def test_cancelling_a_turn_cancels_the_question() -> None:
+@pytest.mark.parametrize("paths", [["/a"], ["/a", "/b"]])
+async def test_cancelling_a_turn_cancels_the_question(paths: list[str]) -> None:
     asked, cancelled = asyncio.Event(), asyncio.Event()
 
     async def approve(request: ApprovalRequest) -> bool:
@@ -272,7 +273,10 @@ async def test_cancelling_a_turn_cancels_the_question() -> None:
             raise
         return True
 
-    source, model = source_with_delete(), ScriptedModel(says("", call("delete"), call("delete", {"path": "/b"})))
+    source, model = (
+        source_with_delete(),
+        ScriptedModel(says("", *(call("delete", {"path": each}) for each in paths)), says("no")),
+    )
     turn = asyncio.ensure_future(ToolLoop(source, model.endpoint, approve=approve).run("?"))
     await within(asked.wait())
     turn.cancel()
@@ -400,6 +404,7 @@ async def test_a_cancelled_question_at_the_terminal_takes_no_line(type_line: Cal
     await asyncio.sleep(0)
     question.cancel()
     await asyncio.gather(question, return_exceptions=True)
+    assert not asyncio.get_running_loop().remove_reader(sys.stdin.fileno())  # nothing waits for it any more
     type_line("next\n")
     assert await asyncio.to_thread(sys.stdin.readline) == "next\n"
 

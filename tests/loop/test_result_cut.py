@@ -78,6 +78,17 @@ async def test_by_default_a_result_has_at_most_64_kib() -> None:
     assert (len(fits), "cut here" in long, len(long.encode()) <= 64 * KIB) == (64 * KIB, True, True)
 
 
+async def test_a_reply_that_is_a_huge_result_is_whole_for_the_user_and_cut_for_later_turns() -> None:
+    source = FunctionSource()
+    source.offer(lambda: "x" * 5_000, name="report", direct_reply=True)
+    model = ScriptedModel(says("", call("report")), says("done"))
+    loop = ToolLoop(source, model.endpoint, SMALL)
+    reply = await loop.run("?")
+    assert (reply.text, reply.stopped) == ("x" * 5_000, "direct_reply")
+    await loop.run([*reply.items, {"role": "user", "content": "?"}])
+    assert len(str(model.requests[1]["messages"])) < 3 * MIN_RESULT_BYTES
+
+
 async def test_a_model_without_tools_gets_a_part_too() -> None:
     model = ScriptedModel(says("", call("entries")), ApiError(400, "this model does not support tools"), says("done"))
     await ToolLoop(FunctionSource(entries=entries), model.endpoint, SMALL).run("?")
@@ -129,6 +140,18 @@ def test_content_counts_and_images_stay() -> None:
     assert "cut here" in cut_result(Result(content=(file,)), 1_000).text
     whole = Result(output_json='"output"', content=(IMAGE, IMAGE))
     assert cut_result(whole, 1_000) is whole
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        Result(output_json=json.dumps("😀" * 260, ensure_ascii=False)),
+        Result(content=(pb.ContentBlock(audio=pb.AudioContent()),) * 80),
+    ],
+)
+def test_the_quick_look_misses_no_long_text(result: Result) -> None:
+    assert bytes_of(result) > 1_000
+    assert ResultCutter(1_000).cut(result) == cut_result(result, 1_000) != result
 
 
 def test_what_a_tool_asks_is_not_cut() -> None:

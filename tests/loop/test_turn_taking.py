@@ -204,6 +204,18 @@ async def test_a_choice_survives_a_response_that_began_by_itself_and_a_refusal()
     assert provider.requests == 2
 
 
+async def test_a_response_that_begins_by_itself_stands_for_a_requested_one_only_without_a_choice() -> None:
+    for choice, requests in (("auto", 0), ("add", 1)):
+        provider = Provider()
+        session = await opened(FunctionSource(add=add), provider, pause_seconds=ENDLESS_PAUSE)
+        await feed(session, provider.starts_speaking())
+        session.request_response(choice)
+        await feed(session, provider.stops_speaking(), provider.begin("r1"), provider.end("r1"))
+        await run_pending()
+        assert (provider.requests, provider.violations) == (requests, [])
+        await session.close()
+
+
 async def test_results_go_with_the_choice_that_was_requested() -> None:
     provider, blocked = Provider(), BlockedTool()
     session = await opened(FunctionSource(add=add, blocked=blocked.run), provider)

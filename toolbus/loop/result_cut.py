@@ -89,6 +89,12 @@ def cut_result(result: Result, limit: int) -> Result:
     return replace(result, output_json=output_json, error=error, content=tuple(content))
 
 
+def cut_text(text: str, limit: int) -> str:
+    """Returns a text of at most ``limit`` bytes, marked where it is cut; 0: any number."""
+    total = len(text.encode("utf-8", "replace"))
+    return text if not limit or total <= limit else _Budget(total, limit).take(text)[0]
+
+
 class _Budget:
     """The bytes that are left for a text whose parts come one after the other, a line break between them."""
 

@@ -15,6 +15,7 @@ from toolbus.errors import Code
 from toolbus.loop.export_cache import ExportCache
 from toolbus.loop.loop_events import LoopEvent, RoundEnded, RoundRetried, RoundStarted, TextDelta
 from toolbus.loop.model_client import ModelClient, Notify
+from toolbus.loop.result_cut import cut_text
 from toolbus.loop.round_calls import CallRunner
 from toolbus.loop.router import Rule, route
 from toolbus.loop.turn_reply import CallDone, Reply, Stopped, last_user_text, refusal
@@ -176,9 +177,12 @@ class TurnRun:
         return self._reply_with(self._settings.no_convergence_text, "no_convergence")
 
     def _reply_with(self, text: str, stopped: Stopped, reason: str = "") -> Reply:
-        """Ends with a text that is not the model's; the conversation holds it as an answer of the model."""
+        """Ends with a text that is not the model's; the conversation holds it as an answer of the model.
+
+        A tool's huge result that is the reply is cut there, as it is in the answer to its call.
+        """
         if text:
-            self._items.append(Message("assistant", text))
+            self._items.append(Message("assistant", cut_text(text, self._settings.result_bytes or 0)))
             self._notify(TextDelta(text))
         return self._reply(self._text + text, stopped, reason)
 
