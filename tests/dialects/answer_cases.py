@@ -94,6 +94,25 @@ OPENAI: list[Case] = [
         "content_filter",
         "Hi",
     ),
+    Case(
+        *("openai", "filter of Azure"),
+        [
+            {
+                "choices": [
+                    {
+                        "delta": {},
+                        "finish_reason": "content_filter",
+                        "content_filter_results": {"hate": {"filtered": False}, "violence": {"filtered": True}},
+                    }
+                ]
+            }
+        ],
+        *("refused", "content_filter"),
+        reason="violence",
+    ),
+    Case(
+        "openai", "blanks", [delta(content=" \n"), delta("stop")], "complete", "stop", " \n", reason="empty", retry=True
+    ),
     Case("openai", "GLM's filter", [delta("sensitive")], "refused", "sensitive"),
     Case(
         *("openai", "refusal", [delta(refusal="I can"), delta(refusal="not"), delta("stop")], "refused", "stop"),

@@ -181,7 +181,7 @@ def paused(text: str, stop: str = "pause_turn") -> Json:
     return {"role": "assistant", "content": blocks, "stop_reason": stop, "usage": {"input_tokens": 3}}
 
 
-async def pausing(*answers: Json, **settings: Any) -> tuple[Reply, list[Json]]:
+async def pausing(*answers: Json, choice: str = "auto", **settings: Any) -> tuple[Reply, list[Json]]:
     requests: list[Json] = []
 
     def ask(request: Json) -> Json:
@@ -189,7 +189,7 @@ async def pausing(*answers: Json, **settings: Any) -> tuple[Reply, list[Json]]:
         return answers[len(requests) - 1]
 
     loop = ToolLoop(FunctionSource(add=add), Endpoint(Anthropic(), ask), LoopSettings(**settings))
-    return await loop.run("?"), requests
+    return await loop.run("?", tool_choice=choice), requests
 
 
 async def test_an_answer_that_paused_goes_back_and_continues() -> None:
@@ -199,6 +199,11 @@ async def test_an_answer_that_paused_goes_back_and_continues() -> None:
     assert last["role"] == "assistant"
     assert [block["type"] for block in last["content"]] == ["text", "server_tool_use"] * 2
     assert reply.usage == Usage(9, 0)
+
+
+async def test_a_choice_of_the_first_request_does_not_bind_what_continues_it() -> None:
+    _, requests = await pausing(paused("It "), paused("is", "end_turn"), choice="required")
+    assert [request.get("tool_choice") for request in requests] == [{"type": "any"}, None]
 
 
 @pytest.mark.parametrize("forced", [True, False])

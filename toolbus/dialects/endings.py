@@ -174,7 +174,7 @@ def read_end(
     if ending is None and ": " in word:  # Gemini's endpoint for OpenAI's format writes "filter: REASON"
         word = word.rpartition(": ")[2]
         ending = endings.get(word)
-    is_empty = not text and not calls and not other
+    is_empty = not text.strip() and not calls and not other
     if ending is None:
         ending = "failed" if stop and is_empty else "complete"
     if nameless:

@@ -13,7 +13,7 @@ from typing import Any
 from toolbus.dialects.call_ids import unique_calls
 from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, Usage, model_call
 from toolbus.dialects.dialect import EndpointError, TurnStream, as_mapping
-from toolbus.dialects.endings import OPENAI_CHAT_ENDINGS, read_end
+from toolbus.dialects.endings import OPENAI_CHAT_ENDINGS, list_parts, read_end
 from toolbus.dialects.history import arguments_text
 from toolbus.dialects.token_usage import chat_usage
 from toolbus.dialects.wire_names import NameTable
@@ -42,12 +42,24 @@ def read_answer(answer: Any, names: NameTable) -> Turn:
     choice = choices[0]
     if choice.get("error"):
         raise EndpointError.of(choice)
-    usage = chat_usage(answer.get("usage") or choice.get("usage"))
-    return read_message(_object(choice.get("message")), names, choice.get("finish_reason"), usage)
+    message, stop = _object(choice.get("message")), choice.get("finish_reason")
+    return read_message(message, names, stop, chat_usage(answer.get("usage")), _filters(choice))
 
 
-def read_message(message: Mapping[str, Any], names: NameTable, stop: Any, usage: Usage | None = None) -> Turn:
-    """Reads a message of the model."""
+def _filters(choice: Mapping[str, Any]) -> str:
+    """Returns which of Azure's filters stopped an answer."""
+    results = _object(choice.get("content_filter_results"))
+    return list_parts(*(name for name, result in results.items() if _object(result).get("filtered") is True))
+
+
+def read_message(
+    message: Mapping[str, Any], names: NameTable, stop: Any, usage: Usage | None = None, reason: str = ""
+) -> Turn:
+    """Reads a message of the model.
+
+    Args:
+        reason: what the server says beside the stop reason.
+    """
     text, thinking = _text_and_thinking(message.get("content"))
     refusal = _refusal(message)
     _, reasoning = reasoning_of(message)
@@ -59,6 +71,7 @@ def read_message(message: Mapping[str, Any], names: NameTable, stop: Any, usage:
         stop,
         text=text or refusal,
         calls=calls,
+        reason=reason,
         nameless=len(entries) > len(calls),
         other=any(message.get(key) for key in _OTHER_KEYS),
     )
@@ -148,6 +161,7 @@ class ChatStream(TurnStream):
         self._reasoning_key = ""  # the key of the first reasoning; "" until it came
         self._calls: list[_PartialCall] = []
         self._stop = ""  # the finish reason; "" until it came
+        self._reason = ""  # what came beside it
         self._usage: Any = None  # the last that came: mostly in a chunk without choices, behind the finish reason
 
     def read(self, event: Any) -> list[Delta]:
@@ -164,7 +178,8 @@ class ChatStream(TurnStream):
                 raise EndpointError.of(choice)
             self._began = True
             deltas += self._take(_object(choice.get("delta")))
-            self._stop = _string(choice.get("finish_reason")) or self._stop
+            if stop := choice.get("finish_reason"):
+                self._stop, self._reason = _string(stop), _filters(choice)
             self._usage = choice.get("usage") or self._usage  # Moonshot
         return deltas
 
@@ -205,7 +220,7 @@ class ChatStream(TurnStream):
         calls = sorted(self._calls, key=lambda call: call.index)
         if calls:
             message["tool_calls"] = [call.entry() for call in calls]
-        return read_message(message, self._names, self._stop, chat_usage(self._usage))
+        return read_message(message, self._names, self._stop, chat_usage(self._usage), self._reason)
 
 
 class _PartialCall:

@@ -122,7 +122,9 @@ class TurnRun:
         self._notify(RoundStarted(self._round, self._export, forced=choice == "none", hidden=hidden))
         turn = await self._send(choice)
         for _ in range(self._settings.retries):
-            if not turn.retry or (self._is_streamed and turn.text):  # a text that was shown cannot be taken back
+            if not turn.retry or (
+                self._is_streamed and turn.text.strip()
+            ):  # a text that was shown cannot be taken back
                 break
             log.info("the answer of %r is requested again: %s", self._model_client.endpoint, end_text(turn))
             self._notify(RoundRetried(self._round, turn))
@@ -159,7 +161,7 @@ class TurnRun:
             stopped, reason = turn.ending, end_text(turn)
         elif not text and self._calls:
             stopped = "no_summary"
-        elif not text and turn.reason:
+        elif not text.strip() and turn.reason:
             stopped, reason = "failed", end_text(turn)
         if turn.calls:
             result = refusal(Code.CANCELLED, f"the call was not made, because its answer is not whole: {reason}")
