@@ -75,7 +75,8 @@ class ToolsLeftOut:
     """The endpoint refused some tools; it has answered without them, and the loop does not offer them again.
 
     Attributes:
-        left_out: these tools with the reason; later they are in `RoundStarted.export.left_out`.
+        left_out: these tools with the reason; later they are in `RoundStarted.export.left_out`. Those that it only may
+            refuse are offered again, to find out more.
         error: its last refusal.
     """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from typing import Literal
@@ -153,13 +152,15 @@ class _Request:
         """Returns the answer, and the tools that were offered in the end."""
         strict, first = self._refused.strict, export
         refusal: Exception | None = None
-        for request in itertools.count(1):
+        requests = 0
+        while True:
+            requests += 1
             try:
                 turn = await self._client.send(self._items, export, self._choice, self.on_delta, self._loose)
             except Exception as error:
                 renewed = None
                 if not (self.answer_began or export is None or not export.tools or refuses_tools(error)):
-                    renewed = await self._repaired(error, export, renew) if request < MAX_REQUESTS else None
+                    renewed = await self._repaired(error, export, renew) if requests < MAX_REQUESTS else None
                 if renewed is None:
                     self._refused.strict = strict
                     if self._whys and first is not None and schema_refusal(error, first) is not None:
@@ -175,7 +176,6 @@ class _Request:
                 if self._whys and refusal is not None:
                     self._remember(refusal)
                 return turn, export
-        raise AssertionError("the loop above ends with an answer or an error")
 
     async def _repaired(self, error: Exception, export: Export, renew: Renew) -> Export | None:
         """Returns an export without what an error refuses; None where that is not known."""
@@ -196,6 +196,7 @@ class _Request:
             return export
         if not tools:
             self._loose -= self._guess  # it did not help
+            log.warning("%r refuses a tool and does not say which: short requests find out", self._client.endpoint)
             try:
                 halving = await self._refused.find(export, self._client.refuses)
             except Exception as other:
@@ -207,8 +208,10 @@ class _Request:
                 self._refused.give_up(export)
         if not tools or set(chosen_names(self._choice)) & {tool.name for tool in tools}:
             return None
-        why = f"the endpoint refuses it: {shorten(clean_line(str(error)), MAX_WHY)}"
-        self._whys |= dict.fromkeys(tools, why)
+        words = shorten(clean_line(str(error)), MAX_WHY)
+        for tool in tools:
+            known = "the endpoint refuses it" if tool not in self._undecided else "the endpoint may refuse it"
+            self._whys[tool] = f"{known}: {words}"
         return without(self._client.endpoint.dialect, export, self._whys)
 
     def _strict_among(self, export: Export, tools: Iterable[Tool]) -> set[str]:
