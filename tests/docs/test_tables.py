@@ -32,7 +32,7 @@ from toolbus.bus.keys.keys_file import KeyRecord, parse_keys
 from toolbus.bus.serve_settings import ServeSettings, settle
 from toolbus.cli import terminal
 from toolbus.cli.command_line import app
-from toolbus.dialects import DIALECTS
+from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.dropin import FileGrants, env_of, read_manifest
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.tool_options import OPTION_NAMES
@@ -349,6 +349,14 @@ def test_the_tool_loop_page_has_every_event_with_its_fields() -> None:
     documented = {row[0].strip("`"): row[1] for row in table(LOOP, "| event | with |")}
     kinds = typing.get_args(LoopEvent)
     assert documented == {kind.__name__: ", ".join(f"`{field.name}`" for field in fields(kind)) for kind in kinds}
+
+
+def test_the_tool_loop_page_has_every_number_of_tools_that_a_provider_takes() -> None:
+    rows = table(LOOP, "| dialect | most tools |")
+    documented = {name.strip("` "): row[1] for row in rows for name in row[0].split(",")}
+    numbers = {name: find_dialect(name).max_tools for name in DIALECTS}
+    known = {name: str(number) for name, number in numbers.items() if number is not None}
+    assert documented == known | {"others": "none is published"}
 
 
 def test_the_guides_name_every_dialect_and_every_endpoint() -> None:

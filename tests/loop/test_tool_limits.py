@@ -15,7 +15,6 @@ from tests.loop.realtime_provider import Provider
 from tests.loop.scripted_model import FunctionSource, ScriptedModel, call, says
 from toolbus.dialects.anthropic import Anthropic
 from toolbus.dialects.conversation import Message
-from toolbus.dialects.dialect_names import DIALECTS, find_dialect
 from toolbus.dialects.openai_realtime import OpenAIRealtime
 from toolbus.embeddings import EmbedderChoice
 from toolbus.loop import Endpoint, LoopSettings, RoundStarted, Rule, ToolLoop
@@ -249,18 +248,6 @@ async def test_a_realtime_session_offers_the_first_tools_and_says_how_many_it_le
     assert "2 tools are not offered" in warning
     assert "130 tools, and a session takes 128" in warning
     await session.close()
-
-
-def test_the_dialects_with_a_published_number_have_it() -> None:
-    numbers = {name: find_dialect(name).max_tools for name in DIALECTS}
-    assert {name: number for name, number in numbers.items() if number} == {
-        "openai": 128,
-        "openai-responses": 128,
-        "openai-realtime": 128,
-        "grok": 200,
-        "gemini": 512,
-        "gemini-live": 512,
-    }
 
 
 async def test_a_program_reads_from_the_first_event_what_its_model_cannot_be_offered() -> None:
