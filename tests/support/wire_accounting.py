@@ -8,13 +8,13 @@ which words count, `wire_words`. Nothing here knows how an export is made.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 from tests.support.wire_capture import SentTool
+from tests.support.wire_facts import Fact, told_by
 from tests.support.wire_forms import (
     KEPT,
     NEUTRAL,
@@ -35,31 +35,6 @@ _SINGLE = ("additionalProperties", "unevaluatedProperties", "additionalItems", "
 _ONE_SCHEMA = (*_SINGLE, "propertyNames", "not", "if", "then", "else", "contentSchema")
 _STEPS = {"items": "[]", "additionalItems": "[]", "contains": "[]", "unevaluatedItems": "[]"}
 _GROUPS = ("anyOf", "oneOf")
-_STRUCTURE = frozenset(("required", "const", "enum", "type", "additionalProperties", "minProperties", "title", "not"))
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """A keyword of a tool's schema that the wire does not have at its place.
-
-    Attributes:
-        place: of the argument, in steps.
-        pointer: of the schema that has the keyword, as a JSON pointer.
-        via: the places of the references on the way to it, the nearest last.
-        value: what was lost of it: of `required` and `properties` one name.
-        inside: the lost or merged keyword that this one stands under; None where there is none.
-    """
-
-    place: tuple[str, ...]
-    pointer: str
-    keyword: str
-    value: str
-    via: tuple[str, ...] = ()
-    inside: Fact | None = None
-    in_words: bool = False
-
-    def __str__(self) -> str:
-        return f"{'.'.join(self.place) or 'the root'}: {self.keyword} {self.value} ({self.pointer or '/'})"
 
 
 @dataclass(slots=True)
@@ -92,7 +67,7 @@ def account(parameters: Json, sent: SentTool, losses: Iterable[Loss], descriptio
     comparison = _Comparison(parameters, plain_schema(sent), sent.description.replace(description, "", 1), sent.name)
     facts = comparison.root()
     result = Account(kept=comparison.kept)
-    told = _told(facts, list(losses))
+    told = told_by(facts, list(losses))
     for fact in facts:
         if fact.in_words:
             result.in_words.append(fact)
@@ -101,47 +76,6 @@ def account(parameters: Json, sent: SentTool, losses: Iterable[Loss], descriptio
         else:
             result.unreported.append(fact)
     return result
-
-
-def _told(facts: Sequence[Fact], losses: Sequence[Loss]) -> Callable[[Fact], bool]:
-    """Returns what tells whether losses name a fact, or what it stands under.
-
-    One loss names one value: where several were lost of one keyword, each is named or counted.
-    """
-    entries: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for loss in losses:
-        entries[loss.path, loss.keyword].append(loss.why)
-    lost: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for fact in facts:
-        if not fact.in_words:
-            lost[fact.pointer, fact.keyword].add(fact.value)
-
-    def named(fact: Fact) -> bool:
-        whys = [why for pointer in (fact.pointer, *fact.via[-1:]) for why in entries.get((pointer, fact.keyword), ())]
-        if not whys:
-            return False
-        values = lost[fact.pointer, fact.keyword]
-        unnamed = [value for value in values if not any(_bare(value)[:40] in why for why in whys)]
-        if fact.value not in unnamed:
-            return True
-        naming = sum(any(_bare(value)[:40] in why for why in whys) for value in values)
-        return len(unnamed) <= len(whys) - naming
-
-    def told(fact: Fact) -> bool:
-        if any((pointer, "$ref") in entries for pointer in fact.via):
-            return True
-        within: Fact | None = fact
-        while within is not None:
-            if named(within) and (within is fact or within.value != "merged" or fact.keyword in _STRUCTURE):
-                return True
-            within = within.inside
-        return False
-
-    return told
-
-
-def _bare(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -413,13 +347,12 @@ class _Comparison:
         choices = [one for group in groups for one in group if isinstance(one, dict) and not is_null(one)]
         candidates: list[list[_Part]] = [[*base, _Part(one)] for one in choices] or [list(base)]
         places = []
-        for own, _ in plain:
+        for index, (own, _) in enumerate(plain):
             inside = _Context(context.place, context.inside, context.texts, len(plain) > 1, context.open)
-            found = [self._tried(own, candidate, inside) for candidate in candidates]
-            best = min(range(len(found)), key=lambda index: (len(found[index][0]), index))
-            places.append((own, best, *found[best]))
+            missing, kept = self._best(own, candidates, index, inside)
+            places.append((own, missing, kept))
         merged = len(plain) > 1 and not choices
-        for own, _, missing, kept in places:
+        for own, missing, kept in places:
             self.kept += kept
             if not missing:
                 continue
@@ -434,6 +367,20 @@ class _Comparison:
         elif keyword == "oneOf" and not self._says_one(every) and not _disjoint([each for _, each in plain], self):
             facts += self._check(False, keyword, "exactly one", part, context)
         return facts
+
+    def _best(
+        self, own: _Part, candidates: Sequence[list[_Part]], index: int, context: _Context
+    ) -> tuple[list[Fact], int]:
+        """Returns what the wire's nearest alternative lacks, and how much it has. Its own place comes first."""
+        found: list[tuple[int, list[Fact], int]] = []
+        first = index if index < len(candidates) else 0
+        for candidate in (candidates[first], *candidates[:first], *candidates[first + 1 :]):
+            missing, kept = self._tried(own, candidate, context)
+            found.append((sum(not fact.in_words for fact in missing), missing, kept))
+            if not found[-1][0]:
+                break
+        _, missing, kept = min(found, key=lambda each: (each[0], len(each[1])))
+        return missing, kept
 
     def _tried(self, own: _Part, candidate: list[_Part], context: _Context) -> tuple[list[Fact], int]:
         kept_before, seen_before = self.kept, set(self._seen)
