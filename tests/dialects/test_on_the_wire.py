@@ -19,7 +19,7 @@ from tests.support.provider_rules import refusals
 from tests.support.wire_accounting import Account, account
 from tests.support.wire_capture import Capture, Sent, SentTool, capturing
 from tests.support.wire_forms import plain_schema
-from toolbus.dialects import DIALECTS, Loss
+from toolbus.dialects import DIALECTS, Dialect, Loss, Message, find_dialect
 from toolbus.tool import Tool
 
 TOOLS = (*read_tools(), *SAMPLES)
@@ -78,6 +78,26 @@ def test_a_plain_tool_leaves_the_process_with_its_name_description_and_arguments
     assert tool.schema is not None
     assert set(tool.schema["properties"]) == {"city", "days", "unit"}
     assert tool.schema["properties"]["city"]["description"].startswith("Name of the city.")
+
+
+_CHOICES: dict[str, tuple[str, Any]] = {
+    "openai": ("tool_choice", {"type": "function", "function": {"name": "play"}}),
+    "openai-responses": ("tool_choice", {"type": "function", "name": "play"}),
+    "anthropic": ("tool_choice", {"type": "tool", "name": "play"}),
+    "gemini": ("toolConfig", {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["play"]}}),
+    "ollama": ("tool_choice", None),
+}
+
+
+@pytest.mark.parametrize("name", _CHOICES)
+def test_a_chosen_tool_leaves_the_process_in_the_form_of_the_provider(name: str, capture: Capture) -> None:
+    dialect = find_dialect(name)
+    assert isinstance(dialect, Dialect)
+    export = dialect.export([Tool("play", "Plays."), Tool("stop", "Stops.")])
+    body = capture.request(name, dialect.request([Message("user", "?")], export, "play"))
+    key, choice = _CHOICES[name]
+    assert body.get(key) == choice
+    assert ("stop" in json.dumps(body["tools"])) is (choice is not None)  # without a choice the tool is offered alone
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

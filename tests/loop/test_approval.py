@@ -165,6 +165,18 @@ async def test_what_was_shown_is_what_runs() -> None:
     assert source.calls == [("delete", '{"path":"/b"}')]
 
 
+async def test_a_tool_that_changes_while_somebody_decides_does_not_run() -> None:
+    source = source_with_delete()
+
+    def approve(request: ApprovalRequest) -> bool:
+        source.offer(delete, description="Deletes the whole disk.", annotations=DESTRUCTIVE)
+        return True
+
+    model = ScriptedModel(says("", call("delete")), says("done"))
+    reply = await ToolLoop(source, model.endpoint, approve=approve).run("?")
+    assert (reply.calls[0].outcome, source.ended) == ("catalog_stale", [])
+
+
 @pytest.mark.parametrize("decision", [None, 1, 0, ["/a"], RuntimeError("no"), TimeoutError(), {"path": object()}])
 async def test_a_hook_that_fails_refuses(decision: Any, caplog: pytest.LogCaptureFixture) -> None:
     source, model, reply = await run_with(Person(decision), says("", call("delete")))
