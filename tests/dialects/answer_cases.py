@@ -345,6 +345,8 @@ RESPONSES: list[Case] = [
     Case("openai-responses", "incomplete without a reason", incomplete(None, says("Hi")), "cut", "incomplete", "Hi"),
     Case("openai-responses", "new reason, no text", incomplete("tired"), "failed", "tired"),
     Case("openai-responses", "cancelled", response("cancelled", event="response.cancelled"), "failed", "cancelled"),
+    Case("openai-responses", "failed", response("failed", event="response.failed"), "failed", "failed"),
+    Case("openai-responses", "failed, whole", response("failed"), "failed", "failed", streamed=False),
     Case("openai-responses", "in the background", response("queued"), "failed", "queued", streamed=False),
     Case(
         *("openai-responses", "refusal"),

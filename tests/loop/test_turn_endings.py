@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
@@ -12,7 +14,7 @@ from toolbus.dialects.anthropic import Anthropic
 from toolbus.dialects.conversation import Answers, Message, ModelCall, Turn, Usage
 from toolbus.dialects.gemini import Gemini
 from toolbus.loop import Endpoint, LoopSettings, RoundEnded, RoundRetried, TextDelta, ToolLoop
-from toolbus.loop.turn_reply import Reply
+from toolbus.loop.turn_reply import Reply, Stopped
 
 MALFORMED = "function_call_filter: MALFORMED_FUNCTION_CALL"
 
@@ -58,6 +60,25 @@ async def test_a_reply_tells_how_the_answer_ended_with_the_providers_word(
     assert (reply.stopped, reply.reason, reply.cut) == (stopped, reason, stopped == "cut")
     assert reply.text == (answer["choices"][0]["message"]["content"] or "")
     assert len(model.requests) == 1
+
+
+async def test_an_answer_that_is_not_whole_is_logged_with_the_providers_word_and_without_content(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refusing = ends("stop")
+    refusing["choices"][0]["message"]["refusal"] = "I will not sing."
+    reply, model = await reply_of(refusing)
+    assert (reply.text, reply.stopped, reply.reason) == ("I will not sing.", "refused", "stop: I will not sing.")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{model.endpoint!r} gave no whole answer, it is refused: stop"
+    ]
+
+
+def test_the_documentation_has_every_end_of_a_turn() -> None:
+    page = Path(__file__).parents[2] / "docs" / "start" / "tool-loop.md"
+    _, _, table = page.read_text("utf-8").partition("| `stopped` | what happened |\n| --- | --- |\n")
+    rows = [line.split("`")[1] for line in itertools.takewhile(bool, table.splitlines())]
+    assert rows == list(get_args(Stopped))
 
 
 async def test_a_refusal_after_tools_is_told_as_refused_and_not_as_an_empty_summary() -> None:

@@ -66,7 +66,7 @@ class OpenAIResponses(PairedDialect):
 
     def parse(self, answer: Any, names: NameTable) -> Turn:
         answer = as_mapping(answer)
-        if answer.get("error") or answer.get("status") == "failed":
+        if answer.get("error"):
             raise EndpointError.of(answer)
         stop = (answer.get("incomplete_details") or {}).get("reason") or answer.get("status") or ""
         return _turn(_objects(answer.get("output")), names, str(stop), responses_usage(answer.get("usage")))
@@ -308,4 +308,7 @@ class _ResponsesStream(TurnStream):
         return []
 
     def _failed(self, event: Mapping[str, Any]) -> list[Delta]:
-        raise EndpointError.of(event.get("response") or event)
+        response = event.get("response")
+        if isinstance(response, Mapping) and not response.get("error"):
+            return self._ended(event)
+        raise EndpointError.of(response or event)

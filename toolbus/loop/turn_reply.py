@@ -23,9 +23,9 @@ Stopped: TypeAlias = Literal[
     "round_limit",
     "no_convergence",
     "no_summary",
+    "cut",
     "refused",
     "failed",
-    "cut",
     "paused",
 ]
 """Why a turn ended: the model answered; a tool's result is the reply; the model answered in the forced answer after the

@@ -126,7 +126,7 @@ class TurnRun:
                 self._is_streamed and turn.text.strip()
             ):  # a text that was shown cannot be taken back
                 break
-            log.info("the answer of %r is requested again: %s", self._model_client.endpoint, end_text(turn))
+            log.info("the answer of %r is requested again: %s", self._model_client.endpoint, turn.stop or "it is empty")
             self._notify(RoundRetried(self._round, turn))
             turn = await self._send(choice)
         self._cut = turn.cut
@@ -163,6 +163,8 @@ class TurnRun:
             stopped = "no_summary"
         elif not text.strip() and turn.reason:
             stopped, reason = "failed", end_text(turn)
+        if stopped in ("refused", "failed", "paused"):  # without what the model or its provider wrote: that is content
+            log.warning("%r gave no whole answer, it is %s: %s", self._model_client.endpoint, stopped, turn.stop)
         if turn.calls:
             result = refusal(Code.CANCELLED, f"the call was not made, because its answer is not whole: {reason}")
             self._items.append(Answers(tuple(Answered(call, result) for call in turn.calls)))
