@@ -255,6 +255,23 @@ async def test_questions_come_one_after_the_other_while_other_calls_run() -> Non
     assert [done.outcome for done in reply.calls] == ["ok", "permission_denied", "ok", "ok"]
 
 
+async def test_conversations_of_one_loop_do_not_wait_for_each_others_questions() -> None:
+    both, users = asyncio.Barrier(2), set()
+
+    async def approve(request: ApprovalRequest) -> bool:
+        assert request.context is not None
+        users.add(request.context.user_id)
+        await within(both.wait())
+        return True
+
+    model = ScriptedModel(says("", call("delete")), says("", call("delete")), says("done"), says("done"))
+    loop = ToolLoop(source_with_delete(), model.endpoint, approve=approve)
+    turns = [loop.run("?", context=CallContext(user_id=user)) for user in ("ada", "bob")]
+    replies = await within(asyncio.gather(*turns))
+    assert [reply.text for reply in replies] == ["done", "done"]
+    assert users == {"ada", "bob"}
+
+
 async def test_the_timeout_of_a_call_begins_when_it_is_approved() -> None:
     approved = asyncio.Event()
 
