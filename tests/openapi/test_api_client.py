@@ -82,6 +82,7 @@ async def test_a_small_response_that_expands_without_end_is_cut() -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", "cannot be reached"),
         (b"no http\r\n\r\n", "cannot be reached"),
     ],
+    ids=["unknown encoding", "no gzip", "cut gzip", "bad length", "no HTTP"],  # gzip's bytes hold the time
 )
 async def test_a_response_that_cannot_be_read_is_an_error(answer: bytes, reason: str) -> None:
     async with answering(answer) as url:
@@ -123,6 +124,7 @@ async def test_certificates_are_checked(tmp_path: Path, monkeypatch: pytest.Monk
         (response(b"", "Location: https://b.example/k=1", status="301 Moved"), SetupError, "a redirect to 'b.example'"),
         (response(b"[]"), SetupError, "holds a list"),
     ],
+    ids=["503", "404", "301", "no document"],
 )
 async def test_what_is_no_document_is_told_from_a_server_that_is_not_there(
     answer: bytes, error: type[Exception], text: str
