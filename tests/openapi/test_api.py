@@ -220,6 +220,7 @@ def test_names_are_unique_and_fit_and_do_not_depend_on_what_is_offered() -> None
         ({"a": {"type": "apiKey", "in": "query", "name": "k"}}, [], "s", []),
         ({}, None, "s", [("header", "Authorization", "bearer")]),
         ({"a": {"type": "http", "scheme": "bearer"}}, [{"a": []}, {}], None, []),
+        ({"a": {"type": "oauth2"}}, [{"a": []}], {"a": None}, []),
     ],
 )
 def test_security_schemes_say_where_a_credential_goes(schemes: Any, security: Any, auth: Any, placed: Any) -> None:
@@ -252,6 +253,7 @@ def test_a_credential_that_fits_no_scheme_is_refused(schemes: Any, auth: Any, te
         ("https://a.example/docs/openapi.json", None, "https://a.example"),
         ("https://a.example/docs/openapi.json", [{"url": "/v2/"}], "https://a.example/v2"),
         ("https://a.example/docs/openapi.json", [{"url": "../v1"}], "https://a.example/v1"),
+        ("https://a.example/docs/openapi.json", [{"url": ""}], "https://a.example"),
         ("https://a.example/x", [{"url": "https://b.example"}, {"url": "https://A.example:443/v"}], "https://A.example:443/v"),
         ("https://a.example/x", [{"url": "//a.example/{v}", "variables": {"v": {"default": "v9"}}}], "https://a.example/v9"),
         ("https://a.example/x", [{"url": "http://a.example"}], None),

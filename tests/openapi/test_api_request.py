@@ -149,6 +149,19 @@ def test_a_body_is_written_as_its_type_says(media: str, value: Any, content: byt
     assert (request.content, request.headers) == (content, (("Content-Type", sent),))
 
 
+def test_a_form_writes_its_fields_as_the_document_says() -> None:
+    encoding = {
+        "deep": {"style": "deepObject"},
+        "joined": {"explode": False},
+        "odd": {"style": "x"},
+        "type": {"contentType": "x"},
+    }
+    form = {"application/x-www-form-urlencoded": {"encoding": encoding}}
+    value = {"deep": {"a": {"b": 1}}, "joined": ["x", "y"], "odd": ["x", "y"], "type": {"k": 1}}
+    request = request_of({}, value, requestBody={"content": form})
+    assert request.content == b"deep%5Ba%5D%5Bb%5D=1&joined=x,y&odd=x&odd=y&type=%7B%22k%22%3A1%7D"
+
+
 def test_a_form_with_files_has_parts() -> None:
     value = {"file": {"filename": "a.txt", "text": "hi"}, "n": [1, 2], "none": None}
     request = request_of({}, value, requestBody={"content": {"multipart/form-data": {}}})

@@ -25,7 +25,7 @@ from toolbus.openapi.api_settings import (
     Patterns,
     source_of,
 )  # fmt: skip
-from toolbus.openapi.credentials import Secret, read_secret
+from toolbus.openapi.credentials import Auth, Secret, read_secret
 from toolbus.openapi.document import Document
 from toolbus.openapi.document_loader import fetch_document, load_document, source_of_url, url_of
 from toolbus.sdk.plugin_client import Plugin
@@ -151,7 +151,7 @@ def from_openapi(
     base_url: str | None = None,
     allow: Patterns | None = None,
     deny: Patterns = (),
-    auth: Secret | Mapping[str, Secret] | None = None,
+    auth: Auth = None,
     headers: Mapping[str, Secret] | None = None,
     prefix: str = "",
     max_tools: int = MAX_TOOLS,

@@ -194,8 +194,8 @@ def _content(body: Body, value: Any) -> bytes:
     if body.kind == JSON:
         return dump_json(value).encode("utf-8", "replace")
     if body.kind == FORM:
-        pairs = [(key, text) for key, each in _fields(body, value) for text in _texts(each)]
-        return "&".join(f"{_encode(key)}={_encode(text)}" for key, text in pairs).encode()
+        pairs = [pair for key, each in _fields(body, value) for pair in _form_field(body, key, each)]
+        return "&".join(f"{_encode(key)}={text}" for key, text in pairs).encode()
     if body.kind == TEXT:
         return _text(value).encode("utf-8", "replace")
     return _file(body.argument, value)[1]
@@ -207,8 +207,12 @@ def _fields(body: Body, value: Any) -> Iterable[tuple[str, Any]]:
     return [(str(key), each) for key, each in value.items() if each is not None]
 
 
-def _texts(value: Any) -> list[str]:
-    return [_text(each) for each in value] if isinstance(value, list) else [_text(value)]
+def _form_field(body: Body, name: str, value: Any) -> Pairs:
+    """Returns name and encoded value of what a field of a form becomes: a list each by itself, an object as JSON."""
+    if name in body.styles:
+        style, explode = body.styles[name]
+        return _query(Parameter(name, name, "query", style, explode), value)
+    return [(name, _encode(_text(each))) for each in (value if isinstance(value, list) else [value])]
 
 
 def _parts(fields: Iterable[tuple[str, Any]]) -> Iterable[Part]:

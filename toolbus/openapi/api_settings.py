@@ -15,7 +15,7 @@ from urllib.parse import urldefrag, urljoin, urlsplit
 
 from toolbus.errors import SetupError
 from toolbus.limits import MIB
-from toolbus.openapi.credentials import Secret
+from toolbus.openapi.credentials import Auth, Secret
 from toolbus.openapi.document import Document
 from toolbus.openapi.operations import SAFE_METHODS, FoundOperation
 from toolbus.reader import Reader
@@ -41,7 +41,7 @@ class ApiSettings:
         base_url: where requests go; "" means as the document says, at its own origin.
         allow: patterns of the operations that become tools; None means those that only read (GET and HEAD).
         deny: patterns of operations that never do; they win.
-        auth: secrets by security scheme, or one.
+        auth: see `Auth`.
         headers: sent with each request.
         prefix: begins the name of each tool.
         max_tools: how many tools there may be.
@@ -57,7 +57,7 @@ class ApiSettings:
     base_url: str = ""
     allow: Patterns | None = None
     deny: Patterns = ()
-    auth: Secret | Mapping[str, Secret] | None = field(default=None, repr=False)
+    auth: Auth = field(default=None, repr=False)
     headers: Mapping[str, Secret] = field(default_factory=dict, repr=False)
     prefix: str = ""
     max_tools: int = MAX_TOOLS
@@ -149,7 +149,7 @@ def servers_of(content: Mapping[str, Any], url: str) -> Iterator[str]:
             if isinstance(variable, Mapping) and "default" in variable:
                 template = template.replace(f"{{{name}}}", str(variable["default"]))
         try:
-            yield urldefrag(urljoin(url, template))[0].partition("?")[0]
+            yield urldefrag(urljoin(url, template or "/"))[0].partition("?")[0]
         except ValueError:  # brackets that are no IPv6 address
             continue
 

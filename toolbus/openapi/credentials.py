@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 Secret: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """A secret, or a function, plain or async, that returns it for each request."""
 
+Auth: TypeAlias = Secret | Mapping[str, Secret | None] | None
+"""Secrets by security scheme, or one; None in a mapping: requests need none there, whatever the document says."""
+
 _TOKEN_TYPES = ("oauth2", "openIdConnect")  # an access token is sent as a bearer token
 
 
@@ -103,14 +106,14 @@ class Credentials:
         SetupError: a name is no scheme of the document, or a scheme cannot be used.
     """
 
-    def __init__(self, document: Document, auth: Secret | Mapping[str, Secret] | None, headers: Mapping[str, Secret]):
+    def __init__(self, document: Document, auth: Auth, headers: Mapping[str, Secret]):
         components = document.content.get("components")
         declared = components.get("securitySchemes") if isinstance(components, Mapping) else None
         self._schemes: dict[str, Any] = dict(declared) if isinstance(declared, Mapping) else {}
         self._document = document
         self._headers = {name.lower() for name in headers}
         self._default = document.content.get("security")
-        self._given: dict[str, Placement] = {}
+        self._given: dict[str, Placement | None] = {}
         if auth is None:
             return
         if not isinstance(auth, Mapping):
@@ -121,7 +124,7 @@ class Credentials:
                 )
             auth = {next(iter(self._schemes), "bearer"): auth}
         for name, secret in auth.items():
-            self._given[name] = self._placement(name, secret)
+            self._given[name] = None if secret is None else self._placement(name, secret)
 
     def _placement(self, name: str, secret: Secret) -> Placement:
         if not self._schemes:
@@ -175,13 +178,13 @@ class Credentials:
         """
         security = content.get("security", self._default)
         if not isinstance(security, list):
-            return tuple(self._given.values())  # the document does not say
+            return tuple(filter(None, self._given.values()))  # the document does not say
         if not security:
             return ()
         choices = [list(choice) for choice in security if isinstance(choice, Mapping)]
         for choice in sorted(choices, key=len, reverse=True):  # rather with a credential than without
             if all(self._has(name) for name in choice):
-                return tuple(self._given[name] for name in choice if name in self._given)
+                return tuple(filter(None, map(self._given.get, choice)))
         wanted = " or ".join(" and ".join(map(quote, choice)) for choice in choices[:4])
         raise DocumentFault(f"it needs the credential {wanted}: pass auth=")
 

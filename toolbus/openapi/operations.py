@@ -101,6 +101,7 @@ class Body:
         kind: how it is written: `JSON`, `FORM`, `MULTIPART`, `TEXT` or `BYTES`.
         media_type: its Content-Type.
         schema: as the document has it.
+        styles: how fields of a form are written, style and explode by name, where the document says it.
     """
 
     argument: str
@@ -109,6 +110,7 @@ class Body:
     required: bool
     description: str = ""
     schema: Any = field(default=True, repr=False)
+    styles: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +284,22 @@ def _body(document: Document, found: FoundOperation) -> Body | None:
                     required=content.get("required") is True,
                     description=text_of(content, "description"),
                     schema=described.get("schema", True) if isinstance(described, Mapping) else True,
+                    styles=_styles_of_form(described) if kind == FORM else {},
                 )
     names = ", ".join(quote(media) for _, media, _ in kinds[:5])
     raise DocumentFault(f"its body is of type {names}; JSON, forms, text and bytes can be sent")
+
+
+def _styles_of_form(described: Any) -> dict[str, tuple[str, bool]]:
+    """Returns style and explode of the fields that the media type's `encoding` names."""
+    encoding = described.get("encoding") if isinstance(described, Mapping) else None
+    styles = {}
+    for name, each in encoding.items() if isinstance(encoding, Mapping) else ():
+        style = each.get("style", "form") if isinstance(each, Mapping) and {"style", "explode"} & each.keys() else None
+        if style in _STYLES["query"]:
+            explode = each.get("explode")
+            styles[str(name)] = (style, explode if isinstance(explode, bool) else style in ("form", "deepObject"))
+    return styles
 
 
 def _kind_of_body(media: str) -> str:
