@@ -15,6 +15,8 @@ from toolbus.bus.catalog.schema import compile_schema
 from toolbus.errors import SetupError
 from toolbus.limits import Limits
 from toolbus.openapi import Api, ApiSettings, read_api, read_document
+from toolbus.openapi.api_schemas import Budget, SchemaReader
+from toolbus.openapi.document import MAX_BYTES, DocumentFault
 from toolbus.text import dump_json
 from toolbus.tool import NAME
 
@@ -163,6 +165,32 @@ def test_a_bad_operation_is_left_out_and_its_neighbours_stay(operation: dict[str
     assert [each.tool.name for each in api.tools] == ["get_good"]
     (left_out,) = api.left_out
     assert reason in left_out.reason
+
+
+@pytest.mark.parametrize("path", ["x", "/a/../b", "/%2e%2e/b", "/a?b", "/a#b", "/a b", "/./a"])
+def test_a_path_that_is_not_plain_leaves_its_operation_out(path: str) -> None:
+    assert "is not a plain path" in api_of(one({}, path)).left_out[0].reason
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://a.example", "a.example", "https://", "https://a.example:0", "https://[a", "https://u:s3cret@a.example",
+     "https://a.example/?k=1", "https://a.example/#x", "https://a example", "https://a.example\\b"],
+)  # fmt: skip
+def test_a_base_url_is_a_plain_url_without_credentials(url: str) -> None:
+    with pytest.raises(SetupError, match="base_url") as refused:
+        ApiSettings(base_url=url)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_sizes_are_bounded() -> None:
+    with pytest.raises(SetupError, match="an OpenAPI document may have 33554432"):
+        read_document(bytes(MAX_BYTES + 1))
+    parameter = {"name": "x", "in": "query", "schema": {"description": "x" * 70_000}}
+    assert "more than 65536 bytes" in api_of(one({"parameters": [parameter]})).left_out[0].reason
+    reader = SchemaReader(read_document(one({})), Budget(3))
+    with pytest.raises(DocumentFault, match="allow fewer operations"):
+        reader.read({"properties": {"a": {}, "b": {}, "c": {}}})
 
 
 def test_a_path_in_another_file_is_named() -> None:

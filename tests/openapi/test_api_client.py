@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import ssl
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -66,9 +67,13 @@ async def get(url: str, limit: int = 1_000, headers: tuple[tuple[str, str], ...]
 
 
 async def test_a_small_response_that_expands_without_end_is_cut() -> None:
-    async with answering(response(gzip.compress(bytes(5_000_000)), "Content-Encoding: gzip")) as url:
+    async with answering(response(gzip.compress(bytes(20_000_000)), "Content-Encoding: gzip")) as url:
+        tracemalloc.start()
         answer = await get(url)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
         assert (len(answer.body), answer.is_cut) == (1_000, True)
+        assert peak < 10_000_000
     async with answering(response(gzip.compress(b"fits"), "Content-Encoding: gzip")) as url:
         assert (await get(url, 4)).body == b"fits"
 
@@ -88,6 +93,58 @@ async def test_a_response_that_cannot_be_read_is_an_error(answer: bytes, reason:
     async with answering(answer) as url:
         with pytest.raises(ApiUnreachable, match=reason):
             await get(url)
+
+
+async def test_a_response_that_was_cut_gives_its_connection_back() -> None:
+    async with answering(response(bytes(1_000_000))) as url:
+        client = ApiClient(url, 1)
+        for _ in range(2):
+            assert (await client.send(url, ApiRequest("GET", "/"), (), 30.0, 10)).is_cut
+        await client.close()
+
+
+async def test_a_response_that_comes_a_byte_at_a_time_ends_at_the_timeout() -> None:
+    async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        with suppress(OSError):
+            while not writer.is_closing():
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        writer.close()
+
+    server = await asyncio.start_server(trickle, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    client = ApiClient(url, 1)
+    with pytest.raises(ApiUnreachable, match=r"has not answered within 0.2 s"):
+        await client.send(url, ApiRequest("GET", "/"), (), 0.2, 1_000_000)
+    await client.close()
+    server.close()
+
+
+async def test_a_client_asks_its_own_origin_only() -> None:
+    client = ApiClient("http://127.0.0.1:9", 1)
+    for url in ("http://127.0.0.1:8", "http://localhost:9", "https://127.0.0.1:9"):
+        with pytest.raises(ApiUnreachable, match="the request would leave its origin"):
+            await client.send(url, ApiRequest("GET", "/"), (), 5.0, 10)
+    await client.close()
+
+
+async def test_proxies_of_the_environment_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+
+    def answer(head: bytes) -> bytes:
+        seen.append(head.split(b"\r\n")[0])
+        return response(b"")
+
+    async with answering(answer) as proxy:
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", proxy)
+        assert (await get("http://api.invalid")).status == 200
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        assert (await get(proxy)).status == 200
+    assert seen == [b"GET http://api.invalid/x?q=1 HTTP/1.1", b"GET /x?q=1 HTTP/1.1"]
 
 
 async def test_redirects_end() -> None:

@@ -138,6 +138,35 @@ async def test_credentials_go_where_the_document_says_and_nowhere_else(
     assert KEY not in caplog.text
 
 
+async def test_each_kind_of_credential_arrives_beside_what_the_model_writes() -> None:
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    schemes = {
+        "basic": {"type": "http", "scheme": "basic"},
+        "cookie": {"type": "apiKey", "in": "cookie", "name": "sid"},
+        "query": {"type": "apiKey", "in": "query", "name": "key"},
+    }
+    parameters = [{"name": "page", "in": place} for place in ("cookie", "query")] + [{"name": "X-Key", "in": "header"}]
+    operation = {"operationId": "go", "parameters": parameters, "security": [{name: [] for name in schemes}]}
+    document = {"openapi": "3.1.0", "paths": {"/x": {"get": operation}}, "components": {"securitySchemes": schemes}}
+    auth = {"basic": "u:p", "cookie": "c1", "query": "q&1"}
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with offered(document, base_url=url, auth=auth, headers={"X-Key": "h1"}) as host:
+        assert (await host.call("go", {"page": "1", "page_query": "2"})).unwrap() == {"status": 204}
+        await host.call("go", {"page": "1; sid=mine"})
+    server.close()
+    first, second = (head.decode().split("\r\n") for head in heads)
+    assert first[0] == "GET /x?page=2&key=q%261 HTTP/1.1"
+    assert {"Authorization: Basic dTpw", "X-Key: h1", "Cookie: page=1; sid=c1"} <= {*first}
+    assert "Cookie: page=1%3B%20sid%3Dmine; sid=c1" in second
+
+
 async def test_an_operation_whose_credential_is_missing_is_left_out_with_the_reason(shop: str) -> None:
     plugin = from_openapi(f"{shop}/openapi.json")
     assert plugin.api is not None

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote as percent_encode
-from urllib.parse import unquote
 
 from toolbus.openapi.operations import FORM, JSON, MULTIPART, TEXT, Body, Operation, Parameter
 from toolbus.text import dump_json, quote
@@ -98,8 +97,6 @@ def build_request(operation: Operation, arguments: Mapping[str, Any], *, slashes
             content = _content(operation.body, given)
             headers.append(("Content-Type", operation.body.media_type))
     path = percent_encode(path, safe="/%:@!$&'()*+,;=-._~")  # what the document itself writes in its path
-    if any(unquote(step) in (".", "..") for step in path.split("/")):  # of pieces, as in /{base}.{extension}
-        raise ArgumentFault(f"the arguments lead to the path {quote(path)}, which has a step . or ..: change them")
     return ApiRequest(operation.method, f"{path}?{'&'.join(query)}" if query else path, tuple(headers), content, parts)
 
 
@@ -107,17 +104,14 @@ def _step(parameter: Parameter, value: Any, slashes: bool) -> str:
     """Returns a value as part of one step of the path."""
     items = _items(parameter, value)
     texts = [key for pair in items for key in pair] if isinstance(value, Mapping) else [text for _, text in items]
-    for text in texts:
+    for text in texts or [""]:
         # Servers decode %2F before they choose the operation: "7/owner" would reach another one than was allowed.
-        unfit = "/\\" if not slashes else "\\"
-        steps = re.split(r"[/\\]", text)
-        if any(character in text for character in unfit) or any(step in (".", "..") for step in steps):
+        steps = text.split("/") if slashes else [text]
+        if any(step in ("", ".", "..") or re.search(r"[/\\]", step) for step in steps) or not text.isprintable():
             raise ArgumentFault(
-                f"the argument {quote(parameter.argument)} is {quote(text)}: a value of the path may not be . or .. "
-                f"{'' if slashes else 'or hold a slash '}"
+                f"the argument {quote(parameter.argument)} is {quote(text)}: a value of the path must be visible text, "
+                f"and may not be . or .. or hold a {'backslash' if slashes else 'slash'}"
             )
-        if not text or not text.isprintable():
-            raise ArgumentFault(f"the argument {quote(parameter.argument)} is {quote(text)}: it needs a visible text")
     named = isinstance(value, Mapping)
     joined = [f"{_encode(key)}{'=' if parameter.explode else ','}{_encode(text)}" for key, text in items]
     plain = joined if named else [_encode(text) for _, text in items]

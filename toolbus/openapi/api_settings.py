@@ -89,7 +89,7 @@ def check_url(url: str, what: str) -> None:
     """
     try:
         parts = urlsplit(url)
-        fits = parts.scheme in _PORTS and bool(parts.hostname) and (parts.port or 1) > 0
+        fits = parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0
     except ValueError:
         fits = False
     if not fits or not url.isprintable() or " " in url or "\\" in url:

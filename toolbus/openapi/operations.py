@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from toolbus.openapi.document import Document, DocumentFault, JsonObject
 from toolbus.text import quote
@@ -182,7 +183,8 @@ def read_operation(document: Document, found: FoundOperation) -> Operation:
     Raises:
         DocumentFault: it cannot be called from here; the text says why.
     """
-    if not found.path.startswith("/") or re.search(r"[?#\\\s\x00-\x1f\x7f]", found.path):
+    steps = [unquote(step) for step in found.path.split("/")]
+    if steps[0] or {".", ".."} & {*steps} or re.search(r"[?#\\\s\x00-\x1f\x7f]", found.path):
         raise DocumentFault(f"its path {quote(found.path)} is not a plain path that begins with /")
     arguments: set[str] = set()
     body = _body(document, found)
