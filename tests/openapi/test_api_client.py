@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 import ssl
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.certificates import Authority
+from tests.support.waiting import within
 from toolbus.errors import SetupError
 from toolbus.openapi.api_client import ApiClient, ApiUnreachable
 from toolbus.openapi.api_request import ApiRequest
@@ -28,9 +30,7 @@ def response(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
 
 
 @asynccontextmanager
-async def answering(
-    answer: bytes | Callable[[bytes], bytes], context: ssl.SSLContext | None = None
-) -> AsyncIterator[str]:
+async def answering(answer: bytes | Callable[[bytes], bytes]) -> AsyncIterator[str]:
     """Serves one answer to each request; yields the URL."""
     serving: set[asyncio.Task[None]] = set()
 
@@ -50,9 +50,9 @@ async def answering(
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving.add(asyncio.ensure_future(serve(reader, writer)))
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=context)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
     try:
-        yield f"{'https' if context else 'http'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
         await asyncio.gather(*serving)  # their clients have closed
@@ -112,13 +112,16 @@ async def test_a_response_that_comes_a_byte_at_a_time_ends_at_the_timeout() -> N
                 await writer.drain()
                 await asyncio.sleep(0.01)
         writer.close()
+        ended.set()
 
+    ended = asyncio.Event()
     server = await asyncio.start_server(trickle, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     client = ApiClient(url, 1)
     with pytest.raises(ApiUnreachable, match=r"has not answered within 0.2 s"):
         await client.send(url, ApiRequest("GET", "/"), (), 0.2, 1_000_000)
     await client.close()
+    await within(ended.wait())
     server.close()
 
 
@@ -159,6 +162,15 @@ async def test_a_header_that_cannot_be_sent_is_not_shown() -> None:
         assert "s3cret" not in str(refused.value)
 
 
+def _serve_tls(listening: socket.socket, context: ssl.SSLContext, connections: int) -> None:
+    """Answers so many connections with the document; one whose client refuses the certificate just ends."""
+    for _ in range(connections):
+        plain, _ = listening.accept()
+        with plain, suppress(OSError), context.wrap_socket(plain, server_side=True) as stream:
+            stream.recv(65_536)
+            stream.sendall(response(DOCUMENT))
+
+
 async def test_certificates_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = Authority()
     pair = authority.server("127.0.0.1")
@@ -166,11 +178,14 @@ async def test_certificates_are_checked(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "root.pem").write_text(authority.pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "server.pem")
-    async with answering(response(DOCUMENT), context) as url:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"https://127.0.0.1:{listening.getsockname()[1]}"
+        serving = asyncio.create_task(asyncio.to_thread(_serve_tls, listening, context, 2))
         with pytest.raises(ApiUnreachable, match="certificate verify failed"):
             await fetch_document(url)
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "root.pem"))
         assert (await fetch_document(url)).url == url
+        await within(serving)
 
 
 @pytest.mark.parametrize(

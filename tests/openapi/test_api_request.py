@@ -90,7 +90,8 @@ def test_pieces_do_not_become_a_step_upwards_either() -> None:
     content = {"openapi": "3.1.0", "paths": {"/x/{a}{b}/.{c}": {"get": {}}}}
     (tool,) = read_api(read_document(content), ApiSettings(base_url=HERE)).tools
     assert build_request(tool.operation, {"a": "1", "b": "2", "c": "3"}).path == "/x/12/.3"
-    for last in (".", [], ""):
+    refused: list[Any] = [".", [], ""]
+    for last in refused:
         with pytest.raises(ArgumentFault):
             build_request(tool.operation, {"a": "1", "b": "2", "c": last})
 
