@@ -122,3 +122,12 @@ def test_a_property_that_allows_nothing_is_left_out_and_reported() -> None:
     written, losses = properties(a=False, b={"type": "string"})
     assert written == {"b": {"type": "string"}}
     assert [(loss.path, loss.keyword) for loss in losses] == [("", "properties")]
+
+
+def test_references_stay_where_they_would_make_a_schema_too_large() -> None:
+    large = {"type": "string", "description": "x" * 100_000}
+    named = {f"p{number}": {"$ref": "#/$defs/Large"} for number in range(20)}
+    schema, losses = convert({"properties": named, "$defs": {"Large": large}}, GEMINI_JSON_SCHEMAS, "t")
+    assert losses == []
+    assert schema["properties"]["p19"] == {"$ref": "#/$defs/Large"}
+    assert schema["$defs"] == {"Large": large}

@@ -40,11 +40,18 @@ class FlatProperties:
                 schema["properties"][name] = _property(name, {} if value is True else value, words, report)
         if required := merged.get("required"):
             schema["required"] = required
-        if merger.definitions:
+        if merger.definitions and any(_refers(each.get("items")) for each in schema["properties"].values()):
             schema["$defs"] = merger.definitions
         if description := words.describe(merged, _OF_ROOT, report.tool):
             schema["description"] = description
         return schema
+
+
+def _refers(value: Any) -> bool:
+    """Tells whether a schema refers to a definition, at any depth."""
+    if isinstance(value, list):
+        return any(map(_refers, value))
+    return isinstance(value, dict) and ("$ref" in value or any(map(_refers, value.values())))
 
 
 def _property(name: str, schema: dict[str, Any], words: Words, report: LossReport) -> dict[str, Any]:

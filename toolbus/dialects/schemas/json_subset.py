@@ -100,7 +100,7 @@ class _Writing:
             stated[keyword] = value  # which properties go together: a sentence says it
             return
         if keyword != "prefixItems":
-            value = [each for each in value if each is not False]
+            value = [each for each in value if each is not False] or [{}]
         written[keyword] = [self.schema(each) for each in value]
 
     def _items(self, schema: dict[str, Any], value: Any, written: dict[str, Any]) -> None:

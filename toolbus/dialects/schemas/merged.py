@@ -17,6 +17,7 @@ from toolbus.dialects.schemas.parts import Part, Parts, References, inferred
 from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE, TYPES, is_number, of_type
 
 _MAX_EXPANDED = 1000  # schemas that are written below a reference
+_MAX_CHARACTERS = 64 * 1024  # of merged schemas, after which no reference is followed
 _MAX_LEVELS = 40  # below which no reference is followed
 _HOLDERS = MAPS | SINGLE | LISTS
 _LEFT_OUT = frozenset(
@@ -153,8 +154,11 @@ class Merger:
         elif keyword in inner and keyword not in _SHARED:
             self._report.lose(part.schema, keyword, f"only one is possible, {excerpt(value)} was dropped")
         elif keyword in LISTS:
-            if self._is(part, keyword, value, isinstance(value, list) and bool(value), "a list of schemas"):
-                inner[keyword] = [[(child, part)] for child in value if self._is_schema(part, keyword, child)]
+            if not self._is(part, keyword, value, isinstance(value, list) and bool(value), "a list of schemas"):
+                return
+            children = [[(child, part)] for child in value if self._is_schema(part, keyword, child)]
+            if children:
+                inner[keyword] = children
         elif self._is_schema(part, keyword, value):
             inner.setdefault(keyword, []).append((value, part))
 
@@ -192,6 +196,7 @@ class _Parts(Parts):
         pending: the definitions that are not written yet: name, schema, reference.
         level: how deep the current schema is nested.
         expanded: how many schemas have been written below a reference.
+        characters: how many these and other merged schemas have.
     """
 
     def __init__(self, report: LossReport) -> None:
@@ -199,10 +204,15 @@ class _Parts(Parts):
         self.pending: list[tuple[str, dict[str, Any], str]] = []
         self.level = 0
         self.expanded = 0
+        self.characters = 0
         self._names: dict[int, str] = {}  # of definitions, by the identity of their schema
 
     def ends(self, reference: str, part: Part) -> bool:
-        return super().ends(reference, part) or self.level > _MAX_LEVELS or self.expanded > _MAX_EXPANDED
+        is_enough = self.expanded > _MAX_EXPANDED or self.characters > _MAX_CHARACTERS
+        return is_enough or self.level > _MAX_LEVELS or super().ends(reference, part)
+
+    def spend(self, characters: int) -> None:
+        self.characters += characters  # nothing is too large: references stay from here on
 
     def cut(self, reference: str, target: dict[str, Any], part: Part) -> Part:
         """Returns a reference to a definition, which is written later."""
