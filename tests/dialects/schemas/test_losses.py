@@ -80,7 +80,7 @@ ROOTS = st.dictionaries(st.sampled_from("abc"), st.recursive(LEAVES, _grown, max
 
 
 @pytest.mark.parametrize("rules", [OPENAI_SCHEMAS, ANTHROPIC_SCHEMAS], ids=["openai", "anthropic"])
-@settings(max_examples=examples(30), suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=examples(20), suppress_health_check=list(HealthCheck), deadline=None)
 @given(properties=ROOTS)
 def test_every_keyword_is_kept_rewritten_with_the_same_meaning_or_reported(
     rules: SchemaRules, properties: Json

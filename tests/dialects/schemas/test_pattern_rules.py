@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 
 import pytest
 from hypothesis import given, settings
@@ -58,6 +59,7 @@ def written(rule: PatternRule, text: str) -> str | None:
         (r"^\u4e2d\u{4e2d}\ud83d\ude00$", r"^\u4e2d\u{4e2d}\ud83d\ude00$", *["^中中😀$"] * 3),
         (r"^a{,3}$", r"^a{,3}$", *[r"^a\{,3\}$"] * 2, "^a[{],3[}]$"),
         (r"^\cA[\b]\0$", r"^\cA[\b]\0$", *[r"^\x01[\x08]\x00$"] * 2, r"^[\x01][\x08][\x00]$"),
+        ("^[[(]$", "^[[(]$", *[r"^[\[(]$"] * 3),
         (r"^[a-\d]$", r"^[a-\d]$", *[r"^[a\x2D\d]$"] * 2, "^[a0-9-]$"),
         (r"^a$|^b$", *[r"^a$|^b$"] * 3, "^(a|b)$"),
         # What some engines cannot do.
@@ -107,7 +109,7 @@ GROUPS = st.recursive(
 )
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(body=GROUPS, texts=st.lists(st.text("ab0_-. é😀/\n", max_size=5), min_size=1, max_size=8))
 def test_what_is_written_matches_the_same_texts(body: str, texts: list[str]) -> None:
     original = re.compile(f"(?:{body})", re.ASCII)
@@ -131,7 +133,8 @@ def test_any_text_is_read_or_refused_and_what_is_written_can_be_read_again(text:
             if rule is not linear_pattern:
                 read_pattern(again)
             if rule in (common_pattern, grammar_pattern):
-                re.compile(again)
+                with warnings.catch_warnings(action="ignore", category=FutureWarning):  # of ||, && and ~~ in a set
+                    re.compile(again)
 
 
 @pytest.mark.parametrize(
@@ -145,5 +148,5 @@ def test_reading_takes_time_in_proportion_to_the_length(unit: str) -> None:
             written(rule, text)
         return time.process_time() - started
 
-    seconds(2_000)
-    assert seconds(40_000) < 100 * max(seconds(4_000), 0.001)
+    seconds(1_000)
+    assert seconds(10_000) < 100 * max(seconds(1_000), 0.001)

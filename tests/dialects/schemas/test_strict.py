@@ -203,7 +203,7 @@ OBJECTS = st.recursive(
 )
 
 
-@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=examples(25), suppress_health_check=list(HealthCheck), deadline=None)
 @given(properties=st.dictionaries(st.sampled_from("abc"), OBJECTS, max_size=3), data=st.data())
 def test_what_a_model_writes_in_strict_mode_is_valid_for_the_tool_once_its_nulls_are_removed(
     properties: Json, data: st.DataObject
@@ -217,7 +217,7 @@ def test_what_a_model_writes_in_strict_mode_is_valid_for_the_tool_once_its_nulls
     assert jsonschema_rs.is_valid(schema, form.without_added_nulls(arguments))
 
 
-@settings(max_examples=examples(40), suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=examples(10), suppress_health_check=list(HealthCheck), deadline=None)
 @given(schema=ROOTS, rewrite=st.booleans(), arguments=st.dictionaries(st.sampled_from("ab"), st.none() | st.integers()))
 def test_any_schema_is_strict_or_not_without_an_error(schema: Json, rewrite: bool, arguments: Json) -> None:
     try:

@@ -295,6 +295,8 @@ class _Reader:
 
     def _class_item(self) -> str | Shorthand:
         char = self._next()
+        if char == "[":
+            self.features.add("spelling")  # Python's `re` warns of it, since a set in a set may come
         if char != "\\":
             return char
         char = self._next()
