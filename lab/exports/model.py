@@ -342,11 +342,14 @@ def _likeness(about: str, name: str, sight: _Sight) -> float:
         return 100.0
     wanted, own = _stems(about), _stems(name)
     seen = [sight.keywords, *(each.keywords for each in sight.choices)]
-    described = _stems(
-        " ".join(f"{each.get('title', '')} {str(each.get('description', '')).partition(chr(10))[0]}" for each in seen)
-    )
+    described = _stems(" ".join(f"{each.get('title', '')} {_prose(each.get('description'))}" for each in seen))
     named = len(wanted & own)
     return 3.0 * named / max(len(own), 1) + named + len(wanted & described) / (1 + len(described) / 20)
+
+
+def _prose(description: Any) -> str:
+    """Returns a description without the list of fields in it."""
+    return re.split(r"\n\s*(?:[-*] |Fields:)", str(description or ""), maxsplit=1)[0]
 
 
 def _stems(text: str) -> set[str]:
