@@ -721,3 +721,11 @@ def test_alternatives_at_the_root_that_only_name_required_properties_become_a_se
     for rules in (OPENAI_SCHEMAS, ANTHROPIC_SCHEMAS, GEMINI_SCHEMAS):
         converted, _ = convert(schema, rules, "t")
         assert converted["description"] == f"Give {count} one of: a; b."
+
+
+def test_a_schema_that_is_too_deep_to_be_written_is_refused_and_not_an_error_of_the_export() -> None:
+    def endless(root: Json, report: LossReport) -> Json:
+        return endless(root, report)
+
+    with pytest.raises(Inexpressible, match="nested too deep with its references followed: flatten it"):
+        convert({"type": "object"}, SchemaRules(endless), "t")

@@ -113,4 +113,7 @@ def convert_strictly(
 
 def _converted(parameters: dict[str, Any], rules: SchemaRules, report: LossReport) -> dict[str, Any]:
     root = plain_root(parameters, report) if rules.plain_root else typed_root(parameters)
-    return copy.deepcopy(root) if rules.rewriting is None else rules.rewriting(root, report)
+    try:
+        return copy.deepcopy(root) if rules.rewriting is None else rules.rewriting(root, report)
+    except RecursionError:
+        raise Inexpressible("the schema is nested too deep with its references followed: flatten it") from None
