@@ -138,6 +138,21 @@ async def test_changed_arguments_run_instead_and_the_model_reads_so() -> None:
     assert again.results(0) == model.results(1)
 
 
+class Queue:
+    """An `approve` that is empty, as a container of questions is at first."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __call__(self, request: ApprovalRequest) -> Decision:
+        return True
+
+
+async def test_a_hook_that_is_an_empty_container_is_asked() -> None:
+    source, _, _ = await run_with(Queue(), says("", call("delete")))
+    assert source.calls == [("delete", "{}")]
+
+
 async def test_changed_arguments_are_checked_like_those_of_the_model() -> None:
     registry = ToolRegistry()  # checks arguments against the schema, which a function of the test does not
 

@@ -288,6 +288,32 @@ async def test_a_number_of_tools_that_was_not_known_is_learned_from_the_refusal(
     assert any("30 tools" in warning and "takes 16" in warning for warning in warnings(caplog))
 
 
+async def test_a_number_that_is_learned_holds_for_pinned_tools_too() -> None:
+    text = "Invalid 'tools': array too long. Expected an array with maximum length 16, but got an array with length 30"
+    model = ScriptedModel(ApiError(400, text), says("a"))
+    pinned = [f"tool_{number}" for number in range(30)]
+    await ToolLoop(catalog(), model.endpoint, LoopSettings(max_tools=0), pinned=pinned).run("?")
+    assert [len(model.offered(number)) for number in (0, 1)] == [32, 9]
+
+
+async def test_a_number_that_did_not_help_is_forgotten() -> None:
+    model = ScriptedModel(ApiError(400, "at most 16 function declarations"), ApiError(400, "bad"), says("a"))
+    loop = ToolLoop(catalog(), model.endpoint)
+    with pytest.raises(ApiError, match="bad"):
+        await loop.run("?")
+    await loop.run("?")
+    assert len(model.offered(2)) == 30
+
+
+async def test_an_endpoint_that_refuses_without_tools_too_is_offered_them_again() -> None:
+    model = ScriptedModel(ApiError(400, "it does not support tools"), ApiError(400, "bad"), says("a"))
+    loop = ToolLoop(catalog(), model.endpoint)
+    with pytest.raises(ApiError, match="bad"):
+        await loop.run("?")
+    await loop.run("?")
+    assert (len(model.offered(2)), loop.takes_tools) == (30, True)
+
+
 # -- strict ----------------------------------------------------------------------------------------------------------
 
 

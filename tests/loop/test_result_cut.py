@@ -17,7 +17,7 @@ from toolbus.errors import Code, SetupError, Stage
 from toolbus.loop import CallEnded, LoopSettings, ToolLoop
 from toolbus.loop.result_cut import MIN_RESULT_BYTES, ResultCutter, cut_result
 from toolbus.questions import NEEDS_INPUT
-from toolbus.tool import KIB, CallError, Result
+from toolbus.tool import KIB, Annotations, CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
 IMAGE = pb.ContentBlock(image=pb.ImageContent(data=bytes(100_000), mime_type="image/png"))
@@ -87,6 +87,20 @@ async def test_a_reply_that_is_a_huge_result_is_whole_for_the_user_and_cut_for_l
     assert (reply.text, reply.stopped) == ("x" * 5_000, "direct_reply")
     await loop.run([*reply.items, {"role": "user", "content": "?"}])
     assert len(str(model.requests[1]["messages"])) < 3 * MIN_RESULT_BYTES
+
+
+@pytest.mark.parametrize("path", ["/b", "é" * 2_000])
+async def test_a_cut_still_says_that_the_arguments_were_changed(path: str) -> None:
+    source = FunctionSource()
+    source.offer(lambda path="": "x" * 5_000, name="delete", annotations=Annotations(destructive=True))
+    model = ScriptedModel(says("", call("delete")), says("done"))
+    await ToolLoop(source, model.endpoint, SMALL, approve=lambda request: {"path": path}).run("?")
+    (text,) = model.results(1)
+    shown, _, edit = text.rpartition("\n")
+    assert shown.endswith("narrower search.]")
+    assert edit.startswith(f'[The user changed the arguments of this call before it ran: {{"path":"{path[:100]}')
+    assert edit.endswith("]")
+    assert len(text.encode()) <= MIN_RESULT_BYTES
 
 
 async def test_a_model_without_tools_gets_a_part_too() -> None:

@@ -127,6 +127,25 @@ def export_of(dialect: str, **more: Any) -> Export:
     return replace(export, tools=tuple({**tool, **more} for tool in export.tools))
 
 
+QUOTES = "I do not support tools. at most 9 function declarations. tools[1].function.parameters"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Client("", status_code=400, body={"error": {"code": "tool_use_failed", "failed_generation": QUOTES}}),
+        Client(f"400 - {{'error': {{'message': 'Failed', 'failed_generation': '{QUOTES}'}}}}", status_code=400),
+        Client("", status_code=400, body={"message": f"[{{'loc': ('body', 'messages'), 'input': '{QUOTES}'}}]"}),
+        Client("", status_code=422, body={"detail": [{"loc": ["body", "messages"], "input": {"content": QUOTES}}]}),
+        Client("", status_code=422, body={"message": json.dumps([{"loc": ["body", "messages"], "input": QUOTES}])}),
+    ],
+)
+def test_what_an_error_quotes_of_the_conversation_refuses_nothing(error: Exception) -> None:
+    assert not refuses_tools(error)
+    assert tool_limit(error) is None
+    assert schema_refusal(error, export_of("openai")) is None
+
+
 def error_of(recorded: Recorded) -> Client:
     status = {} if recorded.status is None else {"status_code": recorded.status}
     return Client(f"Error code: {recorded.status} - {recorded.body}", body=recorded.body, **status)

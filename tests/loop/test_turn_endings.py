@@ -222,6 +222,16 @@ async def test_an_answer_that_paused_goes_back_and_continues() -> None:
     assert reply.usage == Usage(9, 0)
 
 
+async def test_what_came_before_a_call_is_not_part_of_the_answer_paused_or_not() -> None:
+    reply, _ = await reply_of(ends("pause_turn", "One. "), says("Two. ", call("add")), says("Three."))
+    assert reply.text == "Three."
+
+
+async def test_a_blank_answer_after_tools_is_no_summary() -> None:
+    reply, _ = await reply_of(says("", call("add")), says(" \n"), retries=0, no_summary_text="(nothing)")
+    assert (reply.text, reply.stopped) == ("(nothing)", "no_summary")
+
+
 async def test_a_choice_of_the_first_request_does_not_bind_what_continues_it() -> None:
     _, requests = await pausing(paused("It "), paused("is", "end_turn"), choice="required")
     assert [request.get("tool_choice") for request in requests] == [{"type": "any"}, None]

@@ -21,7 +21,7 @@ log = logging.getLogger("toolbus.loop")
 
 MAX_EXPORTS = 8  # of conversations in deferred mode that alternate, each with tools of its own
 
-_Key: TypeAlias = tuple[int, tuple[str, ...] | None, int]
+_Key: TypeAlias = tuple[int, tuple[str, ...] | None, int | None, int]  # revision, injected names, limit, refusals
 
 
 class ExportCache:
@@ -48,7 +48,7 @@ class ExportCache:
         self._setting = dialect.max_tools if max_tools is None else max_tools or None  # None: any number of tools
         self._warned = False  # whether a catalog was too large
         self._catalog: tuple[int, Sequence[Tool]] | None = None  # revision and tools; None until they were listed
-        self._exports: NewestCache[_Key, Export] = NewestCache(MAX_EXPORTS)  # by revision, injected names, refusals
+        self._exports: NewestCache[_Key, Export] = NewestCache(MAX_EXPORTS)
 
     def __repr__(self) -> str:
         return f"<ExportCache {self._dialect.name} of {self._source!r}>"
@@ -63,7 +63,7 @@ class ExportCache:
         tools, refused = self._refused.split(tools)  # so that a search does not find them either
         await loop_tools.use_catalog(tools, self._max_tools)
         self._warn_once(loop_tools, len(tools))
-        key = (revision, loop_tools.injected, self._refused.revision)
+        key = (revision, loop_tools.injected, self._max_tools, self._refused.revision)
         export = self._exports.get(key)
         if export is None:
             offered, own = self._refused.split(loop_tools.offered(tools))

@@ -64,6 +64,7 @@ class ModelClient:
             Exception: any other error of the endpoint's client.
         """
         items = self._cutter.cut_items(items)
+        refuses_all = False
         if self.takes_tools:
             request = _Request(self, items, choice, notify)
             try:
@@ -74,7 +75,7 @@ class ModelClient:
                 if forces_call(choice):
                     raise  # an answer without tools is not what the program asked for
                 # A request that forbids tools may be refused by a model that takes tools otherwise.
-                self.takes_tools = choice == "none"
+                refuses_all = choice != "none"
                 log.warning("%r takes no tools: the request is repeated without tools", self.endpoint)
                 notify(ToolsRefused(error))
             else:
@@ -84,6 +85,8 @@ class ModelClient:
                     )
                 return turn, export
         turn = await self.send(without_calls(items), None, "auto", _Request(self, items, choice, notify).on_delta)
+        if refuses_all:  # only now: an error without tools too had another cause
+            self.takes_tools = False
         return turn, export if self.takes_tools else None
 
     async def send(
@@ -150,7 +153,7 @@ class _Request:
 
     async def answer(self, export: Export | None, renew: Renew) -> tuple[Turn, Export | None]:
         """Returns the answer, and the tools that were offered in the end."""
-        strict, first = self._refused.strict, export
+        strict, max_tools, first = self._refused.strict, self._refused.max_tools, export
         refusal: Exception | None = None
         requests = 0
         while True:
@@ -162,7 +165,7 @@ class _Request:
                 if not (self.answer_began or export is None or not export.tools or refuses_tools(error)):
                     renewed = await self._repaired(error, export, renew) if requests < MAX_REQUESTS else None
                 if renewed is None:
-                    self._refused.strict = strict
+                    self._refused.strict, self._refused.max_tools = strict, max_tools  # what it read did not help
                     if self._whys and first is not None and schema_refusal(error, first) is not None:
                         self._refused.give_up(first)
                     raise

@@ -107,7 +107,9 @@ class RealtimeSession:
         self._pause_seconds = pause_seconds
         settings = settings or LoopSettings()
         loop_tools = LoopTools(LoopSettings(), None)  # none are offered: a session has no rounds
-        approval = approve and Approval(check_hook(approve), settings.needs_approval, self._notify, remembers=False)
+        approval = None
+        if approve is not None:
+            approval = Approval(check_hook(approve), settings.needs_approval, self._notify, remembers=False)
         context = context if context is not None else getattr(tools, "context", None)
         self._export = dialect.export(())  # the provider's current tools
         self._parser = dialect.parser(self._export.names)

@@ -11,16 +11,19 @@ from dataclasses import replace
 from toolbus.dialects.conversation import Answered, Answers, HistoryItem
 from toolbus.newest import NewestCacheBySize
 from toolbus.result_text import block_text, failure_of, output_text, text_of
-from toolbus.text import dump_json
+from toolbus.text import dump_json, shorten
 from toolbus.tool import MIB, Result
 from toolbus.v1 import tool_pb2 as pb
 
-MIN_RESULT_BYTES = 1_000  # leaves room for what a cut says of itself
+MIN_RESULT_BYTES = 1_000  # leaves room for what a cut says of itself, and for the beginning of changed arguments
+MAX_EDITED = 1_000  # characters of changed arguments that a model reads
 # Cut results that are remembered, since each request writes the whole conversation again, and reading JSON of 4 MiB
 # takes as long as a request.
 _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 64, 16 * MIB
 _MOST_BYTES = 4  # of one character in UTF-8
 _DESCRIPTION_BYTES = 100  # what a text adds to a failure, or to a block that it describes
+_CUT_EDIT = " …]"
+_EDITED = "[The user changed the arguments of this call before it ran: "
 
 
 class ResultCutter:
@@ -59,6 +62,12 @@ class ResultCutter:
         return remembered[1]
 
 
+def with_edit(result: Result, edited_json: str) -> Result:
+    """Returns the result of a call that ran with changed arguments: the model reads these behind it, also of a cut."""
+    block = pb.ContentBlock(text=pb.TextContent(text=f"{_EDITED}{shorten(edited_json, MAX_EDITED)}]"))
+    return replace(result, content=(*result.content, block))
+
+
 def cut_result(result: Result, limit: int) -> Result:
     """Returns a result whose text has at most ``limit`` bytes; where it is cut, it says so, and how to get less.
 
@@ -67,7 +76,8 @@ def cut_result(result: Result, limit: int) -> Result:
     total = 0 if result.asks else len(text_of(result).encode())
     if total <= limit:
         return result
-    rest = _Budget(total, limit)
+    content, edit = _split_edit(result, limit // 2)
+    rest = _Budget(total, limit - sum(len(block.text.text.encode()) + 1 for block in edit))
     failure, output = failure_of(result), output_text(result.output_json)
     error = result.error
     if failure:
@@ -79,14 +89,26 @@ def cut_result(result: Result, limit: int) -> Result:
     else:
         taken, is_cut = rest.take(output)
         output_json = dump_json(taken) if is_cut else output_json
-    content: list[pb.ContentBlock] = []
-    for block in result.content:
+    taken_blocks: list[pb.ContentBlock] = []
+    for block in content:
         if block.WhichOneof("kind") == "image":
-            content.append(block)
+            taken_blocks.append(block)
         elif not rest.is_full:
             taken, is_cut = rest.take(block_text(block))
-            content.append(pb.ContentBlock(text=pb.TextContent(text=taken)) if is_cut else block)
-    return replace(result, output_json=output_json, error=error, content=tuple(content))
+            taken_blocks.append(pb.ContentBlock(text=pb.TextContent(text=taken)) if is_cut else block)
+    return replace(result, output_json=output_json, error=error, content=(*taken_blocks, *edit))
+
+
+def _split_edit(result: Result, limit: int) -> tuple[Sequence[pb.ContentBlock], Sequence[pb.ContentBlock]]:
+    """Returns the content, and what tells of changed arguments, in at most so many bytes; empty where it is not."""
+    content = result.content
+    if not content or not content[-1].text.text.startswith(_EDITED):
+        return content, ()
+    data = content[-1].text.text.encode()
+    if len(data) <= limit:
+        return content[:-1], content[-1:]
+    text = data[: limit - len(_CUT_EDIT.encode())].decode("utf-8", "ignore") + _CUT_EDIT
+    return content[:-1], (pb.ContentBlock(text=pb.TextContent(text=text)),)
 
 
 def cut_text(text: str, limit: int) -> str:
@@ -122,11 +144,14 @@ def _mark(total: int, shown: int) -> str:
 
 
 def _size_of(cut: tuple[Result, Result]) -> int:
-    return len(cut[0].output_json) + sum(block.ByteSize() for block in cut[0].content)
+    return _characters(cut[0]) + sum(block.ByteSize() for block in cut[0].content)
+
+
+def _characters(result: Result) -> int:
+    return len(result.output_json) + (len(result.error.message) if result.error is not None else 0)
 
 
 def _may_exceed(result: Result, limit: int) -> bool:
     """Tells whether a result may be too long, without writing its text."""
-    characters = len(result.output_json) + (len(result.error.message) if result.error is not None else 0)
     content = sum(block.ByteSize() + _DESCRIPTION_BYTES for block in result.content)
-    return characters * _MOST_BYTES + content + _DESCRIPTION_BYTES > limit
+    return _characters(result) * _MOST_BYTES + content + _DESCRIPTION_BYTES > limit

@@ -133,7 +133,7 @@ class ToolLoop:
             LoopTools(self.settings, deferred, items, also=chosen_names(tool_choice), automatic=self._deferred),
             RepeatGuard(self.settings.repeats),
             notify,
-            self._approve and Approval(self._approve, self.settings.needs_approval, notify),
+            None if self._approve is None else Approval(self._approve, self.settings.needs_approval, notify),
         )
         run = TurnRun(self._model_client, self._exports, runner, items, notify)
         return await run.reply(self._rules, tool_choice)

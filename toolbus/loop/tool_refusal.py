@@ -98,6 +98,10 @@ _TOO_MANY = tuple(
 )
 
 
+# What an error quotes of the request or of the answer: words of users, tools and models, which refuse nothing.
+_QUOTED = re.compile(r"\\*['\"](?:input|failed_generation)\\*['\"]\s*:.*", re.DOTALL)  # pydantic's key, and Groq's
+
+
 @dataclass(frozen=True, slots=True)
 class SchemaRefusal:
     """An endpoint's refusal of some declarations.
@@ -170,14 +174,14 @@ def status_of(error: BaseException) -> int | None:
 
 
 def text_of_error(error: BaseException) -> str:
-    """Returns all texts of an error: its string, its message and the body of the answer."""
+    """Returns all texts of an error: its string, its message and the body of the answer, without what they quote."""
     parts: list[Any] = [str(error)]
     parts += [getattr(error, name, None) for name in ("message", "body", "details")]
     try:
         parts.append(getattr(getattr(error, "response", None), "text", None))
     except Exception:  # the body was streamed and not read
         pass
-    return "\n".join(_as_text(part) for part in parts if part)
+    return "\n".join(_QUOTED.sub("", _as_text(part)) for part in parts if part)
 
 
 def _as_text(part: Any) -> str:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Message, ModelCall, Turn, Usage
 from toolbus.dialects.result_text import answer_text
 from toolbus.errors import Code, InvalidRequest, Stage
-from toolbus.text import shorten
+from toolbus.loop.result_cut import with_edit
 from toolbus.tool import CallError, Result
-from toolbus.v1 import tool_pb2 as pb
-
-MAX_EDITED = 1_000  # characters of changed arguments that a model reads
 
 Messages: TypeAlias = str | Sequence[HistoryItem]
 
@@ -57,11 +54,7 @@ class CallDone:
     @property
     def answered(self) -> Answered:
         """The call and its result for the conversation: the model reads there whether its arguments were changed."""
-        if not self.edited_json:
-            return Answered(self.call, self.result)
-        note = f"[The user changed the arguments of this call before it ran: {shorten(self.edited_json, MAX_EDITED)}]"
-        block = pb.ContentBlock(text=pb.TextContent(text=note))
-        return Answered(self.call, replace(self.result, content=(*self.result.content, block)))
+        return Answered(self.call, with_edit(self.result, self.edited_json) if self.edited_json else self.result)
 
     @property
     def name(self) -> str:

@@ -85,6 +85,7 @@ class TurnRun:
             if choice == "none":
                 return self._not_converged(turn)
             choice = "auto"  # a model that must call in every request could never answer
+            self._text = ""  # like all text before calls, it is not the answer
             if (text := await self._call(turn)) is not None:
                 return self._reply_with(text, "direct_reply")
             await self._update_export()
@@ -159,7 +160,7 @@ class TurnRun:
         text, reason = self._text + turn.text, ""
         if turn.ending != "complete":
             stopped, reason = turn.ending, end_text(turn)
-        elif not text and self._calls:
+        elif not text.strip() and self._calls:
             stopped = "no_summary"
         elif not text.strip() and turn.reason:
             stopped, reason = "failed", end_text(turn)
@@ -168,7 +169,7 @@ class TurnRun:
         if turn.calls:
             result = refusal(Code.CANCELLED, f"the call was not made, because its answer is not whole: {reason}")
             self._items.append(Answers(tuple(Answered(call, result) for call in turn.calls)))
-        if text or not self._calls:
+        if text.strip() or not self._calls:
             return self._reply(text, stopped, reason)
         return self._reply_with(self._settings.no_summary_text, stopped, reason)
 
