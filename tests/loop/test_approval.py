@@ -436,11 +436,22 @@ def pending(arguments: Any = None) -> ApprovalRequest:
 async def test_a_person_at_the_terminal_says_yes_no_or_what_to_do(
     type_line: Callable[[str], None], capsys: pytest.CaptureFixture[str], line: str, decision: Decision
 ) -> None:
+    question = asyncio.ensure_future(ask_on_terminal(pending()))
+    await asyncio.sleep(0)  # now it waits for a line
     type_line(line)
-    assert await within(ask_on_terminal(pending())) == decision
+    assert await within(question) == decision
     shown = capsys.readouterr()
     assert 'call delete, which may destroy data:\n{\n  "path": "/a"\n}' in shown.err
     assert shown.out == ""
+
+
+async def test_lines_that_were_pasted_before_a_question_do_not_answer_it(type_line: Callable[[str], None]) -> None:
+    type_line("and then\ny\ny\n")
+    assert await asyncio.to_thread(sys.stdin.readline) == "and then\n"  # the message of the chat
+    question = asyncio.ensure_future(ask_on_terminal(pending()))
+    await asyncio.sleep(0)
+    type_line("no\n")
+    assert await within(question) is False
 
 
 async def test_a_cancelled_question_at_the_terminal_takes_no_line(type_line: Callable[[str], None]) -> None:
@@ -456,8 +467,10 @@ async def test_a_cancelled_question_at_the_terminal_takes_no_line(type_line: Cal
 async def test_arguments_cannot_change_the_terminal_and_are_bounded(
     type_line: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    question = asyncio.ensure_future(ask_on_terminal(pending({"path": "/a\x1b[2K\u202e" + "x" * 20_000})))
+    await asyncio.sleep(0)
     type_line("\n")
-    await within(asyncio.ensure_future(ask_on_terminal(pending({"path": "/a\x1b[2K\u202e" + "x" * 20_000}))))
+    await within(question)
     shown = capsys.readouterr().err
     assert "\x1b" not in shown
     assert "\u202e" not in shown

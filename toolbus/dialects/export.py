@@ -27,7 +27,7 @@ MAX_CACHED_SCHEMAS = 500  # a dialect may cache more only for one large export; 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A tool that the dialect cannot express, and why, as a sentence."""
+    """A tool that is not offered, and why, as a sentence: no dialect or endpoint takes every tool, or so many."""
 
     tool: str
     why: str

@@ -22,10 +22,12 @@ _YES, _NO = frozenset(("y", "yes")), frozenset(("", "n", "no"))
 async def ask_on_terminal(request: ApprovalRequest) -> Decision:
     """Shows a call to the person at the terminal. Returns what they answer: yes, no, or a text for the model.
 
-    Without a terminal, where nobody can answer, the call is refused.
+    Lines that were typed or pasted before the question are discarded: they do not answer it. Without a terminal, where
+    nobody can answer, the call is refused.
     """
     if sys.stdin is None or not sys.stdin.isatty():
         return "nobody can be asked, since the program has no terminal"
+    _discard_input()
     print(f"\n{_described(request)}", file=sys.stderr, flush=True)
     line = await read_line("Run it? y: yes; Enter: no; or write what to do instead:")
     answer = "" if line is None else clean_line(line)
@@ -52,6 +54,19 @@ async def read_line(prompt: str) -> str | None:
     if not data:
         print(file=sys.stderr, flush=True)
     return data.decode(sys.stdin.encoding or "utf-8", "replace").rstrip("\r\n") if data else None
+
+
+def _discard_input() -> None:
+    """Forgets what the terminal holds and nobody has read."""
+    try:
+        import termios
+
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+    except ImportError:  # Windows, whose console has functions of its own
+        import msvcrt
+
+        while msvcrt.kbhit():  # type: ignore[attr-defined]
+            msvcrt.getwch()  # type: ignore[attr-defined]
 
 
 def _described(request: ApprovalRequest) -> str:
