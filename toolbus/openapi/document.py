@@ -15,11 +15,11 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from toolbus.errors import SetupError
 from toolbus.limits import MIB
+from toolbus.openapi.yaml_text import MAX_DEPTH, read_yaml
 from toolbus.text import dump_json, parse_json, quote, shorten
 
 MAX_BYTES = 32 * MIB  # of a document; that of GitHub, one of the largest, has 12
 MAX_REPEATED = 200_000  # values that YAML's aliases repeat: a few lines can make them endless
-MAX_DEPTH = 200
 MAX_STEPS = 16  # from reference to reference
 
 JsonObject = Mapping[str, Any]
@@ -142,40 +142,22 @@ def read_document(source: str | bytes | Mapping[str, Any], name: str = "the docu
 
 
 def _parse(text: str, name: str) -> Any:
-    try:
-        if text.lstrip()[:1] in ("{", "["):
-            return parse_json(text)
-    except RecursionError:
-        raise SetupError(f"{name} is nested too deep to be read: flatten it") from None
-    except ValueError as error:
-        raise SetupError(f"{name} is not JSON: {error}") from None
-    if text.lstrip()[:1] == "<":
+    first, kind = text.lstrip()[:1], "YAML"
+    if first == "<":
         raise SetupError(f"{name} is a page of HTML: name the document that it shows, often …/openapi.json")
-    return _plain(_parse_yaml(text, name), name)
-
-
-def _parse_yaml(text: str, name: str) -> Any:
-    """Reads YAML as JSON would have it: yes, no and dates are texts."""
     try:
-        import yaml
+        if first in ("{", "["):
+            kind = "JSON"
+            return parse_json(text)
+        return _plain(read_yaml(text), name)
     except ImportError:
         raise SetupError(
             f"{name} is YAML, and reading that needs PyYAML: run `pip install 'toolbus[openapi]'`"
         ) from None
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    kept = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:bool")
-    resolvers = {
-        first: [(tag, pattern) for tag, pattern in found if tag not in kept]
-        for first, found in base.yaml_implicit_resolvers.items()
-    }
-    loader: Any = type("DocumentLoader", (base,), {"yaml_implicit_resolvers": resolvers})
-    loader.add_implicit_resolver(kept[1], re.compile("true|false|True|False|TRUE|FALSE"), list("tfTF"))
-    try:
-        return yaml.load(text, loader)
     except RecursionError:
         raise SetupError(f"{name} is nested too deep to be read: flatten it") from None
-    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
-        raise SetupError(f"{name} is not YAML: {shorten(' '.join(str(error).split()), 300)}") from None
+    except ValueError as error:
+        raise SetupError(f"{name} is not {kind}: {error}") from None
 
 
 def _plain(value: Any, name: str) -> Any:
