@@ -36,23 +36,21 @@ from toolbus.errors import Code, InvalidRequest, PeerLost, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.loop.approval import Approval, Approve, check_hook
 from toolbus.loop.call_rate_limit import WINDOW_CALLS, WINDOW_SECONDS, CallRateLimit
-from toolbus.loop.export_cache import export_within
 from toolbus.loop.loop_events import CallEnded, ReasoningDelta, TextDelta
 from toolbus.loop.loop_settings import LoopSettings
 from toolbus.loop.loop_tools import LoopTools
 from toolbus.loop.open_responses import OpenResponses, ResponseCall, answered
 from toolbus.loop.realtime_events import (
     CallRefused,
-    NewSessionNeeded,
     ResponseDone,
     SendFailed,
     SessionEvent,
     Sync,
-    ToolsSent,
 )
 from toolbus.loop.repeat_guard import RepeatGuard
 from toolbus.loop.result_cut import ResultCutter
 from toolbus.loop.round_calls import CallRunner, RoundCalls, quote_name, unknown_tool
+from toolbus.loop.session_tools import SessionTools
 from toolbus.loop.tool_source import ToolSource
 from toolbus.loop.turn_taking import TurnTaking
 from toolbus.tool import CallError, Result
@@ -111,22 +109,20 @@ class RealtimeSession:
         if approve is not None:
             approval = Approval(check_hook(approve), settings.needs_approval, self._notify, remembers=False)
         context = context if context is not None else getattr(tools, "context", None)
-        self._export = dialect.export(())  # the provider's current tools
-        self._parser = dialect.parser(self._export.names)
+        self._session_tools = SessionTools(dialect, tools, self._send_events, self._notify, lambda: self._closed)
         self._responses = OpenResponses(
             CallRunner(tools, settings, context, loop_tools, RepeatGuard(0), self._notify, approval)
         )
         self._cutter = ResultCutter(settings.result_bytes or 0)
         self._turn_taking = TurnTaking()
         self._pause: asyncio.TimerHandle | None = None  # None until the user has spoken
-        self._sync_lock = asyncio.Lock()  # one sync at a time
         self._send_lock = asyncio.Lock()  # keeps the events of an answer together
         self._tasks: set[asyncio.Task[None]] = set()  # all running tasks
         self._follower: asyncio.Task[None] | None = None  # None until `follow`
         self._closed = False
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"tools={len(self._export.tools)} calls={self._responses.running}"
+        state = "closed" if self._closed else f"tools={len(self.export.tools)} calls={self._responses.running}"
         return f"<RealtimeSession {self._dialect.name} {state}>"
 
     async def __aenter__(self) -> Self:
@@ -140,7 +136,7 @@ class RealtimeSession:
     @property
     def export(self) -> Export:
         """The tools that the session has."""
-        return self._export
+        return self._session_tools.export
 
     @property
     def closed(self) -> bool:
@@ -155,10 +151,7 @@ class RealtimeSession:
         The tools count as sent. A dialect whose tools are fixed at connect needs it; with others it saves the first
         `sync`.
         """
-        async with self._sync_lock:
-            _, tools = await self._tools.tools()
-            self._set_export(export_within(self._dialect, tools))
-            return self._dialect.session_update(self._export)
+        return await self._session_tools.setup()
 
     async def sync(self) -> Sync:
         """Sends the current tools to the session if they have changed. Returns once they are sent.
@@ -169,27 +162,7 @@ class RealtimeSession:
         Raises:
             Exception: any error of `send` or the source; the session then counts as having its previous tools.
         """
-        async with self._sync_lock:
-            if self._closed:
-                return Sync.CLOSED
-            _, tools = await self._tools.tools()
-            export = export_within(self._dialect, tools)
-            if export.tools == self._export.tools:
-                self._set_export(export)  # schema hashes, which calls carry, may have changed
-                return Sync.UNCHANGED
-            if self._dialect.fixed_at_connect:
-                self._notify(NewSessionNeeded(export))
-                return Sync.NEW_SESSION
-            try:
-                async with self._send_lock:
-                    await self._write([self._dialect.session_update(export)])
-            except Exception:
-                if self.closed:  # meanwhile: not an error for a caller that syncs many sessions
-                    return Sync.CLOSED
-                raise
-            self._set_export(export)
-            self._notify(ToolsSent(export))
-            return Sync.SENT
+        return await self._session_tools.sync()
 
     def follow(self) -> asyncio.Task[None]:
         """Starts to `sync` now and whenever the catalog changes, until the session is closed or the source ends.
@@ -210,13 +183,6 @@ class RealtimeSession:
                     self._report_failure("the tools could not be sent", error)
         except Exception as error:
             self._report_failure("it no longer follows the catalog", error)
-
-    def _set_export(self, export: Export) -> None:
-        if export.left_out and export.left_out != self._export.left_out:
-            last, count = export.left_out[-1], len(export.left_out)
-            log.warning("%s session: %d tools are not offered; %r: %s", self._dialect.name, count, last.tool, last.why)
-        self._export = export
-        self._parser.names = export.names
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -241,13 +207,13 @@ class RealtimeSession:
                 f"a {kind} is not an event of a realtime session: feed a mapping, such as json.loads(text) returns, or "
                 "an object of the provider's SDK"
             ) from None
-        for parsed in self._parser.feed(message):
+        for parsed in self._session_tools.parser.feed(message):
             match parsed:
                 case Delta():
                     self._notify(TextDelta(parsed.text) if parsed.kind == "text" else ReasoningDelta(parsed.text))
                 case ResponseBegan():
                     self._turn_taking.response_began()
-                    self._responses.get(parsed.id, self._export, over=False)
+                    self._responses.get(parsed.id, self.export, over=False)
                 case ModelCall():
                     self._take(parsed)
                 case CallsCancelled():
@@ -266,7 +232,7 @@ class RealtimeSession:
 
     def _take(self, call: ModelCall) -> None:
         """Makes a call, or refuses it."""
-        response = self._responses.get(call.response, self._export, over=True)
+        response = self._responses.get(call.response, self.export, over=True)
         if call.id in response.calls:
             return  # a provider cannot tell the answers of two calls with one id apart
         response_call = response.add(call, time.time())
@@ -320,7 +286,7 @@ class RealtimeSession:
         Raises:
             InvalidRequest: the session has no such tool, or its provider no such choice.
         """
-        self._dialect.request(self._export, tool_choice)  # checks the choice
+        self._dialect.request(self.export, tool_choice)  # checks the choice
         if not self._closed:
             self._turn_taking.request_response(tool_choice)
             self._send_if_ready()
@@ -365,7 +331,7 @@ class RealtimeSession:
             async with self._send_lock:  # checks again: a response may have begun while this waited
                 calls = self._responses.pop_calls(self._ready())
                 if calls or self._can_request_response():
-                    events = self._dialect.answers(answered(calls), self._export.names, go_on=False)
+                    events = self._dialect.answers(answered(calls), self.export.names, go_on=False)
                     if self._turn_taking.start_sending():
                         events += self._request()
                     await self._write(events)
@@ -376,17 +342,20 @@ class RealtimeSession:
     def _request(self) -> list[Json]:
         """Returns the events that request a response, with the program's choice."""
         try:
-            return self._dialect.request(self._export, self._turn_taking.take_choice())
+            return self._dialect.request(self.export, self._turn_taking.take_choice())
         except InvalidRequest as error:  # the chosen tool has gone meanwhile
             self._report_failure("a response is requested without the choice of a tool", error)
             return self._dialect.request()
 
     async def _send_cancelled(self, calls: Sequence[ResponseCall]) -> None:
         try:
-            async with self._send_lock:
-                await self._write(self._dialect.answers(answered(calls), self._export.names, go_on=False))
+            await self._send_events(self._dialect.answers(answered(calls), self.export.names, go_on=False))
         except Exception as error:
             self._report_failure("answers to cancelled calls could not be sent", error)
+
+    async def _send_events(self, events: Sequence[Json]) -> None:
+        async with self._send_lock:
+            await self._write(events)
 
     async def _write(self, events: Sequence[Json]) -> None:
         """Sends events; the caller holds the send lock."""
