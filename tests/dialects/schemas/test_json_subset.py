@@ -72,6 +72,11 @@ def test_the_rest_is_written_in_other_keywords_or_stated_in_words(schema: Any, w
     assert properties(a=schema) == ({"a": written}, [])
 
 
+def test_a_list_of_what_are_no_schemas_does_not_become_an_empty_one() -> None:
+    schema, _ = convert({"properties": {"a": {"type": "null"}}, "items": [None]}, GEMINI_JSON_SCHEMAS, "t")
+    assert "prefixItems" not in schema
+
+
 def test_a_reference_is_resolved_with_what_stands_beside_it() -> None:
     schema, losses = convert(
         {

@@ -533,8 +533,10 @@ def openai(**properties: Any) -> tuple[Json, list[Loss]]:
         (OPENAI_SCHEMAS, r"^\d+$", "^[0-9]+$"),
         (OPENAI_SCHEMAS, r"https?://", None),
         (OPENAI_SCHEMAS, r"^(?!x).*$", None),
-        (ANTHROPIC_SCHEMAS, r"\b\p{L}*", r"\b\p{L}*"),
-        (ANTHROPIC_SCHEMAS, r"^(?!x)\p{L}*$", None),
+        (ANTHROPIC_SCHEMAS, r"\b[a-z]*", r"\b[a-z]*"),
+        (ANTHROPIC_SCHEMAS, r"^(?<year>\d+)", r"^(?:\d+)"),
+        (ANTHROPIC_SCHEMAS, r"[^\p{Cc}]*", None),
+        (ANTHROPIC_SCHEMAS, r"^(?!x).*$", None),
         (ANTHROPIC_SCHEMAS, r"(?i)x", None),
         (GEMINI_SCHEMAS, r"https?://\S+", r"https?://\S+"),
         (GEMINI_SCHEMAS, r"^(?!x).*$", None),
@@ -571,9 +573,50 @@ def test_a_key_of_pattern_properties_that_cannot_be_read_is_dropped_and_no_name_
         "type": "object",
         "properties": {},
         "patternProperties": {"^x-": {"type": "string"}},
+        "additionalProperties": True,
         "description": "Names of further properties match the pattern ^(?=y)",
     }
     assert [loss.keyword for loss in losses] == ["patternProperties", "additionalProperties"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "rest"),
+    [
+        ({"^x": {"type": "string"}}, {"type": "string"}),
+        ({"^x": {"type": "string"}, "^y": {"type": "string"}}, {"type": "string"}),
+        ({"^x": {"type": "string"}, "^y": {"type": "null"}}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
+    ],
+)
+def test_a_closed_map_with_patterns_of_names_takes_entries_where_grammars_know_no_patterns(
+    patterns: Json, rest: Json
+) -> None:
+    properties, losses = openai(a={"type": "object", "patternProperties": patterns, "additionalProperties": False})
+    assert properties["a"].pop("description").splitlines() == [
+        f"Names of further properties match the pattern {pattern}" for pattern in patterns
+    ]
+    assert properties["a"] == {
+        "type": "object",
+        "properties": {},
+        "patternProperties": patterns,
+        "additionalProperties": rest,
+    }
+    assert [(loss.path, loss.keyword) for loss in losses] == [("/properties/a", "additionalProperties")]
+
+
+@pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
+def test_additional_items_that_are_a_list_break_no_export(rules: SchemaRules) -> None:
+    convert({"type": "object", "properties": {"a": {"items": [{}], "additionalItems": [{}]}}}, rules, "t")
+
+
+def test_an_open_object_says_that_it_is_open_where_servers_would_close_it() -> None:
+    named = {"^x": {"type": "string"}}
+    properties, losses = openai(
+        a={"type": "object", "patternProperties": named},
+        b={"type": "object", "properties": {"c": {"type": "null"}}, "patternProperties": named},
+        c={"type": "object", "properties": {}, "unevaluatedProperties": False},
+    )
+    assert [inner.get("additionalProperties") for inner in properties.values()] == [True, True, None]
+    assert losses == []
 
 
 @pytest.mark.parametrize("keyword", ["not", "if"])

@@ -143,8 +143,9 @@ class Merger:
         if keyword == "items" and isinstance(value, list):
             # Drafts up to 7 list the first items here, and `additionalItems` applies to the rest.
             self._collect(part, "prefixItems", value, inner)
-            if "additionalItems" in part.schema:
-                self._collect(part, keyword, part.schema["additionalItems"], inner)
+            rest = part.schema.get("additionalItems", {})
+            if "additionalItems" in part.schema and self._is_schema(part, "additionalItems", rest):
+                inner.setdefault("items", []).append((rest, part))
         elif keyword in MAPS:
             if self._is(part, keyword, value, isinstance(value, dict), "an object of schemas"):
                 named = inner.setdefault(keyword, {})

@@ -53,13 +53,6 @@ def in_words(pattern: str, keyword: str = "pattern") -> str:
     return f"{subject} the pattern {shorten(pattern, _MAX_WORDS)}"
 
 
-def linear_pattern(text: str) -> str:
-    """Writes any regular expression of ECMAScript that an engine without backtracking can read."""
-    pattern = read_pattern(text)
-    _refuse(pattern, "lookaround", "backreference")
-    return _unless(pattern, text)
-
-
 def common_pattern(text: str) -> str:
     """Writes what Python's `re`, RE2 and engines that build automata have in common."""
     pattern = read_pattern(text)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
 from toolbus.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
-from toolbus.dialects.schemas.pattern_rules import MAX_REPETITIONS, PatternRule, in_words, linear_pattern
+from toolbus.dialects.schemas.pattern_rules import MAX_REPETITIONS, PatternRule, common_pattern, in_words
 from toolbus.dialects.schemas.patterns import Unreadable
 from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE, draft_of, is_number
 
@@ -51,8 +52,8 @@ class Sanitizer:
         self,
         property_names: str = "",
         *,
-        patterns: PatternRule = linear_pattern,
-        keys: PatternRule = linear_pattern,
+        patterns: PatternRule = common_pattern,
+        keys: PatternRule = common_pattern,
         grammar: bool = False,
     ) -> None:
         self.names = re.compile(property_names, re.ASCII) if property_names else None
@@ -114,7 +115,7 @@ class _Sanitizing:
             elif keyword not in sanitized and not self._is_exclusive(schema, keyword):
                 sanitized[keyword] = self._keyword(schema, keyword, value, notes)
         valid = {keyword: value for keyword, value in sanitized.items() if value is not None or keyword not in _KNOWN}
-        self._keep_rest_open(schema, valid)
+        self._keep_rest_open(schema, valid, notes)
         types = valid.get("type")
         if types == "object" or (isinstance(types, list) and "object" in types):
             valid.setdefault("properties", {})
@@ -144,15 +145,22 @@ class _Sanitizing:
         self._report.lose(schema, "oneOf", "it became anyOf, as a part of it allows more: that only one holds is lost")
         return "anyOf", branches
 
-    def _keep_rest_open(self, schema: dict[str, Any], valid: dict[str, Any]) -> None:
-        """Drops what closes an object, where it would forbid names that a dropped pattern allows."""
-        patterns = schema.get("patternProperties")
-        if isinstance(patterns, dict) and len(patterns) > len(valid.get("patternProperties", ())):
+    def _keep_rest_open(self, schema: dict[str, Any], valid: dict[str, Any], notes: list[str]) -> None:
+        """Drops what closes an object, where it would forbid names that a pattern allows."""
+        patterns, kept = schema.get("patternProperties"), valid.get("patternProperties", {})
+        if isinstance(patterns, dict) and len(patterns) > len(kept):
             for keyword in _RESTS:
                 if valid.get(keyword, True) is not True:
                     why = f"{excerpt(schema[keyword])} would forbid names that a dropped pattern allows"
                     self._report.lose(schema, keyword, why)
                     del valid[keyword]
+        elif kept and self._rules.grammar and valid.get("additionalProperties") is False:
+            why = "false became what patternProperties allow: grammars know no patterns of names, and would forbid all"
+            self._report.lose(schema, "additionalProperties", why)
+            notes += [in_words(pattern, "patternProperties") for pattern in kept]
+            every = [*kept.values()]
+            values = [copy.deepcopy(value) for index, value in enumerate(every) if value not in every[:index]]
+            valid["additionalProperties"] = values[0] if len(values) == 1 else {"anyOf": values}
 
     def _keyword(self, schema: dict[str, Any], keyword: str, value: Any, notes: list[str]) -> Any:
         """Returns the value of a keyword, None where it must be dropped; notes say in words what was dropped."""
@@ -283,5 +291,5 @@ def _write_types(schema: dict[str, Any]) -> None:
     if _TYPED.isdisjoint(schema) and schema.get("additionalProperties", True) is True:
         for keyword, value in _any_value().items():
             schema.setdefault(keyword, value)
-    elif schema.get("properties") == {} and "patternProperties" not in schema:
+    elif (schema.get("properties") == {} or "patternProperties" in schema) and "unevaluatedProperties" not in schema:
         schema.setdefault("additionalProperties", True)

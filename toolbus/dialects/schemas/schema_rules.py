@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from toolbus.dialects.schemas.flat_properties import FlatProperties
 from toolbus.dialects.schemas.json_subset import JsonSubset
 from toolbus.dialects.schemas.losses import Inexpressible, Loss, LossReport
-from toolbus.dialects.schemas.pattern_rules import common_pattern, grammar_pattern, re2_pattern
+from toolbus.dialects.schemas.pattern_rules import grammar_pattern, re2_pattern
 from toolbus.dialects.schemas.rewrite import Rewriter
 from toolbus.dialects.schemas.root import plain_root, typed_root
 from toolbus.dialects.schemas.sanitizer import Sanitizer
@@ -71,7 +71,9 @@ _GEMINI_KEYWORDS = frozenset(
 ANY_SCHEMAS = SchemaRules(plain_root=False)
 # Also for the many servers that speak OpenAI's formats. OpenAI itself compiles patterns with Python's `re`, as the
 # meta-schema's format "regex", and its strict mode refuses lookaround.
-OPENAI_SCHEMAS = SchemaRules(Sanitizer(patterns=grammar_pattern, keys=common_pattern, grammar=True))
+OPENAI_SCHEMAS = SchemaRules(Sanitizer(patterns=grammar_pattern, grammar=True))
+# Anthropic itself compiles what ECMAScript knows. Servers that speak its format refuse the whole request for `\p{…}`
+# (z.ai) and for whatever else Python's `re` does not know.
 ANTHROPIC_SCHEMAS = SchemaRules(Sanitizer(property_names=r"[a-zA-Z0-9_.-]{1,64}"))
 GEMINI_SCHEMAS = SchemaRules(Rewriter(_GEMINI_KEYWORDS, patterns=re2_pattern))
 GEMINI_JSON_SCHEMAS = SchemaRules(JsonSubset())
