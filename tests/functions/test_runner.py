@@ -270,6 +270,12 @@ async def test_arguments_that_do_not_fit_are_refused_without_running_the_handler
     assert words in result.error.message
 
 
+async def test_a_function_without_parameters_names_the_arguments_that_it_does_not_take() -> None:
+    result = await run(lambda: 1, {"city": "a"})
+    assert result.error is not None
+    assert result.error.message == "TypeError: tool() takes no argument 'city' (it takes none)"
+
+
 async def test_a_handler_of_any_keyword_gets_them_all() -> None:
     assert (await run(lambda **rest: rest, '{"a":1,"self":2}')).output == {"a": 1, "self": 2}
     assert (await run(lambda: 1, "")).output == 1

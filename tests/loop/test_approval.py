@@ -198,7 +198,23 @@ async def test_a_hook_that_fails_refuses(decision: Any, caplog: pytest.LogCaptur
     assert source.calls == []
     assert "nobody could be asked whether it may run" in model.results(1)[0]
     assert reply.calls[0].outcome == "permission_denied"
-    assert "the approval of 'delete' failed: the call is refused" in caplog.text
+    (line,) = (record for record in caplog.records if "the approval of 'delete'" in record.message)
+    assert "the call is refused" in line.message
+
+
+@pytest.mark.parametrize(
+    ("decision", "line"),
+    [
+        (None, "the approval of 'delete' returned None: the call is refused; return True, False, a text"),
+        (TimeoutError("10 s are over"), "the approval of 'delete' timed out (10 s are over): the call is refused"),
+    ],
+)
+async def test_a_hook_without_an_answer_is_one_line_in_the_log(
+    decision: Any, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    await run_with(Person(decision), says("", call("delete")))
+    (record,) = (record for record in caplog.records if "the approval of 'delete'" in record.message)
+    assert (record.message[: len(line)], record.exc_info) == (line, None)
 
 
 async def test_a_hook_that_cancels_itself_refuses() -> None:

@@ -164,6 +164,31 @@ def test_a_blocking_client_is_refused_with_the_async_class(make: Any, instead: s
         endpoint_of(make(), "m")
 
 
+@pytest.mark.parametrize(
+    ("make_endpoint", "make", "says"),
+    [
+        (
+            openai_endpoint,
+            lambda: anthropic.AsyncAnthropic(api_key="k"),
+            "another provider: give it to anthropic_endpo",
+        ),
+        (anthropic_endpoint, lambda: openai.AsyncOpenAI(api_key="k"), "another provider: give it to openai_endpoint"),
+        (gemini_endpoint, lambda: openai.AsyncOpenAI(api_key="k"), "another provider: give it to openai_endpoint"),
+        (openai_endpoint, lambda: openai.OpenAI(api_key="k"), r"blocks the event loop: give a openai\.AsyncOpenAI"),
+        (responses_endpoint, lambda: openai.OpenAI(api_key="k"), r"blocks the event loop: give a openai\.AsyncOpenAI"),
+        (ollama_endpoint, lambda: ollama.Client(), r"blocks the event loop: give a ollama\.AsyncClient"),
+    ],
+)
+def test_an_endpoint_refuses_a_client_that_it_cannot_use(make_endpoint: Any, make: Any, says: str) -> None:
+    with pytest.raises(SetupError, match=says):
+        make_endpoint(make(), "m")
+
+
+def test_a_loop_without_an_endpoint_says_how_to_make_one() -> None:
+    with pytest.raises(SetupError, match=r"is not an endpoint: give openai_endpoint\(client, model\)"):
+        ToolLoop(FunctionSource(), openai.AsyncOpenAI(api_key="k"))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("client", [None, "openai", SimpleNamespace()])
 def test_any_other_client_is_refused_with_the_known_ones(client: Any) -> None:
     with pytest.raises(SetupError, match=r"openai\.AsyncOpenAI, anthropic\.AsyncAnthropic"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.loop.scripted_model import ApiError, FunctionSource, ScriptedModel, call, says
@@ -53,6 +55,14 @@ async def test_a_choice_that_is_not_offered_is_refused_before_anything_runs() ->
     with pytest.raises(InvalidRequest, match=r"such as add$"):
         await loop.run("?", tool_choice="ad")
     assert (source.calls, model.requests) == ([], [])
+
+
+@pytest.mark.parametrize("choice", [None, 1, {"type": "function", "function": {"name": "add"}}])
+async def test_a_choice_that_is_no_text_is_refused_with_what_it_can_be(choice: Any) -> None:
+    model = ScriptedModel()
+    with pytest.raises(InvalidRequest, match=r"^tool_choice is .*: give 'auto', 'none', 'required' or the name of a"):
+        await ToolLoop(FunctionSource(add=add), model.endpoint).run("?", tool_choice=choice)
+    assert model.requests == []
 
 
 async def test_a_chosen_tool_is_offered_where_tools_are_searched() -> None:

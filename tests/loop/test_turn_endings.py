@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import pickle
 from pathlib import Path
 from typing import Any, get_args
@@ -71,6 +72,15 @@ async def test_an_answer_that_is_not_whole_is_logged_with_the_providers_word_and
     assert (reply.text, reply.stopped, reply.reason) == ("I will not sing.", "refused", "stop: I will not sing.")
     assert [record.getMessage() for record in caplog.records] == [
         f"{model.endpoint!r} gave no whole answer, it is refused: stop"
+    ]
+
+
+async def test_an_empty_answer_is_logged_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "toolbus.loop")
+    _, model = await reply_of(ends("stop"), ends("stop"))
+    assert [record.getMessage() for record in caplog.records if "answer" in record.getMessage()] == [
+        f"the answer of {model.endpoint!r} is requested again: stop, the answer is empty",
+        f"{model.endpoint!r} gave no whole answer, it is failed: stop, the answer is empty",
     ]
 
 

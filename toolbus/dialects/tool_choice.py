@@ -16,7 +16,15 @@ _WORDS = frozenset(("auto", "none", "required"))
 
 
 def chosen_names(tools: ToolChoice) -> tuple[str, ...]:
-    """Returns the tool that a choice names, if it names one."""
+    """Returns the tool that a choice names, if it names one.
+
+    Raises:
+        InvalidRequest: it is no text.
+    """
+    if not isinstance(tools, str):  # a provider's own form, or None as in its clients
+        raise InvalidRequest(
+            f"tool_choice is {shorten(repr(tools))}: give 'auto', 'none', 'required' or the name of a tool"
+        )
     return () if tools in _WORDS else (tools,)
 
 

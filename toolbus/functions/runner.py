@@ -193,7 +193,7 @@ def _parse(text: str) -> dict[str, Any] | None:
 
 def _misfit(spec: ToolSpec, keywords: Mapping[str, Any]) -> str:
     missing = sorted(spec.required - keywords.keys())
-    unexpected = sorted(keywords.keys() - (spec.names or keywords.keys()))
+    unexpected = sorted(keywords.keys() - (keywords.keys() if spec.names is None else spec.names))
     parts = [f"is missing {', '.join(map(repr, missing))}"] if missing else []
     parts += [f"takes no argument {', '.join(map(repr, unexpected))}"] if unexpected else []
     takes = f" (it takes {', '.join(sorted(spec.names)) or 'none'})" if spec.names is not None else ""

@@ -18,7 +18,7 @@ from toolbus.dialects.conversation import ModelCall
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.loop.repeat_guard import canonical_json
-from toolbus.text import dump_json, escape_surrogates, quote
+from toolbus.text import dump_json, escape_surrogates, quote, shorten
 from toolbus.tool import CallError, Result, Tool
 
 log = logging.getLogger("toolbus.loop")
@@ -157,22 +157,34 @@ class Approval:
                 edited_json = escape_surrogates(dump_json(dict(decision)))
                 return decision, Approved(edited_json, edited=edited_json != arguments_json)
             if decision is not False and not isinstance(decision, str):
-                raise TypeError(
-                    f"the hook returned {quote(repr(decision))}: return True, False, a text for the model or arguments"
-                )
+                raise _NoDecision(shorten(repr(decision)))
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
             log.warning("the approval of %s was cancelled: the call is refused", quote(request.tool.name))
+        except _NoDecision as error:
+            log.error(
+                "the approval of %s returned %s: the call is refused; return True, False, a text for the model or "
+                "arguments",
+                quote(request.tool.name),
+                error,
+            )
+        except TimeoutError as error:  # of the hook itself: it is to have a limit of its own
+            log.warning("the approval of %s timed out%s: the call is refused", quote(request.tool.name), _detail(error))
         except Exception:
             log.exception("the approval of %s failed: the call is refused", quote(request.tool.name))
         else:
             why = f"it was refused: {decision}" if decision else "the user refused this call"
             return decision, _refusal(request, why, _GO_ON)
-        return None, _refusal(request, "nobody could be asked whether it may run", _GO_ON)
+        return None, _refusal(request, _NOBODY, _GO_ON)
 
 
+_NOBODY = "nobody could be asked whether it may run"
 _GO_ON = "Do not make the same call again: tell the user what you wanted to do, or go on without it."
+
+
+class _NoDecision(Exception):
+    """A hook returned what is no `Decision`; the text shows it."""
 
 
 def check_hook(hook: Approve) -> Approve:
@@ -184,6 +196,10 @@ def check_hook(hook: Approve) -> Approve:
     if not callable(hook):
         raise SetupError(f"approve is {hook!r}: give a function that takes an ApprovalRequest")
     return hook
+
+
+def _detail(error: Exception) -> str:
+    return f" ({shorten(str(error))})" if str(error) else ""
 
 
 def _refusal(request: ApprovalRequest, why: str, what_to_do: str) -> Result:

@@ -109,6 +109,7 @@ def openai_endpoint(
     """
     from toolbus.dialects.openai_chat import OpenAIChat
 
+    _check(client, "openai")
     fixed = _fixed(options) | {"model": model, "stream": stream}
     if strict is None and not _is_openai(client):
         strict = False
@@ -159,6 +160,7 @@ def responses_endpoint(
     """Returns a model behind OpenAI's Responses; arguments as for `openai_endpoint`, but `strict` holds anywhere."""
     from toolbus.dialects.openai_responses import OpenAIResponses
 
+    _check(client, "openai")
     fixed = _fixed(options) | {"model": model, "stream": stream}
     dialect = OpenAIResponses(strict=strict)
     name = f"responses {model}"
@@ -177,6 +179,7 @@ def anthropic_endpoint(
     """
     from toolbus.dialects.anthropic import Anthropic
 
+    _check(client, "anthropic")
     if max_tokens is not None:
         options["max_tokens"] = max_tokens
     fixed = {"max_tokens": MAX_TOKENS} | _fixed(options) | {"model": model, "stream": stream}
@@ -193,6 +196,7 @@ def gemini_endpoint(client: Any, model: str, *, stream: bool = True, **options: 
     """
     from toolbus.dialects.gemini import Gemini
 
+    _check(client, "google")
     models = getattr(client, "aio", client).models
     send = models.generate_content_stream if stream else models.generate_content
     fixed = _fixed(options)
@@ -213,6 +217,7 @@ def ollama_endpoint(client: Any, model: str, *, stream: bool = True, **options: 
     """
     from toolbus.dialects.ollama import Ollama
 
+    _check(client, "ollama")
     fixed = _fixed(options) | {"model": model, "stream": stream}
 
     def ask(request: Json) -> Any:
@@ -238,18 +243,38 @@ def endpoint_of(client: Any, model: str, **options: Any) -> Endpoint:
     Raises:
         SetupError: it is not one of these, or it blocks.
     """
-    for kind in type(client).__mro__:  # a client may be a subclass of a program's own
-        make, async_class = _CLIENTS.get(kind.__module__.partition(".")[0], (None, ""))
-        if make is None:
-            continue
-        if "Async" not in kind.__name__ and not hasattr(client, "aio"):
-            raise SetupError(f"a {kind.__module__}.{kind.__name__} blocks the event loop: give a {async_class}")
+    package = _package(client)
+    if package:
+        make, _ = _CLIENTS[package]
         return make(client, model, **options)
     raise SetupError(
         f"a {type(client).__module__}.{type(client).__name__} is not a known client: give one of "
         f"{', '.join(async_class for _, async_class in _CLIENTS.values())}, or create an Endpoint from a dialect and a "
         "function"
     )
+
+
+def _package(client: Any) -> str:
+    """Returns the package of a provider's client, which may be of a subclass of a program's own; "" if unknown."""
+    packages = (kind.__module__.partition(".")[0] for kind in type(client).__mro__)
+    return next((package for package in packages if package in _CLIENTS), "")
+
+
+def _check(client: Any, package: str) -> None:
+    """Checks a client that is known; a program may give an object of its own that has the same methods.
+
+    Raises:
+        SetupError: it is one of another provider, or it blocks.
+    """
+    found = _package(client)
+    if not found:
+        return
+    names = [f"{kind.__module__}.{kind.__name__}" for kind in type(client).__mro__ if kind.__module__.startswith(found)]
+    make, async_class = _CLIENTS[found]
+    if found != package:
+        raise SetupError(f"a {names[0]} is a client of another provider: give it to {make.__name__}")
+    if "Async" not in names[0] and not hasattr(client, "aio"):
+        raise SetupError(f"a {names[0]} blocks the event loop: give a {async_class}")
 
 
 def _is_openai(client: Any) -> bool:

@@ -95,6 +95,12 @@ class LoopSettings:
             raise SetupError(
                 f"result_bytes is {self.result_bytes}, it must be {MIN_RESULT_BYTES} or more; 0 means any number"
             )
+        for choice in ("may_route", "needs_approval"):
+            if not callable(getattr(self, choice)):
+                raise SetupError(
+                    f"{choice} is {getattr(self, choice)!r}: give a function that takes a tool and returns True or "
+                    "False, such as lambda tool: True"
+                )
         if not self.forced_answer and not self.no_convergence_text:
             raise SetupError("forced_answer is off, so the reply after the last round is no_convergence_text: set it")
 

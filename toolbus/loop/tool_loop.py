@@ -8,6 +8,7 @@ from typing import Any
 
 from toolbus.dialects.dialect import ToolChoice
 from toolbus.dialects.tool_choice import chosen_names
+from toolbus.errors import SetupError
 from toolbus.functions.call_context import CallContext
 from toolbus.loop.approval import Approval, Approve, check_hook
 from toolbus.loop.deferred_tools import DeferredTools
@@ -44,7 +45,7 @@ class ToolLoop:
 
     Raises:
         TypeError: from the constructor, where `pinned` is one text.
-        SetupError: from the constructor, where `approve` is no function.
+        SetupError: from the constructor, where `approve` is no function or `endpoint` no endpoint.
     """
 
     def __init__(
@@ -60,6 +61,11 @@ class ToolLoop:
     ) -> None:
         if isinstance(pinned, str):  # a sequence of letters, none of which is a tool
             raise TypeError(f"pinned is {quote(pinned)}, one text: give a list of names, [{quote(pinned)}]")
+        if not isinstance(endpoint, Endpoint):
+            raise SetupError(
+                f"{quote(repr(endpoint))} is not an endpoint: give openai_endpoint(client, model), or what another "
+                "function of toolbus.loop makes of the client of a provider"
+            )
         self.endpoint = endpoint
         self.settings = settings or LoopSettings()
         self.source: ToolSource = source if isinstance(source, ToolSource) else source_of(source, context=context)

@@ -127,7 +127,7 @@ class TurnRun:
                 self._is_streamed and turn.text.strip()
             ):  # a text that was shown cannot be taken back
                 break
-            log.info("the answer of %r is requested again: %s", self._model_client.endpoint, turn.stop or "it is empty")
+            log.info("the answer of %r is requested again: %s", self._model_client.endpoint, _stop_text(turn))
             self._notify(RoundRetried(self._round, turn))
             turn = await self._send(choice)
         self._cut = turn.cut
@@ -165,7 +165,7 @@ class TurnRun:
         elif not text.strip() and turn.reason:
             stopped, reason = "failed", end_text(turn)
         if stopped in ("refused", "failed", "paused"):  # without what the model or its provider wrote: that is content
-            log.warning("%r gave no whole answer, it is %s: %s", self._model_client.endpoint, stopped, turn.stop)
+            log.warning("%r gave no whole answer, it is %s: %s", self._model_client.endpoint, stopped, _stop_text(turn))
         if turn.calls:
             result = refusal(Code.CANCELLED, f"the call was not made, because its answer is not whole: {reason}")
             self._items.append(Answers(tuple(Answered(call, result) for call in turn.calls)))
@@ -204,3 +204,9 @@ def _direct_reply_text(result: Result) -> str:
     output = {} if result.content else object_of(result)
     texts = (output.get(key) for key in _TEXT_KEYS)
     return next((text for text in texts if text and isinstance(text, str)), text_of(result))
+
+
+def _stop_text(turn: Turn) -> str:
+    """Returns why a turn ended, for a log: the provider's word, without what was written."""
+    is_empty = not turn.text.strip() and not turn.calls
+    return ", ".join(filter(None, (turn.stop, "the answer is empty" if is_empty else "")))
