@@ -33,6 +33,12 @@ def ends(stop: str, text: str = "", *calls: Json, tokens: int = 0) -> Json:
     return answer
 
 
+def refusing(answer: Json, words: str = "No.") -> Json:
+    """Returns an answer in which the model refuses to answer."""
+    answer["choices"][0]["message"]["refusal"] = words
+    return answer
+
+
 async def reply_of(
     *answers: Json, source: FunctionSource | None = None, **settings: Any
 ) -> tuple[Reply, ScriptedModel]:
@@ -66,9 +72,7 @@ async def test_a_reply_tells_how_the_answer_ended_with_the_providers_word(
 async def test_an_answer_that_is_not_whole_is_logged_with_the_providers_word_and_without_content(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    refusing = ends("stop")
-    refusing["choices"][0]["message"]["refusal"] = "I will not sing."
-    reply, model = await reply_of(refusing)
+    reply, model = await reply_of(refusing(ends("stop"), "I will not sing."))
     assert (reply.text, reply.stopped, reply.reason) == ("I will not sing.", "refused", "stop: I will not sing.")
     assert [record.getMessage() for record in caplog.records] == [
         f"{model.endpoint!r} gave no whole answer, it is refused: stop"
@@ -133,7 +137,9 @@ async def test_a_second_failure_is_told_and_not_requested_again() -> None:
     assert reply.reason == "tool_calls: the model wrote a call without the name of a tool"
 
 
-@pytest.mark.parametrize("answer", [ends("error"), ends("content_filter"), ends("length")])
+@pytest.mark.parametrize(
+    "answer", [ends("error"), ends("content_filter"), ends("length"), refusing(ends("tool_calls", "", call("")))]
+)
 async def test_an_end_that_would_come_again_is_not_requested_again(answer: Json) -> None:
     _, model = await reply_of(answer)
     assert len(model.requests) == 1
@@ -245,6 +251,12 @@ async def test_a_blank_answer_after_tools_is_no_summary() -> None:
 async def test_a_choice_of_the_first_request_does_not_bind_what_continues_it() -> None:
     _, requests = await pausing(paused("It "), paused("is", "end_turn"), choice="required")
     assert [request.get("tool_choice") for request in requests] == [{"type": "any"}, None]
+
+
+async def test_an_answer_without_tools_continues_without_tools() -> None:
+    reply, requests = await pausing(paused("It "), paused("is", "end_turn"), choice="none")
+    assert reply.text == "It is"
+    assert [request.get("tools") for request in requests] == [None, None]
 
 
 @pytest.mark.parametrize("forced", [True, False])

@@ -85,7 +85,7 @@ def read_message(
         ending="refused" if refusal else end.ending,
         reason=refusal or end.reason,
         usage=usage,
-        retry=end.retry,
+        retry=end.retry and not refusal,
     )
 
 
