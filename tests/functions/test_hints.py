@@ -133,6 +133,9 @@ HINTS: list[tuple[Any, dict[str, Any]]] = [
         {"type": "object", "additionalProperties": {"type": "array", "items": {"type": "integer"}}},
     ),
     (collections.OrderedDict, {"type": "object"}),
+    (typing.Dict, {"type": "object"}),  # noqa: UP006  # the older spelling, without parameters; so the next two
+    (typing.Mapping, {"type": "object"}),
+    (typing.Tuple, {"type": "array"}),  # noqa: UP006
     (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
     (Literal[1, None], {"enum": [1, None]}),
     (Color, {"type": "string", "enum": ["red", "green"]}),
@@ -364,6 +367,7 @@ def test_descriptions_reach_the_schema_and_annotated_wins() -> None:
         Any,
         list[str],
         dict[str, str],
+        typing.Dict,  # noqa: UP006
         str | None,
         Literal["a"],
         list,

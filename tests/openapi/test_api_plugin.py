@@ -17,7 +17,7 @@ import pytest
 
 from tests.openapi.pet_server import KEY, PNG, State, pet_shop
 from tests.support.waiting import WAIT_SECONDS, within
-from toolbus.errors import Code, SetupError
+from toolbus.errors import Code, PeerLost, SetupError
 from toolbus.openapi import env, from_openapi
 from toolbus.sdk.host import Host
 from toolbus.testing import running_bus
@@ -251,6 +251,20 @@ async def test_a_document_that_turns_out_to_be_of_no_use_ends_the_plugin() -> No
             await plugin.close()
             server.close()
             await server.wait_closed()
+
+
+async def test_a_plugin_that_is_closed_before_its_document_came_ends_in_order() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with running_bus() as bus:
+        plugin = from_openapi(f"http://127.0.0.1:{port}/openapi.json", address=bus.grpc_addresses[0])
+        await plugin.start()
+        ended, ready = asyncio.create_task(plugin.ended()), asyncio.create_task(plugin.ready())
+        await asyncio.sleep(0)  # both wait
+        await plugin.close()
+        _, problem = await within(asyncio.gather(ended, ready, return_exceptions=True))
+    assert isinstance(problem, PeerLost)
+    assert ended.exception() is None
 
 
 def test_importing_toolbus_loads_neither_httpx_nor_yaml() -> None:

@@ -126,6 +126,7 @@ def test_no_value_of_a_header_adds_a_line(value: Any) -> None:
 
 def test_a_cookie_cannot_add_another_one() -> None:
     assert request_of({"in": "cookie"}, "a; admin=1\r\n").headers == (("Cookie", "p=a%3B%20admin%3D1%0D%0A"),)
+    assert request_of({"in": "cookie"}, {"a=1; admin": "1"}).headers == (("Cookie", "a%3D1%3B%20admin=1"),)
 
 
 def test_a_parameter_with_content_is_written_as_json() -> None:

@@ -32,7 +32,10 @@ def resolved(target: Any, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def unwrapped(hint: Any) -> Any:
-    """Returns a hint without what says nothing about its values: `Annotated`, `NotRequired`, `NewType`, an alias."""
+    """Returns a hint without what says nothing about its values: `Annotated`, `NotRequired`, `NewType`, an alias.
+
+    `typing.Dict` alone is `dict`.
+    """
     while (inside := unwrapped_once(hint)) is not hint:
         hint = inside
     return hint
@@ -40,8 +43,11 @@ def unwrapped(hint: Any) -> Any:
 
 def unwrapped_once(hint: Any) -> Any:
     """Returns a hint without the outermost of these, and any other hint as it is."""
-    if typing.get_origin(hint) in _WRAPPERS:
+    origin = typing.get_origin(hint)
+    if origin in _WRAPPERS:
         return typing.get_args(hint)[0]
+    if origin is not None and not hasattr(hint, "__args__"):
+        return origin
     if isinstance(hint, typing.NewType):
         return hint.__supertype__
     return hint.__value__ if is_alias(hint) else hint

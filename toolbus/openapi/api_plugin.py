@@ -79,7 +79,8 @@ class ApiPlugin(Plugin):
             SetupError: the document cannot be used.
         """
         if self._loading is not None:
-            await asyncio.shield(self._loading)
+            await asyncio.wait((self._loading,))
+            _raise_problem(self._loading)
         await super().ready()
 
     async def ended(self) -> None:
@@ -88,8 +89,7 @@ class ApiPlugin(Plugin):
         try:
             if self._loading is not None:
                 await asyncio.wait((ending, self._loading), return_when=asyncio.FIRST_COMPLETED)
-                if self._loading.done():
-                    self._loading.result()
+                _raise_problem(self._loading)
             await ending
         finally:
             ending.cancel()
@@ -215,6 +215,12 @@ def _fetch_now(url: str) -> Document | None:
     except ApiUnreachable as problem:
         log.warning("%s; the document is fetched as soon as it can be", problem)
         return None
+
+
+def _raise_problem(loading: asyncio.Task[None]) -> None:
+    """Raises why the document is of no use; a plugin that was closed before it came has ended in order."""
+    if loading.done() and not loading.cancelled():
+        loading.result()
 
 
 async def _with_credentials(

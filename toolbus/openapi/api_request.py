@@ -81,7 +81,8 @@ def build_request(operation: Operation, arguments: Mapping[str, Any], *, slashes
         elif parameter.location == "header":
             headers.append((parameter.name, _header(parameter, value)))
         else:
-            cookies += [f"{name}={text}" for name, text in _query(parameter, value)]
+            named = isinstance(value, Mapping)  # then each name is a key, and a model's
+            cookies += [f"{_encode(name) if named else name}={text}" for name, text in _query(parameter, value)]
     if cookies:
         headers.append(("Cookie", "; ".join(cookies)))
     content: bytes | None = None
