@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -113,6 +115,11 @@ def _commands() -> list[tuple[str, str]]:
     return found
 
 
+@functools.cache  # Typer builds every command of it, which takes longer than all that the test does
+def _group() -> Any:
+    return typer.main.get_command(app)
+
+
 @pytest.mark.parametrize(("where", "command"), _commands())
 def test_every_command_parses(where: str, command: str) -> None:
     words = shlex.split(command, comments=True)
@@ -120,9 +127,8 @@ def test_every_command_parses(where: str, command: str) -> None:
         makefile = (ROOT / "Makefile").read_text("utf-8")
         assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), f"{where}: the Makefile has no target {words[1]!r}"
     elif words[0] == "toolbus":
-        group = typer.main.get_command(app)
-        context = group.make_context("toolbus", words[1:], resilient_parsing=True)
-        subcommand = group.get_command(context, words[1])  # type: ignore[attr-defined]  # a group
+        context = _group().make_context("toolbus", words[1:], resilient_parsing=True)
+        subcommand = _group().get_command(context, words[1])
         assert subcommand is not None, f"{where}: toolbus has no command {words[1]!r}"
         if words[2:] or command not in code_spans(TEXTS.get(where, "")):  # prose may just name a command
             subcommand.make_context(words[1], words[2:])

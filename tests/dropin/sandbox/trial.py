@@ -5,6 +5,7 @@ inherits its stdout and the descriptor of a file that it must not read."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -128,6 +129,8 @@ def _launch(names: dict[str, Any], layers: dict[str, Any]) -> None:
     os.set_inheritable(descriptor, True)
     names |= {"inherited": descriptor, "parent": os.getpid(), "os": os, "__file__": __file__}
     outcomes = {}
+    gc.collect()
+    gc.freeze()  # else each process copies what it inherits when it collects garbage
     for breakout in ALL:
         read_end, write_end = os.pipe()
         if (child := os.fork()) == 0:
