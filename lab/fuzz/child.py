@@ -1,4 +1,7 @@
-"""Searches one target in a process of its own: ``python -m lab.fuzz.child TARGET [libFuzzer's options and folders]``.
+"""Searches one target in a process of its own.
+
+``python -m lab.fuzz.child TARGET PACKAGE [libFuzzer's options and folders]``: the branches of the package lead the
+search; the target's own are left alone.
 
 libFuzzer never returns: it ends the process, with a status other than 0 where there is a finding.
 """
@@ -11,13 +14,11 @@ import atheris
 
 from lab.fuzz.target import load
 
-PACKAGES = ["toolbus"]  # whose branches lead the search; the target's own are left alone
-
 
 def main() -> None:
     """Searches until libFuzzer has had enough."""
-    name, *options = sys.argv[1:]
-    with atheris.instrument_imports(include=PACKAGES):
+    name, package, *options = sys.argv[1:]
+    with atheris.instrument_imports(include=[package]):
         target = load(name)
         # What a target brings into play later, inside a function, is imported now or would not be instrumented.
         for seed in target.seeds():

@@ -59,6 +59,7 @@ def search(
     runs: int = 0,
     corpus: Path | None = None,
     most_seeds: int | None = None,
+    package: str = "toolbus",
 ) -> Outcome:
     """Runs a target until the time or the number of runs is over, or something breaks; then its process is gone.
 
@@ -68,13 +69,14 @@ def search(
         runs: 0 means no bound.
         corpus: a folder that grows from search to search.
         most_seeds: None means all.
+        package: whose branches lead the search.
     """
     units = (corpus or folder / "corpus") / name
     plant(name, units, most_seeds)
     findings = folder / "findings" / name
     findings.mkdir(parents=True, exist_ok=True)
     known = set(findings.iterdir())
-    command = [sys.executable, "-m", "lab.fuzz.child", name, f"-artifact_prefix={findings}/"]
+    command = [sys.executable, "-m", "lab.fuzz.child", name, package, f"-artifact_prefix={findings}/"]
     command += [f"-timeout={HANGS_AFTER}", f"-rss_limit_mb={MEMORY_MB}", "-print_final_stats=1"]
     command += [f"-max_total_time={max(1, round(seconds))}"] if seconds else []
     command += [f"-runs={runs}"] if runs else []

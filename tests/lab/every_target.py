@@ -14,8 +14,13 @@ def _run(data: bytes) -> None:
 
 def _seeds() -> Iterator[bytes]:
     """Yields the seeds of all targets in turns."""
-    marked = ((bytes([number]) + seed for seed in target.seeds()) for number, target in enumerate(TARGETS))
-    yield from (seed for seed in chain.from_iterable(zip_longest(*marked)) if seed is not None)
+    yield from (
+        seed for seed in chain.from_iterable(zip_longest(*map(_marked, range(len(TARGETS))))) if seed is not None
+    )
+
+
+def _marked(number: int) -> Iterator[bytes]:
+    return (bytes([number]) + seed for seed in TARGETS[number].seeds())
 
 
 TARGET = Target("every", "what each target holds", _run, _seeds, max(target.max_bytes for target in TARGETS))
