@@ -78,7 +78,7 @@ def _chosen(schema: dict[str, Any], report: LossReport) -> dict[str, Any]:
     """Returns a schema whose alternatives are written with the fields that there are, as far as that is possible."""
     keyword = "anyOf" if "anyOf" in schema else "oneOf"
     base = {key: value for key, value in schema.items() if key != keyword}
-    branches = [branch for branch in schema[keyword] if isinstance(branch, dict)]
+    branches = [{} if branch is True else branch for branch in schema[keyword] if branch is not False]
     others = [branch for branch in branches if branch.get("type") != "null"]
     nullable = len(others) < len(branches)
     if len(others) == 1 and base.keys() & others[0].keys() <= _ABOUT:
@@ -87,21 +87,28 @@ def _chosen(schema: dict[str, Any], report: LossReport) -> dict[str, Any]:
         base["enum"] = list(dict.fromkeys(value for branch in others for value in _values(branch)))
         base["type"] = types_of_values(base["enum"])
     else:
-        types = {kind for branch in others for kind in _listed(branch.get("type") or types_of_values(_values(branch)))}
-        if "type" not in base and types and all("type" in branch or _values(branch) for branch in others):
+        types = {kind for branch in others for kind in _types_of(branch)}
+        if "type" not in base and all(map(_types_of, others)):
             base["type"] = [kind for kind in TYPES if kind in types]
-        items = [branch["items"] for branch in others if "items" in branch and "prefixItems" not in branch]
-        if len(items) == 1:
-            base.setdefault("items", items[0])
+        arrays = [branch for branch in others if "array" in (_types_of(branch) or TYPES)]
+        if len(arrays) == 1 and "prefixItems" not in arrays[0] and "items" in arrays[0]:
+            base.setdefault("items", arrays[0]["items"])
         if any(branch.keys() - {"type"} for branch in others) or "type" not in base:
             base[keyword] = others if nullable and "type" in base and len(others) > 1 else schema[keyword]
-    if nullable and "type" in base and "null" not in base["type"]:
-        base["type"] = [*_listed(base["type"]), "null"]
-        if "enum" in base and None not in base["enum"]:
-            base["enum"] = [*base["enum"], None]
+    if nullable:
+        _allow_null(base)
     if isinstance(base.get("type"), list) and len(base["type"]) == 1:
         base["type"] = base["type"][0]
     return report.generated(base, report.path(schema))
+
+
+def _allow_null(base: dict[str, Any]) -> None:
+    if "const" in base:
+        base["enum"] = [base.pop("const")]
+    if "type" in base and "null" not in base["type"]:
+        base["type"] = [*_listed(base["type"]), "null"]
+    if None not in base.get("enum", [None]):
+        base["enum"] = [*base["enum"], None]
 
 
 def _united(branch: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
@@ -116,6 +123,11 @@ def _united(branch: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
 def _lists_values(branch: dict[str, Any]) -> bool:
     """Tells whether an alternative is nothing but a list of values."""
     return bool(_values(branch)) and not branch.keys() - {"const", "enum", "type"}
+
+
+def _types_of(branch: dict[str, Any]) -> list[str]:
+    """Returns the types of an alternative, none where it does not say."""
+    return _listed(branch.get("type") or types_of_values(_values(branch)))
 
 
 def _values(branch: dict[str, Any]) -> list[Any]:
