@@ -513,9 +513,19 @@ def test_a_turn_that_lost_calls_is_rebuilt() -> None:
     assert history[0]["reasoning"] == "Hm"
 
 
-@pytest.mark.parametrize("turn", [Turn(), Turn(dialect="openai", raw=({"role": "assistant", "content": None},))])
-def test_an_empty_turn_is_an_empty_text(turn: Turn) -> None:
-    assert CHAT.history([turn], NAMES) == [{"role": "assistant", "content": ""}]
+@pytest.mark.parametrize(
+    "turn",
+    [
+        Turn(),
+        Turn(dialect="openai", raw=({"role": "assistant", "content": None},)),
+        Turn(" \n", dialect="openai", raw=({"role": "assistant", "content": " \n"},)),
+        Message("assistant", ""),
+    ],
+)
+def test_an_empty_answer_is_written_as_a_text_since_servers_refuse_a_conversation_with_an_empty_one(
+    turn: HistoryItem,
+) -> None:
+    assert CHAT.history([turn], NAMES) == [{"role": "assistant", "content": "(empty answer)"}]
 
 
 def test_messages_in_the_providers_format_are_passed_on_and_paired_like_all_others() -> None:

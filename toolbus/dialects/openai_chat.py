@@ -39,6 +39,9 @@ from toolbus.tool import Result, Tool
 # The content of a message that has calls and no text. OpenAI allows null too, and answers with it; llama-cpp-python,
 # SGLang, mistral-common and earlier llama.cpp refuse null, while other widely used clients send "" to every server.
 _NO_TEXT = ""
+# The content of a message that has neither. OpenAI allows "" here too; Mistral, Moonshot and vLLM refuse it, and so
+# every later request of the conversation. Without it, others would refuse a user's message behind a tool's answer.
+_NO_ANSWER = "(empty answer)"
 
 
 class OpenAIChat(PairedDialect):
@@ -90,7 +93,10 @@ class OpenAIChat(PairedDialect):
         return [_read(item, names) if isinstance(item, Mapping) else item for item in items]
 
     def write_message(self, message: Message) -> Json:
-        return {"role": message.role, "content": message.text}
+        return {
+            "role": message.role,
+            "content": _content(message.text) if message.role == "assistant" else message.text,
+        }
 
     def echo(self, turn: Turn) -> list[Json] | None:
         message = copy.deepcopy(dict(turn.raw[0]))
@@ -107,10 +113,12 @@ class OpenAIChat(PairedDialect):
             message["tool_calls"] = entries
         if message.get("content") is None:
             message["content"] = _NO_TEXT if entries or not message.get("refusal") else None
+        if not entries and not message.get("audio"):
+            message["content"] = _content(message["content"])
         return [message]
 
     def rebuild(self, turn: Turn, wires: Sequence[str]) -> list[Json]:
-        message: Json = {"role": "assistant", "content": turn.text or _NO_TEXT}
+        message: Json = {"role": "assistant", "content": turn.text if turn.calls else _content(turn.text)}
         is_own = turn.dialect == self.name
         if turn.reasoning and is_own:
             key, _ = reasoning_of(turn.raw[0] if turn.raw else {})
@@ -141,6 +149,11 @@ class OpenAIChat(PairedDialect):
 
     def with_call_id(self, answer: ProviderAnswer, call_id: str) -> Json:
         return {**answer.message, "tool_call_id": call_id}
+
+
+def _content(content: Any) -> Any:
+    """Returns the content of an assistant's message without calls, never an empty text."""
+    return _NO_ANSWER if isinstance(content, str) and not content.strip() else content
 
 
 def nested_tool(wire_name: str, tool: Tool, schema: Json) -> Json:
