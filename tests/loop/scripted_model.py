@@ -21,6 +21,7 @@ class FunctionSource:
 
     def __init__(self, **functions: Callable[..., Any]) -> None:
         self.revision = 1
+        self.settling = False  # as a host of a bus that has just restarted
         self.listed = 0  # how often
         self.calls: list[tuple[str, str]] = []  # name and arguments, in the order they began
         self.sent: list[dict[str, Any]] = []  # what else came with each

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,6 +135,42 @@ async def test_a_call_with_an_old_hash_is_refused(offered: Any) -> None:
     result = await source_of(offered).call("add", '{"a":1,"b":2}', context=None, schema_hash="0" * 32)
     assert result.error is not None
     assert result.error.code is Code.CATALOG_STALE
+
+
+async def test_a_model_is_offered_the_tools_of_a_bus_that_has_just_restarted(
+    tmp_path: Path,
+) -> None:
+    config = Config(grpc=(f"unix:{tmp_path}/bus.sock",), http="off", data_dir=None)
+    model = ScriptedModel(says("1"), says("2"), says("3"), says("4"))
+    async with toolbus.Host(config.grpc[0]) as host:
+        loop = ToolLoop(host, model.endpoint)
+        async with toolbus.Bus(config) as bus:
+            bus.tool(lambda: 1, name="add")
+            bus.tool(lambda: 1, name="sing")
+            await loop.run("?")
+            settling = [host.settling]
+            bus.remove_tool("sing")  # by its plugin: it is gone at once
+            await loop.run("?")
+        async with toolbus.Bus(config) as bus:
+            bus.tool(lambda: 1, name="who")  # the first plugin that is back
+            await loop.run("?")
+            settling.append(host.settling)
+            bus.tool(lambda: 1, name="add")
+            await loop.run("?")
+    assert [model.offered(request) for request in range(4)] == [["add", "sing"], ["add"], ["add"], ["who", "add"]]
+    assert settling == [False, True]
+
+
+async def test_what_is_not_back_when_the_bus_has_settled_is_not_offered() -> None:
+    source, model = FunctionSource(add=lambda: 1, sing=lambda: 1), ScriptedModel(says("1"), says("2"), says("3"))
+    loop = ToolLoop(source, model.endpoint)
+    await loop.run("?")
+    source.remove("sing")
+    source.settling = True
+    await loop.run("?")
+    source.settling = False
+    await loop.run("?")
+    assert [model.offered(request) for request in range(3)] == [["add", "sing"], ["add", "sing"], ["add"]]
 
 
 async def test_changes_are_yielded_as_revisions(offered: Any, bus: toolbus.Bus) -> None:

@@ -103,13 +103,25 @@ class ExportCache:
     async def _list(self) -> tuple[int, Sequence[Tool]]:
         try:
             async with asyncio.timeout(self._list_timeout):
-                self._catalog = await self._source.tools()
+                catalog = await self._source.tools()
         except (ToolBusError, TimeoutError) as problem:
             error = problem if isinstance(problem, ToolBusError) else self._timeout_error(problem)
             if self._catalog is None:
                 raise error from None
             log.warning("cannot list tools (%s): using the last known catalog", error)
-        return self._catalog
+            return self._catalog
+        missing = self._count_missing(catalog[1])
+        if missing:
+            log.info("the bus has just restarted, and %d tools are not back yet: using the last known catalog", missing)
+        else:
+            self._catalog = catalog
+        return self._catalog or catalog
+
+    def _count_missing(self, tools: Sequence[Tool]) -> int:
+        """Returns how many known tools a bus lacks that has just restarted: calls of them wait for their plugins."""
+        if self._catalog is None or not getattr(self._source, "settling", False):
+            return 0
+        return len({tool.name for tool in self._catalog[1]} - {tool.name for tool in tools})
 
     def _timeout_error(self, timeout: TimeoutError) -> ToolBusError:
         """Returns the error of a listing that timed out. A host's error names the bus and how to fix it."""

@@ -168,6 +168,11 @@ class _HostSource(_Source):
             self._cache(listing.revision, listing)
         return self._revision, self._tools
 
+    @property
+    def settling(self) -> bool:
+        """Whether the bus has just restarted, so that tools may be missing whose plugins are reconnecting."""
+        return bool(getattr(self._offered, "settling", False))
+
     def unanswered(self, seconds: float) -> PeerLost:
         """Returns the host's error for a bus that did not answer within this time."""
         error: PeerLost = self._offered.unanswered(seconds)

@@ -35,6 +35,7 @@ class ConnectionTimings:
         steady: a session that lived this long starts the backoff anew.
         first_pause, max_pause: backoff between two attempts. The bus is on this machine: peers should be back within a
             second after it listens again.
+        settle: after a restart of the bus, for the plugins to reconnect: the default `grace_seconds` of a bus.
         max_refused_pause: the longest pause where there is a bus, but it refuses this peer.
     """
 
@@ -48,6 +49,7 @@ class ConnectionTimings:
     first_pause: float = 0.05
     max_pause: float = 0.8
     max_refused_pause: float = 10.0
+    settle: float = 5.0
 
 
 TIMINGS = ConnectionTimings()

@@ -57,7 +57,7 @@ class HostBase:
             token=token or "",
             credential=find_credential(credential),
         )
-        self._delegate = HostDelegate()
+        self._delegate = HostDelegate(settings.timings.settle)
         self._connection = Connection(settings, self._delegate)
         self._began = False
         self._closed = False
@@ -80,6 +80,11 @@ class HostBase:
     def expires(self) -> datetime | None:
         """When that key expires, as the bus said when this host last attached; None if it does not."""
         return self._connection.expires
+
+    @property
+    def settling(self) -> bool:
+        """Whether the bus has restarted so recently that its list may lack tools: their plugins are reconnecting."""
+        return self._delegate.settling
 
     def unanswered(self, seconds: float) -> PeerLost:
         """Returns the error that no bus answered within so many seconds: its address, why, and how to fix it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,9 +24,13 @@ _SUBSCRIPTIONS = {"catalog": wire.SUBSCRIPTION_CATALOG, "notifications": wire.SU
 
 
 class HostDelegate(Delegate):
-    """The `Delegate` of a host. Everything runs on the connection's loop, but for `subscribe`."""
+    """The `Delegate` of a host. Everything runs on the connection's loop, but for `subscribe` and `settling`."""
 
-    def __init__(self) -> None:
+    def __init__(self, settle: float) -> None:
+        """Makes the delegate of a connection whose `ConnectionTimings.settle` is given."""
+        self._settle = settle
+        self._settled_at = 0.0  # until then plugins may be reconnecting, since the bus has restarted
+        self._boot_id = ""  # of the bus that answered last; "" before an attach, or if it states none
         self._subscribed: dict[Feed, None] = {}  # the feeds that have ever been read
         self._readers: dict[Feed, set[Reader]] = {"catalog": set(), "notifications": set()}
         self._mirror: dict[tuple[str, str], ListedTool] = {}  # (name, source) → tool, as of `_revision`
@@ -47,6 +52,16 @@ class HostDelegate(Delegate):
 
     def notifications_after(self) -> int:
         return self._newest
+
+    @property
+    def settling(self) -> bool:
+        """Whether the bus has restarted so recently that plugins may still be reconnecting."""
+        return time.monotonic() < self._settled_at
+
+    def attached(self, attached: wire.Attached) -> None:
+        if self._boot_id not in ("", attached.boot_id):
+            self._settled_at = time.monotonic() + self._settle
+        self._boot_id = attached.boot_id
 
     def take(
         self, connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
