@@ -76,12 +76,15 @@ class Refuses:
     def __init__(self, message: str, status: int = 400) -> None:
         self.error = ApiError(status, message)
         self.sent: list[Any] = []  # of each request
+        self.faults: list[Exception] = []  # of the next requests without the key
         self.chat = self.completions = self
 
     async def create(self, **keys: Any) -> Any:
         self.sent.append(keys.get("stream_options", "none"))
         if "stream_options" in keys:
             raise self.error
+        if self.faults:
+            raise self.faults.pop(0)
         return says("hi")
 
 
@@ -91,6 +94,16 @@ async def test_a_server_that_refuses_to_count_tokens_is_asked_again_and_never_to
     for _ in range(2):
         assert await endpoint.ask({"messages": []}) == says("hi")
     assert server.sent == [{"include_usage": True}, "none", "none"]
+
+
+async def test_a_server_whose_answer_without_counts_is_an_error_too_is_asked_to_count_again() -> None:
+    server = Refuses("messages[3] is invalid: 'stream_options'")
+    server.faults.append(ApiError(400, "messages[3] is invalid"))
+    endpoint = openai_endpoint(server, "m")
+    with pytest.raises(ApiError):
+        await endpoint.ask({"messages": []})
+    await endpoint.ask({"messages": []})
+    assert server.sent == [{"include_usage": True}, "none"] * 2
 
 
 @pytest.mark.parametrize(

@@ -288,11 +288,12 @@ async def test_a_number_of_tools_that_was_not_known_is_learned_from_the_refusal(
     assert any("30 tools" in warning and "takes 16" in warning for warning in warnings(caplog))
 
 
-async def test_a_number_that_is_learned_holds_for_pinned_tools_too() -> None:
+@pytest.mark.parametrize("max_tools", [0, 100])
+async def test_a_number_that_is_learned_holds_for_pinned_tools_too(max_tools: int) -> None:
     text = "Invalid 'tools': array too long. Expected an array with maximum length 16, but got an array with length 30"
     model = ScriptedModel(ApiError(400, text), says("a"))
     pinned = [f"tool_{number}" for number in range(30)]
-    await ToolLoop(catalog(), model.endpoint, LoopSettings(max_tools=0), pinned=pinned).run("?")
+    await ToolLoop(catalog(), model.endpoint, LoopSettings(max_tools=max_tools), pinned=pinned).run("?")
     assert [len(model.offered(number)) for number in (0, 1)] == [32, 9]
 
 
