@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 from toolbus.text import shorten
 
+_STRICT_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # json.dumps would make one each time
 MAX_LEVELS = 128  # of JSON: twice what the bus takes, since a converted schema may be deeper than what it came from
 
 
@@ -62,12 +63,14 @@ class LossReport:
                 self._places[id(value)] = place
                 if isinstance(anchor := value.get("$anchor"), str):
                     self._anchors[anchor] = value
-                inner = [(item, f"{place}/{escaped(key)}", level + 1) for key, item in value.items()]
+                entries: Iterable[tuple[Any, Any]] = value.items()
             else:
-                inner = [(item, f"{place}/{index}", level + 1) for index, item in enumerate(value)]
-            pending.extend(item for item in inner if isinstance(item[0], dict | list))
+                entries = enumerate(value)
+            for key, item in entries:
+                if isinstance(item, dict | list):
+                    pending.append((item, f"{place}/{escaped(key) if isinstance(key, str) else key}", level + 1))
         try:
-            json.dumps(self._root, ensure_ascii=False, allow_nan=False).encode()
+            _STRICT_JSON.encode(self._root).encode()
         except UnicodeEncodeError:
             raise Inexpressible(
                 "the schema holds half of a surrogate pair, which UTF-8 cannot carry: write the whole character"

@@ -13,6 +13,7 @@ from typing import Any
 from toolbus.dialects.schemas.losses import LossReport, excerpt
 from toolbus.dialects.schemas.parts import Part, inferred
 
+_json = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder each time
 MAX_CHARACTERS = 12_000  # of the words for one tool: 3,000 tokens
 _MAX_LEVELS = 6  # of nested lists
 _MAX_VALUES = 50  # of an enum
@@ -266,7 +267,3 @@ def telling_title(schema: dict[str, Any], name: str) -> list[str]:
 
 def _letters(text: str) -> str:
     return "".join(character for character in text.lower() if character.isalnum())
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
