@@ -6,6 +6,7 @@ Imports are read, not run, so the list also holds for files whose dependencies a
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+_Node = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "toolbus"
 
@@ -149,10 +151,22 @@ def _module(file: Path) -> str:
 MODULES = {_module(file): file for file in _written_files()}
 
 
-def _imports(file: Path) -> Iterator[tuple[int, str]]:
-    """Yields line and full dotted name of everything imported anywhere in a file, types and functions included."""
+@functools.cache  # to read all files takes a second
+def _nodes(file: Path) -> tuple[_Node, ...]:
+    """Returns the imports and definitions of a file."""
+    walked = ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file)))
+    return tuple(node for node in walked if isinstance(node, _Node))
+
+
+@functools.cache
+def _imports(file: Path) -> tuple[tuple[int, str], ...]:
+    """Returns line and full dotted name of everything imported anywhere in a file, types and functions included."""
+    return tuple(_each_import(file))
+
+
+def _each_import(file: Path) -> Iterator[tuple[int, str]]:
     package = file.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
+    for node in _nodes(file):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -259,7 +273,7 @@ def _long(*kinds: type[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef], l
     return {
         f"{file.relative_to(ROOT)}:{node.name}": length
         for file in _written_files()
-        for node in ast.walk(ast.parse(file.read_text("utf-8")))
+        for node in _nodes(file)
         if isinstance(node, kinds)
         if (length := _length(node)) > limit
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -152,12 +153,16 @@ def test_the_guide_can_be_followed_from_its_first_command_to_its_last(reader: Re
     assert {key["identity"] for key in keys if key["state"] == "live" and not key["old_root"]} == {"chat", "weather"}
 
 
-@pytest.mark.parametrize("row", MESSAGES, ids=[row[0] for row in MESSAGES])
-def test_every_message_that_the_guide_explains_is_one_of_toolbus(row: list[str]) -> None:
-    """The parts of a message, with the texts of the code that are split over lines joined again."""
+@functools.cache
+def _texts_of_toolbus() -> str:
+    """Returns the code, with the texts that are split over lines joined again."""
     root = Path(__file__).parents[2] / "toolbus"
     code = " ".join(path.read_text("utf-8") for path in sorted(root.rglob("*.py")))
     joined = code.replace('"\n', "\n").replace("\n", " ")
-    flat = " ".join(joined.replace(' f"', " ").replace(' "', " ").split())
+    return " ".join(joined.replace(' f"', " ").replace(' "', " ").split())
+
+
+@pytest.mark.parametrize("row", MESSAGES, ids=[row[0] for row in MESSAGES])
+def test_every_message_that_the_guide_explains_is_one_of_toolbus(row: list[str]) -> None:
     for part in row[0].replace(", ", "…").split("…"):
-        assert part.strip() in flat, part
+        assert part.strip() in _texts_of_toolbus(), part

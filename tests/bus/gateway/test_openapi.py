@@ -32,7 +32,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-EXAMPLES = examples(12)  # of requests, for each operation and mode
+EXAMPLES = examples(6)  # of requests, for each operation and mode
 OPERATIONS = (
     "GET /healthz",
     "GET /readyz",

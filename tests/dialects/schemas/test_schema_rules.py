@@ -183,7 +183,7 @@ ROOTS = _keywords(SCHEMAS)
 
 
 @pytest.mark.parametrize("rules", ALL.values(), ids=ALL)
-@settings(max_examples=examples(20), suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(10), suppress_health_check=list(HealthCheck))
 @given(schema=ROOTS)
 def test_any_object_becomes_a_schema_within_the_rules_or_is_refused_with_a_reason(
     rules: SchemaRules, schema: Json
