@@ -15,8 +15,8 @@ from toolbus.bus.catalog.schema import compile_schema
 from toolbus.errors import SetupError
 from toolbus.limits import Limits
 from toolbus.openapi import Api, ApiSettings, read_api, read_document
-from toolbus.openapi.api_schemas import Budget, SchemaReader
-from toolbus.openapi.document import MAX_BYTES, DocumentFault
+from toolbus.openapi.api_schemas import SchemaReader
+from toolbus.openapi.document import MAX_BYTES, Budget, DocumentFault
 from toolbus.text import dump_json
 from toolbus.tool import NAME
 

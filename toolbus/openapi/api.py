@@ -12,14 +12,15 @@ from typing import Any
 from toolbus.errors import InvalidTool
 from toolbus.limits import KIB
 from toolbus.normal_schema import normal_form
-from toolbus.openapi.api_schemas import Budget, SchemaReader
+from toolbus.openapi.api_schemas import SchemaReader
 from toolbus.openapi.api_settings import ApiSettings, Selection, base_url_of, origin_of, servers_of
 from toolbus.openapi.credentials import Credentials, Placement
-from toolbus.openapi.document import Document, DocumentFault
+from toolbus.openapi.document import Budget, Document, DocumentFault
 from toolbus.openapi.operations import (
     BYTES,
     MULTIPART,
     SAFE_METHODS,
+    STEPS_OF_A_PART,
     TEXT,
     Body,
     FoundOperation,
@@ -35,7 +36,9 @@ from toolbus.tool import Annotations, Tool
 
 MAX_DESCRIPTION = 1_000  # characters: a model needs when to call it, not the manual
 MAX_SCHEMA_BYTES = 64 * KIB  # of one tool: what is larger fills a model's context by itself
-MAX_SCHEMA_NODES = 1_000_000  # of all tools of a document: about 2 s
+MAX_STEPS = 1_000_000  # for all tools of a document: about 2 s; the 1,471 operations of GitHub take 113,000
+_CHARACTERS_OF_A_STEP = 32  # of a schema that is written and checked
+_LISTS = ("servers", "security")
 _BINARY = frozenset(("binary", "byte", "base64"))
 _FILE: dict[str, Any] = {
     "type": "object",
@@ -136,7 +139,7 @@ class _ToolMaker:
         self._settings = settings
         self._base_url = base_url
         self._credentials = Credentials(document, settings.auth, settings.headers)
-        self._budget = Budget(MAX_SCHEMA_NODES)
+        self._budget = Budget(MAX_STEPS)
 
     def sends_secrets(self, tools: list[ApiTool]) -> bool:
         return bool(self._settings.headers) or any(tool.placements for tool in tools)
@@ -147,9 +150,12 @@ class _ToolMaker:
         Raises:
             DocumentFault, SchemaFault, InvalidTool: it cannot be one.
         """
+        owners = (found.content, found.shared, self._document.content)
+        listed = [owner[key] for owner in owners for key in _LISTS if isinstance(owner.get(key), list)]
+        self._budget.spend(STEPS_OF_A_PART * sum(map(len, listed)) + 1)
         placements = self._credentials.of_operation(found.content)
         base_url = self._base_url_of(found)
-        operation = read_operation(self._document, found)
+        operation = read_operation(self._document, found, self._budget)
         operation = Operation(
             operation.method,
             operation.path,
@@ -157,10 +163,11 @@ class _ToolMaker:
             operation.body,
         )
         schema = self._parameters(operation)
-        normal_form(schema)  # raises where the bus would refuse the tool
         parameters = dump_json(schema)
+        self._budget.spend(len(parameters) // _CHARACTERS_OF_A_STEP)
         if len(parameters.encode("utf-8", "replace")) > MAX_SCHEMA_BYTES:
             raise DocumentFault(f"the schema of its arguments has more than {MAX_SCHEMA_BYTES} bytes")
+        normal_form(schema)  # raises where the bus would refuse the tool
         tool = Tool(
             name=found.name,
             description=_description(found),

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from toolbus.openapi.document import Document, DocumentFault
+from toolbus.openapi.document import Budget, Document, DocumentFault, shown
 from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE
-from toolbus.text import mark_unsafe, quote
+from toolbus.text import mark_unsafe
 
 MAX_DEPTH = 48  # a bus takes 64 levels, and the tool's own schema is around these
 MAX_NODES = 10_000  # of one tool, as a bus counts them
@@ -21,13 +21,6 @@ MAX_NODES = 10_000  # of one tool, as a bus counts them
 _DROPPED = frozenset(("title", "$schema", "$id", "$anchor", "$dynamicAnchor", "$dynamicRef", "$comment", "$defs"))
 _KEPT = (CHECKS.keys() | {"const", "default"}) - _DROPPED - {"nullable", "readOnly", "writeOnly", "propertyOrdering"}
 _NOT_IN_DEFS = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
-
-
-class Budget:
-    """How much of a document may still be read into schemas: bounds the time that a hostile one takes."""
-
-    def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
 
 
 class SchemaReader:
@@ -44,6 +37,7 @@ class SchemaReader:
         self._budget = budget
         self._hidden = hidden
         self._names: dict[str, str] = {}  # JSON pointer → name in `$defs`
+        self._numbers: dict[str, int] = {}  # name in `$defs` → the last number that was put behind it
         self._waiting: list[str] = []  # pointers whose schemas are not read yet
         self._nodes = 0
         self._is_3_0 = document.is_3_0
@@ -69,7 +63,7 @@ class SchemaReader:
         if isinstance(schema, bool):
             return {} if schema else {"not": {}}
         if not isinstance(schema, Mapping):
-            raise DocumentFault(f"a schema is {quote(str(schema))}, it must be an object")
+            raise DocumentFault(f"a schema is {shown(schema)}, it must be an object")
         result: dict[str, Any] = {}
         reference = schema.get("$ref")
         if isinstance(reference, str):
@@ -110,22 +104,22 @@ class SchemaReader:
         if pointer not in self._names:
             self._document.find(pointer)
             plain = _NOT_IN_DEFS.sub("_", pointer.rpartition("/")[2])[:60] or "schema"
-            taken, name, number = set(self._names.values()), plain, 2
-            while name in taken:
-                name, number = f"{plain}_{number}", number + 1
+            name = plain
+            while name in self._numbers:
+                self._numbers[plain] += 1
+                name = f"{plain}_{self._numbers[plain]}"
+            self._numbers[name] = 1
             self._names[pointer] = name
             self._waiting.append(pointer)
         return self._names[pointer]
 
     def _count(self, depth: int) -> None:
         self._nodes += 1
-        self._budget.nodes -= 1
+        self._budget.spend(1)
         if depth > MAX_DEPTH:
             raise DocumentFault(f"its schemas are nested deeper than {MAX_DEPTH} levels")
         if self._nodes > MAX_NODES:
             raise DocumentFault(f"its schemas have more than {MAX_NODES} parts, too many for a tool")
-        if self._budget.nodes < 0:
-            raise DocumentFault("the document's schemas are too large to be read for all of it: allow fewer operations")
 
 
 def _translated(schema: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:

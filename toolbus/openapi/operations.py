@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from toolbus.openapi.document import Document, DocumentFault, JsonObject
+from toolbus.errors import SetupError
+from toolbus.openapi.document import Budget, Document, DocumentFault, JsonObject, shown
 from toolbus.text import quote
 from toolbus.tool import MAX_NAME
 
@@ -21,6 +22,9 @@ METHODS = ("get", "head", "post", "put", "patch", "delete")  # OPTIONS and TRACE
 SAFE_METHODS = frozenset(("GET", "HEAD"))  # they change nothing (RFC 9110, 9.2.1)
 LOCATIONS = ("path", "query", "header", "cookie")
 JSON, FORM, MULTIPART, TEXT, BYTES = "json", "form", "multipart", "text", "bytes"
+
+MAX_OPERATIONS = 50_000  # of a document; a path that is a reference has all operations of what it names
+STEPS_OF_A_PART = 10  # that reading one parameter costs, or one of other things that an operation lists
 
 _DIGEST = 8  # characters that tell names apart
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
@@ -129,10 +133,15 @@ def find_operations(document: Document, prefix: str = "") -> list[FoundOperation
 
     Args:
         prefix: begins the name of each tool.
+
+    Raises:
+        SetupError: there are too many.
     """
     found: list[FoundOperation] = []
     taken: set[str] = set()
     for path, method, content, shared in _operations(document):
+        if len(found) == MAX_OPERATIONS:
+            raise SetupError(f"{document.name} has more than {MAX_OPERATIONS} operations: shorten it")
         operation_id = content.get("operationId")
         given = operation_id if isinstance(operation_id, str) and operation_id.strip() else ""
         words = given or f"{method} {path.replace('{', '').replace('}', '')}"
@@ -177,8 +186,11 @@ def _tool_name(words: str, title: str, taken: Iterable[str]) -> str:
     return name
 
 
-def read_operation(document: Document, found: FoundOperation) -> Operation:
+def read_operation(document: Document, found: FoundOperation, budget: Budget) -> Operation:
     """Reads what an operation takes.
+
+    Args:
+        budget: of the whole document.
 
     Raises:
         DocumentFault: it cannot be called from here; the text says why.
@@ -187,12 +199,12 @@ def read_operation(document: Document, found: FoundOperation) -> Operation:
     if steps[0] or {".", ".."} & {*steps} or re.search(r"[?#\\\s\x00-\x1f\x7f]", found.path):
         raise DocumentFault(f"its path {quote(found.path)} is not a plain path that begins with /")
     arguments: set[str] = set()
-    body = _body(document, found)
+    body = _body(document, found, budget)
     if body is not None:
         arguments.add(body.argument)
     placeholders = dict.fromkeys(_PLACEHOLDER.findall(found.path))
     parameters = []
-    for content in _merged(document, found):
+    for content in _merged(document, found, budget):
         parameter = _parameter(content, arguments)
         if parameter is None or (parameter.location == "path" and parameter.name not in placeholders):
             continue
@@ -207,32 +219,34 @@ def read_operation(document: Document, found: FoundOperation) -> Operation:
     return Operation(found.method, found.path, tuple(parameters), body)
 
 
-def _merged(document: Document, found: FoundOperation) -> list[JsonObject]:
+def _merged(document: Document, found: FoundOperation, budget: Budget) -> list[JsonObject]:
     """Returns the parameters of an operation and its path; its own replace those of the path."""
     merged: dict[tuple[str, str], JsonObject] = {}
     for owner in (found.shared, found.content):
         listed = owner.get("parameters", [])
         if not isinstance(listed, list):
             raise DocumentFault("its parameters are not a list")
+        budget.spend(STEPS_OF_A_PART * len(listed))
         for each in listed:
             content = document.resolve_object(each, "a parameter")
-            merged[str(content.get("in")), str(content.get("name"))] = content
+            name, location = content.get("name"), content.get("in")
+            if not isinstance(name, str) or not name or location not in LOCATIONS:
+                raise DocumentFault(f"a parameter has the name {shown(name)} and stands in {shown(location)}")
+            merged[location, name] = content
     return list(merged.values())
 
 
 def _parameter(content: JsonObject, taken: set[str]) -> Parameter | None:
     """Reads one parameter; None for one that no argument may set."""
-    name, location = content.get("name"), content.get("in")
+    name, location = content["name"], content["in"]
     required = content.get("required") is True or location == "path"
-    if not isinstance(name, str) or not name or location not in LOCATIONS:
-        raise DocumentFault(f"a parameter has the name {quote(str(name))} and stands in {quote(str(location))}")
     if location == "header" and name.lower() in _NOT_ARGUMENTS:
         return None
     if location in ("header", "cookie") and not _HEADER_NAME.fullmatch(name):
         raise DocumentFault(f"the name of its {location} parameter {quote(name)} cannot be sent")
     style = content.get("style", _STYLES[location][0])
     if style not in _STYLES[location]:
-        raise DocumentFault(f"its parameter {quote(name)} has the style {quote(str(style))}, which {location} has not")
+        raise DocumentFault(f"its parameter {quote(name)} has the style {shown(style)}, which {location} has not")
     explode = content.get("explode")
     media, schema = _parameter_schema(content)
     return Parameter(
@@ -259,15 +273,16 @@ def _parameter_schema(content: JsonObject) -> tuple[str, Any]:
 def _argument(name: str, location: str, taken: set[str]) -> str:
     """Returns a name that providers take as a property's; one that is taken says where it belongs."""
     plain = _UNFIT.sub("_", name).strip("_.-")[:MAX_NAME] or location
-    names = [plain, f"{plain[: MAX_NAME - 7]}_{location}"]
-    names += [f"{plain[: MAX_NAME - 10]}_{location}_{number}" for number in range(2, 100)]
-    argument = next((each for each in names if each not in taken), None)
-    if argument is None:
-        raise DocumentFault(f"it has too many parameters called {quote(name)}")
-    return argument
+    if plain not in taken:
+        return plain
+    for number in ("", *(f"_{number}" for number in range(2, 100))):
+        argument = f"{plain[: MAX_NAME - 10]}_{location}{number}"
+        if argument not in taken:
+            return argument
+    raise DocumentFault(f"it has too many parameters called {quote(name)}")
 
 
-def _body(document: Document, found: FoundOperation) -> Body | None:
+def _body(document: Document, found: FoundOperation, budget: Budget) -> Body | None:
     """Reads the body, in the first of the media types that can be written here."""
     if "requestBody" not in found.content or found.method in SAFE_METHODS:
         return None
@@ -275,6 +290,7 @@ def _body(document: Document, found: FoundOperation) -> Body | None:
     medias = content.get("content")
     if not isinstance(medias, Mapping) or not medias:
         return None
+    budget.spend(STEPS_OF_A_PART * len(medias))
     kinds = [(_kind_of_body(str(media)), str(media), described) for media, described in medias.items()]
     for wanted in (JSON, FORM, MULTIPART, TEXT, BYTES):
         for kind, media, described in kinds:
