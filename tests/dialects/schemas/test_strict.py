@@ -59,6 +59,13 @@ def test_a_schema_that_is_closed_and_requires_all_its_properties_is_strict_as_it
     assert form.schema["properties"].keys() == schema["properties"].keys()
 
 
+@pytest.mark.parametrize("rewrite", [False, True])
+def test_a_tool_without_parameters_says_that_it_requires_none(rewrite: bool) -> None:
+    form = strict({"type": "object", "properties": {}, "additionalProperties": False}, rewrite=rewrite)
+    assert form is not None
+    assert form.schema["required"] == []
+
+
 @pytest.mark.parametrize(
     "schema",
     [

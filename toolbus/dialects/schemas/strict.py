@@ -85,6 +85,7 @@ def strict_schema(schema: dict[str, Any]) -> StrictSchema | None:
     if schema.get("additionalProperties") is not False:  # the most frequent reason
         return None
     schema = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
+    schema.setdefault("required", [])  # "'required' is required to be supplied", also where there are no properties
     return StrictSchema(schema) if _qualifies(schema) else None
 
 
@@ -100,6 +101,7 @@ def rewritten_schema(schema: dict[str, Any], report: LossReport) -> StrictSchema
     rewriter = _Rewriter(schema, report)
     rewritten = rewriter.schema(schema)
     rewritten.pop("$schema", None)
+    rewritten.setdefault("required", [])
     if rewriter.possible and _qualifies(rewritten):
         return StrictSchema(rewritten, rewriter.added)
     report.keep_first(before)
