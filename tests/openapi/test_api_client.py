@@ -133,7 +133,8 @@ async def test_a_client_asks_its_own_origin_only() -> None:
     await client.close()
 
 
-async def test_proxies_of_the_environment_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("scheme", ["http://", ""])
+async def test_proxies_of_the_environment_are_used(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
 
     def answer(head: bytes) -> bytes:
@@ -143,7 +144,7 @@ async def test_proxies_of_the_environment_are_used(monkeypatch: pytest.MonkeyPat
     async with answering(answer) as proxy:
         for name in ("no_proxy", "NO_PROXY"):
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.setenv("http_proxy", scheme + proxy.removeprefix("http://"))
         assert (await get("http://api.invalid")).status == 200
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         assert (await get(proxy)).status == 200

@@ -55,6 +55,8 @@ class ApiClient:
         scheme, host, port = self._origin
         self.name = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+        if proxy and "://" not in proxy:
+            proxy = f"http://{proxy}"  # as other programs read HTTPS_PROXY=proxy:3128
         try:
             self._transport = httpx.AsyncHTTPTransport(
                 verify=httpx.create_ssl_context() if scheme == "https" else False,

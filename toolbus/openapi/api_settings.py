@@ -17,7 +17,7 @@ from toolbus.errors import SetupError
 from toolbus.limits import MIB
 from toolbus.openapi.credentials import Auth, Secret
 from toolbus.openapi.document import Document
-from toolbus.openapi.operations import SAFE_METHODS, FoundOperation
+from toolbus.openapi.operations import HEADER_NAME, SAFE_METHODS, FoundOperation
 from toolbus.reader import Reader
 from toolbus.text import quote, shorten
 from toolbus.tool import MAX_TIMEOUT_SECONDS, SOURCE
@@ -28,7 +28,6 @@ MAX_RESPONSE_BYTES = 1 * MIB
 MAX_IN_FLIGHT = 16
 _PORTS = {"http": 80, "https": 443}
 _MAX_BYTES = 8 * MIB  # a message of the bus has 16, and JSON text may double
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 
 Patterns = str | Collection[str]
 
@@ -77,7 +76,7 @@ class ApiSettings:
         Reader(self.timeout, "timeout").number(0.001, MAX_TIMEOUT_SECONDS - 1)
         Reader(self.max_response_bytes, "max_response_bytes").whole(1, _MAX_BYTES)
         for name, value in self.headers.items():
-            if not _HEADER.fullmatch(name) or (isinstance(value, str) and not value.isprintable()):
+            if not HEADER_NAME.fullmatch(name) or (isinstance(value, str) and not value.isprintable()):
                 raise SetupError(f"the header {quote(name)} cannot be sent: headers= takes names and printable texts")
 
 

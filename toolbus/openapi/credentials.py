@@ -157,11 +157,6 @@ class Credentials:
             kind = "bearer"
         return ("header", "Authorization", kind) if kind in ("bearer", "basic") else ("", "", "")
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the security schemes."""
-        return list(self._schemes)
-
     def is_secret(self, location: str, name: str) -> bool:
         """Tells whether a parameter is where a credential goes: documents often list it as both."""
         places = (self._place(scheme)[:2] for scheme in self._schemes)

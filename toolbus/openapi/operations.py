@@ -21,6 +21,7 @@ from toolbus.tool import MAX_NAME
 METHODS = ("get", "head", "post", "put", "patch", "delete")  # OPTIONS and TRACE tell a model nothing
 SAFE_METHODS = frozenset(("GET", "HEAD"))  # they change nothing (RFC 9110, 9.2.1)
 LOCATIONS = ("path", "query", "header", "cookie")
+HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 JSON, FORM, MULTIPART, TEXT, BYTES = "json", "form", "multipart", "text", "bytes"
 
 MAX_OPERATIONS = 50_000  # of a document; a path that is a reference has all operations of what it names
@@ -29,14 +30,15 @@ STEPS_OF_A_PART = 10  # that reading one parameter costs, or one of other things
 _DIGEST = 8  # characters that tell names apart
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
 _PLACEHOLDER = re.compile(r"\{([^{}/]+)\}")
-# Headers that say how a message is sent or who sends it: OpenAPI ignores the first three, no argument sets the rest.
+# Headers that say how a message is sent, who sends it or that it means another method: OpenAPI ignores the first three,
+# no argument sets the rest.
 _NOT_ARGUMENTS = frozenset(
     (
         *("accept", "content-type", "authorization", "cookie", "host", "content-length", "transfer-encoding"),
         *("connection", "upgrade", "te", "trailer", "expect", "keep-alive", "proxy-authorization", "proxy-connection"),
+        *("accept-encoding", "x-http-method-override", "x-http-method", "x-method-override"),
     )
 )
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
 _STYLES = {
     "path": ("simple", "label", "matrix"),
     "query": ("form", "spaceDelimited", "pipeDelimited", "deepObject"),
@@ -242,7 +244,7 @@ def _parameter(content: JsonObject, taken: set[str]) -> Parameter | None:
     required = content.get("required") is True or location == "path"
     if location == "header" and name.lower() in _NOT_ARGUMENTS:
         return None
-    if location in ("header", "cookie") and not _HEADER_NAME.fullmatch(name):
+    if location in ("header", "cookie") and not HEADER_NAME.fullmatch(name):
         raise DocumentFault(f"the name of its {location} parameter {quote(name)} cannot be sent")
     style = content.get("style", _STYLES[location][0])
     if style not in _STYLES[location]:
