@@ -46,7 +46,7 @@ _CLAUSES: Sequence[tuple[re.Pattern[str], str]] = tuple(
         (rf"at most {_NUMBER} characters?", "maxLength"),
         (rf"at least {_NUMBER} items?", "minItems"),
         (rf"at most {_NUMBER} items?", "maxItems"),
-        (rf"at least {_NUMBER} (?:fields|properties)", "minProperties"),
+        (rf"at least {_NUMBER} (?:fields?|properties)", "minProperties"),
         (rf"at least {_NUMBER}", "minimum"),
         (rf"at most {_NUMBER}", "maximum"),
         (rf"(?:more|greater) than {_NUMBER}", "exclusiveMinimum"),

@@ -52,6 +52,11 @@ MEMBER = "- kind (always {}, required)\n  - {} (number, required)"
         ({"anyOf": [True, {"type": "string", "enum": ["a"]}]},
          {"description": "Anything or string (one of \"a\")."}),
         ({"const": "a"}, {"type": "string", "enum": ["a"]}),
+        ({"type": "object", "properties": {"g": {"anyOf": [{"type": "object", "maxProperties": 1, "properties": {
+            "m": {"type": "string", "minLength": 1}}}, {"type": "null"}]}}},
+         {"type": "object",
+          "description": "Fields:\n- g (one of these)\n  - either object (at most 1 field)\n"
+                         "    - m (string, at least 1 character)\n  - or null"}),
         ({"enum": [1, 2.5]}, {"type": "number", "enum": [1, 2.5]}),
         ({"type": "integer", "minimum": 1, "maximum": 9, "multipleOf": 2, "default": 4, "examples": [2, 8]},
          {"type": "integer",
@@ -63,7 +68,7 @@ MEMBER = "- kind (always {}, required)\n  - {} (number, required)"
         ({"type": "array", "items": {"type": "object", "properties": {"a": {"type": "integer", "minimum": 1}}},
           "uniqueItems": True, "minItems": 1},
          {"type": "array", "items": {"type": "object", "properties": {"a": {"type": "integer", "minimum": 1}}},
-          "description": "No item twice, at least 1 items."}),
+          "description": "No item twice, at least 1 item."}),
         ({"type": "array", "prefixItems": [{"type": "number"}, {"type": "string"}], "items": False},
          {"type": "array",
           "description": "Items in this order, no further items.\n- item 1 (number)\n- item 2 (string)"}),

@@ -136,3 +136,11 @@ def test_references_stay_where_they_would_make_a_schema_too_large() -> None:
     assert losses == []
     assert schema["properties"]["p19"] == {"$ref": "#/$defs/Large"}
     assert schema["$defs"] == {"Large": large}
+
+
+def test_what_stands_beside_a_reference_is_reported_in_the_order_of_the_schema() -> None:
+    beside = {"title": "T", "deprecated": True, "description": "D", "default": {}, "readOnly": True, "maxProperties": 3}
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node", **beside}}}
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": node}}
+    _, losses = convert(schema, GEMINI_JSON_SCHEMAS, "t")
+    assert list(dict.fromkeys(loss.keyword for loss in losses)) == [*beside]

@@ -114,8 +114,8 @@ def test_optional_properties_become_nullable_where_a_program_asks_for_it() -> No
     assert rewritten(schema) == {
         "type": "object",
         "properties": {
-            "city": {"type": "string", "description": "At least 1 characters."},
-            "unit": {"type": ["string", "null"], "enum": ["C", "F", None], "description": 'Unit.\nDefault: "C".'},
+            "city": {"type": "string", "description": "At least 1 character."},
+            "unit": {"type": ["string", "null"], "enum": ["C", "F", None], "description": 'Unit.\nDefault "C".'},
             "days": {"anyOf": [{"type": "integer"}, {"type": "string"}, {"type": "null"}]},
             "kind": {"anyOf": [{"type": "string", "const": "x"}, {"type": "null"}]},
             "place": {"anyOf": [{"$ref": "#/$defs/place"}, {"type": "null"}]},

@@ -50,7 +50,7 @@ class _Writing:
         if not isinstance(schema, dict):
             return {}
         if "$ref" in schema:
-            for keyword in schema.keys() - {"$ref"}:
+            for keyword in (keyword for keyword in schema if keyword != "$ref"):
                 why = f"nothing may stand beside $ref, {excerpt(schema[keyword])} was dropped"
                 self._report.lose(schema, keyword, why)
             return {"$ref": schema["$ref"]}

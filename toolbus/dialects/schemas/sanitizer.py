@@ -9,6 +9,7 @@ from typing import Any
 from toolbus.dialects.schemas.losses import Inexpressible, LossReport, escaped, excerpt
 from toolbus.dialects.schemas.pattern_rules import MAX_REPETITIONS, PatternRule, common_pattern, in_words
 from toolbus.dialects.schemas.patterns import Unreadable
+from toolbus.dialects.schemas.words import rule_in_words
 from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE, draft_of, is_number
 
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -16,12 +17,7 @@ _EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _RESTS = ("additionalProperties", "unevaluatedProperties")
 _KNOWN = {*MAPS, *LISTS, *SINGLE, *CHECKS}  # none of them may be null
 _NEGATING = frozenset(("not", "if"))  # what they forbid or demand grows when their schema allows more
-_BOUNDS = {
-    "minLength": "At least {} characters.",
-    "maxLength": "At most {} characters.",
-    "minItems": "At least {} items.",
-    "maxItems": "At most {} items.",
-}
+_BOUNDS = frozenset(("minLength", "maxLength", "minItems", "maxItems"))
 _PLAIN_REFERENCE = re.compile(r"#(/[^/~%]+)+")
 _OUTER = frozenset(("$defs", "definitions", "$schema", "$id", "$anchor"))
 _ALL_TYPES = ("string", "number", "boolean", "object", "array", "null")
@@ -180,7 +176,7 @@ class _Sanitizing:
         if self._rules.grammar and keyword in _BOUNDS and value >= MAX_REPETITIONS:
             why = f"servers that write grammars refuse {MAX_REPETITIONS} or more, so the description states {value}"
             self._report.lose(schema, keyword, why)
-            notes.append(_BOUNDS[keyword].format(value))
+            notes.append(rule_in_words(keyword, value))
             return None
         return value
 

@@ -7,12 +7,12 @@ null that stands only for "left out" is removed again from what the model sends.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from toolbus.dialects.schemas.losses import LossReport, excerpt
+from toolbus.dialects.schemas.words import rule_in_words
 
 # https://platform.openai.com/docs/guides/structured-outputs: 5,000 properties, 10 levels, 1,000 values of enums and
 # 120,000 characters. These are the earlier limits, which Azure still documents.
@@ -29,7 +29,7 @@ _KEYWORDS = frozenset(
     )
 )
 # Not taken by strict mode; what a description says just as well.
-_STATED = {"default": "Default: {}.", "minLength": "At least {} characters.", "maxLength": "At most {} characters."}
+_STATED = ("default", "minLength", "maxLength")
 _NULL = {"type": "null"}
 _DEFINITIONS = ("$defs", "definitions")
 _MAX_REFERENCES = 8  # that are followed for one question
@@ -119,7 +119,7 @@ class _Rewriter:
 
     def schema(self, schema: dict[str, Any]) -> dict[str, Any]:
         written = {keyword: value for keyword, value in schema.items() if keyword not in _STATED}
-        notes = [text.format(_json(schema[key])) for key, text in _STATED.items() if key in schema]
+        notes = [rule_in_words(key, schema[key]) for key in _STATED if key in schema]
         for keyword in (key for key in _STATED if key in schema):
             why = f"strict mode does not take it, so the description states {excerpt(schema[keyword])}"
             self._report.lose(schema, keyword, why)
@@ -257,7 +257,3 @@ def _fits_object(schema: dict[str, Any], root: dict[str, Any], level: int, measu
         and set(schema.get("required", ())) == properties.keys()
         and all(_fits(each, root, level + 1, measures) for each in properties.values())
     )
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

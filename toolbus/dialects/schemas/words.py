@@ -38,6 +38,7 @@ _PHRASES = {
     "default": "default {}",
     "example": "for example {}",
 }
+_COUNTS = frozenset(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"))
 _FLAGS = {
     "uniqueItems": "no item twice",
     "deprecated": "deprecated",
@@ -112,7 +113,7 @@ class Words:
         facts += self._rules(schema)
         lines += self._lists(schema, facts, level)
         facts = [fact for fact in facts if fact]
-        return facts or ["anything"], lines
+        return facts or ["one of these" if lines else "anything"], lines
 
     def _kind(self, schema: dict[str, Any]) -> str:
         if "$ref" in schema:
@@ -134,8 +135,7 @@ class Words:
             if keyword in _ELSEWHERE:
                 continue
             if keyword in _PHRASES and value is not None:
-                text = value if keyword in ("pattern", "format") else _json(value)
-                rules.append(_PHRASES[keyword].format(text))
+                rules.append(_phrase(keyword, value))
             elif keyword == "default" and value is None:
                 continue  # the same as to leave it out
             elif keyword in _FLAGS:
@@ -238,6 +238,16 @@ class Words:
         (kind, *rules), lines = self._phrase(self._definitions[name], 0)
         text = _about(self._definitions[name], name)
         return [f"{name} is: {', '.join([kind, *rules])}{'. ' if text else ''}{text}", *lines]
+
+
+def rule_in_words(keyword: str, value: Any) -> str:
+    """Returns a keyword that `_PHRASES` has as a sentence."""
+    return _sentence([_phrase(keyword, value)])
+
+
+def _phrase(keyword: str, value: Any) -> str:
+    text = _PHRASES[keyword].format(value if keyword in ("pattern", "format") else _json(value))
+    return text[:-1] if value == 1 and keyword in _COUNTS else text
 
 
 def _with_rules(kind: str, rules: list[str]) -> str:
