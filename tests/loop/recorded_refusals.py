@@ -240,6 +240,8 @@ UNNAMED = [
     Recorded("xAI", "openai", 400, "Invalid request content: Invalid function schema."),
     Recorded("vLLM", "openai", 400, "Grammar error: Unknown format: uri"),
     Recorded("vLLM", "openai", 400, "The provided JSON schema contains features not supported by xgrammar."),
+    Recorded("xgrammar", "openai", 400, "Failed to transform json schema to a grammar: json_schema_converter.cc:1: No"),
+    Recorded("llguidance", "openai", 400, 'Unimplemented keys: ["dependentSchemas"]'),
     Recorded(
         "Gemini", "gemini", 400, "A FunctionDeclaration in the request exceeds the maximum allowed nesting depth."
     ),

@@ -70,6 +70,8 @@ _UNNAMED = tuple(
         r"tools\.function\.parameters(?:\.\w+)? is (?:not a valid|required)",  # Moonshot
         r"FunctionDeclaration in the request exceeds the maximum allowed nesting depth",  # Gemini
         r"json schema contains features not supported by|\bgrammar error: ",  # vLLM
+        r"failed to transform json schema to a grammar",  # xgrammar, behind vLLM and SGLang
+        r"\bunimplemented keys: \[",  # llguidance
         r"invalid tool schema",  # Mistral
         r"invalid function schema",  # xAI
     )
