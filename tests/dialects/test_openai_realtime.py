@@ -104,6 +104,19 @@ def test_an_update_without_tools_takes_them_away_and_chooses_nothing() -> None:
     assert session == {"type": "realtime", "tools": []}
 
 
+@pytest.mark.parametrize(
+    ("status", "made"), [("completed", 1), (None, 1), ("incomplete", 0), ("cancelled", 0), ("failed", 0)]
+)
+def test_a_call_without_arguments_is_complete_only_where_its_response_is(status: str | None, made: int) -> None:
+    empty = {**DONE, "arguments": ""}
+    assert calls(CREATED, ADDED, empty) == []
+    response = {"id": "r1", "output": []} | ({} if status is None else {"status": status})
+    ended = calls(CREATED, ADDED, empty, {"type": "response.done", "response": response})
+    assert [(call.id, call.arguments_json, call.response) for call in ended] == [("c1", "", "r1")] * made
+    item = {**ITEM, "arguments": ""}
+    assert len(calls(CREATED, ADDED, empty, {**ITEM_DONE, "item": item}, ENDED)) == 1
+
+
 def test_a_call_is_complete_with_its_done_event() -> None:
     assert fed(CREATED, ADDED, *DELTAS)[1:] == []
     assert fed(CREATED, ADDED, *DELTAS, DONE) == [

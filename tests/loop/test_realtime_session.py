@@ -308,7 +308,7 @@ async def test_invalid_arguments_and_sources_that_raise_get_an_error_as_result(a
 
     provider = Provider()
     async with await opened(FunctionSource(fussy=fussy), provider) as session:
-        await feed(session, {**provider.call("c1", "fussy", ""), "arguments": arguments})
+        await feed(session, {**provider.call("c1", "fussy", ""), "arguments": arguments}, provider.end(""))
         await provider.until(lambda: provider.requests == 1)
     assert words in provider.outputs["c1"]
 

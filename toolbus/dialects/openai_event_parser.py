@@ -2,8 +2,9 @@
 
 A call is announced by `response.output_item.added`, arrives in pieces, and is complete with
 `response.function_call_arguments.done`. Not every version gives the name there: it then comes from the announcement, or
-from `response.output_item.done` or `response.done`. The first event that completes a call reports it; later events do
-not report it again.
+from `response.output_item.done` or `response.done`. So does whether a call without arguments is whole, since the event
+also comes where a response was cut. The first event that completes a call reports it; later events do not report it
+again.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class _ArrivingCall:
     id: str = ""
     name: str = ""
     arguments: str = ""
+    ended: bool = False  # whether no more of its arguments will come
     reported: bool = False
 
 
@@ -121,7 +123,10 @@ class OpenAIEventParser(RealtimeParser):
         return []
 
     def _arguments_complete(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
-        return self._report(self._find(event, event), event)
+        arriving = self._find(event, event)
+        arriving.ended, arriving.name = True, string(event, "name") or arriving.name
+        # It also comes where the response was cut: without arguments only what follows tells that it was not.
+        return self._report(arriving, event) if arguments(event, "arguments") or arriving.arguments else []
 
     def _item_complete(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
         item = mapping(event, "item")
@@ -139,6 +144,9 @@ class OpenAIEventParser(RealtimeParser):
             for item in outputs:  # found by its ids alone: its place in this list may differ from its output_index
                 if isinstance(item, Mapping):
                     calls += self._item_complete({"response_id": response_id, "item": item})
+        if response.get("status") in (None, "completed") and not cancelled:
+            for call in self._calls_of(response_id):
+                calls += self._report(call, {}) if call.ended else []
         ids, nameless = self._forget(response_id)
         self._names_by_response.pop(response_id, None)
         ending, reason = _ending(response, cancelled, nameless)
@@ -182,6 +190,10 @@ class OpenAIEventParser(RealtimeParser):
         names = self._names_by_response.get(arriving.response, self.names)
         call: ModelCall = model_call(names, arriving.id, arriving.name, arriving.arguments)
         return [replace(call, response=arriving.response)]
+
+    def _calls_of(self, response: str) -> list[_ArrivingCall]:
+        """Returns the calls of a response of which a part has arrived; one may stand under several keys."""
+        return [call for call in self._arriving.values() if call.response == response]
 
     def _forget(self, response: str) -> tuple[tuple[str, ...], bool]:
         """Forgets the calls of a response. Returns the ids of those that were reported, and whether one had no name."""
