@@ -132,6 +132,8 @@ def test_a_cookie_cannot_add_another_one() -> None:
 def test_a_parameter_with_content_is_written_as_json() -> None:
     content = {"application/json": {"schema": {"type": "object"}}}
     assert request_of({"in": "query", "content": content}, {"a": [1]}).path == "/x?p=%7B%22a%22%3A%5B1%5D%7D"
+    assert request_of({"in": "path", "content": content}, {"a": [1]}, "/{p}").path == "/%7B%22a%22%3A%5B1%5D%7D"
+    assert request_of({"in": "header", "content": content}, {"a": [1]}).headers == (("p", '{"a":[1]}'),)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,8 @@ def build_request(operation: Operation, arguments: Mapping[str, Any], *, slashes
     cookies: list[str] = []
     for parameter in operation.parameters:
         value = arguments.get(parameter.argument)
+        if value is not None and parameter.as_json:
+            value = dump_json(value)
         if value is None:
             if parameter.required:
                 raise ArgumentFault(f"the argument {quote(parameter.argument)} is missing")
@@ -103,7 +105,7 @@ def build_request(operation: Operation, arguments: Mapping[str, Any], *, slashes
 
 def _step(parameter: Parameter, value: Any, slashes: bool) -> str:
     """Returns a value as part of one step of the path."""
-    items = _items(parameter, value)
+    items = _items(value)
     texts = [key for pair in items for key in pair] if isinstance(value, Mapping) else [text for _, text in items]
     for text in texts or [""]:
         # Servers decode %2F before they choose the operation: "7/owner" would reach another one than was allowed.
@@ -128,11 +130,9 @@ def _step(parameter: Parameter, value: Any, slashes: bool) -> str:
 
 def _query(parameter: Parameter, value: Any) -> Pairs:
     """Returns name and encoded value of what a query or cookie parameter becomes."""
-    if parameter.as_json:
-        return [(parameter.name, _encode(dump_json(value)))]
     if parameter.style == "deepObject" and isinstance(value, Mapping):
         return [(name, _encode(text)) for name, text in _deep(parameter.name, value)]
-    items = _items(parameter, value)
+    items = _items(value)
     if parameter.explode or not isinstance(value, Mapping | list):
         return [(key if isinstance(value, Mapping) else parameter.name, _encode(text)) for key, text in items]
     texts = [part for pair in items for part in pair] if isinstance(value, Mapping) else [text for _, text in items]
@@ -148,11 +148,9 @@ def _deep(name: str, value: Any) -> Pairs:
 
 
 def _header(parameter: Parameter, value: Any) -> str:
-    items = _items(parameter, value)
+    items = _items(value)
     named = isinstance(value, Mapping)
     text = ",".join(f"{key}{'=' if parameter.explode else ','}{each}" if named else each for key, each in items)
-    if parameter.as_json:
-        text = dump_json(value)
     text = text.strip(" ")
     if not text.isprintable() or not text.isascii():
         raise ArgumentFault(
@@ -161,10 +159,8 @@ def _header(parameter: Parameter, value: Any) -> str:
     return text
 
 
-def _items(parameter: Parameter, value: Any) -> Pairs:
+def _items(value: Any) -> Pairs:
     """Returns the texts of a value: those of a list's items, or of an object's members with their keys."""
-    if parameter.as_json:
-        return [("", dump_json(value))]
     if isinstance(value, Mapping):
         return [(str(key), _text(each)) for key, each in value.items() if each is not None]
     if isinstance(value, Sequence) and not isinstance(value, str):
