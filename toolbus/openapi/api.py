@@ -15,21 +15,16 @@ from toolbus.normal_schema import normal_form
 from toolbus.openapi.api_schemas import SchemaReader
 from toolbus.openapi.api_settings import ApiSettings, Selection, base_url_of, origin_of, servers_of
 from toolbus.openapi.credentials import Credentials, Placement
-from toolbus.openapi.document import Budget, Document, DocumentFault
+from toolbus.openapi.document import STEPS_OF_A_PART, Budget, Document, DocumentFault, text_of
 from toolbus.openapi.operations import (
-    BYTES,
-    MULTIPART,
     SAFE_METHODS,
-    STEPS_OF_A_PART,
-    TEXT,
-    Body,
     FoundOperation,
     Operation,
     find_operations,
     read_operation,
-    text_of,
     unread_paths,
 )  # fmt: skip
+from toolbus.openapi.request_body import BYTES, MULTIPART, TEXT, Body
 from toolbus.schema_grammar import SchemaFault
 from toolbus.text import dump_json, mark_unsafe, quote, shorten
 from toolbus.tool import Annotations, Tool

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote as percent_encode
 
-from toolbus.openapi.operations import FORM, JSON, MULTIPART, TEXT, Body, Operation, Parameter
+from toolbus.openapi.operations import Operation, Parameter
+from toolbus.openapi.request_body import FORM, JSON, MULTIPART, TEXT, Body
 from toolbus.text import dump_json, quote
 
 _SEPARATORS = {"form": ",", "spaceDelimited": "%20", "pipeDelimited": "%7C"}

@@ -20,6 +20,7 @@ from toolbus.text import dump_json, parse_json, quote, shorten
 
 MAX_BYTES = 32 * MIB  # of a document; that of GitHub, one of the largest, has 12
 MAX_REPEATED = 200_000  # values that YAML's aliases repeat: a few lines can make them endless
+STEPS_OF_A_PART = 10  # that reading one parameter costs, or one of other things that an operation lists
 MAX_STEPS = 16  # from reference to reference
 
 JsonObject = Mapping[str, Any]
@@ -207,6 +208,12 @@ def shown(value: object) -> str:
         return quote(value)
     kinds = {list: "a list", type(None): "nothing", bool: "true or false", int: "a number", float: "a number"}
     return kinds.get(type(value), "an object")
+
+
+def text_of(content: JsonObject, key: str) -> str:
+    """Returns a text of an object, without blanks around it; "" where there is none."""
+    value = content.get(key)
+    return value.strip() if isinstance(value, str) else ""
 
 
 def _join(base: str, address: str) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 from urllib.parse import unquote
 
 from toolbus.errors import SetupError
-from toolbus.openapi.document import Budget, Document, DocumentFault, JsonObject, shown
+from toolbus.openapi.document import STEPS_OF_A_PART, Budget, Document, DocumentFault, JsonObject, shown, text_of
+from toolbus.openapi.request_body import QUERY_STYLES, Body, is_json, read_body
 from toolbus.text import quote
 from toolbus.tool import MAX_NAME
 
@@ -22,10 +23,8 @@ METHODS = ("get", "head", "post", "put", "patch", "delete")  # OPTIONS and TRACE
 SAFE_METHODS = frozenset(("GET", "HEAD"))  # they change nothing (RFC 9110, 9.2.1)
 LOCATIONS = ("path", "query", "header", "cookie")
 HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", re.ASCII)
-JSON, FORM, MULTIPART, TEXT, BYTES = "json", "form", "multipart", "text", "bytes"
 
 MAX_OPERATIONS = 50_000  # of a document; a path that is a reference has all operations of what it names
-STEPS_OF_A_PART = 10  # that reading one parameter costs, or one of other things that an operation lists
 
 _DIGEST = 8  # characters that tell names apart
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]+", re.ASCII)
@@ -41,7 +40,7 @@ _NOT_ARGUMENTS = frozenset(
 )
 _STYLES = {
     "path": ("simple", "label", "matrix"),
-    "query": ("form", "spaceDelimited", "pipeDelimited", "deepObject"),
+    "query": QUERY_STYLES,
     "header": ("simple",),
     "cookie": ("form",),
 }
@@ -97,27 +96,6 @@ class Parameter:
     as_json: bool = False
     description: str = ""
     schema: Any = field(default=True, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Body:
-    """The body of an operation.
-
-    Attributes:
-        argument: its name as an argument of the tool.
-        kind: how it is written: `JSON`, `FORM`, `MULTIPART`, `TEXT` or `BYTES`.
-        media_type: its Content-Type.
-        schema: as the document has it.
-        styles: how fields of a form are written, style and explode by name, where the document says it.
-    """
-
-    argument: str
-    kind: str
-    media_type: str
-    required: bool
-    description: str = ""
-    schema: Any = field(default=True, repr=False)
-    styles: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +179,7 @@ def read_operation(document: Document, found: FoundOperation, budget: Budget) ->
     if steps[0] or {".", ".."} & {*steps} or re.search(r"[?#\\\s\x00-\x1f\x7f]", found.path):
         raise DocumentFault(f"its path {quote(found.path)} is not a plain path that begins with /")
     arguments: set[str] = set()
-    body = _body(document, found, budget)
+    body = None if found.method in SAFE_METHODS else read_body(document, found.content, budget)
     if body is not None:
         arguments.add(body.argument)
     placeholders = dict.fromkeys(_PLACEHOLDER.findall(found.path))
@@ -258,7 +236,7 @@ def _parameter(content: JsonObject, taken: set[str]) -> Parameter | None:
         style=style,
         explode=explode if isinstance(explode, bool) else style in ("form", "deepObject"),
         required=required,
-        as_json=_is_json(media),
+        as_json=is_json(media),
         description=text_of(content, "description"),
         schema=schema,
     )
@@ -282,62 +260,3 @@ def _argument(name: str, location: str, taken: set[str]) -> str:
         if argument not in taken:
             return argument
     raise DocumentFault(f"it has too many parameters called {quote(name)}")
-
-
-def _body(document: Document, found: FoundOperation, budget: Budget) -> Body | None:
-    """Reads the body, in the first of the media types that can be written here."""
-    if "requestBody" not in found.content or found.method in SAFE_METHODS:
-        return None
-    content = document.resolve_object(found.content["requestBody"], "its body")
-    medias = content.get("content")
-    if not isinstance(medias, Mapping) or not medias:
-        return None
-    budget.spend(STEPS_OF_A_PART * len(medias))
-    kinds = [(_kind_of_body(str(media)), str(media), described) for media, described in medias.items()]
-    for wanted in (JSON, FORM, MULTIPART, TEXT, BYTES):
-        for kind, media, described in kinds:
-            if kind == wanted:
-                return Body(
-                    argument="body",
-                    kind=kind,
-                    media_type="application/json" if "*" in media else media,
-                    required=content.get("required") is True,
-                    description=text_of(content, "description"),
-                    schema=described.get("schema", True) if isinstance(described, Mapping) else True,
-                    styles=_styles_of_form(described) if kind == FORM else {},
-                )
-    names = ", ".join(quote(media) for _, media, _ in kinds[:5])
-    raise DocumentFault(f"its body is of type {names}; JSON, forms, text and bytes can be sent")
-
-
-def _styles_of_form(described: Any) -> dict[str, tuple[str, bool]]:
-    """Returns style and explode of the fields that the media type's `encoding` names."""
-    encoding = described.get("encoding") if isinstance(described, Mapping) else None
-    styles = {}
-    for name, each in encoding.items() if isinstance(encoding, Mapping) else ():
-        style = each.get("style", "form") if isinstance(each, Mapping) and {"style", "explode"} & each.keys() else None
-        if style in _STYLES["query"]:
-            explode = each.get("explode")
-            styles[str(name)] = (style, explode if isinstance(explode, bool) else style in ("form", "deepObject"))
-    return styles
-
-
-def _kind_of_body(media: str) -> str:
-    plain = media.partition(";")[0].strip().lower()
-    if _is_json(plain) or plain in ("*/*", "application/*"):
-        return JSON
-    if plain.startswith("text/"):
-        return TEXT
-    kinds = {"application/x-www-form-urlencoded": FORM, "multipart/form-data": MULTIPART}
-    return kinds.get(plain, BYTES if plain == "application/octet-stream" else "")
-
-
-def _is_json(media: str) -> bool:
-    plain = media.partition(";")[0].strip().lower()
-    return plain == "application/json" or plain.endswith("+json")
-
-
-def text_of(content: JsonObject, key: str) -> str:
-    """Returns a text of an object, without blanks around it; "" where there is none."""
-    value = content.get(key)
-    return value.strip() if isinstance(value, str) else ""
