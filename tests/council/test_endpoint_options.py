@@ -12,6 +12,7 @@ import pytest
 from toolbus.council.language_model import Question
 from toolbus.council.sidecar import lent, model_of
 from toolbus.council.sidecar_settings import SidecarSettings
+from toolbus.errors import SetupError
 from toolbus.functions.scope import ToolScope
 from toolbus.loop import anthropic_endpoint, gemini_endpoint, ollama_endpoint, openai_endpoint, responses_endpoint
 from toolbus.loop.endpoint import Endpoint
@@ -125,3 +126,8 @@ async def test_a_lent_model_keeps_the_temperature_of_its_endpoint_unless_one_is_
     with pytest.raises(Asked):
         await lent(model_of(openai_endpoint(client, "m", temperature=0)))(request)
     assert (client.request["temperature"], client.request["max_tokens"]) == (sent, 5)
+
+
+def test_a_model_of_what_is_no_endpoint_is_refused_at_once() -> None:
+    with pytest.raises(SetupError, match=r"is not an endpoint: give openai_endpoint\(client, model\)"):
+        model_of(Client())  # type: ignore[arg-type]

@@ -30,6 +30,8 @@ from toolbus.loop import SYNCHRONET, LoopSettings
         ({"list_timeout": 0}, "list_timeout is 0"),
         ({"max_tools": 7}, "max_tools is 7, it must be 8 or more"),
         ({"max_tools": -1}, "max_tools is -1"),
+        ({"rounds": "3"}, "rounds is '3', it must be a number"),
+        ({"list_timeout": None}, "list_timeout is None, it must be a number"),
         ({"needs_approval": True}, "needs_approval is True: give a function that takes a tool"),
         ({"may_route": None}, "may_route is None: give a function"),
         ({"forced_answer": False}, "no_convergence_text: set it"),

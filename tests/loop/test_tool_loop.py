@@ -7,6 +7,7 @@ import json
 import pickle
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,14 @@ async def test_results_go_back_to_the_model_until_it_answers() -> None:
         ("greet", 2, 0, "ok"),
     ]
     assert all(0 < done.started <= done.ended for done in reply.calls)
+
+
+@pytest.mark.parametrize("messages", [{"role": "user", "content": "?"}, None, 5])
+async def test_what_is_no_conversation_is_refused_with_how_to_write_one(messages: Any) -> None:
+    model = ScriptedModel()
+    with pytest.raises(InvalidRequest, match=r"is not a conversation: give a text, or a list of messages, \[\{"):
+        await ToolLoop(FunctionSource(), model.endpoint).run(messages)
+    assert model.requests == []
 
 
 async def test_the_items_of_a_reply_continue_as_the_next_conversation() -> None:

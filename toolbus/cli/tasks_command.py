@@ -166,10 +166,9 @@ def _fail(result: Result, task_id: str, user: str | None, source: str | None, as
     if not as_json and result.error is not None and result.error.code is Code.TOOL:
         whose = f" of user {user!r}" if user else f" of source {source!r}" if source else ""
         option = f" --user {shlex.quote(user)}" if user else f" --source {shlex.quote(source)}" if source else ""
-        list_command = f"toolbus tasks{option}"
         terminal.fail(
-            f"unknown task {task_id!r:.80}{whose}: `{list_command}` lists tasks; finished ones expire, and those "
-            "of other users are not shown"
+            f"unknown task {task_id!r:.80}{whose}: `toolbus tasks{option}` lists tasks; finished ones expire, and only "
+            "`toolbus tasks --all` shows those of others"
         )
     show(result, as_json)
     raise typer.Exit(terminal.REFUSED)

@@ -23,7 +23,7 @@ from toolbus.dialects.conversation import Json
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.errors import SetupError
-from toolbus.loop.endpoint import Endpoint
+from toolbus.loop.endpoint import Endpoint, check_endpoint
 from toolbus.sdk.generation import Generate, GenerationRequest
 from toolbus.text import shorten
 from toolbus.tool import KIB, MIB
@@ -57,8 +57,11 @@ def model_of(endpoint: Endpoint, *, sidecar: SidecarSettings | None = None) -> L
 
     Args:
         sidecar: its model is used instead of the endpoint's; its other settings come with each question.
+
+    Raises:
+        SetupError: it is no endpoint.
     """
-    return EndpointModel(endpoint, sidecar.model if sidecar is not None else "")
+    return EndpointModel(check_endpoint(endpoint), sidecar.model if sidecar is not None else "")
 
 
 def lent(model: LanguageModel) -> Generate:

@@ -19,6 +19,7 @@ from toolbus.dialects.dialect import Dialect, EndpointError
 from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import SetupError
 from toolbus.loop.tool_refusal import STATUSES, status_of, text_of_error
+from toolbus.text import quote
 
 log = logging.getLogger("toolbus.loop")
 
@@ -252,6 +253,20 @@ def endpoint_of(client: Any, model: str, **options: Any) -> Endpoint:
         f"{', '.join(async_class for _, async_class in _CLIENTS.values())}, or create an Endpoint from a dialect and a "
         "function"
     )
+
+
+def check_endpoint(endpoint: Endpoint) -> Endpoint:
+    """Returns what a program gives as an endpoint, which may be the client of a provider by mistake.
+
+    Raises:
+        SetupError: it is no endpoint.
+    """
+    if not isinstance(endpoint, Endpoint):
+        raise SetupError(
+            f"{quote(repr(endpoint))} is not an endpoint: give openai_endpoint(client, model), or what another "
+            "function of toolbus.loop makes of the client of a provider"
+        )
+    return endpoint
 
 
 def _package(client: Any) -> str:

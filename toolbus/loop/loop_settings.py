@@ -13,6 +13,17 @@ from toolbus.loop.router import comes_from_no_file
 from toolbus.tool import KIB, MAX_TIMEOUT_SECONDS, Tool
 
 MIN_TOOLS = 8  # three of them may be the loop's own
+_NUMBERS = (
+    "rounds",
+    "max_parallel",
+    "max_calls",
+    "repeats",
+    "retries",
+    "extension_most",
+    "rounds_most",
+    "list_timeout",
+)
+_NUMBERS_OR_NONE = ("call_timeout", "max_tools", "result_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,10 @@ class LoopSettings:
     result_bytes: int | None = 64 * KIB
 
     def __post_init__(self) -> None:
+        for name in (*_NUMBERS, *_NUMBERS_OR_NONE):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) and not (value is None and name in _NUMBERS_OR_NONE):
+                raise SetupError(f"{name} is {value!r}, it must be a number")
         for name, least in (("rounds", 1), ("max_parallel", 1), ("max_calls", 1), ("repeats", 0), ("retries", 0)):
             if getattr(self, name) < least:
                 raise SetupError(f"{name} is {getattr(self, name)}, it must be {least} or more")

@@ -8,11 +8,10 @@ from typing import Any
 
 from toolbus.dialects.dialect import ToolChoice
 from toolbus.dialects.tool_choice import chosen_names
-from toolbus.errors import SetupError
 from toolbus.functions.call_context import CallContext
 from toolbus.loop.approval import Approval, Approve, check_hook
 from toolbus.loop.deferred_tools import DeferredTools
-from toolbus.loop.endpoint import Endpoint
+from toolbus.loop.endpoint import Endpoint, check_endpoint
 from toolbus.loop.export_cache import ExportCache
 from toolbus.loop.loop_events import Finished, LoopEvent
 from toolbus.loop.loop_settings import LoopSettings
@@ -61,12 +60,7 @@ class ToolLoop:
     ) -> None:
         if isinstance(pinned, str):  # a sequence of letters, none of which is a tool
             raise TypeError(f"pinned is {quote(pinned)}, one text: give a list of names, [{quote(pinned)}]")
-        if not isinstance(endpoint, Endpoint):
-            raise SetupError(
-                f"{quote(repr(endpoint))} is not an endpoint: give openai_endpoint(client, model), or what another "
-                "function of toolbus.loop makes of the client of a provider"
-            )
-        self.endpoint = endpoint
+        self.endpoint = check_endpoint(endpoint)
         self.settings = settings or LoopSettings()
         self.source: ToolSource = source if isinstance(source, ToolSource) else source_of(source, context=context)
         self._context = context if context is not None else getattr(self.source, "context", None)

@@ -104,6 +104,11 @@ def conversation(messages: Messages) -> list[HistoryItem]:
     """
     if isinstance(messages, str):
         return [Message("user", messages)]
+    if isinstance(messages, Mapping) or not isinstance(messages, Iterable):
+        raise InvalidRequest(
+            f"a {type(messages).__name__} is not a conversation: give a text, or a list of messages, "
+            '[{"role": "user", "content": …}]'
+        )
     items = [_item(message) for message in messages]
     if not items:
         raise InvalidRequest("the conversation is empty: give at least the user's message")
