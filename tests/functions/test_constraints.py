@@ -23,6 +23,7 @@ from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.tool import Result
 
+UNUSUAL: Any = {"default": object(), "minimum": 1}
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 NULL = {"type": "null"}
 
@@ -58,6 +59,10 @@ BESIDE: list[tuple[Any, dict[str, Any]]] = [
         {**STRING, "pattern": "^a", "maxLength": 3},
     ),
     (Annotated[int, Field(json_schema_extra={"x-unit": "m"})], {**INTEGER, "x-unit": "m"}),
+    # What JSON cannot hold is left out: an unusual hint must not keep a plugin from starting.
+    (Annotated[int, Field(json_schema_extra=UNUSUAL)], {**INTEGER, "minimum": 1}),
+    (Annotated[int, UNUSUAL], {**INTEGER, "minimum": 1}),
+    (Annotated[float, Field(ge=float("nan"), le=9)], {"type": "number", "maximum": 9}),
     (Annotated[str, Field(examples=[object()])], STRING),
     (PositiveInt, {**INTEGER, "exclusiveMinimum": 0}),
     (list[Annotated[int, Field(ge=1)]], {"type": "array", "items": {**INTEGER, "minimum": 1}}),

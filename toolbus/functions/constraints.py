@@ -32,7 +32,7 @@ def constrain(schema: dict[str, Any], extras: Iterable[Any]) -> dict[str, Any]:
     """Adds what stands beside a hint to its schema, and returns it."""
     for extra in _flat(extras):
         if isinstance(extra, Mapping):
-            schema.update(extra)
+            schema.update(_json_members(extra))
             continue
         for text in (extra, *(getattr(extra, name, None) for name in _TEXTS)):
             if isinstance(text, str) and text:
@@ -40,7 +40,7 @@ def constrain(schema: dict[str, Any], extras: Iterable[Any]) -> dict[str, Any]:
         if isinstance(extra, str):
             continue
         for attribute, keyword in _KEYWORDS.items():
-            if isinstance(bound := getattr(extra, attribute, None), int | float):
+            if isinstance(bound := getattr(extra, attribute, None), int | float) and _is_json(bound):
                 schema[keyword] = bound
         for attribute in _PATTERNS:
             pattern = getattr(extra, attribute, None)
@@ -53,7 +53,7 @@ def constrain(schema: dict[str, Any], extras: Iterable[Any]) -> dict[str, Any]:
         if isinstance(examples := getattr(extra, "examples", None), list) and _is_json(examples):
             schema["examples"] = examples
         if isinstance(more := getattr(extra, "json_schema_extra", None), Mapping):
-            schema.update(more)
+            schema.update(_json_members(more))
     return schema
 
 
@@ -91,6 +91,11 @@ def _counted(schema: Mapping[str, Any]) -> str:
     branches = [each for each in schema.get("anyOf", ()) if isinstance(each, Mapping)]
     counted = {_COUNTED[kind] for each in (schema, *branches) if (kind := str(each.get("type"))) in _COUNTED}
     return counted.pop() if len(counted) == 1 else ""
+
+
+def _json_members(keywords: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns what a schema can hold; the rest keeps no plugin from starting."""
+    return {key: value for key, value in keywords.items() if _is_json({key: value})}
 
 
 def _is_json(value: object) -> bool:
