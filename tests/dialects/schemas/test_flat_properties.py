@@ -52,6 +52,10 @@ MEMBER = "- kind (always {}, required)\n  - {} (number, required)"
         ({"anyOf": [True, {"type": "string", "enum": ["a"]}]},
          {"description": "Anything or string (one of \"a\")."}),
         ({"const": "a"}, {"type": "string", "enum": ["a"]}),
+        ({"type": "object", "required": ["all"], "patternProperties": {"": {"type": "string"}},
+          "discriminator": {"propertyName": "kind", "mapping": {"a": "#/$defs/A"}}},
+         {"type": "object",
+          "description": 'The field kind says which one of them, required: "all".\n- any name (string)'}),
         ({"type": "object", "properties": {"g": {"anyOf": [{"type": "object", "maxProperties": 1, "properties": {
             "m": {"type": "string", "minLength": 1}}}, {"type": "null"}]}}},
          {"type": "object",

@@ -59,7 +59,7 @@ def test_what_the_provider_knows_is_unchanged(schema: Json) -> None:
          {"type": "array", "prefixItems": [{}, {}], "maxItems": 2}),
         ({"properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}], "required": ["c"]},
          {"type": "object", "properties": {"a": {}, "b": {}}, "required": [],
-          "description": "Give at least one of: a; b, required: c."}),
+          "description": "Give at least one of: a; b, required: \"c\"."}),
         ({"type": "object", "patternProperties": {"^x": {"type": "integer"}}},
          {"type": "object", "description": "- any name that matches ^x (integer)"}),
         ({"type": "string", "nullable": True}, {"type": ["string", "null"]}),
@@ -110,7 +110,7 @@ def test_a_schema_that_refers_to_itself_stays_so_and_requires_no_part_of_itself(
             "type": "object",
             "properties": {"label": {"type": "string"}, "next": {"$ref": "#/$defs/Node"}},
             "required": ["label"],
-            "description": "Required: next.",
+            "description": 'Required: "next".',
         }
     }
     assert schema["properties"]["list"] == schema["$defs"]["Node"]

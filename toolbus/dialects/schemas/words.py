@@ -138,6 +138,9 @@ class Words:
                 rules.append(_phrase(keyword, value))
             elif keyword == "default" and value is None:
                 continue  # the same as to leave it out
+            elif keyword == "discriminator" and isinstance(value, dict) and "propertyName" in value:
+                # Its mapping refers to schemas that are not referred to any more; those name their values.
+                rules.append(f"the field {value['propertyName']} says which one of them")
             elif keyword in _FLAGS:
                 rules += [_FLAGS[keyword]] if value else []
             elif keyword == "examples":
@@ -173,10 +176,10 @@ class Words:
         fields = dict(schema.get("properties") or {})
         required = schema.get("required") or ()
         if missing := [name for name in required if name not in fields]:
-            facts.append(f"required: {', '.join(missing)}")
+            facts.append(f"required: {', '.join(map(_json, missing))}")
         entries: list[tuple[str, Any, bool]] = [(name, each, name in required) for name, each in fields.items()]
         for pattern, each in (schema.get("patternProperties") or {}).items():
-            entries.append((f"any name that matches {pattern}", each, False))
+            entries.append((f"any name that matches {pattern}" if pattern else "any name", each, False))
         others = schema.get("additionalProperties")
         if others is False:
             facts.append("no other fields" if entries or has_fields else "no fields")
