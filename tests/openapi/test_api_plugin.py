@@ -274,3 +274,8 @@ def test_importing_toolbus_loads_neither_httpx_nor_yaml() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (ran.stdout.strip(), ran.stderr) == ("['grpc']", "")
+
+
+def test_a_document_without_operations_says_so() -> None:
+    with pytest.raises(SetupError, match="no operation can be offered: the document has none, in `paths`"):
+        from_openapi({"openapi": "3.1.0", "info": {}, "paths": {}}, base_url="http://127.0.0.1:1")

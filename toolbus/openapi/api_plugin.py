@@ -122,6 +122,8 @@ class ApiPlugin(Plugin):
             log.warning("%s: %s", self.source, warning)
         if not api.tools:
             reasons = list_names((f"{each.title} ({each.reason})" for each in api.left_out), 3)
+            if not api.left_out:
+                reasons = "the document has none, in `paths`"
             raise SetupError(f"{api.base_url}: no operation can be offered: {reasons}")
         log.info("%s: %s", self.source, api.summary)
         for each in api.tools:
