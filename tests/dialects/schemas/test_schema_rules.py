@@ -701,6 +701,12 @@ def test_references_that_are_not_plain_paths_point_to_definitions_of_their_own()
     assert [(loss.path, loss.keyword) for loss in losses] == [("/$defs/x", "pattern")]
 
 
+def test_items_of_an_older_draft_that_are_true_or_false_become_schemas_for_grammars() -> None:
+    properties, losses = openai(a={"type": "array", "items": [True, False]})
+    assert properties["a"]["prefixItems"] == [ANYTHING, {**ANYTHING, "not": {}}]
+    assert losses == []
+
+
 # -- drafts ------------------------------------------------------------------------------------------------------------
 
 

@@ -236,7 +236,11 @@ class _Sanitizing:
         if not isinstance(value, list) or not value:
             self._report.lose(schema, keyword, f"{excerpt(value)} is not a list of schemas and was dropped")
             return None
-        schemas = [self._single(schema, keyword, item) for item in value]
+        place = "prefixItems" if keyword == "items" else keyword
+        schemas = [
+            self._boolean(place, item) if isinstance(item, bool) else self._single(schema, keyword, item)
+            for item in value
+        ]
         return [item for item in schemas if item is not None] or None
 
     def _map(self, schema: dict[str, Any], keyword: str, value: Any, notes: list[str]) -> dict[str, Any] | None:
