@@ -23,7 +23,7 @@ from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.tool import Result
 
-UNUSUAL: Any = {"default": object(), "minimum": 1}
+UNUSUAL: Any = {"default": 1j, "minimum": 1}
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}
 NULL = {"type": "null"}
 
