@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from tests.support.processes import ROOT, environment
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.testing import running_bus
 
-SECONDS = 5.0
 PLUGIN = ROOT / "clients" / "rest" / "plugin.py"
 
 # What every author of such a plugin has, as the documents show it.
@@ -94,7 +94,7 @@ def free_port() -> int:
 
 async def offered(bus: Bus, *names: str) -> None:
     """Waits until exactly these tools are offered."""
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         async for _ in bus.watch():
             if [listing.tool.name for listing in bus.list()] == list(names):
                 return
@@ -108,7 +108,7 @@ async def test_the_documented_functions_register_a_tool_that_is_listed_called_an
         with weather() as (port, bodies):
             main_server = f"http://{bus.http_address}"
             plugin = documented(main_server, port)
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(WAIT_SECONDS):
                 await plugin["register_with_retry"]()
             async with httpx.AsyncClient(base_url=main_server, trust_env=False) as client:
                 listed = (await client.get("/api/tools")).json()
@@ -130,7 +130,7 @@ async def test_the_documented_functions_register_a_tool_that_is_listed_called_an
             assert list(body) == ["name", "arguments", "call_id", "raw_arguments"]  # REST-40
             assert body["raw_arguments"] == '{"city":"Beijing"}'
 
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(WAIT_SECONDS):
                 await plugin["unregister_on_shutdown"]()
             assert bus.list() == []
 
@@ -139,7 +139,7 @@ async def test_a_documented_plugin_that_is_up_before_the_bus_is_registered_at_it
     port, naps = free_port(), Naps()
     plugin = documented(f"http://127.0.0.1:{port}", 9876, naps)
     registering = asyncio.create_task(plugin["register_with_retry"]())
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         await naps.first.wait()
         async with running_bus(http=f"127.0.0.1:{port}") as bus:
             await registering
@@ -149,7 +149,7 @@ async def test_a_documented_plugin_that_is_up_before_the_bus_is_registered_at_it
 
 async def test_a_documented_plugin_ends_quietly_where_the_bus_has_gone() -> None:
     plugin = documented(f"http://127.0.0.1:{free_port()}", 9876)
-    async with asyncio.timeout(SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         await plugin["unregister_on_shutdown"]()
 
 
@@ -176,7 +176,7 @@ def plugin_process(folder: Path, main_server: str, port: int) -> Iterator[subpro
 async def end(process: subprocess.Popen[bytes], number: signal.Signals) -> int:
     """Sends a signal; returns the exit code."""
     process.send_signal(number)
-    return await asyncio.to_thread(process.wait, SECONDS)
+    return await asyncio.to_thread(process.wait, WAIT_SECONDS)
 
 
 async def test_the_rest_plugin_answers_calls_and_unregisters_on_a_signal(tmp_path: Path) -> None:
@@ -184,10 +184,10 @@ async def test_the_rest_plugin_answers_calls_and_unregisters_on_a_signal(tmp_pat
         with plugin_process(tmp_path, f"http://{bus.http_address}", 0) as process:
             await offered(bus, "roll_dice")
             for _ in range(3):  # over one kept connection
-                rolled = await bus.call("roll_dice", {"dice": "3d6+2"}, timeout=SECONDS)
+                rolled = await bus.call("roll_dice", {"dice": "3d6+2"}, timeout=WAIT_SECONDS)
                 assert not rolled.is_error, rolled.text
                 assert rolled.output["total"] == sum(rolled.output["rolls"]) + 2
-            refused = await bus.call("roll_dice", {"dice": "seven"}, timeout=SECONDS)
+            refused = await bus.call("roll_dice", {"dice": "seven"}, timeout=WAIT_SECONDS)
             assert refused.is_error
             assert refused.text.startswith("'seven' is not dice: write NdS")
 
@@ -201,25 +201,25 @@ async def test_a_killed_rest_plugin_goes_offline_and_is_back_when_it_is_started_
         main_server = f"http://{bus.http_address}"
         with plugin_process(tmp_path, main_server, port) as process:
             await offered(bus, "roll_dice")
-            assert not (await bus.call("roll_dice", {"dice": "d6"}, timeout=SECONDS)).is_error
+            assert not (await bus.call("roll_dice", {"dice": "d6"}, timeout=WAIT_SECONDS)).is_error
             await end(process, signal.SIGKILL)
 
         for _ in range(3):  # REST-43
             assert [listing.tool.name for listing in bus.list()] == ["roll_dice"]
-            error = (await bus.call("roll_dice", {"dice": "d6"}, timeout=SECONDS)).error
+            error = (await bus.call("roll_dice", {"dice": "d6"}, timeout=WAIT_SECONDS)).error
             assert error is not None
             assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.NOT_DISPATCHED, True)
             assert f"http://127.0.0.1:{port} accepts no connection" in error.message
         assert bus.list() == []
         (away,) = bus.list(include_offline=True)
         assert away.tool.name == "roll_dice"
-        error = (await bus.call("roll_dice", {"dice": "d6"}, timeout=SECONDS)).error
+        error = (await bus.call("roll_dice", {"dice": "d6"}, timeout=WAIT_SECONDS)).error
         assert error is not None
         assert (error.code, error.retry_safe) == (Code.UNAVAILABLE, True)
 
         with plugin_process(tmp_path, main_server, port):
             await offered(bus, "roll_dice")
-            assert not (await bus.call("roll_dice", {"dice": "d6"}, timeout=SECONDS)).is_error
+            assert not (await bus.call("roll_dice", {"dice": "d6"}, timeout=WAIT_SECONDS)).is_error
 
 
 async def test_a_rest_plugin_whose_port_is_in_use_prints_that_and_exits(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ async def test_a_rest_plugin_whose_port_is_in_use_prints_that_and_exits(tmp_path
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with plugin_process(tmp_path, "http://127.0.0.1:9", taken.getsockname()[1]) as process:
-            assert await asyncio.to_thread(process.wait, SECONDS) == 1
+            assert await asyncio.to_thread(process.wait, WAIT_SECONDS) == 1
     assert "name another (0 picks a free one)" in (tmp_path / "plugin.err").read_text()
 
 
@@ -239,7 +239,7 @@ async def test_the_rest_plugin_answers_an_invalid_request_with_a_status(tmp_path
         ("/tool_invoke", "Content-Length: many", "", 413),
         ("/tool_invoke", "Transfer-Encoding: chunked", "", 413),
     )
-    async with running_bus(http="127.0.0.1:0") as bus, asyncio.timeout(SECONDS):
+    async with running_bus(http="127.0.0.1:0") as bus, asyncio.timeout(WAIT_SECONDS):
         with plugin_process(tmp_path, f"http://{bus.http_address}", 0):
             await offered(bus, "roll_dice")
             (listing,) = bus.list()

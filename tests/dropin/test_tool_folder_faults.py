@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import alive
-from tests.support.tool_folders import SECONDS, OfferedFolder, offered_folder, tool
-from tests.support.waiting import until_sync
+from tests.support.tool_folders import OfferedFolder, offered_folder, tool
+from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.bus.rooms.dropin_room import log_report
 from toolbus.dropin.group_supervisor import FolderTimings
 from toolbus.processes.supervised_plugin import PluginReport, ReportKind
@@ -129,7 +129,7 @@ async def test_an_edit_while_the_source_may_not_offer_tools_is_offered_after_the
 
 async def notices(folder: OfferedFolder, *texts: str) -> None:
     """Waits until the notices for operators contain each of these texts; without texts, until there are no notices."""
-    async with asyncio.timeout(SECONDS), Host(folder.bus.grpc_addresses[0]) as host:
+    async with asyncio.timeout(WAIT_SECONDS), Host(folder.bus.grpc_addresses[0]) as host:
         while True:
             notices = [text for _, text in (await host.list()).notices if not text.startswith("protected by")]
             if all(any(text in each for each in notices) for text in texts) and bool(notices) == bool(texts):

@@ -12,6 +12,7 @@ import pytest
 from tests.faults.conftest import Connect
 from tests.faults.processes import run
 from tests.faults.raw_peer import RawPeer, echo, tool
+from tests.support.waiting import within
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -84,4 +85,4 @@ async def test_a_bus_that_was_stopped_declares_no_healthy_session_gone(
             await asyncio.sleep(0.01)
         assert (plugin.code, host.code) == (None, None)
         await plugin.send(results=[echo(call)])
-        assert (await asyncio.wait_for(future, 5)).output_json == '{"n": 1}'
+        assert (await within(future)).output_json == '{"n": 1}'

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.processes import environment
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.dropin.tool_folder import ToolFolder
 from toolbus.processes.supervised_plugin import PluginReport, ReportKind
 from toolbus.processes.supervisor import RestartPolicy
 from toolbus.testing import running_bus
 
-SECONDS = 15.0
 QUICK = RestartPolicy(backoff_seconds=0.01, max_deaths=3)
 DIES = """
 import os
@@ -83,7 +83,7 @@ class OfferedFolder:
     async def wait_for_tools(self, *expected: tuple[str, str]) -> None:
         """Waits until the bus lists exactly these names and descriptions, in this order."""
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(WAIT_SECONDS):
                 async for _ in self.bus.watch():
                     if [(name, description) for _, name, description in self.catalog()] == list(expected):
                         return
@@ -93,7 +93,7 @@ class OfferedFolder:
     async def wait_for_report(self, pattern: str, times: int = 1) -> list[str]:
         """Waits until a pattern was reported this often; returns what its group matched."""
         try:
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(WAIT_SECONDS):
                 while len(matches := re.findall(pattern, self.text)) < times:
                     self._reported.clear()
                     await self._reported.wait()
@@ -124,5 +124,5 @@ async def offered_folder(path: Path, **options: Any) -> AsyncIterator[OfferedFol
             yield folder
         finally:
             folder.tools.stop()
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(WAIT_SECONDS):
                 await running

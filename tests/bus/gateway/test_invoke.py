@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tests.bus.gateway.calling import Connection, client, invoke, legacy_plugin
 from tests.faults.raw_peer import RawPeer, tool
-from tests.support.waiting import WAIT_SECONDS, until
+from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
 from toolbus.bus.gateway.call_response import LARGE_OUTPUT, call_body, describe_result
 from toolbus.bus.gateway.event_stream import event
@@ -136,9 +136,9 @@ async def test_a_call_does_not_wait_for_the_network_to_be_patient(tools: Tools) 
     """An answer in two segments waits 40 ms for the first one's acknowledgement, unless told not to."""
     seconds = []
     for _ in range(11):
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         await invoke(tools.http, "local")
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - began - (time.process_time() - worked))  # a slow machine works longer
     assert min(seconds) < 0.03  # a busy machine makes them longer, never shorter
 
 
@@ -479,8 +479,7 @@ async def test_a_disconnect_cancels_the_call_at_its_plugin(tools: Tools, headers
         await connection.ask("POST", "/api/tools/invoke", {"name": "nap"}, **headers)
         await until(lambda: tools.scopes, "the call to reach its tool")
         connection.cut()
-        async with asyncio.timeout(1.0):
-            await tools.cancelled.wait()
+        await within(tools.cancelled.wait())
     await until(lambda: tools.bus.records.outcomes[Code.CANCELLED] == cancelled + 1, "the record of the call")
 
 
