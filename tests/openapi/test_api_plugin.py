@@ -279,3 +279,9 @@ def test_importing_toolbus_loads_neither_httpx_nor_yaml() -> None:
 def test_a_document_without_operations_says_so() -> None:
     with pytest.raises(SetupError, match="no operation can be offered: the document has none, in `paths`"):
         from_openapi({"openapi": "3.1.0", "info": {}, "paths": {}}, base_url="http://127.0.0.1:1")
+
+
+def test_a_plugin_that_could_send_no_request_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(SetupError, match=r"run `pip install 'toolbus\[openapi\]'`"):
+        from_openapi({"openapi": "3.1.0", "info": {}, "paths": {"/a": {"get": {}}}}, base_url="http://127.0.0.1:1")

@@ -10,6 +10,7 @@ import asyncio
 import urllib.request
 import zlib
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 from urllib.parse import urljoin
 
@@ -28,6 +29,21 @@ _REDIRECTS = (301, 302, 307, 308)
 _ANY_ENCODING = 32 + zlib.MAX_WBITS  # gzip or zlib, as the data say
 
 
+def load_httpx() -> ModuleType:
+    """Imports httpx, which the extra brings.
+
+    Raises:
+        SetupError: it is not installed.
+    """
+    try:
+        import httpx
+    except ImportError:
+        raise SetupError(
+            "requests to an API need httpx, which is not installed: run `pip install 'toolbus[openapi]'`"
+        ) from None
+    return httpx
+
+
 class ApiUnreachable(ToolBusError):
     """No response has come; the text says from where and why."""
 
@@ -44,13 +60,7 @@ class ApiClient:
     """
 
     def __init__(self, url: str, connections: int) -> None:
-        try:
-            import httpx
-        except ImportError:
-            raise SetupError(
-                "requests to an API need httpx, which is not installed: run `pip install 'toolbus[openapi]'`"
-            ) from None
-        self._httpx = httpx
+        self._httpx = httpx = load_httpx()
         self._origin = origin_of(url)
         scheme, host, port = self._origin
         self.name = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -13,7 +13,7 @@ from toolbus.errors import SetupError
 from toolbus.functions.reply import Reply
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.openapi.api import Api, ApiTool, read_api
-from toolbus.openapi.api_client import ApiClient, ApiUnreachable
+from toolbus.openapi.api_client import ApiClient, ApiUnreachable, load_httpx
 from toolbus.openapi.api_request import ApiRequest, ArgumentFault, build_request
 from toolbus.openapi.api_response import read_response
 from toolbus.openapi.api_settings import (
@@ -203,6 +203,7 @@ def from_openapi(
         slashes=slashes,
         output_schemas=output_schemas,
     )
+    load_httpx()  # a plugin whose calls would all fail is not offered
     url = url_of(document)
     if url:
         found = _fetch_now(url)
