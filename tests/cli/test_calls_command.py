@@ -44,7 +44,7 @@ def test_calls_shows_the_user_and_the_round_of_a_call(bus: str) -> None:
 
 
 def test_calls_are_found_by_caller_and_outcome(bus: str) -> None:
-    toolbus("call", "get.weather", "city=1", "--user", "bob", "--bus", bus)
+    toolbus("call", "get.weather", '{"city": {}}', "--user", "bob", "--bus", bus)
     found = run_json(bus, "calls", "--outcome", "invalid_arguments", "--caller", "toolbus-cli", "--user", "bob")
     assert [(each["name"], each["outcome"], each["user_id"]) for each in found] == [
         ("get.weather", "INVALID_ARGUMENTS", "bob")

@@ -141,10 +141,13 @@ def test_any_text_is_read_or_refused_and_what_is_written_can_be_read_again(text:
 def test_reading_takes_time_in_proportion_to_the_length(unit: str) -> None:
     def seconds(length: int) -> float:
         text = (unit * length)[: length // len(unit) * len(unit)]
-        started = time.process_time()
-        for rule in ALL:
-            written(rule, text)
-        return time.process_time() - started
+        runs = []
+        for _ in range(3):  # one may hold a garbage collection of all that the tests before have left
+            started = time.process_time()
+            for rule in ALL:
+                written(rule, text)
+            runs.append(time.process_time() - started)
+        return min(runs)
 
     seconds(1_000)
     assert seconds(10_000) < 100 * max(seconds(1_000), 0.001)
