@@ -389,6 +389,26 @@ async def test_a_last_attempt_that_went_nowhere_does_not_hide_that_an_earlier_on
         assert error.message == "1 to go"
 
 
+async def test_a_tool_that_goes_while_a_call_waits_for_its_plugin_is_not_found_with_what_was_before() -> None:
+    async def go(stream: PlayedStream) -> None:
+        await stream.accept()
+        errors = [
+            pb.CallError(code=pb.ERROR_CODE_UNAVAILABLE, retry_safe=True, message="add is offline"),
+            pb.CallError(code=pb.ERROR_CODE_NOT_FOUND, message="there is no tool add"),
+        ]
+        while errors and (frame := await stream.read()) is not None:
+            for call in frame.calls:
+                await stream.write(results=[pb.ToolResult(call_id=call.call_id, is_error=True, error=errors.pop(0))])
+
+    async with played_bus(go) as bus, Host(bus.address) as host:
+        error = (await within(host.call("add"))).error
+        assert error is not None
+        assert (error.code, error.message) == (
+            Code.NOT_FOUND,
+            "there is no tool add (earlier attempts: add is offline)",
+        )
+
+
 async def test_a_refusal_is_handed_on_when_the_time_for_another_attempt_is_over() -> None:
     async def refuse(stream: PlayedStream) -> None:
         await stream.accept()

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 from toolbus.errors import Code, Stage
@@ -127,10 +128,15 @@ class OutgoingCall:
         """Gives the caller its result, once."""
         if not self.ended:
             self.ended = True
-            if result.error is not None and self.last_refusal is not None:
-                refusal = self.last_refusal.error
-                if refusal is not None and result.error.stage < refusal.stage:
-                    result = self.last_refusal  # an earlier attempt may have run, which the caller has to know
+            error, last = result.error, self.last_refusal
+            if error is not None and last is not None and last.error is not None:
+                refusal = last.error
+                if error.stage < refusal.stage:
+                    result = last  # an earlier attempt may have run, which the caller has to know
+                elif error.code is Code.NOT_FOUND:
+                    # The tool went while the call waited for its plugin; this alone would read as if it never was.
+                    message = f"{error.message} (earlier attempts: {refusal.message})"
+                    result = replace(result, error=replace(error, message=message))
             self.deliver(self, result)
 
     def fail(
