@@ -238,7 +238,7 @@ class CallAdmission:
         repairs, passes = self._repairs and not declaration.tool.no_repair, False
         if type(arguments) is dict:
             passes = checker.passes(arguments)
-            if is_unplanned(caller, call, parent, declaration) and not passes:
+            if not passes and is_unplanned(caller, call, parent, declaration):
                 return text
             if not repairs and (passes or checker.is_valid(arguments)):  # it may lack defaults
                 return text
