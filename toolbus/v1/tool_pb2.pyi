@@ -339,6 +339,8 @@ class ToolCall(_message.Message):
     PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
     BACKGROUND_AFTER_SECONDS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     ACCEPTS_FIELD_NUMBER: _builtins.int
     INPUT_RESPONSES_JSON_FIELD_NUMBER: _builtins.int
     REQUEST_STATE_FIELD_NUMBER: _builtins.int
@@ -379,6 +381,15 @@ class ToolCall(_message.Message):
     """
     request_id: _builtins.str
     """Towards a plugin that attached as qualified: the `call_id` that the caller chose. Ignored in what callers send."""
+    traceparent: _builtins.str
+    """W3C trace context: the span of the sender that this call belongs to, as `traceparent` of
+    https://www.w3.org/TR/trace-context/ writes it. It names no user and grants nothing, so it is taken from plugins as well: in a nested call it is the span
+    in which the plugin makes that call. Towards a plugin: the bus's span where the trace is sampled, otherwise what the
+    caller sent. Empty, and any value that breaks the format, means none; the call is then part of the trace that
+    `CallContext.traceparent` or the parent call names, if any.
+    """
+    tracestate: _builtins.str
+    """Passed on unread beside a valid `traceparent`: W3C `tracestate`, at most 512 bytes; a longer one is dropped."""
     input_responses_json: _builtins.str
     """Answers to ToolResult.input_requests_json, as JSON text of an object with the same keys. The call is then the same
     one again, with the same name and arguments, under an id of its own. At most 1 MiB. Read with `accepts` only.
@@ -413,13 +424,15 @@ class ToolCall(_message.Message):
         parent_call_id: _builtins.str = ...,
         background_after_seconds: _builtins.float = ...,
         request_id: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
         accepts: _abc.Iterable[_builtins.str] | None = ...,
         input_responses_json: _builtins.str = ...,
         request_state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "context", b"context", "role", b"role"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "accepts", b"accepts", "arguments_json", b"arguments_json", "background_after_seconds", b"background_after_seconds", "call_id", b"call_id", "context", b"context", "input_responses_json", b"input_responses_json", "name", b"name", "parent_call_id", b"parent_call_id", "request_id", b"request_id", "request_state", b"request_state", "role", b"role", "schema_hash", b"schema_hash", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "accepts", b"accepts", "arguments_json", b"arguments_json", "background_after_seconds", b"background_after_seconds", "call_id", b"call_id", "context", b"context", "input_responses_json", b"input_responses_json", "name", b"name", "parent_call_id", b"parent_call_id", "request_id", b"request_id", "request_state", b"request_state", "role", b"role", "schema_hash", b"schema_hash", "timeout_seconds", b"timeout_seconds", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
     _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015
@@ -464,7 +477,7 @@ class CallContext(_message.Message):
     member_json: _builtins.str
     """The council member that the call is made for, as JSON text of an object. Empty outside a council."""
     traceparent: _builtins.str
-    """W3C trace context."""
+    """W3C trace context of the root call: what a call without a `traceparent` of its own belongs to."""
     unplanned: _builtins.bool
     """Whether a council makes the call without arguments, because it plans none. The bus then does not check that a
     tool with `council_eligible` gets what its schema requires; other arguments than `{}` are checked all the same.

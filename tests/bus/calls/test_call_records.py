@@ -216,3 +216,54 @@ def test_no_record_ever_holds_a_secret(name: str, secret: str, depth: int, ends:
     assert secret not in f"{record.arguments} {record.output}"
     if depth < 10 and ends != "broken":
         assert HIDDEN in (record.arguments or "")
+
+
+# -- nested and failed calls -------------------------------------------------------------------------------------------
+
+
+def test_a_record_names_the_call_of_the_bus_and_the_one_that_made_it() -> None:
+    core, host, plugin = one_call(tool("outer"))
+    other = core.plugin("other", tool("inner"))
+    core.call(host, "outer")
+    (outer,) = plugin.hand_over()
+    nested(core, plugin, "inner")
+    (inner,) = other.hand_over()
+    core.answer(other, "1")
+    core.answer(plugin, "2")
+    assert [(record.name, record.id, record.parent) for record in core.records] == [
+        ("outer", outer.id, ""),
+        ("inner", inner.id, outer.id),
+    ]
+
+
+def test_a_failed_call_says_how_far_it_got_and_which_limit_it_met() -> None:
+    core, host, _ = one_call(tool("t", timeout_seconds=2.0))
+    core.call(host, "t")
+    core.advance(3.0)
+    record = next(iter(core.records))
+    assert record.described(0.0)["failure"] == {
+        "message": "no result from tool 't' within 2 s (waited 2.0 s; limit timeout_seconds)",
+        "stage": "not_dispatched",
+        "retry_safe": True,
+        "limit": {"name": "timeout_seconds", "value": 2.0},
+    }
+
+
+def test_a_message_that_could_repeat_contents_is_recorded_only_where_contents_are() -> None:
+    for contents in (False, True):
+        core, host, plugin = one_call()
+        core.records.contents = contents
+        core.call(host, "t")
+        plugin.hand_over()
+        core.answer(plugin, is_error=True, error=pb.CallError(message="the city of 4711"))
+        failure = next(iter(core.records)).failure
+        assert failure is not None
+        assert failure.message == ("the city of 4711" if contents else "")
+
+
+def test_a_refused_call_is_recorded_with_its_reason() -> None:
+    core, host, _ = one_call()
+    core.refusal(host, "nothing")
+    record = next(iter(core.records))
+    assert (record.id, record.parent) == ("", "")
+    assert record.described(0.0)["failure"]["message"] == "there is no tool 'nothing'; there are: t"

@@ -10,28 +10,81 @@ import itertools
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from toolbus.bus.calls.redaction import redacted
 from toolbus.bus.catalog.argument_repair import Repair
 from toolbus.bus.catalog.handler import BUS_SOURCE
-from toolbus.errors import Code
+from toolbus.errors import Code, Stage
 from toolbus.questions import INPUT_REQUIRED, INPUT_REQUIRED_OUTCOME
+from toolbus.text import shorten
+from toolbus.tool import CallError
 from toolbus.v1 import tool_pb2 as pb
 
 MAX_RECORDS = 1_000
 MAX_CONTENT = 4_096  # characters of recorded arguments or output
 MAX_REPAIRS_SHOWN = 20  # of one call
 MAX_TEXT = 128  # characters of a name or id of a refused call
+MAX_MESSAGE = 500  # characters of the message of a failure
 READER = f"{BUS_SOURCE}:calls"  # the tool that reads records; its own calls are not recorded
 _CODES = frozenset((*Code, INPUT_REQUIRED))
+# Codes whose messages may repeat what a call gave or got: they are recorded as contents are.
+_TELLING = frozenset((Code.TOOL, Code.INVALID_ARGUMENTS))
 
 Origin: TypeAlias = tuple[str, int, int]
 """User, round and order of a call, as its context says."""
 Content: TypeAlias = tuple[str, str]
 """Arguments and output."""
-Row: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, Content | None, Sequence[Repair]]
-"""A record as the hot path makes it: first fields of `CallRecord` without the number, then origin, content, repairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a call failed.
+
+    Attributes:
+        message: for people; "" where it could repeat arguments or an output, unless the bus records these.
+        stage: how far the call had got.
+        retry_safe: whether a retry repeats nothing.
+        limit: the name of the limit that was exceeded, "" for none.
+        limit_value: its value, in its own unit.
+    """
+
+    message: str
+    stage: Stage
+    retry_safe: bool
+    limit: str = ""
+    limit_value: float = 0.0
+
+    def described(self) -> dict[str, Any]:
+        """Returns the failure as a JSON object."""
+        limit = {"name": self.limit, "value": self.limit_value} if self.limit else None
+        return {
+            "message": self.message,
+            "stage": self.stage.name.lower(),
+            "retry_safe": self.retry_safe,
+            "limit": limit,
+        }
+
+
+class More(NamedTuple):
+    """What few records have.
+
+    Attributes:
+        parent: the bus's own id of the call that made it; "" for a call that is not nested.
+        trace_id: of the trace that it belongs to, 32 hexadecimal digits; "" where it is not sampled.
+    """
+
+    content: Content | None = None
+    repairs: Sequence[Repair] = ()
+    parent: str = ""
+    trace_id: str = ""
+    failure: Failure | None = None
+
+
+Row: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, str, More | None]
+"""A record as the hot path makes it: the first fields of `CallRecord` without the number, then origin, own id, more."""
+
+_NOTHING_MORE = More()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +101,9 @@ class CallRecord:
         order: its position among the calls of the round, from 0.
         arguments, output: None unless the bus records them. The arguments are those that the tool got.
         repairs: what the bus did to the arguments, the first ones: where, from which type, to which; no values.
+        id: the bus's own id, which the tool's handler got; "" where the call was refused.
+        parent, trace_id: as in `More`.
+        failure: None where the call succeeded, or asked.
     """
 
     call_id: str
@@ -67,6 +123,10 @@ class CallRecord:
     output: str | None = None
     repairs: tuple[Repair, ...] = ()
     asked: bool = False
+    id: str = ""
+    parent: str = ""
+    trace_id: str = ""
+    failure: Failure | None = None
 
     @property
     def seconds(self) -> float:
@@ -86,6 +146,7 @@ class CallRecord:
         """
         line = {
             "number": self.number,
+            "id": self.id,
             "call_id": self.call_id,
             "name": self.name,
             "source": self.source,
@@ -102,6 +163,12 @@ class CallRecord:
         }
         if self.repairs:
             line["repairs"] = [repair.described() for repair in self.repairs]
+        if self.parent:
+            line["parent"] = self.parent
+        if self.trace_id:
+            line["trace_id"] = self.trace_id
+        if self.failure is not None:
+            line["failure"] = self.failure.described()
         return line if self.arguments is None else line | {"arguments": self.arguments, "output": self.output}
 
 
@@ -176,13 +243,11 @@ class CallRecords:
         code: int,
         sizes: tuple[int, int] = (0, 0),
         origin: Origin | None = None,
-        content: Content | None = None,
-        repairs: Sequence[Repair] = (),
+        id: str = "",
+        more: More | None = None,
     ) -> None:
         """Records a call that has ended."""
-        self.keep(
-            (call_id, name, source, caller, started, ended, code, *sizes, origin, content, repairs[:MAX_REPAIRS_SHOWN])
-        )
+        self.keep((call_id, name, source, caller, started, ended, code, *sizes, origin, id, more))
         self.outcomes[code if code in _CODES else Code.INTERNAL] += 1  # otherwise a plugin could fill memory with keys
 
     @property
@@ -286,8 +351,22 @@ def content_of(arguments_json: str, output_json: str) -> Content:
     return redacted(arguments_json, MAX_CONTENT), redacted(output_json, MAX_CONTENT)
 
 
+def failure_of(error: CallError, *, contents: bool) -> Failure:
+    """Returns what a record says of an error.
+
+    Args:
+        contents: whether arguments and outputs are recorded.
+    """
+    limit, value = error.limit or ("", 0.0)
+    message = (
+        shorten(redacted(error.message, MAX_CONTENT), MAX_MESSAGE) if contents or error.code not in _TELLING else ""
+    )
+    return Failure(message, error.stage, error.retry_safe, limit, value)
+
+
 def _read(row: Row, number: int) -> CallRecord:
-    call_id, name, source, caller, started, ended, code, given, got, origin, content, repairs = row
+    call_id, name, source, caller, started, ended, code, given, got, origin, id, more = row
+    content, repairs, parent, trace_id, failure = more or _NOTHING_MORE
     asked = code == INPUT_REQUIRED
     known = Code(0 if asked else code) if code in _CODES else Code.INTERNAL  # a plugin may send one of a newer protocol
     arguments, output = content or (None, None)
@@ -296,8 +375,12 @@ def _read(row: Row, number: int) -> CallRecord:
         *(origin or ("", 0, 0)),
         arguments=arguments,
         output=output,
-        repairs=tuple(repairs),
+        repairs=tuple(repairs[:MAX_REPAIRS_SHOWN]),
         asked=asked,
+        id=id,
+        parent=parent,
+        trace_id=trace_id,
+        failure=failure,
     )
 
 

@@ -20,7 +20,7 @@ from toolbus.bus.access.principal import Principal
 from toolbus.bus.access.quota import Quota, Quotas
 from toolbus.bus.calls.call import Background, Budget, Call, Caller
 from toolbus.bus.calls.call_admission import CallAdmission, copy_context
-from toolbus.bus.calls.call_records import MAX_TEXT, READER, CallRecords, content_of, origin_of
+from toolbus.bus.calls.call_records import MAX_TEXT, READER, CallRecords, More, content_of, failure_of, origin_of
 from toolbus.bus.calls.input_exchange import check_needs, read_exchange
 from toolbus.bus.calls.refusals import (
     Refused,
@@ -341,7 +341,8 @@ class Dispatcher:
                 handler.slots.release(caller.budget, 1)
                 code = review(call, result, self._limits, self.tripwire if untrusted else None)
                 caller.deliver_result(call_id, result)
-                self._record(call, code, now, "" if code == Code.SECRET_BLOCKED else output)
+                error = CallError.from_wire(result.error) if result.is_error else None
+                self._record(call, code, now, "" if code == Code.SECRET_BLOCKED else output, error)
                 continue
             batch.append((call_id, output))
             if careful or type(call.arguments_json) is not str:  # repaired ones say so in their record
@@ -350,8 +351,9 @@ class Dispatcher:
             origin, context = None, call.context
             if context is not None:
                 origin, size = origin_of(context), len(call.arguments_json)
+            more = More(parent=call.parent.id) if call.parent is not None else None
             name, source, started = entry.name, entry.source, call.started
-            keep((call_id, name, source, caller.source, started, now, 0, size, len(output), origin, None, ()))
+            keep((call_id, name, source, caller.source, started, now, 0, size, len(output), origin, call.id, more))
             succeeded += 1
         if batch and to is not None:
             handler.slots.release(to.budget, len(batch))
@@ -412,8 +414,14 @@ class Dispatcher:
             *(call.call_id[:MAX_TEXT], call.name[:MAX_TEXT], "", caller.source, now, now, code),
             (len(text), 0),
             origin_of(call.context) if caller.may_set_context and call.HasField("context") else None,
-            content_of(text, "") if self.records.contents else None,
+            more=self._refusal_record(refused, text),
         )
+
+    def _refusal_record(self, refused: Refused, arguments_json: str) -> More:
+        contents = self.records.contents
+        if refused.record is None:  # one refusal may serve many calls
+            refused.record = More(failure=failure_of(refused.error, contents=contents))
+        return refused.record._replace(content=content_of(arguments_json, "")) if contents else refused.record
 
     def _within_quota(
         self, caller: Caller, quota: Quota, calls: Iterable[pb.ToolCall], now: float
@@ -444,7 +452,8 @@ class Dispatcher:
         log.error("a fault of the bus in call %.80r of %.80r", call_id, name, exc_info=fault)
         error = CallError(Code.INTERNAL, "a fault of the bus; its log has the details", stage=Stage.NOT_DISPATCHED)
         caller.deliver_result(call_id, Result(call_id, is_error=True, error=error).to_wire())
-        self.records.add(call_id[:MAX_TEXT], name[:MAX_TEXT], "", caller.source, now, now, error.code)
+        more = More(failure=failure_of(error, contents=False))
+        self.records.add(call_id[:MAX_TEXT], name[:MAX_TEXT], "", caller.source, now, now, error.code, more=more)
 
     def _over_budget(self, caller: Caller, size: int) -> Refused:
         limits = self._limits
@@ -486,9 +495,10 @@ class Dispatcher:
         if call.children:
             self._end_children(call, now)
         safe = stage is Stage.NOT_DISPATCHED or call.declaration.tool.repeatable
+        error = CallError(code, message, stage=stage, retry_safe=safe, limit=limit)
         if answer:
-            self._fail(call, CallError(code, message, stage=stage, retry_safe=safe, limit=limit))
-        self._record(call, code, now)
+            self._fail(call, error)
+        self._record(call, code, now, error=error)
 
     def _end_children(self, call: Call, now: float) -> None:
         children, call.children = call.children, None  # each removes itself from the list
@@ -498,9 +508,9 @@ class Dispatcher:
     def _fail(self, call: Call, error: CallError) -> None:
         call.caller.deliver_result(call.call_id, Result(call.call_id, is_error=True, error=error).to_wire())
 
-    def _record(self, call: Call, code: int, now: float, output: str = "") -> None:
+    def _record(self, call: Call, code: int, now: float, output: str = "", error: CallError | None = None) -> None:
         """Records how a call ended, with everything that the hot path leaves out."""
-        entry = call.entry
+        entry, contents, parent = call.entry, self.records.contents, call.parent
         if entry.name == READER:
             return
         self.records.add(
@@ -508,8 +518,13 @@ class Dispatcher:
             # As it came, and without the context, which counts towards what is held.
             (len(original_of(call.arguments_json)), len(output)),
             origin_of(call.context) if call.context is not None else None,
-            content_of(call.arguments_json, output) if self.records.contents else None,
-            repairs_of(call.arguments_json),
+            call.id,
+            More(
+                content_of(call.arguments_json, output) if contents else None,
+                repairs_of(call.arguments_json),
+                parent.id if parent is not None else "",
+                failure=failure_of(error, contents=contents) if error is not None else None,
+            ),
         )
 
     def _stage(self, call: Call) -> Stage:
@@ -556,7 +571,7 @@ class Dispatcher:
                 self._end_children(call, now)
             error = CallError(Code.UNAVAILABLE, _lost(call, why, safe=safe), stage=stage, retry_safe=safe)
             self._fail(call, error)
-            self._record(call, Code.UNAVAILABLE, now)
+            self._record(call, Code.UNAVAILABLE, now, error=error)
 
     def handler_hangs(self, handler: Handler, why: str, now: float) -> None:
         """A handler is connected and shows no life: its calls are retried elsewhere where that is safe, or end.

@@ -10,6 +10,7 @@ from typing import Any
 
 from toolbus.bus.access.quota import CALLS_PER_SECOND, Quota
 from toolbus.bus.calls.call import Caller
+from toolbus.bus.calls.call_records import More
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import has_room
 from toolbus.bus.catalog.schema import ArgumentChecker
@@ -28,6 +29,7 @@ class Refused(Exception):
 
     def __init__(self, code: Code, message: str, **more: Any) -> None:
         self.error = CallError(code, message, stage=Stage.NOT_DISPATCHED, **more)
+        self.record: More | None = None  # what records say of it; made by the first one
         super().__init__(message)
 
     @cached_property

@@ -152,10 +152,27 @@ class RecordedRepair(BaseModel):
     to: Annotated[str, Field(description="A type of JSON Schema, or `absent`.")]
 
 
+class RecordedLimit(BaseModel):
+    """A limit that a call exceeded."""
+
+    name: str
+    value: float
+
+
+class RecordedFailure(BaseModel):
+    """How a call failed."""
+
+    message: Annotated[str, Field(description="Empty where it could repeat arguments or an output.")]
+    stage: Annotated[str, Field(description="How far the call had got.", examples=["not_dispatched", "accepted"])]
+    retry_safe: Annotated[bool, Field(description="Whether a retry repeats nothing.")]
+    limit: RecordedLimit | None
+
+
 class RecordedCall(BaseModel):
     """One call that has ended."""
 
     number: Annotated[int, Field(description="Which ended call of this bus it was, from 1.")]
+    id: Annotated[str, Field(description="The bus's own id of the call; empty: it was refused.")]
     call_id: str
     name: str
     source: Annotated[str, Field(description="Whose tool was called.")]
@@ -170,6 +187,11 @@ class RecordedCall(BaseModel):
     arguments_size: int
     output_size: int
     repairs: Annotated[list[RecordedRepair], Field(description="At most 20; left out where there are none.")] = []
+    parent: Annotated[str, Field(description="The `id` of the call that made it; left out where it is not nested.")] = (
+        ""
+    )
+    trace_id: Annotated[str, Field(description="Of its trace; left out where that is not sampled.")] = ""
+    failure: Annotated[RecordedFailure | None, Field(description="Left out where the call succeeded.")] = None
     arguments: Annotated[str | None, Field(description="Only where the bus keeps contents.")] = None
     output: Annotated[str | None, Field(description="Only where the bus keeps contents.")] = None
 
