@@ -13,6 +13,8 @@ import grpc
 import httpx
 import pytest
 
+from tests.support.waiting import until
+from toolbus import Host
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -80,3 +82,14 @@ async def test_no_text_of_a_peer_makes_a_line_of_its_own_in_the_log(caplog: pyte
     assert any("registered tool='x\\n12:00:00 info" in line for line in lines)
     assert any("evil.example" in line for line in lines)
     assert [line for line in lines if UNSAFE.search(line)] == []
+
+
+async def test_a_program_that_only_calls_comes_and_goes_without_a_line_at_info(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "toolbus"):
+        async with running_bus() as bus:
+            async with Host(bus.grpc_addresses[0]) as host:
+                await host.ready()
+            await until(lambda: not bus.core.presence.sessions, "the end of its session")
+            assert [record for record in caplog.records if record.name == "toolbus.sessions"] == []

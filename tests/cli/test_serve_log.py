@@ -54,7 +54,12 @@ def test_a_text_of_a_peer_stays_within_its_line_and_cannot_change_the_terminal()
     assert shown.count("\n") == 1
     assert shown.endswith("\n")
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", shown)
-    assert "role=x 12:00:00 info" in shown
+    assert 'role="x\\n12:00:00 info' in shown
+
+
+def test_a_value_of_a_field_cannot_look_like_another_field() -> None:
+    shown = _formatted("slow", extra={"tool": 'x outcome=OK call_id="1', "source": "weather", "seconds": 1.25})
+    assert shown.endswith('slow tool="x outcome=OK call_id=\\"1" source=weather seconds=1.25\n')
 
 
 def test_lines_of_an_exceptions_message_and_stack_are_indented_below_its_record() -> None:

@@ -1,13 +1,15 @@
 """Writes the log of ``toolbus serve`` to standard error, as text or as JSON lines.
 
 What peers sent may be part of a record, so every text is cleaned: it can neither look like another line of the log nor
-change the terminal that shows it.
+change the terminal that shows it. Fields of a record follow its text as ``key=value``, in quotes where the value holds
+blanks, quotes or ``=``: a value cannot look like a field either.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from toolbus.text import clean_line, clean_lines, escape_unsafe
 if TYPE_CHECKING:
     from toolbus.bus.serve_settings import ServeSettings
 
+_BARE = re.compile(r'[^\s"=\\]+')  # a value that needs no quotes
 _RECORD_FIELDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 
 
@@ -32,7 +35,7 @@ class _Lines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime(self._date, time.localtime(record.created))
-        fields = "".join(f" {key}={value}" for key, value in _extra_fields(record).items())
+        fields = "".join(f" {key}={_shown(value)}" for key, value in _extra_fields(record).items())
         text = f"{when} {record.levelname.lower()} {record.name}: {clean_line(f'{record.getMessage()}{fields}')}"
         stack = self.formatStack(record.stack_info) if record.stack_info else ""
         trace = self.formatException(record.exc_info) if record.exc_info else ""
@@ -52,6 +55,12 @@ class _JsonLines(logging.Formatter):
             **({"exception": self.formatException(record.exc_info)} if record.exc_info else {}),
         }
         return escape_unsafe(json.dumps(fields, ensure_ascii=False, default=str))
+
+
+def _shown(value: object) -> str:
+    """Returns the value of a field as a line of text has it."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
 def _extra_fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -136,8 +136,10 @@ def test_a_repair_is_logged_once_without_values(caplog: pytest.LogCaptureFixture
         for number in ("5", "6", "7"):
             arrived(core, host, plugin, "n", f'{{"a":"{number}"}}')
         arrived(core, host, plugin, "d", "{}")
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "repaired arguments tool='n' caller='h': a: string to integer"
+    (record,) = caplog.records
+    assert record.getMessage() == "repaired arguments: a: string to integer"
+    fields = vars(record)
+    assert (fields["call_id"], fields["tool"], fields["identity"]) == ("c1", "n", "h")
 
 
 def test_a_record_shows_the_first_repairs() -> None:

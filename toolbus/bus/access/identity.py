@@ -30,6 +30,7 @@ VERBS = (
     "metrics",
     "keys",
     "audit",
+    "logs",
     "council",
     "reflect",
 )

@@ -15,6 +15,7 @@ from typing import Any
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Asker, Call, Caller
+from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid
 from toolbus.bus.catalog.argument_repair import (
     ABSENT,
@@ -275,7 +276,8 @@ class CallAdmission:
         if texts and (key := (call.name, *texts)) not in self._logged:
             self._logged[key] = None
             why = clean_line(list_names(texts))
-            log.info("repaired arguments tool=%.80r caller=%r: %s", call.name, caller.source, why)
+            fields = call_fields(call.call_id, call.name, "", caller.principal)
+            log.info("repaired arguments: %s", why, extra=fields)
 
 
 def _check_generation_depth(parent: Call) -> None:

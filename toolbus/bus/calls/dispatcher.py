@@ -20,6 +20,7 @@ from toolbus.bus.access.principal import Principal
 from toolbus.bus.access.quota import Quota, Quotas
 from toolbus.bus.calls.call import Background, Budget, Call, Caller
 from toolbus.bus.calls.call_admission import CallAdmission, copy_context
+from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.call_records import MAX_TEXT, READER, CallRecords, More, content_of, failure_of, origin_of
 from toolbus.bus.calls.input_exchange import check_needs, read_exchange
 from toolbus.bus.calls.refusals import (
@@ -449,7 +450,9 @@ class Dispatcher:
         """Answers a call that met a fault of the bus; panics of the validator do not derive from Exception."""
         if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
             raise fault
-        log.error("a fault of the bus in call %.80r of %.80r", call_id, name, exc_info=fault)
+        log.error(
+            "a fault of the bus in a call", exc_info=fault, extra=call_fields(call_id, name, "", caller.principal)
+        )
         error = CallError(Code.INTERNAL, "a fault of the bus; its log has the details", stage=Stage.NOT_DISPATCHED)
         caller.deliver_result(call_id, Result(call_id, is_error=True, error=error).to_wire())
         more = More(failure=failure_of(error, contents=False))
@@ -666,7 +669,8 @@ class Dispatcher:
             if self.background is not None:
                 adopted = self.background.adopt(call, now, self.cancels, self.calls)
         except Exception:  # the sweep must go on: it times out every other call too
-            log.exception("a fault of the bus: call %.80r of %.80r became no task", call.call_id, call.entry.name)
+            names = call.call_id, call.entry.name, call.entry.source
+            log.exception("a fault of the bus: a call became no task", extra=call_fields(*names, call.caller.principal))
         if adopted is None:  # the caller waits on, within the longest timeout
             call.timeout = min(call.timeout, call.caller.longest_timeout)
             call.deadline = min(call.deadline, call.started + call.timeout)

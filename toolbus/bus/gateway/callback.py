@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from toolbus.bus.calls.call import Call
+from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.gateway import callback_messages, callback_proof
@@ -131,7 +132,8 @@ class Callbacks:
         try:
             result = await self._exchange(handler, call)
         except Exception:
-            log.exception("a fault of the bus in call %.80r of %.80r", call.call_id, call.entry.name)
+            names = call.call_id, call.entry.name, call.entry.source
+            log.exception("a fault of the bus in a call", extra=call_fields(*names, call.caller.principal))
             result = _failure(Code.INTERNAL, INTERNAL_DETAIL, Stage.UNKNOWN)
         del self._running[call]
         self._end(handler, call, result)

@@ -110,7 +110,8 @@ class Handshake:
         peer.quota = self._dispatcher.quotas.join(peer.principal.identity, peer)
         self._answer(peer, outcome.names, refused, outcome.waiting)
         deny(peer, "attach", refused)
-        log.info(
+        log.log(
+            peer.log_level,
             "attached source=%s instance=%s tools=%d refused=%d max_in_flight=%d",
             peer.source, peer.instance or "-", len(outcome.names), len(refused), peer.max_in_flight,
         )  # fmt: skip

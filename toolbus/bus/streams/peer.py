@@ -6,6 +6,7 @@ items into the outbox; the one writer of the stream sends them.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -85,6 +86,11 @@ class Peer(Session[wire.InvokeResponse]):
     def may_set_context(self) -> bool:
         """Whether it may set the context of a call: hosts may, plugins and untrusted sources may not."""
         return not (self.offers_tools or self.untrusted)
+
+    @property
+    def log_level(self) -> int:
+        """The level of log lines about its life: a program that only calls comes and goes with each command."""
+        return logging.INFO if self.offers_tools else logging.DEBUG
 
     @property
     def session_state(self) -> int:

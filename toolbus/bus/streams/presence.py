@@ -227,7 +227,7 @@ class Presence(SessionTable):
         peer.leave()
         self._registry.withdraw(peer)
         self.review.refused.drop(peer)
-        log.info("draining source=%s pending=%d", peer.source, len(peer.pending))
+        log.log(peer.log_level, "draining source=%s pending=%d", peer.source, len(peer.pending))
         self._on_source(peer.source)
         self._on_change()
 
@@ -268,7 +268,8 @@ class Presence(SessionTable):
             self.notifications.drop(peer)
             self._on_source(peer.source)
             self.audit.record("end", peer.principal, why=why, peer=peer.session_id, instance=peer.instance)
-            log.info("ended source=%s instance=%s why=%s", peer.source, peer.instance or "-", clean_line(why))
+            instance = peer.instance or "-"
+            log.log(peer.log_level, "ended source=%s instance=%s why=%s", peer.source, instance, clean_line(why))
         if status != "OK":
             peer.outbox.discard()
         peer.close(status, why)
