@@ -22,7 +22,7 @@ PACKAGE = ROOT / "toolbus"
 FLOORS = (
     "v1",
     "errors cancellation limits tool result_text text questions schema_grammar normal_schema newest reader mailbox "
-    "lazy stall session local_users",
+    "lazy stall session local_users traceparent",
     "functions",  # a Python function as a tool; no connection, no bus
     "neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
@@ -87,6 +87,7 @@ LIBRARIES = {
     "local_users": set[str](),
     "stall": set[str](),
     "reader": set[str](),
+    "traceparent": set[str](),
     "session": {"google.protobuf"},
     "functions": set[str](),
     "neko": set[str](),

@@ -383,10 +383,11 @@ class ToolCall(_message.Message):
     """Towards a plugin that attached as qualified: the `call_id` that the caller chose. Ignored in what callers send."""
     traceparent: _builtins.str
     """W3C trace context: the span of the sender that this call belongs to, as `traceparent` of
-    https://www.w3.org/TR/trace-context/ writes it. It names no user and grants nothing, so it is taken from plugins as well: in a nested call it is the span
-    in which the plugin makes that call. Towards a plugin: the bus's span where the trace is sampled, otherwise what the
-    caller sent. Empty, and any value that breaks the format, means none; the call is then part of the trace that
-    `CallContext.traceparent` or the parent call names, if any.
+    https://www.w3.org/TR/trace-context/ writes it. It names no user and grants nothing, so it is taken from plugins as
+    well: in a nested call it is the span in which the plugin makes that call. Towards a plugin: the bus's span where
+    the bus records one, and a span that is not sampled where the caller's was and the bus has recorded too many;
+    otherwise what the caller sent. Empty, and any value that breaks the format, means none; the call is then part of
+    the trace that the parent call or `CallContext.traceparent` names, if any.
     """
     tracestate: _builtins.str
     """Passed on unread beside a valid `traceparent`: W3C `tracestate`, at most 512 bytes; a longer one is dropped."""

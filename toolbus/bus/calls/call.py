@@ -18,6 +18,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 if TYPE_CHECKING:  # it refuses calls, and what refuses them knows callers
     from toolbus.bus.calls.input_exchange import InputExchange
+    from toolbus.bus.calls.trace import Trace
 
 
 class Budget:
@@ -66,7 +67,7 @@ class Caller(Asker, Protocol):
 CancelCalls = Callable[[Caller, Iterable[pb.ToolCancel], float], None]  # the caller, which of its calls, the time now
 
 
-MakeCalls = Callable[[Caller, Iterable[pb.ToolCall], float], None]  # the caller, its calls, the time now
+MakeCalls = Callable[[Caller, Sequence[pb.ToolCall], float], None]  # the caller, its calls, the time now
 
 
 class Background(Protocol):
@@ -113,6 +114,7 @@ class Call:
         "size",
         "started",
         "timeout",
+        "trace",
     )
 
     caller: Caller
@@ -125,6 +127,7 @@ class Call:
     size: int  # bytes held for it
     context: pb.CallContext | None  # the root call's, for nested calls to share
     exchange: InputExchange | None  # what its caller accepts and answers; None for most calls, and for nested ones
+    trace: Trace | None  # None where the caller has sent none, as for most calls
     parent: Call | None
     children: list[Call] | None
     depth: int

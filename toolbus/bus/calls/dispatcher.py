@@ -36,6 +36,7 @@ from toolbus.bus.calls.refusals import (
     window_full,
 )
 from toolbus.bus.calls.result_review import NO_OUTPUT, review
+from toolbus.bus.calls.trace import CallTraces
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.argument_repair import original_of, repairs_of
 from toolbus.bus.catalog.catalog_view import CatalogView
@@ -102,6 +103,7 @@ class Dispatcher:
         self.view = CatalogView(registry, policy)  # what callers may see, by the same policy
         self._admission = CallAdmission(registry, policy, self.view, limits, repairs=repairs)
         self.records = records
+        self.traces = CallTraces()
         self.settled_at = settled_at
         self._on_denied: OnDenied | None = None  # see watch_refusals
         self._on_limited: OnLimited | None = None
@@ -151,13 +153,16 @@ class Dispatcher:
     # `calls` and `results` are flat on purpose: one more function call per call would take a twentieth of the time.
     # What is rare stands in functions of its own, and items are passed on in batches.
 
-    def calls(self, caller: Caller, calls: Iterable[pb.ToolCall], now: float) -> None:
+    def calls(self, caller: Caller, calls: Sequence[pb.ToolCall], now: float) -> None:
         """Takes the calls of a caller: admits and sends each, or answers at once with an error."""
         in_flight, budget, allowed = caller.in_flight, caller.budget, caller.allowed
         limits, first, nearest, window = self._limits, self._registry.first, self._armed_at, caller.max_in_flight
         max_arguments, max_held, max_of_source = limits.arguments_bytes, limits.held_bytes, limits.held_bytes_per_source
         if caller.quota is not None:
             calls = self._within_quota(caller, caller.quota, calls, now)
+        traces = self.traces
+        if self._last_id + len(calls) >= traces.draw_at:
+            traces.draw(calls, self._last_id)
         if caller.allowed_at != self._registry.revision:
             allowed.clear()
             caller.allowed_at = self._registry.revision
@@ -211,7 +216,7 @@ class Dispatcher:
                 context = exchange = None
                 if parent is not None:
                     context = parent.context
-                elif call.HasField("context") and caller.may_set_context:
+                elif "context" in call and caller.may_set_context:  # half the time of `HasField`
                     context = copy_context(call.context, limits)
                     size += context.ByteSize()
                     if call.accepts:
@@ -264,6 +269,9 @@ class Dispatcher:
                     if declaration.tool.idle_timeout_seconds:
                         record.idle_deadline = now + declaration.tool.idle_timeout_seconds
                         deadline = min(deadline, record.idle_deadline)
+                record.trace = None
+                if call.traceparent or parent is not None or context is not None:
+                    record.trace = traces.begin(call, parent, context, now)
                 if deadline < nearest:
                     nearest = deadline
                 record.caller, record.call_id, record.handler = caller, call_id, handler
@@ -335,7 +343,7 @@ class Dispatcher:
                 most = min(self._limits.result_bytes, caller.max_item_bytes) // 4
             output = result.output_json
             if (
-                (untrusted or result.is_error or result.content or len(output) > most or result.HasField("error"))
+                (untrusted or result.is_error or result.content or len(output) > most or "error" in result)
                 or (len(output) <= NO_OUTPUT and result.input_requests_json)
                 or (checks_outputs and call.declaration.output_checker is not None)
             ):
@@ -346,7 +354,8 @@ class Dispatcher:
                 self._record(call, code, now, "" if code == Code.SECRET_BLOCKED else output, error)
                 continue
             batch.append((call_id, output))
-            if careful or type(call.arguments_json) is not str:  # repaired ones say so in their record
+            # What was repaired says so in its record, and what is traced there and in its span.
+            if careful or call.trace is not None or type(call.arguments_json) is not str:
                 self._record(call, 0, now, output)
                 continue
             origin, context = None, call.context
@@ -378,6 +387,8 @@ class Dispatcher:
             if call is None or not call.active:
                 self.records.unexpected += call is None
                 continue
+            if call.trace is not None and not call.accepted:
+                call.trace.first_sign = now
             call.accepted = True
             largest = min(self._limits.result_bytes, call.caller.max_item_bytes)
             if message.ByteSize() > largest:  # as with a result: a larger frame would end every call of the caller
@@ -411,11 +422,18 @@ class Dispatcher:
         caller.deliver_result(call.call_id, result)
         if code == Code.PERMISSION_DENIED and self._on_denied is not None:
             self._on_denied(caller.principal, call.name[:MAX_TEXT], refused.error.message)
+        context = call.context if "context" in call and caller.may_set_context else None
+        more = self._refusal_record(refused, text)
+        if call.traceparent or call.parent_call_id or context is not None:
+            trace = self.traces.begin(call, caller.pending.get(call.parent_call_id), context, now)
+            if trace is not None:
+                self.traces.refuse(trace, call, caller.source, refused.error, now)
+                more = more._replace(trace_id=trace.trace_id)
         self.records.add(
             *(call.call_id[:MAX_TEXT], call.name[:MAX_TEXT], "", caller.source, now, now, code),
             (len(text), 0),
-            origin_of(call.context) if caller.may_set_context and call.HasField("context") else None,
-            more=self._refusal_record(refused, text),
+            origin_of(context) if context is not None else None,
+            more=more,
         )
 
     def _refusal_record(self, refused: Refused, arguments_json: str) -> More:
@@ -513,7 +531,9 @@ class Dispatcher:
 
     def _record(self, call: Call, code: int, now: float, output: str = "", error: CallError | None = None) -> None:
         """Records how a call ended, with everything that the hot path leaves out."""
-        entry, contents, parent = call.entry, self.records.contents, call.parent
+        entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
+        if trace is not None:
+            self.traces.end(trace, call, code, error, now)
         if entry.name == READER:
             return
         self.records.add(
@@ -526,6 +546,7 @@ class Dispatcher:
                 content_of(call.arguments_json, output) if contents else None,
                 repairs_of(call.arguments_json),
                 parent.id if parent is not None else "",
+                trace.trace_id if trace is not None else "",
                 failure=failure_of(error, contents=contents) if error is not None else None,
             ),
         )

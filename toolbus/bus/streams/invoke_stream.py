@@ -163,12 +163,14 @@ class InvokeStream:
                 self._end(*grpc_status(error))
 
     async def _write(self) -> None:
-        outbox, write = self._peer.outbox, self._context.write
+        peer, outbox, write = self._peer, self._peer.outbox, self._context.write
         try:
             await self._context.send_initial_metadata(())  # clients such as tonic's wait for it before they write
             while True:
                 frame = None if outbox.held else outbox.take()
                 if frame is not None:
+                    if peer.traced:
+                        peer.note_sent(time.monotonic())
                     await write(frame)
                     continue
                 if self._peer.state is State.LEAVING:

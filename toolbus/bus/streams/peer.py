@@ -47,6 +47,7 @@ class Peer(Session[wire.InvokeResponse]):
         "slots",
         "source",
         "stuck",
+        "traced",
         "untrusted",
     )
 
@@ -76,6 +77,7 @@ class Peer(Session[wire.InvokeResponse]):
         self.slots = Slots()  # which caller has how many of the calls that it runs
         self.principal = Principal(identity=identity)  # gets its source when attached
         self.stuck = 0  # calls that have ended for their caller but keep a slot until the plugin confirms
+        self.traced: list[Call] = []  # whose spans wait for the moment in which they are written
         self.leave_by = math.inf  # when a session that was asked to drain is ended
         self.close: Callable[[str, str], None] = _no_rpc  # ends the RPC with a gRPC status name and a text
 
@@ -111,6 +113,8 @@ class Peer(Session[wire.InvokeResponse]):
             size = call.size + CALL_OVERHEAD
             if call.context is not None:
                 size += call.context.ByteSize()
+            if call.trace is not None:
+                size += call.trace.size
             if size < least:
                 size = least
             if size > space:
@@ -130,11 +134,23 @@ class Peer(Session[wire.InvokeResponse]):
                 message.context.CopyFrom(call.context)
                 if call.exchange is not None:
                     call.exchange.fill(message)
+            if call.trace is not None:
+                call.trace.fill(message)
+                if call.trace.recorded:
+                    self.traced.append(call)
             if self.qualified:
                 message.request_id = call.call_id
         outbox.space = space
         if outbox.held:
             outbox.release()
+
+    def note_sent(self, now: float) -> None:
+        """Notes the time for the traced calls whose frames the writer has taken."""
+        traced, taken = self.traced, self.outbox.taken
+        self.traced = [call for call in traced if call.frame > taken]
+        for call in traced:
+            if call.frame <= taken and call.trace is not None:
+                call.trace.sent = now
 
     def cancel(self, call: Call, reason: str) -> bool:
         """Takes a call out of the outbox, or asks the plugin to stop it. Returns whether it was never sent."""
