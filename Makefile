@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run test conformance mutants mcp-conformance thorough browser crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
-.PHONY: docs clean
+.PHONY: docs clean vendor
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ thorough: $(VENV)/dev.stamp ## draw ten times as many examples in the property t
 
 browser: $(VENV)/dev.stamp ## try what web pages could do to a bus, in a Chromium (CHROMIUM=/path/to/it)
 	@$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+
+vendor: $(VENV)/dev.stamp ## fetch the libraries of the console's page from the npm registry
+	@$(BIN)/python -m tests.console.vendor
 
 network: $(VENV)/dev.stamp ## listen between two network namespaces to what bus and peers say over TLS (needs root)
 	@$(BIN)/python -m pytest -m network tests/network $(ARGS)

@@ -1,0 +1,119 @@
+// Asks the bus over the HTTP paths that every program has.
+
+import { parseJson, writeJson } from "./json.mjs";
+
+/** Says why a request or a call failed. */
+export class ApiError extends Error {
+  constructor(message, { status = 0, code = "", stage = "", retry_safe = null, limit = null, call_id = "" } = {}) {
+    super(message);
+    this.name = "ApiError";
+    Object.assign(this, { status, code, stage, retry_safe, limit, call_id });
+  }
+}
+
+/** Hears of every answer 401; the app shows how to log in. */
+export const unauthorized = { heard: () => {} };
+
+/** Returns the value that a path gives. Throws ApiError. */
+export const get = (path, options) => send("GET", path, undefined, options);
+
+/** Sends a request, with a JSON body unless it is undefined, and returns the answer's value. Throws ApiError. */
+export async function send(method, path, body, { signal } = {}) {
+  const response = await request(method, path, body, { signal });
+  return valueOf(await response.text());
+}
+
+/** Calls one of the bus's own tools and returns its output. Throws ApiError. */
+export async function admin(name, args = {}, options) {
+  const answer = await send("POST", `/api/bus/${encodeURIComponent(name)}`, args, options);
+  return outputOf(answer);
+}
+
+/** Returns the output of an invoke's answer; throws what failed as ApiError. */
+export function outputOf(answer) {
+  if (answer?.is_error) {
+    const error = answer.error ?? {};
+    const message = error.message ?? (typeof answer.output === "string" ? answer.output : writeJson(answer.output));
+    throw new ApiError(message, { status: 200, ...error, call_id: answer.call_id });
+  }
+  return answer?.output;
+}
+
+/**
+ * Calls a tool and returns the whole answer, failed or not. `args` is JSON as text, which is sent as it stands.
+ * `onEvent(kind, data)` hears "progress" and "chunk". Aborting `signal` cancels the call. Throws ApiError where there
+ * is no answer.
+ */
+export async function invoke(name, args, { onEvent = () => {}, signal, ...more } = {}) {
+  const body = { name, arguments: args, ...more };
+  const response = await request("POST", "/api/tools/invoke", body, { signal, accept: "text/event-stream" });
+  if (!(response.headers.get("content-type") ?? "").startsWith("text/event-stream")) {
+    return valueOf(await response.text());
+  }
+  try {
+    for await (const { kind, data } of events(response.body)) {
+      if (kind === "result") return valueOf(data);
+      onEvent(kind, valueOf(data));
+    }
+  } catch (error) {
+    throw error.name === "AbortError" ? error : new ApiError("the connection to the bus was lost during the call");
+  }
+  throw new ApiError("the connection to the bus ended before the result");
+}
+
+async function request(method, path, body, { signal, accept = "application/json" } = {}) {
+  const headers = { Accept: accept };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let response;
+  try {
+    response = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : writeJson(body) });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("the bus does not answer");
+  }
+  if (response.ok) return response;
+  if (response.status === 401) unauthorized.heard();
+  throw new ApiError(problem(await response.text(), response), { status: response.status });
+}
+
+/** Returns the words of a refused request. */
+function problem(text, response) {
+  try {
+    const { detail } = parseJson(text);
+    if (typeof detail === "string") return detail;
+    if (Array.isArray(detail)) return detail.map((each) => `${(each.loc ?? []).join(".")}: ${each.msg}`).join("; ");
+  } catch {
+    // Not JSON: the status says it.
+  }
+  return `the bus answered ${response.status} ${response.statusText}`.trim();
+}
+
+function valueOf(text) {
+  try {
+    return parseJson(text);
+  } catch {
+    throw new ApiError(`the bus did not answer with JSON: ${text.slice(0, 200)}`);
+  }
+}
+
+/** Yields the server-sent events of a body: {kind, data}. */
+export async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    rest += value;
+    const blocks = rest.split(/\r?\n\r?\n/);
+    rest = blocks.pop();
+    for (const block of blocks) {
+      let kind = "message";
+      const data = [];
+      for (const line of block.split(/\r?\n/)) {
+        if (line.startsWith("event:")) kind = line.slice(6).trim();
+        else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
+      }
+      if (data.length) yield { kind, data: data.join("\n") };
+    }
+  }
+}

@@ -1,0 +1,151 @@
+// Draws the page around the pages: header, navigation, keys; starts everything.
+
+import { unauthorized } from "./api.mjs";
+import { Dialog, Dialogs } from "./dialogs.mjs";
+import { html, render } from "./html.mjs";
+import { helpIsOpen, helpOfKeys, Keys, startKeys, useKeys } from "./keys.mjs";
+import { page as busPage } from "./pages/bus.mjs";
+import { page as callsPage } from "./pages/calls.mjs";
+import { page as councilPage } from "./pages/council.mjs";
+import { page as errorsPage } from "./pages/errors.mjs";
+import { page as logsPage } from "./pages/logs.mjs";
+import { page as permissionsPage } from "./pages/permissions.mjs";
+import { page as sourcesPage } from "./pages/sources.mjs";
+import { page as tasksPage } from "./pages/tasks.mjs";
+import { page as toolsPage } from "./pages/tools.mjs";
+import { go, link, route, startRouter } from "./router.mjs";
+import { Sparkline } from "./sparkline.mjs";
+import { bus, connection, login, lost, may, me, rates } from "./store.mjs";
+import { exchangeCode, startCatalog, startStream } from "./stream.mjs";
+
+// In the order of the navigation. A page with a `verb` is for those who may use it.
+const PAGES = [
+  sourcesPage,
+  toolsPage,
+  callsPage,
+  errorsPage,
+  logsPage,
+  permissionsPage,
+  tasksPage,
+  councilPage,
+  busPage,
+];
+
+const allowed = () => PAGES.filter(({ verb }) => !verb || may(verb));
+const STATES = { live: "live", connecting: "connecting", lost: "connection lost" };
+const KINDS = { live: "ok", connecting: "busy", lost: "bad" };
+
+function App() {
+  if (login.value !== null) return html`<${Login} why=${login.value} />`;
+  const pages = allowed();
+  const { page: name, parts, query } = route.value;
+  const page = pages.find((each) => each.name === name);
+  return html`
+    <a class="skip" href="#main" onClick=${toMain}>To the page</a>
+    <${Header} />
+    <nav class="pages" aria-label="Pages">
+      ${pages.map(
+        (each) =>
+          html`<a key=${each.name} href=${link(each.name)} aria-current=${each === page ? "page" : undefined}>
+            <span>${each.title}</span><kbd>${each.key}</kbd>
+          </a>`,
+      )}
+    </nav>
+    <main id="main" tabindex="-1" class=${parts.length ? "main open" : "main"}>
+      ${page
+        ? html`<${page.view} key=${page.name} parts=${parts} query=${query} />`
+        : me.value && html`<div class="empty"><h3>There is no page “${name}” for you</h3></div>`}
+    </main>
+    <${Footer} />
+    <${Dialogs} />
+    ${helpIsOpen.value && html`<${Help} pages=${pages} />`}
+  `;
+}
+
+function toMain(event) {
+  event.preventDefault();
+  document.getElementById("main").focus();
+}
+
+function Header() {
+  const { bus_id, draining, rate, in_flight, stuck, version } = bus.value;
+  const state = connection.value;
+  return html`<div class="above">
+    <header class="top">
+      <a class="brand cut" href=${link("sources")}>toolbus <span class="muted">${bus_id || me.value?.home || ""}</span></a>
+      <span class=${`state ${KINDS[state]}`} role="status"><span class=${`dot ${KINDS[state]}`}></span>${STATES[state]}</span>
+      ${draining && html`<span class="chip warn">draining</span>`}
+      ${lost.value > 0 && html`<span class="chip warn opt" title="calls that ended too fast to be recorded">${lost} not shown</span>`}
+      <span class="spring"></span>
+      <span class="pulse opt"><${Sparkline} values=${rates.value} label="calls a second, the last minute" /></span>
+      <span class="pulse"><span class="num">${whole(rate)}</span> calls/s</span>
+      <span class="pulse"><span class="num">${whole(in_flight)}</span> in flight</span>
+      ${stuck > 0 && html`<span class="chip bad" title="calls that were given up and still run">${whole(stuck)} stuck</span>`}
+      <span class="muted opt">${version}</span>
+    </header>
+    ${state === "lost" &&
+    html`<div class="banner bad" role="alert">The bus does not answer. This page goes on by itself when it is back.</div>`}
+  </div>`;
+}
+
+const whole = (number) => Math.round(number ?? 0).toLocaleString("en");
+
+function Footer() {
+  useKeys({
+    Escape: () => {
+      const { page, parts, query } = route.value;
+      if (!parts.length) return false;
+      go(page, parts.slice(0, -1), query);
+    },
+  });
+  return html`<footer class="keys">
+    <span><kbd>/</kbd> filter</span> <span><kbd>j</kbd> <kbd>k</kbd> rows</span> <span><kbd>Enter</kbd> open</span>
+    <span><kbd>Esc</kbd> back</span> <span><kbd>g</kbd> and a letter: page</span>
+    <button type="button" class="plain" onClick=${() => (helpIsOpen.value = true)}><kbd>?</kbd> all keys</button>
+  </footer>`;
+}
+
+function Help({ pages }) {
+  const rows = [
+    ...pages.map(({ key, title }) => ["g " + key, title]),
+    ["/", "filter the list"],
+    ["Escape", "back; leave a field"],
+    ["?", "this list"],
+    ...helpOfKeys(),
+  ];
+  return html`<${Dialog} title="Keys" onClose=${() => (helpIsOpen.value = false)}>
+    <dl class="key-list">
+      ${rows.map(([keys, words]) => html`<dt><${Keys} of=${keys} /></dt><dd>${words}</dd>`)}
+    </dl>
+    <form method="dialog" class="acts"><button autofocus>Close</button></form>
+  <//>`;
+}
+
+function Login({ why }) {
+  return html`<main class="main"><div class="empty">
+    <h3>${why}</h3>
+    <p>
+      To look at this bus, open the console from a machine that has a key for it. The command opens the browser with a
+      code that is good for one minute, once:
+    </p>
+    <pre>toolbus console --bus ${location.host}</pre>
+    <p class="muted">
+      Without a browser on that machine, add <code>--print</code> and open the address that it prints here.
+    </p>
+  </div></main>`;
+}
+
+async function start() {
+  await exchangeCode();
+  startRouter(({ page }) => `${PAGES.find(({ name }) => name === page)?.title ?? page} · toolbus`);
+  startKeys(allowed, ({ name }) => go(name));
+  unauthorized.heard = () => {
+    login.value ??= "You are not logged in here, or not any more.";
+  };
+  render(html`<${App} />`, document.getElementById("app"));
+  if (login.value !== null) return;
+  startCatalog();
+  await startStream();
+}
+
+start();

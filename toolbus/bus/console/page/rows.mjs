@@ -1,0 +1,105 @@
+// Draws a long list as the few rows that are in sight, by absolute position.
+
+import { html, useEffect, useRef, useState } from "./html.mjs";
+import { useKeys } from "./keys.mjs";
+
+const MAX_DRAWN = 60;
+const AROUND = 6; // rows above and below what is in sight
+
+/** Returns which rows to draw: [first, end). */
+export function windowOf(count, height, top, room) {
+  const sight = Math.ceil(room / height) + 1;
+  const drawn = Math.min(MAX_DRAWN, sight + 2 * AROUND);
+  const above = Math.max(0, (drawn - sight) >> 1);
+  const first = Math.min(Math.max(0, Math.floor(top / height) - above), Math.max(0, count - drawn));
+  return [first, Math.min(count, first + drawn)];
+}
+
+/**
+ * Draws a list.
+ *
+ * items: everything, in order. id: item → its text id (`key` never reaches a component). height: of a row, in pixels.
+ * row: item → content. selected: id of the open item. onOpen: item → void. empty: what to draw if there is none.
+ * label: for screen readers. keys: whether j, k, arrows, Enter, Home and End are this list's. columns: the class that
+ * says how wide they are.
+ */
+export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty, label, keys = true, columns = "" }) {
+  const box = useRef(null);
+  const [view, setView] = useState({ top: 0, room: 600 });
+  const [cursor, setCursor] = useState(selected);
+  const [first, end] = windowOf(items.length, height, view.top, view.room);
+  const at = items.findIndex((item) => id(item) === cursor);
+
+  useEffect(() => {
+    const watcher = new ResizeObserver(() => setView({ top: box.current.scrollTop, room: box.current.clientHeight }));
+    watcher.observe(box.current);
+    return () => watcher.disconnect();
+  }, []);
+  useEffect(() => {
+    if (!selected) return;
+    setCursor(selected);
+    reveal(items.findIndex((item) => id(item) === selected));
+  }, [selected]);
+
+  const reveal = (index) => {
+    const element = box.current;
+    if (index < 0 || !element) return;
+    if (index * height < element.scrollTop) element.scrollTop = index * height;
+    else if ((index + 1) * height > element.scrollTop + element.clientHeight) {
+      element.scrollTop = (index + 1) * height - element.clientHeight;
+    }
+  };
+  const move = (step) => () => {
+    if (!items.length) return false;
+    const next = Math.min(items.length - 1, Math.max(0, at < 0 && Number.isFinite(step) ? 0 : at + step));
+    setCursor(id(items[next]));
+    reveal(next);
+  };
+  const open = () => {
+    const item = items.find((each) => id(each) === cursor) ?? items[0];
+    if (!item || !onOpen) return false;
+    setCursor(id(item));
+    onOpen(item);
+  };
+  useKeys(
+    keys
+      ? { "j ArrowDown": move(1), "k ArrowUp": move(-1), Home: move(-Infinity), End: move(Infinity), Enter: open }
+      : {},
+    keys ? { "j k ArrowDown ArrowUp": "move in the list", "Home End": "first and last row", Enter: "open the row" } : "",
+  );
+
+  return html`<div
+    class="rows"
+    ref=${box}
+    role="listbox"
+    tabindex="0"
+    aria-label=${label}
+    aria-activedescendant=${at >= first && at < end ? `row-${at}` : undefined}
+    onScroll=${(event) => setView({ top: event.currentTarget.scrollTop, room: event.currentTarget.clientHeight })}
+  >
+    ${items.length
+      ? html`<div class="space" role="presentation" style=${{ height: items.length * height + "px" }}>
+          ${items.slice(first, end).map((item, offset) => {
+            const name = id(item);
+            const index = first + offset;
+            return html`<div
+              key=${name}
+              id=${`row-${index}`}
+              class=${["row", columns, index === at && "cursor", name === selected && "selected"].filter(Boolean).join(" ")}
+              role="option"
+              aria-selected=${name === selected ? "true" : "false"}
+              aria-posinset=${index + 1}
+              aria-setsize=${items.length}
+              style=${{ top: index * height + "px", height: height + "px" }}
+              onClick=${() => {
+                setCursor(name);
+                onOpen?.(item);
+              }}
+            >
+              ${row(item)}
+            </div>`;
+          })}
+        </div>`
+      : html`<div class="empty">${empty ?? "Nothing yet."}</div>`}
+  </div>`;
+}
