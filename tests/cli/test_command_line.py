@@ -12,7 +12,7 @@ from tests.support.processes import ROOT, environment, toolbus
 @pytest.mark.parametrize(
     "command",
     [
-        *("serve", "run", "list", "watch", "call", "health", "calls", "drain", "tools", "--help"),
+        *("serve", "run", "list", "watch", "call", "health", "calls", "top", "drain", "tools", "--help"),
         *("export", "search", "tasks", "permissions", "permit", "explain", "notifications", "notify"),
         *("keys", "keys init", "keys add", "keys renew", "keys list", "keys revoke", "keys rotate-ca"),
         *("keys show", "keys export", "conformance", "openapi"),

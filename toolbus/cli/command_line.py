@@ -38,6 +38,7 @@ from toolbus.cli import (
     tasks_command,
     terminal,
     tools_commands,
+    top_command,
 )
 from toolbus.cli.grpc_switch import set_switch
 from toolbus.cli.help_text import epilog
@@ -100,6 +101,7 @@ app.command(epilog=conformance_command.EPILOG)(conformance_command.conformance)
 app.command(epilog=call_command.EPILOG)(call_command.call)
 app.command(epilog=tasks_command.EPILOG)(tasks_command.tasks)
 app.command(epilog=calls_command.EPILOG)(calls_command.calls)
+app.command(epilog=top_command.EPILOG)(top_command.top)
 app.command(epilog=health_command.EPILOG)(health_command.health)
 app.command("mcp", add_help_option=False, context_settings=_UNREAD)(_mcp)
 app.command(epilog=permission_commands.EPILOG)(permission_commands.permissions)

@@ -1,0 +1,96 @@
+"""Reads the digests of a bus one after the other, across restarts of the bus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from toolbus.errors import Code, RequestError
+
+if TYPE_CHECKING:
+    from toolbus.sdk import Host
+
+DIGEST_TOOL = "toolbus:digest"
+_GONE = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.OVERLOADED)
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderTimings:
+    """Lengths of time, in seconds.
+
+    Attributes:
+        wait: how long the bus may wait for a newer digest.
+        late: after that, the bus counts as lost.
+        pause: between two requests. A digest comes every 0.5 s, and one may be left out, so none is missed.
+    """
+
+    wait: float = 1.0
+    late: float = 1.0
+    pause: float = 0.2
+
+
+class BusLost(Exception):
+    """The bus does not answer now; it may come back."""
+
+
+class DigestReader:
+    """Asks a bus for its digests.
+
+    Args:
+        host: connected, or about to be; it reconnects by itself.
+    """
+
+    def __init__(self, host: Host, timings: ReaderTimings) -> None:
+        self._host = host
+        self._timings = timings
+        self._since = -1  # the number of the digest that was read last; -1: none, or of a bus that is gone
+        self._instance: object = None  # of the bus that made it; None before the first one
+        self._next = 0.0  # when the bus may be asked again, on the loop's clock
+
+    async def read(self, wait_seconds: float | None = None) -> Mapping[str, Any]:
+        """Returns the next digest; the newest one again where nothing changed for a while.
+
+        Args:
+            wait_seconds: how long the bus may wait for a newer one; None means as long as the timings say.
+
+        Raises:
+            BusLost: no bus answers. The next digest that comes is a full one.
+            RequestError: the bus has no digests, or refuses them to this program.
+        """
+        loop = asyncio.get_running_loop()
+        if wait_seconds is None:
+            wait_seconds = self._timings.wait
+        await asyncio.sleep(self._next - loop.time())
+        try:
+            digest = await self._ask(wait_seconds)
+            if self._instance not in (None, digest.get("instance")) and not digest.get("full"):
+                self._since = -1  # changes of another bus, since the number happens to fit
+                digest = await self._ask(wait_seconds)
+        except BusLost:
+            self._since = -1
+            raise
+        finally:
+            self._next = loop.time() + self._timings.pause
+        self._since, self._instance = int(digest["number"]), digest.get("instance")
+        return digest
+
+    async def _ask(self, wait_seconds: float) -> Mapping[str, Any]:
+        arguments = {"since": self._since, "wait_seconds": wait_seconds if self._since >= 0 else 0.0}
+        timeout = wait_seconds + self._timings.late
+        try:
+            result = await asyncio.wait_for(self._host.call(DIGEST_TOOL, arguments, timeout=timeout), timeout)
+        except TimeoutError:
+            raise BusLost(f"it has not answered for {timeout:g} s") from None
+        if (error := result.error) is not None:
+            if error.code in _GONE:
+                raise BusLost(error.message)
+            if error.code is Code.NOT_FOUND:
+                raise RequestError(
+                    f"the bus has no tool {DIGEST_TOOL}: it is of an older version. `toolbus calls --follow` shows its "
+                    "calls, `toolbus list` its tools"
+                )
+            raise RequestError(error.message)
+        digest: Mapping[str, Any] = result.output
+        return digest

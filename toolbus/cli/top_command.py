@@ -1,0 +1,74 @@
+"""Implements ``toolbus top``: shows what a bus does now, as frames of text or JSON."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from toolbus.cli import bus_client
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption
+from toolbus.cli.help_text import epilog
+
+EPILOG = epilog(
+    (
+        "toolbus top",
+        "toolbus top -n 1 --sort errors",
+        "toolbus top -n 1 --json",
+        "toolbus top --json --interval 10 >> bus.jsonl",
+    ),
+    """
+    Prints tools with their calls and durations, sources and their sessions, running calls and errors: frames of text,
+    or with --json one JSON object a frame, always with everything. Without -n that is one frame of text, or objects of
+    JSON until Ctrl-C.
+
+    Calls and errors are counted since the bus started; CALLS/S is that of the last 5 seconds; P50 and P95 are durations
+    that half, and 95 of 100, calls did not exceed. What the bus does not say is –. Calls and errors are listed from the
+    time on when the command began to read, after the newest 50. `toolbus calls --follow` prints each call as it ends.
+    """,
+    "0 done, 1 the bus refused, 2 wrong usage, 3 no bus found, 130 after Ctrl-C.",
+)
+
+
+class Order(StrEnum):
+    """What the tools can be sorted by."""
+
+    RATE = "rate"
+    CALLS = "calls"
+    ERRORS = "errors"
+    P50 = "p50"
+    P95 = "p95"
+    IN_FLIGHT = "in-flight"
+    NAME = "name"
+
+
+def top(
+    bus: BusOption = None,
+    credential: CredentialOption = None,
+    frames: Annotated[
+        int | None, typer.Option("-n", "--frames", min=1, metavar="N", help="Print this many frames and end.")
+    ] = None,
+    interval: Annotated[
+        float, typer.Option(min=0.5, max=3600.0, metavar="SECONDS", help="Seconds between two frames.")
+    ] = 1.0,
+    sort: Annotated[Order, typer.Option(help="Sort the tools by this, what is highest first.")] = Order.RATE,
+    filter_: Annotated[
+        str, typer.Option("--filter", metavar="TEXT", help="Only lines that have these words, in any case.")
+    ] = "",
+    source: Annotated[str, typer.Option(metavar="NAME", help="Only tools, calls and sessions of this source.")] = "",
+    rows: Annotated[
+        int, typer.Option(min=1, metavar="N", help="At most this many lines of each table, in frames of text.")
+    ] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, one object a frame.")] = False,
+) -> None:
+    """Show what the bus does now: tools, sources, running calls, errors."""
+    from toolbus.cli.top.table import Selection
+
+    selection = Selection(sort=sort.value, filter=filter_, source=source)
+    target = BusTarget(bus, credential)
+    from toolbus.cli.top.frames import FrameSettings, print_frames
+
+    count = frames if frames is not None else 0 if as_json else 1
+    settings = FrameSettings(target.read()[0].text, count, interval, selection, rows, as_json)
+    bus_client.with_host(target, lambda host: print_frames(host, settings))
