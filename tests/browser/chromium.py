@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import os
 import shutil
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -31,6 +33,23 @@ OPTIONS = (
     "--remote-debugging-port=0",
     f"--host-resolver-rules=MAP {FOREIGN_HOST} 127.0.0.1, MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1",
 )
+# Keys that have names → their code, and what Windows calls it, which the protocol asks for.
+KEYS = MappingProxyType(
+    {
+        **{name: (name, number) for name, number in zip(("End", "Home"), (35, 36), strict=True)},
+        **{f"Arrow{way}": (f"Arrow{way}", 37 + n) for n, way in enumerate(("Left", "Up", "Right", "Down"))},
+        "Enter": ("Enter", 13),
+        "Escape": ("Escape", 27),
+        "Tab": ("Tab", 9),
+        "Backspace": ("Backspace", 8),
+        "Delete": ("Delete", 46),
+        "PageDown": ("PageDown", 34),
+        "PageUp": ("PageUp", 33),
+        " ": ("Space", 32),
+    }
+)
+TEXT_OF_KEYS = {"Enter": "\r", " ": " "}
+MODIFIERS = {"Alt": 1, "Control": 2, "Meta": 4, "Shift": 8}
 
 
 def find_chromium() -> str:
@@ -54,6 +73,8 @@ class Page:
 
     Attributes:
         complaints: what the browser logged about it: what it blocked, and errors of scripts.
+        requests: the addresses that it asked for.
+        dialogs: the texts of the dialogs that it opened, which are dismissed.
     """
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -61,7 +82,10 @@ class Page:
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}  # answers, by the number of their command
         self._loaded = asyncio.Event()
+        self._background: set[asyncio.Task[Any]] = set()  # commands whose result nobody waits for
         self.complaints: list[str] = []
+        self.requests: list[str] = []
+        self.dialogs: list[str] = []
 
     async def read(self) -> None:
         """Reads events and answers until the tab is closed."""
@@ -69,12 +93,26 @@ class Page:
             event = message.json()
             if "id" in event:
                 self._pending.pop(event["id"]).set_result(event)
-            elif event["method"] == "Log.entryAdded":
-                entry = event["params"]["entry"]
+            else:
+                self._see(event["method"], event["params"])
+
+    def _see(self, method: str, params: dict[str, Any]) -> None:
+        match method:
+            case "Log.entryAdded":
+                entry = params["entry"]
                 self.complaints.append(f"{entry['text']} {entry.get('url', '')}")
-            elif event["method"] == "Runtime.exceptionThrown":
-                self.complaints.append(str(event["params"]["exceptionDetails"]))
-            elif event["method"] == "Page.loadEventFired":
+            case "Runtime.exceptionThrown":
+                self.complaints.append(str(params["exceptionDetails"]))
+            case "Runtime.consoleAPICalled" if params["type"] in ("error", "warning", "assert"):
+                self.complaints.append(str(params["args"]))
+            case "Network.requestWillBeSent":
+                self.requests.append(params["request"]["url"])
+            case "Page.javascriptDialogOpening":
+                self.dialogs.append(params["message"])
+                dismissing = asyncio.create_task(self.send("Page.handleJavaScriptDialog", accept=False))
+                self._background.add(dismissing)
+                dismissing.add_done_callback(self._background.discard)
+            case "Page.loadEventFired":
                 self._loaded.set()
 
     async def send(self, method: str, **params: Any) -> dict[str, Any]:
@@ -101,6 +139,83 @@ class Page:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
+    async def until(self, script: str, what: str = "", seconds: float = WAIT_SECONDS) -> None:
+        """Waits, a frame at a time, until an expression is true in the page."""
+        loop = f"""new Promise((done, failed) => {{
+            const giveUp = performance.now() + {seconds * 1000};
+            const look = () => {{
+                let found;
+                try {{ found = {script}; }} catch (error) {{ failed(error); return; }}
+                if (found) done(true);
+                else if (performance.now() > giveUp) done(false);
+                else setTimeout(look, 5);
+            }};
+            look();
+        }})"""
+        assert await self.run(loop), f"waited {seconds:g} s for {what or script}"
+
+    # -- as a person -------------------------------------------------------------------------------------------------
+
+    async def press(self, *keys: str) -> None:
+        """Presses keys one after the other: ``j``, ``Enter``, ``Control+A``."""
+        for each in keys:
+            *held, key = each.split("+") if len(each) > 1 else [each]
+            code, number = KEYS.get(key, (f"Key{key.upper()}" if key.isalpha() else "", ord(key.upper()[0])))
+            text = TEXT_OF_KEYS.get(key, key if len(key) == 1 and not {"Control", "Alt"} & set(held) else "")
+            common = {"key": key, "code": code, "windowsVirtualKeyCode": number}
+            common["modifiers"] = sum(MODIFIERS[name] for name in held)
+            await self.send("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common)
+            await self.send("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    async def type(self, text: str) -> None:
+        """Puts a text into what has the focus, as an input method does."""
+        await self.send("Input.insertText", text=text)
+
+    async def click(self, selector: str) -> None:
+        """Clicks on the middle of the first element that a selector finds."""
+        find = f"document.querySelector({selector!r})"
+        await self.until(f"!!{find}", selector)
+        box = await self.run(
+            f"(box => [box.x + box.width / 2, box.y + box.height / 2])({find}.getBoundingClientRect())"
+        )
+        common = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
+        for kind in ("mousePressed", "mouseReleased"):
+            await self.send("Input.dispatchMouseEvent", type=kind, **common)
+
+    # -- what it looks like ------------------------------------------------------------------------------------------
+
+    async def size(self, width: int, height: int, *, phone: bool = False) -> None:
+        """Gives the page the size of another screen."""
+        scale = 2 if phone else 1
+        await self.send(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=phone
+        )
+
+    async def media(self, *, scheme: str = "light", still: bool = True) -> None:
+        """Makes the page light or dark, and without motion."""
+        motion = "reduce" if still else "no-preference"
+        features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": motion}
+        await self.send(
+            "Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in features.items()]
+        )
+
+    async def picture(self, quality: int = 80) -> bytes:
+        """Returns what is seen, as WebP."""
+        shot = await self.send("Page.captureScreenshot", format="webp", quality=quality)
+        return base64.b64decode(shot["data"])
+
+    # -- what it costs -----------------------------------------------------------------------------------------------
+
+    async def counters(self) -> dict[str, float]:
+        """Returns the browser's counters, among them ScriptDuration, TaskDuration (seconds) and Nodes."""
+        metrics = await self.send("Performance.getMetrics")
+        return {each["name"]: each["value"] for each in metrics["metrics"]}
+
+    async def heap(self) -> float:
+        """Returns how many bytes its objects take, after a collection of garbage."""
+        await self.send("HeapProfiler.collectGarbage")
+        return float((await self.send("Runtime.getHeapUsage"))["usedSize"])
+
 
 @asynccontextmanager
 async def chromium_page() -> AsyncIterator[Page]:
@@ -126,7 +241,7 @@ async def chromium_page() -> AsyncIterator[Page]:
                 async with http.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
                     page = Page(socket)
                     reading = asyncio.create_task(page.read())
-                    for domain in ("Page", "Runtime", "Log"):
+                    for domain in ("Page", "Runtime", "Log", "Network", "Performance"):
                         await page.send(f"{domain}.enable")
                     yield page
                     reading.cancel()
