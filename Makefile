@@ -18,7 +18,7 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test conformance mutants mcp-conformance thorough browser crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
+.PHONY: help run test conformance mutants mcp-conformance thorough browser console-test console-pictures crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
 .PHONY: docs clean vendor
 
 help: ## list the targets
@@ -47,6 +47,12 @@ browser: $(VENV)/dev.stamp ## try what web pages could do to a bus, in a Chromiu
 
 vendor: $(VENV)/dev.stamp ## fetch the libraries of the console's page from the npm registry
 	@$(BIN)/python -m tests.console.vendor
+
+console-test: $(VENV)/dev.stamp ## use the console in a Chromium, on a bus with real plugins (TOOLBUS_CONSOLE_MINUTES=10 watches its memory for so long)
+	@$(BIN)/python -m pytest -m console tests/console $(ARGS)
+
+console-pictures: $(VENV)/dev.stamp ## take the pictures of the console that the documentation shows, into docs/images/console
+	@$(BIN)/python -m tests.console.pictures $(ARGS)
 
 network: $(VENV)/dev.stamp ## listen between two network namespaces to what bus and peers say over TLS (needs root)
 	@$(BIN)/python -m pytest -m network tests/network $(ARGS)
