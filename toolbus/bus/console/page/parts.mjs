@@ -1,0 +1,96 @@
+// Draws what several pages have: the list and the detail beside it, states, facts, errors next to what caused them.
+
+import { html, signal, useState } from "./html.mjs";
+import { link } from "./router.mjs";
+import { failed } from "./spans_layout.mjs";
+import { shown } from "./text.mjs";
+
+/** Draws a page: a list, and beside it the detail, if one is open. */
+export function Split({ list, detail }) {
+  return html`<section class="list">${list}</section>
+    ${detail && html`<section class="detail" aria-label="Details">${detail}</section>`}`;
+}
+
+/** Draws the head of a detail: the way back to the list, a title, what can be done. */
+export function DetailHead({ back, title, query = {}, name, children }) {
+  return html`<div class="head">
+    <div class="crumbs"><a class="back" href=${link(back, [], query)}>‹ ${title}</a></div>
+    <div class="inline"><h2 class="any">${shown(name)}</h2>${children}</div>
+  </div>`;
+}
+
+/** Draws a text from outside, cut where it is too long, in full for those who point at it. */
+export function Cut({ text, kind = "" }) {
+  const whole = shown(String(text ?? ""));
+  return html`<span class=${"cut " + kind} title=${whole} dir="auto">${whole}</span>`;
+}
+
+/** Draws how a call ended, or that it runs. */
+export function Outcome({ call }) {
+  if (call.outcome === undefined) return html`<span class="chip busy"><i class="dot busy"></i>running</span>`;
+  if (call.outcome === "OK") return html`<span class="muted">OK</span>`;
+  const kind = failed(call) ? "chip bad" : "chip warn";
+  return html`<span class=${kind} title=${call.outcome}>${call.outcome === "INPUT_REQUIRED" ? "asked" : call.outcome}</span>`;
+}
+
+/** Draws [term, value] pairs; those without a value are left out. */
+export function Facts({ of }) {
+  const given = of.filter(([, value]) => value !== undefined && value !== null && value !== "" && value !== false);
+  return html`<dl class="facts">${given.map(([term, value]) => html`<dt>${term}</dt><dd class="any">${value}</dd>`)}</dl>`;
+}
+
+/** Draws why something failed, as the bus said it. `error` is an ApiError, or null. */
+export function Failed({ error, what = "" }) {
+  if (!error) return null;
+  const { code, stage } = error;
+  return html`<p class="error" role="alert">
+    ${what && html`<span class="strong">${what}: </span>`}${shown(error.message)}
+    ${code && html` <span class="muted">(${code}${stage && `, ${stage}`})</span>`}
+  </p>`;
+}
+
+/** Draws a panel with a heading. */
+export function Panel({ title, aside, kind = "", children }) {
+  return html`<section class=${"panel " + kind}>
+    ${title && html`<h3>${title}${aside && html`<span class="spring"></span>${aside}`}</h3>`}${children}
+  </section>`;
+}
+
+/** Draws that there is nothing to show, and what to do about it. */
+export function Nothing({ title, children }) {
+  return html`<div class="empty"><h3>${title}</h3>${children && html`<p>${children}</p>`}</div>`;
+}
+
+/**
+ * Runs acts, and draws what went wrong beside them: `const [run, busy, error] = useAct()`; `run(act, then)` hands the
+ * value of the promise that `act()` returns to `then`.
+ */
+export function useAct() {
+  const [state, setState] = useState({ busy: false, error: null });
+  const run = async (act, then = () => {}) => {
+    setState({ busy: true, error: null });
+    try {
+      then(await act());
+      setState({ busy: false, error: null });
+      return true;
+    } catch (error) {
+      setState({ busy: false, error });
+      return false;
+    }
+  };
+  return [run, state.busy, state.error];
+}
+
+/** Holds what one request answers: {value, error, at} as a signal, and `read()` to ask again. */
+export function resource(ask) {
+  const held = signal({ value: undefined, error: null, reading: false });
+  const read = async (...args) => {
+    held.value = { ...held.value, reading: true };
+    try {
+      held.value = { value: await ask(...args), error: null, reading: false };
+    } catch (error) {
+      held.value = { ...held.value, error, reading: false };
+    }
+  };
+  return { held, read };
+}
