@@ -4,54 +4,34 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
 
-from tests.dialects.random_histories import CallNames, histories
+from tests.dialects.gemini_cases import (
+    DIALECT,
+    HELLO,
+    NAMES,
+    SIGNATURE,
+    SIGNED,
+    answers,
+    call,
+    call_part,
+    check_contents,
+    forms,
+    parsed,
+    whole,
+)
 from tests.dialects.sample_tools import CHINESE, EMPTY, PLAIN, QUALIFIED, SAMPLES, TREE
 from tests.support.providers import genai, genai_types
-from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
+from toolbus.dialects.conversation import Answered, Delta, HistoryItem, Json, Message, Turn
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.gemini import Gemini
-from toolbus.dialects.wire_names import GEMINI_NAMES, NameTable
+from toolbus.dialects.wire_names import GEMINI_NAMES
 from toolbus.errors import Code
 from toolbus.tool import CallError, Result
-
-DIALECT = Gemini()
-NAMES = NameTable.build([tool.name for tool in SAMPLES], GEMINI_NAMES)
-HELLO = Message("user", "hello")
-SIGNED = b"\x00\xff\xfe signed"
-SIGNATURE = base64.b64encode(SIGNED).decode()
-
-
-def check_contents(contents: Iterable[Json]) -> None:
-    """Holds contents against the official types, and the rules that those do not know."""
-    open_calls: list[tuple[str, str | None]] = []
-    role = "model"
-    for content in contents:
-        read = genai_types.Content.model_validate(content)
-        assert {read.role, role} == {"user", "model"}, "roles alternate, the user begins"
-        role = str(read.role)
-        assert read.parts
-        for part in read.parts:
-            assert part.model_dump(exclude_none=True)
-            assert part.text != "" or part.thought_signature
-        answered = [part.function_response for part in read.parts if part.function_response]
-        assert [(each.name, each.id) for each in answered] == open_calls, "each call has one response, in their order"
-        assert all(isinstance(each.response, dict) for each in answered)
-        kinds = [part.function_response is not None for part in read.parts]
-        assert kinds == sorted(kinds, reverse=True), "responses stand before text"
-        open_calls = [
-            (str(part.function_call.name), part.function_call.id) for part in read.parts if part.function_call
-        ]
-        assert all(GEMINI_NAMES.accepts(name) for name, _ in open_calls)
-    assert not open_calls
-    json.dumps(contents)
 
 
 def checked(request: Json) -> Json:
@@ -77,41 +57,11 @@ def sent(request: Json) -> Json:
     return bodies[0]
 
 
-def whole(*parts: Json, stop: str = "STOP") -> Json:
-    return {"candidates": [{"content": {"role": "model", "parts": list(parts)}, "finishReason": stop}]}
-
-
-def call_part(name: str = "get_weather", args: Json | None = None, **more: Any) -> Json:
-    return {"functionCall": {"name": name, "args": {} if args is None else args, **more}}
-
-
-def forms(answer: Json) -> list[Any]:
-    """Returns an answer as REST gives it, and as an object of the SDK."""
-    return [answer, genai_types.GenerateContentResponse.model_validate(answer)]
-
-
-def parsed(answer: Json) -> Turn:
-    """Returns the turn of an answer, and holds that the SDK's object makes the same but for ids that we make."""
-    plain, of_sdk = (DIALECT.parse(form, NAMES) for form in forms(answer))
-    ids = [call.id for call in plain.calls]
-    same = tuple(replace(call, id=call_id) for call, call_id in zip(of_sdk.calls, ids, strict=True))
-    assert replace(of_sdk, calls=same) == plain
-    return plain
-
-
 def streamed(*chunks: Json) -> Turn:
     stream = DIALECT.stream(NAMES)
     for chunk in chunks:
         stream.feed(genai_types.GenerateContentResponse.model_validate(chunk))
     return stream.finish()
-
-
-def call(name: str = "get_weather", call_id: str = "call_1", arguments_json: str = "{}", **extra: Any) -> ModelCall:
-    return ModelCall(call_id, name, arguments_json, wire_name=NAMES.wire(name), extra=extra)
-
-
-def answers(*pairs: tuple[ModelCall, Any]) -> Answers:
-    return Answers(tuple(Answered(model_call, Result(output_json=json.dumps(output))) for model_call, output in pairs))
 
 
 # -- tools -----------------------------------------------------------------------------------------------------------
@@ -340,161 +290,6 @@ def test_a_result_that_is_not_an_object_is_wrapped(output: Any, response: Json) 
     assert contents[0]["parts"][0]["function_response"]["response"] == response
 
 
-# -- histories -------------------------------------------------------------------------------------------------------
-
-
-def test_a_result_with_a_reference_goes_as_text() -> None:
-    """The API takes `$ref` in a response for the name of a part, and refuses the request."""
-    output = {"schema": {"$ref": "#/$defs/a"}}
-    (content,) = DIALECT.results([Answered(call(), Result(output_json=json.dumps(output)))], NAMES)
-    response = content["parts"][0]["function_response"]["response"]
-    assert response == {"result": '{"schema":{"$ref":"#/$defs/a"}}'}
-
-
-def test_a_turn_is_echoed_exactly_with_its_signatures() -> None:
-    answer = whole(
-        {"text": "rain?", "thought": True, "thoughtSignature": SIGNATURE},
-        {"text": "Let me look.", "thoughtSignature": SIGNATURE},
-        {**call_part(args={"city": "Paris"}), "thoughtSignature": SIGNATURE},
-        call_part("now"),
-    )
-    for form in forms(answer):
-        turn = DIALECT.parse(form, NAMES)
-        contents = DIALECT.history([HELLO, turn, answers((turn.calls[0], 1), (turn.calls[1], 2))], NAMES)
-        check_contents(contents)
-        assert genai_types.Content.model_validate(contents[1]) == genai_types.Content.model_validate(
-            answer["candidates"][0]["content"]
-        )
-        assert [part.thought_signature for part in genai_types.Content.model_validate(contents[1]).parts or ()] == [
-            SIGNED,
-            SIGNED,
-            SIGNED,
-            None,
-        ]
-
-
-def test_ids_of_gemini_are_echoed_and_generated_ids_are_not_sent() -> None:
-    turn = parsed(whole(call_part(id="fc_1"), call_part("now")))
-    contents = DIALECT.history([HELLO, turn, answers((turn.calls[1], 2), (turn.calls[0], 1))], NAMES)
-    check_contents(contents)
-    assert [part["function_response"] for part in contents[2]["parts"]] == [
-        {"id": "fc_1", "name": "get_weather", "response": {"result": 1}},
-        {"name": "now", "response": {"result": 2}},
-    ]
-
-
-def test_blank_parts_are_never_written() -> None:
-    turn = parsed(whole({"text": ""}, {"text": "", "thought": True}, call_part()))
-    items: list[HistoryItem] = [
-        HELLO,
-        Message("user", ""),
-        Turn(),
-        turn,
-        answers((turn.calls[0], 1)),
-        {"role": "user", "parts": []},
-    ]
-    contents = DIALECT.history(items, NAMES)
-    check_contents(contents)
-    assert [len(content["parts"]) for content in contents] == [1, 1, 1]
-
-
-def test_a_text_behind_responses_joins_their_content() -> None:
-    model_call = call()
-    contents = DIALECT.history(
-        [HELLO, Turn(calls=(model_call,)), Message("user", "and?"), answers((model_call, 1))], NAMES
-    )
-    check_contents(contents)
-    assert [set(part) for part in contents[-1]["parts"]] == [{"function_response"}, {"text"}]
-
-
-def test_neighbors_of_one_role_become_one_content() -> None:
-    items: list[HistoryItem] = [
-        HELLO,
-        Message("user", "you"),
-        Message("assistant", "hi"),
-        Turn(text="there"),
-        Message("user", "!"),
-    ]
-    contents = DIALECT.history(items, NAMES)
-    check_contents(contents)
-    assert [len(content["parts"]) for content in contents] == [2, 2, 1]
-
-
-def test_a_call_that_was_not_answered_is_answered_with_an_error() -> None:
-    turn = parsed(whole(call_part(), call_part("now")))
-    contents = DIALECT.history([HELLO, turn, answers((turn.calls[1], "done")), Message("user", "well?")], NAMES)
-    check_contents(contents)
-    assert "error" in contents[-1]["parts"][0]["function_response"]["response"]
-    check_contents(DIALECT.history([HELLO, turn], NAMES))
-
-
-def test_the_turn_of_another_dialect_is_rebuilt_with_valid_names() -> None:
-    model_call = ModelCall("toolu_1", CHINESE.name, '{"城市":"巴黎"}', wire_name=CHINESE.name)
-    gone = ModelCall("toolu_2", "3d old", "[1", wire_name="3d old")
-    turn = Turn("Looking.", (model_call, gone), dialect="ollama", raw=({"role": "assistant"},))
-    contents = DIALECT.history([HELLO, turn, answers((model_call, 1), (gone, 2))], NAMES)
-    check_contents(contents)
-    assert contents[1]["parts"][:2] == [
-        {"text": "Looking."},
-        {"function_call": {"name": NAMES.wire(CHINESE.name), "args": {"城市": "巴黎"}}},
-    ]
-    assert contents[1]["parts"][2]["function_call"]["args"] == {}
-
-
-def test_a_turn_whose_calls_were_changed_is_rebuilt_with_its_signature() -> None:
-    turn = parsed(whole({**call_part(id="fc_1"), "thoughtSignature": SIGNATURE}, call_part("now")))
-    contents = DIALECT.history([HELLO, replace(turn, calls=turn.calls[:1])], NAMES)
-    check_contents(contents)
-    expected = {"function_call": {"id": "fc_1", "name": "get_weather", "args": {}}, "thought_signature": SIGNATURE}
-    assert contents[1]["parts"] == [expected]
-
-
-def test_a_tool_that_is_no_longer_offered_keeps_the_name_of_its_call() -> None:
-    turn = parsed(whole(call_part(NAMES.wire(CHINESE.name))))
-    check_contents(DIALECT.history([HELLO, turn, answers((turn.calls[0], 1))], NameTable.empty(GEMINI_NAMES)))
-
-
-def test_duplicate_ids_are_made_unique() -> None:
-    turn = parsed(whole(call_part(id="fc_1"), call_part(id="fc_1")))
-    items: list[HistoryItem] = [HELLO, turn, answers((turn.calls[0], 1), (turn.calls[1], 2))]
-    contents = DIALECT.history([*items, Message("user", "again"), turn], NAMES)
-    check_contents(contents)
-    ids = [part["function_call"]["id"] for content in contents[1::2] for part in content["parts"]]
-    assert len(set(ids)) == 4
-
-
-def test_contents_in_the_providers_own_format_are_passed_on_and_their_calls_paired() -> None:
-    user_content: Json = {"role": "user", "parts": [{"text": "look"}]}
-    assert DIALECT.history([user_content], NAMES) == [user_content]
-    model = {"role": "model", "parts": [call_part(), call_part("now")]}
-    got = {"role": "user", "parts": [{"functionResponse": {"name": "now", "response": {"result": 1}}}]}
-    contents = DIALECT.history([user_content, model, got, {"parts": [{"text": "go on"}]}], NAMES)
-    check_contents(contents)
-    first, second, text = contents[-1]["parts"]
-    assert "error" in first["function_response"]["response"]
-    assert second["function_response"] == {"name": "now", "response": {"result": 1}}
-    assert text == {"text": "go on"}
-
-
-def test_a_message_of_results_answers_the_turn_before_it() -> None:
-    turn = parsed(whole(call_part()))
-    sent_back = DIALECT.results([Answered(turn.calls[0], Result(output_json="1"))], NAMES)
-    contents = DIALECT.history([HELLO, turn, *sent_back], NAMES)
-    check_contents(contents)
-    assert contents[2:] == sent_back
-
-
-def test_a_response_without_a_call_is_dropped() -> None:
-    stray = {"role": "user", "parts": [{"functionResponse": {"name": "now", "response": {}}}]}
-    assert DIALECT.history([HELLO, stray], NAMES) == DIALECT.history([HELLO], NAMES)
-
-
-def test_a_conversation_that_the_model_begins_gets_an_opening() -> None:
-    contents = DIALECT.history([Message("assistant", "Welcome!"), HELLO], NAMES)
-    check_contents(contents)
-    assert [content["role"] for content in contents] == ["user", "model", "user"]
-
-
 # -- requests --------------------------------------------------------------------------------------------------------
 
 
@@ -538,21 +333,3 @@ def test_the_export_of_another_dialect_is_refused() -> None:
     export = replace(DIALECT.export([]), dialect="openai")
     with pytest.raises(ValueError, match="openai"):
         DIALECT.request([HELLO], export)
-
-
-# -- any history -----------------------------------------------------------------------------------------------------
-
-
-def own_turn(text: str, calls: CallNames) -> tuple[Turn, Json]:
-    parts = [{"functionCall": {"name": name, "id": call_id}} for call_id, name in calls]
-    turn = DIALECT.parse(whole({"text": text}, *parts), NAMES)
-    return turn, dict(turn.raw[0]) if turn.raw else {"role": "model", "parts": []}
-
-
-@settings(suppress_health_check=[HealthCheck.too_slow])  # machines may be busy
-@given(histories(own_turn))
-def test_any_history_is_valid_for_the_api(items: list[HistoryItem]) -> None:
-    contents = DIALECT.history(items, NAMES)
-    check_contents(contents)
-    check_contents(DIALECT.request(items, None)["contents"])
-    check_contents(DIALECT.history(contents, NAMES))

@@ -3,110 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from hypothesis import given
 
+from tests.dialects.openai_chat_cases import (
+    ASSISTANT,
+    CHAT,
+    EXPORT,
+    NAMES,
+    PARIS,
+    SUNNY,
+    answer,
+    answered,
+    chunk,
+    entry,
+    official,
+    paired,
+    sdk_type,
+    streamed,
+    turn_of,
+)
 from tests.dialects.random_histories import CallNames, histories
-from tests.dialects.sample_tools import CHINESE, DOTTED, PLAIN, SAMPLES, UNDERSCORED
-from tests.support.providers import OfficialType
-from toolbus.dialects.conversation import Answered, Answers, Delta, HistoryItem, Json, Message, ModelCall, Turn
-from toolbus.dialects.dialect import EndpointError
+from tests.dialects.sample_tools import DOTTED, PLAIN, SAMPLES, UNDERSCORED
+from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.export import Export
-from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import Code, Stage
 from toolbus.tool import CallError, Result
 
-CHAT = OpenAIChat()
-EXPORT = CHAT.export(SAMPLES)
-NAMES = EXPORT.names
-PARIS = '{"city":"Paris"}'
-REASONING = ("reasoning", "reasoning_content")
-SUNNY = Result(output_json='"sunny"')
-
-
-def sdk_type(name: str, **options: bool) -> OfficialType:
-    return OfficialType("openai.types.chat", name, **options)
-
-
 TOOL = sdk_type("ChatCompletionFunctionToolParam", closed=True)
-ASSISTANT = sdk_type("ChatCompletionAssistantMessageParam", closed=True)
+
+
 ANSWER = sdk_type("ChatCompletionToolMessageParam", closed=True)
-CALLS = sdk_type("ChatCompletionMessageFunctionToolCallParam", many=True)
-MESSAGES = sdk_type("ChatCompletionMessageParam", many=True)
-ANSWERED, CHUNK = sdk_type("ChatCompletion"), sdk_type("ChatCompletionChunk")
-
-
-def entry(index: int | None = None, call_id: str | None = None, name: str | None = None, arguments: Any = None) -> Json:
-    """Returns an element of tool_calls; what is None is left out."""
-    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
-    outer = {key: value for key, value in (("index", index), ("id", call_id)) if value is not None}
-    return outer | ({"function": function} if function else {})
-
-
-def chunk(finish_reason: str | None = None, **delta: Any) -> Json:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-    return {
-        "id": "c",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": "m",
-        "choices": [choice],
-    }
-
-
-def streamed(*events: Any, names: NameTable = NAMES) -> tuple[Turn, list[Delta]]:
-    stream = CHAT.stream(names)
-    deltas = [delta for event in events for delta in stream.feed(event)]
-    return stream.finish(), deltas
-
-
-def called(*entries: Json) -> list[tuple[str, str, str]]:
-    """Returns id, name and arguments of the calls that chunks with one entry each make up."""
-    turn, _ = streamed(*(chunk(tool_calls=[one]) for one in entries))
-    return [(call.id, call.name, call.arguments_json) for call in turn.calls]
-
-
-def answer(message: Json, finish_reason: str = "stop") -> Json:
-    return {"choices": [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}]}
-
-
-def official(message: Json) -> Json:
-    """Returns a message without what only other servers know."""
-    unknown = (*REASONING, "name") if message["role"] == "tool" else REASONING
-    return {key: value for key, value in message.items() if key not in unknown}
-
-
-def paired(messages: Sequence[Json]) -> list[tuple[str, str]]:
-    """Checks that each assistant message is followed by one answer for each of its calls, in their order.
-
-    Returns id and text of the answers.
-    """
-    MESSAGES.validate_python([official(message) for message in messages])
-    pairs, pending, seen = [], list[str](), set[str]()
-    for message in messages:
-        if message["role"] == "tool":
-            assert message["tool_call_id"] == pending.pop(0)
-            pairs.append((message["tool_call_id"], message["content"]))
-            continue
-        assert not pending
-        pending = [call["id"] for call in CALLS.validate_python(message.get("tool_calls", []))]
-        assert not seen.intersection(pending)
-        assert len(set(pending)) == len(pending)
-        seen.update(pending)
-    assert not pending
-    return pairs
-
-
-def turn_of(*calls: Json, **message: Any) -> Turn:
-    return CHAT.parse(answer({"content": None, "tool_calls": list(calls), **message}, "tool_calls"), NAMES)
-
-
-def answered(turn: Turn, *results: Result) -> Answers:
-    return Answers(tuple(Answered(call, result) for call, result in zip(turn.calls, results, strict=True)))
 
 
 # -- tools
@@ -143,248 +72,6 @@ def test_an_export_of_another_dialect_is_refused_with_the_fix() -> None:
     other = Export("anthropic", ({"name": "x"},), NameTable.empty(), {})
     with pytest.raises(ValueError, match="exported for 'anthropic', the request is for 'openai': export them"):
         CHAT.request([], other)
-
-
-# -- whole answers
-
-
-def test_an_answer_of_the_official_class_is_read() -> None:
-    official = ANSWERED.kind.model_validate(
-        {
-            "id": "x",
-            "object": "chat.completion",
-            "created": 1,
-            "model": "m",
-            **answer(
-                {
-                    "content": "Let me look.",
-                    "tool_calls": [entry(None, "a", "get_weather", PARIS) | {"type": "function"}],
-                },
-                "tool_calls",
-            ),
-        }
-    )
-    turn = CHAT.parse(official, NAMES)
-    assert (turn.text, turn.stop, turn.dialect) == ("Let me look.", "tool_calls", "openai")
-    assert turn.calls == (ModelCall("a", "get_weather", PARIS, True, "get_weather"),)
-    ASSISTANT.validate_python(CHAT.history([turn], NAMES)[0])
-
-
-def test_names_are_mapped_back_to_the_bus_and_invented_names_are_unknown() -> None:
-    wire = NAMES.to_wire[CHINESE.name]
-    turn = turn_of(entry(None, "a", wire), entry(None, "b", CHINESE.name), entry(None, "c", "made_up"))
-    assert [(call.name, call.known, call.wire_name) for call in turn.calls] == [
-        (CHINESE.name, True, wire),
-        (CHINESE.name, False, CHINESE.name),
-        ("made_up", False, "made_up"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("message", "text", "reasoning"),
-    [
-        ({"content": "Hi", "reasoning_content": "Hm"}, "Hi", "Hm"),
-        ({"content": "Hi", "reasoning": "Hm"}, "Hi", "Hm"),
-        ({"content": None, "refusal": "I will not."}, "I will not.", ""),
-        ({"content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]}, "Hi", ""),
-        (
-            {
-                "content": [
-                    {"type": "thinking", "thinking": [{"type": "text", "text": "Hm"}]},
-                    {"type": "text", "text": "Hi"},
-                ]
-            },
-            "Hi",
-            "Hm",
-        ),
-        ({}, "", ""),
-        ({"content": None, "tool_calls": None, "function_call": None}, "", ""),
-    ],
-)
-def test_text_and_reasoning_are_found_under_every_key_of_the_servers(message: Json, text: str, reasoning: str) -> None:
-    turn = CHAT.parse(answer(message), NAMES)
-    assert (turn.text, turn.reasoning, turn.calls) == (text, reasoning, ())
-
-
-@pytest.mark.parametrize("arguments", [{"city": "Paris"}, PARIS])
-def test_arguments_may_be_an_object_already(arguments: Any) -> None:
-    turn = turn_of(entry(None, "a", "get_weather", arguments))
-    assert turn.calls[0].arguments_json == PARIS
-    assert CHAT.history([turn], NAMES)[0]["tool_calls"][0]["function"]["arguments"] == PARIS
-
-
-@pytest.mark.parametrize(
-    ("failed", "why"),
-    [
-        ({"error": {"message": "out of memory", "code": 500}}, "out of memory"),
-        ({"error": "model not found"}, "model not found"),
-        ({"error": {"code": "overloaded"}}, "overloaded"),
-        ({"choices": []}, "without choices"),
-        ({}, "without choices"),
-    ],
-)
-def test_an_error_instead_of_an_answer_is_raised_with_its_text(failed: Json, why: str) -> None:
-    with pytest.raises(EndpointError, match=why) as caught:
-        CHAT.parse(failed, NAMES)
-    assert caught.value.raw == failed
-
-
-# -- streams
-
-
-def test_deltas_are_merged_by_index() -> None:
-    assert called(
-        entry(0, "a", "get_weather", ""),
-        entry(0, None, None, '{"city"'),
-        entry(1, "b", "now", ""),
-        entry(0, None, None, ':"Paris"}'),
-        entry(1, None, None, "{}"),
-    ) == [("a", "get_weather", PARIS), ("b", "now", "{}")]
-
-
-def test_the_last_id_and_name_that_are_not_empty_win() -> None:
-    assert called(entry(0, "a", "no"), entry(0, "", "now", ""), entry(0, "b", "", "{"), entry(0, None, "", "}")) == [
-        ("b", "now", "{}")
-    ]
-
-
-def test_entries_without_a_name_are_dropped_and_not_echoed() -> None:
-    turn, _ = streamed(chunk(tool_calls=[entry(0, "a", None, "{}"), entry(1, "b", "now", "{}")]))
-    assert [call.id for call in turn.calls] == ["b"]
-    assert [call["id"] for call in CHAT.history([turn], NAMES)[0]["tool_calls"]] == ["b"]
-    whole = turn_of(entry(None, "a", "", "{}"), entry(None, "b", "now", "{}"), {"id": "c"})
-    assert [call.id for call in whole.calls] == ["b"]
-    assert paired(CHAT.history([whole, answered(whole, SUNNY)], NAMES)) == [("b", "sunny")]
-
-
-def test_a_missing_id_is_generated_from_the_index() -> None:
-    assert called(entry(0, None, "now", "{}"), entry(3, "", "get_weather", PARIS)) == [
-        ("call_0", "now", "{}"),
-        ("call_3", "get_weather", PARIS),
-    ]
-    assert [call.id for call in turn_of(entry(None, None, "now"), entry(None, None, "now")).calls] == [
-        "call_0",
-        "call_1",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("entries", "expected"),
-    [
-        ([entry(None, "a", "now", "{}")], [("a", "now", "{}")]),
-        ([entry(None, "a", "now", {})], [("a", "now", "{}")]),
-        ([entry(None, None, "now", '{"a"'), entry(None, None, None, ":1}")], [("call_0", "now", '{"a":1}')]),
-        ([entry(None, "a", "now", "{"), entry(None, "a", "now", "}")], [("a", "now", "{}")]),
-        ([entry(None, "a", "now", "{}"), entry(None, "b", "now", "{}")], [("a", "now", "{}"), ("b", "now", "{}")]),
-        (
-            [entry(None, None, "now", "{}"), entry(None, None, "now", "{}")],
-            [("call_0", "now", "{}"), ("call_1", "now", "{}")],
-        ),
-        (
-            [entry(None, None, "now"), entry(None, None, "draw", "{}")],
-            [("call_0", "now", ""), ("call_1", "draw", "{}")],
-        ),
-        (
-            [entry(0, "a", "now", "{}"), entry(0, "b", "draw", '{"n":1}')],
-            [("a", "now", "{}"), ("b", "draw", '{"n":1}')],
-        ),
-        ([entry(1, "b", "draw", "{}"), entry(0, "a", "now", "{}")], [("a", "now", "{}"), ("b", "draw", "{}")]),
-        ([entry(0, "a", "now", "{}"), entry(1, "a", "now", "{}")], [("a", "now", "{}"), ("a_1", "now", "{}")]),
-    ],
-    ids=[
-        *("whole call without index", "arguments as object", "pieces without index or id", "id and name repeated"),
-        *(
-            "ids tell calls apart",
-            "names tell calls apart",
-            "another name",
-            "all numbered 0",
-            "out of order",
-            "same id",
-        ),
-    ],
-)
-def test_calls_with_wrong_indexes_are_separated(entries: list[Json], expected: list[tuple[str, str, str]]) -> None:
-    assert called(*entries) == expected
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"choices": [], "usage": {"total_tokens": 5}},
-        {"choices": None},
-        {"choices": [{"index": 0, "delta": None}]},
-        {"choices": [{"index": 0, "delta": {"tool_calls": None, "content": None}}]},
-        {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": None}]}}]},
-        {"choices": [{"index": 0}]},
-        {"choices": [{"index": 1, "delta": {"content": "another answer"}}]},
-        {},
-    ],
-)
-def test_empty_chunks_change_nothing(event: Json) -> None:
-    turn, deltas = streamed(chunk(content="Hi"), event, chunk("stop"), event)
-    assert (turn.text, turn.calls, turn.stop, deltas) == ("Hi", (), "stop", [Delta("text", "Hi")])
-
-
-@pytest.mark.parametrize("key", ["reasoning_content", "reasoning"])
-def test_reasoning_is_shown_and_goes_back_under_the_key_it_came_with(key: str) -> None:
-    turn, deltas = streamed(
-        chunk(**{key: "Hm"}), chunk(**{key: "."}), chunk(content=""), chunk(tool_calls=[entry(0, "a", "now", "{}")])
-    )
-    assert deltas == [Delta("reasoning", "Hm"), Delta("reasoning", ".")]
-    message = CHAT.history([turn], NAMES)[0]
-    assert message == {
-        "role": "assistant",
-        "content": "",
-        key: "Hm.",
-        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}],
-    }
-
-
-def test_reasoning_sent_under_both_keys_is_shown_once() -> None:
-    turn, deltas = streamed(chunk(reasoning="Hm", reasoning_content="Hm"), chunk(content="Hi"))
-    assert (turn.reasoning, deltas) == ("Hm", [Delta("reasoning", "Hm"), Delta("text", "Hi")])
-
-
-def test_without_reasoning_none_goes_back() -> None:
-    turn, _ = streamed(chunk(content="Hi", reasoning_content=""))
-    assert CHAT.history([turn], NAMES) == [{"role": "assistant", "content": "Hi"}]
-
-
-def test_reasoning_of_another_provider_is_not_sent_to_this_one() -> None:
-    turn = Turn("Hi", reasoning="Hm", dialect="anthropic")
-    assert CHAT.history([turn], NAMES) == [{"role": "assistant", "content": "Hi"}]
-
-
-def test_chunks_of_the_official_class_are_read_even_invalid_ones() -> None:
-    whole = CHUNK.kind.model_validate(chunk(role="assistant", tool_calls=[entry(0, "a", "now", "{}")]))
-    bent = CHUNK.kind.construct(**chunk(tool_calls=[entry(None, "b", "get_weather", {"city": "Paris"})]))
-    thinking = CHUNK.kind.construct(**chunk(reasoning_content="Hm"))
-    turn, deltas = streamed(whole, bent, thinking)
-    assert [call.id for call in turn.calls] == ["a", "b"]
-    assert (turn.calls[1].arguments_json, deltas) == (PARIS, [Delta("reasoning", "Hm")])
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"error": {"message": "CUDA out of memory", "type": "server_error"}},
-        {"error": "CUDA out of memory"},
-        {"choices": [{"index": 0, "delta": {}, "error": {"message": "CUDA out of memory"}}]},
-    ],
-)
-def test_an_error_inside_a_stream_is_raised(event: Json) -> None:
-    stream = CHAT.stream(NAMES)
-    stream.feed(chunk(content="Hi"))
-    with pytest.raises(EndpointError, match="CUDA out of memory"):
-        stream.feed(event)
-    assert stream.finish().text == "Hi"
-
-
-def test_a_refusal_is_shown_as_text_and_goes_back_as_a_refusal() -> None:
-    turn, deltas = streamed(chunk(refusal="I will "), chunk(refusal="not."))
-    assert "".join(delta.text for delta in deltas) == turn.text == "I will not."
-    message = CHAT.history([turn], NAMES)[0]
-    assert ASSISTANT.validate_python(message) == {"role": "assistant", "content": None, "refusal": "I will not."}
 
 
 # -- history

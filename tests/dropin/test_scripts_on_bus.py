@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.dropin.test_script_group import KNOWLEDGE, answering, registration, seed
+from tests.dropin.script_cases import seed
+from tests.dropin.test_script_group import registration
+from tests.dropin.test_spindle_scripts import KNOWLEDGE, answering
 from tests.support.tool_folders import OfferedFolder, offered_folder, tool
 from toolbus.dropin.group_process import ProcessPlan
 from toolbus.errors import Code

@@ -1,33 +1,30 @@
 """Calls by POST /api/tools/invoke: what comes back for every kind of tool and of failure, and who hangs up."""
 
+# ruff: noqa: F401, F811  # fixtures are imported by name and asked for by name
+
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import pytest
-import pytest_asyncio
 
 from tests.bus.gateway.calling import Connection, client, invoke, legacy_plugin
-from tests.faults.raw_peer import RawPeer, tool
+from tests.bus.gateway.invoke_cases import Tools, raw_peer, shared, tools
 from tests.support.waiting import WAIT_SECONDS, until, within
-from toolbus.bus import Bus
 from toolbus.bus.gateway.call_response import LARGE_OUTPUT, call_body, describe_result
 from toolbus.bus.gateway.event_stream import event
 from toolbus.bus.gateway.json_response import write_json
 from toolbus.errors import Code
-from toolbus.sdk import Plugin, ToolScope
+from toolbus.sdk import ToolScope
 from toolbus.testing import running_bus
-from toolbus.tool import MAX_CALL_ID, Limits, Result
+from toolbus.tool import MAX_CALL_ID, Result
 from toolbus.v1 import tool_pb2 as pb
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 KINDS = ("local", "grpc", "callback")
+
 
 JSON_VALUES: list[Any] = [
     None,
@@ -50,70 +47,6 @@ JSON_VALUES: list[Any] = [
     {"b": 1, "a": {"": None}},
     {"output": 1},
 ]
-
-
-@dataclass
-class Tools:
-    """A bus whose tools ``local``, ``grpc`` and ``callback`` return their argument ``value``."""
-
-    bus: Bus
-    http: httpx.AsyncClient
-    seen: list[Any] = field(default_factory=list)  # what the callback was posted
-    scopes: list[ToolScope] = field(default_factory=list)  # of the calls of ``nap``
-    cancelled: asyncio.Event = field(default_factory=asyncio.Event)  # once ``nap`` sees its cancel
-
-
-@asynccontextmanager
-async def running_tools() -> AsyncIterator[Tools]:
-    async with (
-        running_bus(http="127.0.0.1:0", grace_seconds=0.0, roles=("Yui", "Ran")) as bus,
-        client(bus) as http,
-        legacy_plugin(lambda body: callback(body)) as url,
-        Plugin("rest-test", address=bus.grpc_addresses[0]) as plugin,
-    ):
-        tools = Tools(bus, http)
-
-        async def callback(body: dict[str, Any]) -> bytes:
-            tools.seen.append(body)
-            answer = {"output": body["arguments"].get("value"), "is_error": False}
-            return json.dumps(answer).encode()
-
-        @bus.tool
-        def local(value: Any = None) -> Any:
-            return value
-
-        @plugin.tool
-        def grpc(value: Any = None) -> Any:
-            return value
-
-        @plugin.tool
-        async def nap(scope: ToolScope) -> None:
-            tools.scopes.append(scope)
-            scope.progress(message="asleep")
-            try:
-                await asyncio.Event().wait()
-            finally:
-                tools.cancelled.set()
-
-        await plugin.ready()
-        registered = await http.post("/api/tools/register", json={"name": "callback", "callback_url": url})
-        assert registered.json()["ok"]
-        yield tools
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared() -> AsyncIterator[Tools]:
-    async with running_tools() as tools:
-        yield tools
-
-
-@pytest.fixture
-def tools(shared: Tools) -> Tools:
-    """The bus of all tests here, with nothing seen yet."""
-    shared.seen.clear()
-    shared.scopes.clear()
-    shared.cancelled.clear()
-    return shared
 
 
 # -- results -------------------------------------------------------------------------------------------------------
@@ -187,7 +120,7 @@ async def test_output_that_is_not_json_is_returned_as_text_with_its_content(tool
             call_id=call.call_id, output_json=text, content=[pb.ContentBlock(text=pb.TextContent(text="seen"))]
         )
 
-    peer = await _raw(tools.bus, answer, "odd")
+    peer = await raw_peer(tools.bus, answer, "odd")
     try:
         for text in texts:
             said = await invoke(tools.http, "odd", {"text": text})
@@ -195,14 +128,6 @@ async def test_output_that_is_not_json_is_returned_as_text_with_its_content(tool
             assert said["content"] == [{"text": {"text": "seen"}}]
     finally:
         await peer.close()
-
-
-async def _raw(bus: Bus, answer: Any, *names: str) -> RawPeer:
-    """Attaches a peer that answers by itself; the caller closes it."""
-    peer = RawPeer(bus.grpc_addresses[0], answer=answer)
-    peer.open()
-    await peer.attach("raw", *(tool(name) for name in names))
-    return peer
 
 
 @pytest.mark.parametrize("depth", [100, 256, *range(880, 1000)])
@@ -234,118 +159,6 @@ async def test_a_large_output_is_returned_like_a_small_one_without_being_parsed(
         assert (said["call_id"], said["is_error"], said["error"]) == ("mine", False, None)
     if output is None:  # not even its blanks are touched
         assert text % pad in (await call_body(Result("mine", text % pad))).decode()
-
-
-# -- failures ------------------------------------------------------------------------------------------------------
-
-
-async def test_an_unknown_tool_is_an_error_that_lists_the_tools(tools: Tools) -> None:
-    error = (await invoke(tools.http, "locla"))["error"]
-    assert error["code"] == "NOT_FOUND"
-    for word in ("locla", "local", "grpc", "callback"):
-        assert word in error["message"]
-    assert "toolbus:" not in error["message"]
-
-
-async def test_an_unknown_role_is_a_404_and_a_known_one_finds_its_tool(tools: Tools) -> None:
-    refused = await tools.http.post("/api/tools/invoke", json={"name": "local", "role": "Nobody"})
-    assert (refused.status_code, refused.json()) == (404, {"detail": "unknown role: Nobody"})
-    for role in ("Ran", "", None):
-        assert not (await invoke(tools.http, "local", role=role))["is_error"]
-
-
-async def test_every_code_of_a_plugin_is_returned_by_its_name(tools: Tools) -> None:
-    def answer(call: pb.ToolCall) -> pb.ToolResult:
-        error = pb.CallError(
-            code=json.loads(call.arguments_json)["code"],
-            stage=pb.CALL_STAGE_ACCEPTED,
-            message="so it is",
-            retry_safe=True,
-            limit=pb.Limit(name="tools", value=3),
-        )
-        return pb.ToolResult(call_id=call.call_id, is_error=True, output_json="[5.0]", error=error)
-
-    peer = await _raw(tools.bus, answer, "fails")
-    try:
-        for code in [each for each in Code if each]:
-            said = await invoke(tools.http, "fails", {"code": code.value}, call_id="mine")
-            assert (said["call_id"], said["is_error"]) == ("mine", True)
-            assert repr(said["output"]) == "[5.0]"
-            assert list(said["error"]) == [
-                *("code", "message", "stage", "retry_safe", "limit", "retry_after_seconds", "reason"),
-            ]
-            assert said["error"]["code"] == code.name
-            assert said["error"]["message"] == "so it is"
-    finally:
-        await peer.close()
-
-
-async def test_an_exception_keeps_its_class_and_its_message(tools: Tools) -> None:
-    @tools.bus.tool
-    def refuses() -> None:
-        raise LookupError("kein Land 那里")
-
-    error = (await invoke(tools.http, "refuses"))["error"]
-    assert (error["code"], error["reason"]) == ("TOOL", "LookupError")
-    assert "kein Land 那里" in error["message"]
-
-
-async def test_a_timeout_names_its_limit(tools: Tools) -> None:
-    seconds = 0.05
-    error = (await invoke(tools.http, "nap", timeout_seconds=seconds))["error"]
-    while error["stage"] == "DISPATCHED" and seconds < WAIT_SECONDS:  # a busy machine has not begun it in time
-        seconds *= 4
-        error = (await invoke(tools.http, "nap", timeout_seconds=seconds))["error"]
-    assert (error["code"], error["stage"]) == ("DEADLINE_EXCEEDED", "ACCEPTED")
-    assert error["limit"]["value"] == seconds
-    await asyncio.wait_for(tools.cancelled.wait(), WAIT_SECONDS)
-
-
-async def test_an_outdated_schema_hash_is_refused_before_the_tool_runs(tools: Tools) -> None:
-    error = (await invoke(tools.http, "local", schema_hash="old"))["error"]
-    assert (error["code"], error["stage"]) == ("CATALOG_STALE", "NOT_DISPATCHED")
-
-
-async def test_too_large_a_result_and_too_many_calls_name_their_limits() -> None:
-    limits = Limits(result_bytes=1_000, calls_in_flight=1)
-    async with running_bus(http="127.0.0.1:0", grace_seconds=0.0, limits=limits) as bus, client(bus) as http:
-        entered, leave = asyncio.Event(), asyncio.Event()
-
-        async def answer(body: dict[str, Any]) -> bytes:
-            entered.set()
-            await leave.wait()
-            return b'"done"'
-
-        async with legacy_plugin(answer) as url:
-            await http.post("/api/tools/register", json={"name": "slow", "callback_url": url})
-
-            @bus.tool
-            def large() -> str:
-                return "x" * 1_001
-
-            error = (await invoke(http, "large"))["error"]
-            assert (error["code"], error["limit"]) == ("RESULT_TOO_LARGE", {"name": "result_bytes", "value": 1_000})
-            first = asyncio.create_task(invoke(http, "slow"))
-            await entered.wait()
-            error = (await invoke(http, "slow"))["error"]
-            assert (error["code"], error["stage"], error["retry_safe"]) == ("OVERLOADED", "NOT_DISPATCHED", True)
-            assert error["retry_after_seconds"] > 0
-            assert error["limit"]["value"] == 1
-            leave.set()
-            assert (await first)["output"] == "done"
-
-
-async def test_a_draining_bus_refuses_calls_and_says_that_a_retry_is_safe() -> None:
-    async with running_tools() as tools:
-        napping = asyncio.create_task(invoke(tools.http, "nap", timeout_seconds=0.3))
-        await until(lambda: tools.scopes, "the call to reach its tool")
-        drained = asyncio.create_task(tools.bus.drain(WAIT_SECONDS))
-        ready = await tools.http.get("/readyz")
-        assert ready.status_code == 503
-        error = (await invoke(tools.http, "local"))["error"]
-        assert (error["code"], error["stage"], error["retry_safe"]) == ("UNAVAILABLE", "NOT_DISPATCHED", True)
-        assert (await napping)["error"]["code"] == "DEADLINE_EXCEEDED"
-        await drained
 
 
 # -- what a host may say about a call ------------------------------------------------------------------------------

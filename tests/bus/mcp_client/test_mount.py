@@ -1,82 +1,30 @@
 """Mounts: servers that are started, asked, called, killed and started again. Each test has a real process."""
 
+# ruff: noqa: F401, F811  # fixtures are imported by name and asked for by name
+
 import asyncio
 import json
 import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.bus.mcp_client.mount_cases import ERAS, QUICK, SERVER, House, house, house_of
 from tests.support.waiting import Stopwatch, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.features import Asker
-from toolbus.bus.local import LocalCaller
 from toolbus.bus.mcp_client import mount as mount_module
 from toolbus.bus.mcp_client.manifest import Manifest
-from toolbus.bus.mcp_client.mount import Mount, MountTimings
+from toolbus.bus.mcp_client.mount import MountTimings
 from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.bus.mcp_client.mount_status import MountState
-from toolbus.bus.mcp_client.mounts import Mounts
 from toolbus.errors import Code, Stage
 from toolbus.processes.supervisor import RestartPolicy
-from toolbus.tool import Progress, Result
-from toolbus.v1 import tool_pb2 as pb
-
-SERVER = Path(__file__).parents[2] / "support" / "mcp_server.py"
-QUICK = MountTimings(
-    start_seconds=20.0, relist_seconds=0.01, restarts=RestartPolicy(backoff_seconds=0.01, max_deaths=3)
-)
-ERAS = pytest.mark.parametrize("era", ["legacy", "modern"])
-
-
-class House:
-    """A bus with mounts."""
-
-    def __init__(self, bus: Bus, manifest: Manifest, timings: MountTimings) -> None:
-        self.bus = bus
-        self.mounts = Mounts(bus.core, manifest, lambda entry: pytest.fail("no remote server here"), timings=timings)
-        self.revisions: list[int] = []
-
-    async def mount(self, *switches: str, name: str = "small", **entry: Any) -> Mount:
-        arguments = ("-I", "-S", str(SERVER), *switches)
-        await self.mounts.apply({name: MountEntry(name, command=sys.executable, args=arguments, **entry)})
-        mount = self.mounts.get(name)
-        assert mount is not None
-        return mount
-
-    async def live(self, *switches: str, **entry: Any) -> Mount:
-        mount = await self.mount(*switches, **entry)
-        await until(lambda: mount.state in (MountState.LIVE, MountState.DEGRADED), seconds=20.0)
-        return mount
-
-    async def call(self, name: str, arguments: dict[str, Any] | None = None, **options: Any) -> Result:
-        async with asyncio.timeout(20):
-            return await self.bus.call(f"small:{name}", arguments, **options)
-
-    def names(self) -> set[str]:
-        return {each.tool.name for each in self.bus.list()}
-
-
-@asynccontextmanager
-async def house_of(manifest: Manifest, timings: MountTimings = QUICK) -> AsyncIterator[House]:
-    async with Bus(Config(grpc=("127.0.0.1:0",), http="off"), rooms=()) as bus:
-        house = House(bus, manifest, timings)
-        try:
-            yield house
-        finally:
-            await house.mounts.stop()
-
-
-@pytest.fixture
-async def house() -> AsyncIterator[House]:
-    async with house_of(Manifest(None)) as house:
-        yield house
+from toolbus.tool import Progress
 
 
 @ERAS
@@ -417,104 +365,6 @@ def marked(mark: bytes) -> list[str]:
         except OSError:
             pass
     return found
-
-
-class TestQuestions:
-    """Servers that ask in the middle of a call."""
-
-    @staticmethod
-    async def call(house: House, arguments: dict[str, Any] | None = None, user: str = "u", **fields: Any) -> Result:
-        """Calls as a host that can be asked."""
-        caller = LocalCaller("host", house.bus.dispatcher)
-        call = pb.ToolCall(name="small:ask", arguments_json=json.dumps(arguments or {}), **fields)
-        call.context.user_id = user
-        async with asyncio.timeout(20):
-            return await caller.call(call)
-
-    @ERAS
-    async def test_a_question_ends_the_call_and_the_answer_goes_on_with_it(self, house: House, era: str) -> None:
-        await house.live(era)
-        asked = await self.call(house, accepts=["elicitation.form"])
-        ((key, question),) = json.loads(asked.input_requests_json).items()
-        assert question["method"] == "elicitation/create"
-        assert question["params"]["message"] == "Who?"
-        answers = json.dumps({key: {"action": "accept", "content": {"name": "Ada"}}})
-        fields: dict[str, Any] = {"accepts": ["elicitation.form"], "input_responses_json": answers}
-        result = await self.call(house, request_state=asked.request_state, **fields)
-        assert '"Ada"' in result.unwrap()
-
-    @pytest.mark.parametrize("way", ["twice", "both"])
-    async def test_a_server_may_ask_again_after_an_answer_and_before_it(self, house: House, way: str) -> None:
-        await house.live()
-        result = await self.call(house, {"text": way}, accepts=["elicitation.form"])
-        messages, keys = [], set()
-        for name in ("Ada", "Bob"):
-            asked = json.loads(result.input_requests_json)
-            answers = {key: {"action": "accept", "content": {"name": name}} for key in asked}
-            messages += [question["params"]["message"] for question in asked.values()]
-            keys |= set(asked)
-            fields: dict[str, Any] = {"accepts": ["elicitation.form"], "input_responses_json": json.dumps(answers)}
-            result = await self.call(house, {"text": way}, request_state=result.request_state, **fields)
-        assert sorted(messages) == (["One?", "Two?"] if way == "twice" else ["A", "B"])
-        assert len(keys) == 2
-        assert sorted(each["content"]["name"] for each in json.loads(result.unwrap())) == ["Ada", "Bob"]
-
-    async def test_a_caller_that_cannot_be_asked_is_not_and_the_server_goes_on(self, house: House) -> None:
-        await house.live()
-        result = await self.call(house)
-        assert "does not accept elicitation.form" in result.unwrap()
-        for method in ("sampling/createMessage", "roots/list"):
-            refused = await self.call(house, {"text": method}, accepts=["elicitation.form"])
-            assert "does not accept" in refused.unwrap()
-
-    async def test_a_parked_call_goes_on_for_nobody_else(self, house: House) -> None:
-        await house.live()
-        asked = await self.call(house, accepts=["elicitation.form"], user="owner")
-        fields: dict[str, Any] = {"accepts": ["elicitation.form"], "input_responses_json": "{}"}
-        fields["request_state"] = asked.request_state
-        stolen = await self.call(house, user="thief", **fields)
-        assert stolen.error is not None
-        assert stolen.error.code is Code.INVALID_ARGUMENTS
-        again = await self.call(house, user="owner", **fields)
-        assert again.input_requests_json == asked.input_requests_json
-
-    async def test_a_question_while_calls_of_two_users_run_is_refused(self, house: House) -> None:
-        await house.live()
-        other = asyncio.create_task(house.call("sleep", {"seconds": 1}))
-        await asyncio.sleep(0)
-        refused = await self.call(house, accepts=["elicitation.form"])
-        assert "several users" in refused.unwrap()
-        await other
-
-    async def test_a_question_beside_a_parked_call_or_a_prompt_of_others_is_refused(
-        self, house: House, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        mount = await house.live()
-        connection = await mount.connected()
-        with monkeypatch.context() as patch:  # a server that does not answer it yet
-            patch.setattr(connection.transport, "send", lambda message: None)
-            waiting = connection.send("prompts/get", b"{}", lambda result, error: None)
-        refused = await self.call(house, accepts=["elicitation.form"])
-        assert "several users" in refused.unwrap()
-        connection.cancel(waiting, "over")
-        asked = await self.call(house, accepts=["elicitation.form"], user="owner")
-        assert asked.request_state
-        refused = await self.call(house, accepts=["elicitation.form"], user="other")
-        assert "several users" in refused.unwrap()
-        again = await self.call(house, accepts=["elicitation.form"], user="owner")
-        assert again.request_state
-
-    async def test_a_parked_call_is_gone_with_its_server(self, house: House) -> None:
-        mount = await house.live()
-        asked = await self.call(house, accepts=["elicitation.form"])
-        os.kill(mount.status().pid, signal.SIGKILL)
-        await until(lambda: mount.restarts == 1)
-        await until(lambda: mount.state is MountState.LIVE)
-        late = await self.call(
-            house, accepts=["elicitation.form"], input_responses_json="{}", request_state=asked.request_state
-        )
-        assert late.error is not None
-        assert "started again" in late.error.message
 
 
 class TestStart:

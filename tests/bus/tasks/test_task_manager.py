@@ -1,78 +1,24 @@
 """The TaskManager: work that takes long goes on, is asked for later, and ends exactly once."""
 
+# ruff: noqa: F401, F811  # fixtures are imported by name and asked for by name
+
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
 import threading
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.bus.tasks.samples import Clock, Receiver, running
+from tests.bus.tasks.samples import Clock, Receiver
+from tests.bus.tasks.task_cases import SOON, Work, awaited, begin, clock, found, tasks
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.tasks import Status, Task, TaskEvents, TaskManager
-from toolbus.bus.tasks.task_store import TaskStore
-from toolbus.errors import Code, SetupError
-from toolbus.tool import KIB, CallError, Result
-
-SOON = 0.001  # a soft timeout that passes at once
-
-
-class Work:
-    """Work that ends when a test says so."""
-
-    def __init__(self) -> None:
-        self.go = asyncio.Event()
-        self.begun = False
-        self.cancelled = False
-
-    async def __call__(self, answer: Any = "done") -> Any:
-        self.begun = True
-        try:
-            await self.go.wait()
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def tasks(clock: Clock) -> Iterator[TaskManager]:
-    with closing(TaskManager(SOON, clock=clock)) as manager:
-        yield manager
-
-
-async def begin(tasks: TaskManager, work: Work, user_id: str = "ann", answer: Any = "done") -> str:
-    """Has some work become a task. Returns its id."""
-    told = json.loads(await tasks.execute(work(answer), "report", user_id, "#c", "matrix"))
-    assert told["status"] == "running"
-    return str(told["task_id"])
-
-
-def found(tasks: TaskManager, task_id: str, user_id: str | None = None) -> Task:
-    task = tasks.get_result(task_id, user_id)
-    assert task is not None
-    return task
-
-
-async def awaited(tasks: TaskManager, task_id: str) -> Task:
-    task = await tasks.await_result(task_id, WAIT_SECONDS)
-    assert task is not None
-    assert not task.running
-    return task
-
+from toolbus.errors import Code
+from toolbus.tool import CallError, Result
 
 # ── what ends in time ──
 
@@ -419,98 +365,3 @@ def test_work_whose_loop_ends_has_failed_and_waiters_of_a_closed_loop_are_ignore
 
 async def _events(tasks: TaskManager) -> TaskEvents:
     return tasks.events()
-
-
-# ── restarts ──
-
-
-async def test_what_has_ended_is_there_after_a_restart_and_what_ran_has_failed(tmp_path: Path, clock: Clock) -> None:
-    path = tmp_path / "tasks.db"
-    with closing(TaskManager(SOON, path=path, clock=clock)) as tasks:
-        done, cut_off = Work(), Work()
-        first, second = await begin(tasks, done), await begin(tasks, cut_off)
-        done.go.set()
-        task = await awaited(tasks, first)
-    await until(lambda: cut_off.cancelled)
-    with closing(TaskManager(path=path, clock=clock)) as tasks:
-        assert found(tasks, first, "ann") == task
-        assert "the program that ran it ended before it was done" in found(tasks, second, "ann").text
-        assert "it may have run, so it was not tried again" in found(tasks, second, "ann").text
-        assert tasks.get_result(first, "bob") is None
-
-
-def test_what_ran_when_a_program_was_killed_has_failed_at_the_next_start(tmp_path: Path, clock: Clock) -> None:
-    path = tmp_path / "tasks.db"
-    with closing(TaskStore(path, KIB)) as store:
-        store.put(running())
-    for _ in range(2):
-        with closing(TaskManager(path=path, clock=clock)) as tasks:
-            task = found(tasks, "task_1", "ann")
-            assert (task.status, task.ended) == (Status.FAILED, clock.now)
-            assert "the program that ran it ended" in task.text
-
-
-async def test_what_is_dropped_or_too_old_is_not_there_after_a_restart_either(tmp_path: Path, clock: Clock) -> None:
-    path = tmp_path / "tasks.db"
-    ids = []
-    with closing(TaskManager(SOON, path=path, clock=clock, finished_kept=2)) as tasks:
-        for _ in range(3):
-            ids.append(await begin(tasks, Work()))
-            clock.now += 10
-            assert tasks.cancel(ids[-1])
-    with closing(TaskManager(path=path, clock=clock, finished_kept=2)) as tasks:
-        assert [task.task_id for task in tasks.list_tasks("ann")] == [ids[2], ids[1]]
-    with closing(TaskManager(path=path, clock=clock, finished_kept=1)) as tasks:
-        assert [task.task_id for task in tasks.list_tasks("ann")] == [ids[2]]
-    clock.now += 86_400
-    for finished_kept in (1, 500):
-        with closing(TaskManager(path=path, clock=clock, finished_kept=finished_kept)) as tasks:
-            assert tasks.list_tasks("ann") == []
-
-
-async def test_a_large_result_is_there_until_the_restart(tmp_path: Path) -> None:
-    path, work = tmp_path / "tasks.db", Work()
-    with closing(TaskManager(SOON, path=path, result_bytes=100)) as tasks:
-        task_id = await begin(tasks, work, answer="x" * 200)
-        work.go.set()
-        assert (await awaited(tasks, task_id)).text == "x" * 200
-    with closing(TaskManager(path=path)) as tasks:
-        assert (
-            "its result of 202 bytes was dropped: it is larger than the limit result_bytes"
-            in found(tasks, task_id).text
-        )
-
-
-async def test_a_file_that_is_named_later_takes_in_what_there_is(tmp_path: Path, tasks: TaskManager) -> None:
-    path = tmp_path / "tasks.db"
-    with closing(TaskManager(SOON, path=path)) as before:
-        old = await begin(before, Work())
-    ids = [await begin(tasks, Work()), await begin(tasks, Work())]
-    tasks.cancel(ids[0])
-    tasks.persist_in(path)
-    assert {task.task_id for task in tasks.list_tasks("ann")} == {old, *ids}
-    with pytest.raises(SetupError, match=r"are persisted in .*tasks\.db already"):
-        tasks.persist_in(tmp_path / "other.db")
-    tasks.close()
-    with closing(TaskManager(path=path, clock=Clock())) as again:
-        assert {task.task_id for task in again.list_tasks("ann")} == {old, *ids}
-
-
-# ── the end ──
-
-
-async def test_closing_ends_all_work_and_what_comes_later_is_waited_for(tasks: TaskManager) -> None:
-    work, later = Work(), Work()
-    task_id = await begin(tasks, work)
-    tasks.close()
-    tasks.close()
-    await until(lambda: work.cancelled)
-    assert found(tasks, task_id).status is Status.FAILED
-    later.go.set()
-    assert await tasks.execute(later(), "report", "ann") == "done"
-
-
-def test_nothing_is_made_for_a_program_that_keeps_nothing() -> None:
-    before = threading.active_count()
-    with closing(TaskManager()):
-        assert threading.active_count() == before

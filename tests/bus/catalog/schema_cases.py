@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hypothesis import strategies as st
+
+from toolbus.bus.catalog.schema import (
+    ArgumentChecker,
+    compile_schema,
+)
+from toolbus.tool import Limits
+
+LIMITS = Limits()
+
+
+WIDE = 2**64 + 1
+
+
+def compiled(schema: Any, limits: Limits = LIMITS) -> ArgumentChecker:
+    return compile_schema(schema if isinstance(schema, str) else json.dumps(schema), limits)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(2**80), 2**80)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+def chain(length: int, link: Callable[[str], dict[str, Any]], end: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Definitions that each refer to the next one."""
+    links = {str(i): link(f"#/$defs/{i + 1}") for i in range(length)}
+    return {"$ref": "#/$defs/0", "$defs": {**links, str(length): end or {"type": "object"}}}
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Bounds the CPU time, since machines are shared; what it is there to catch takes many times as long."""
+    started = time.process_time()
+    yield
+    assert time.process_time() - started < seconds

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.bus.catalog.schema_cases import WIDE, at_most, chain, compiled
+from toolbus.bus.catalog.schema import (
+    ARGUMENT_DEPTH,
+    WIDE_INTEGERS,
+    load_arguments,
+)
+
+SELF = {"properties": {"c": {"$ref": "#"}}}
+
+
+def nested(depth: int, leaf: str = "{}") -> str:
+    return '{"c":' * depth + leaf + "}" * depth
+
+
+def test_an_explanation_names_path_value_and_rule() -> None:
+    checker = compiled(
+        {"properties": {"city": {"type": "string"}, "a b": {"items": {"maximum": 3}}}, "required": ["city"]}
+    )
+    assert checker.explain({"city": 5}) == 'arguments.city: 5 is not of type "string" (rule /properties/city/type)'
+    assert checker.explain({}) == 'arguments: "city" is a required property (rule /required)'
+    assert checker.explain({"city": "x", "a b": [1, 9]}).startswith('arguments["a b"][1]: 9 is greater than')
+
+
+def test_an_explanation_shows_five_faults_and_counts_the_rest() -> None:
+    sentence = compiled({"additionalProperties": {"type": "string"}}).explain({str(i): i for i in range(12)})
+    assert sentence.count("is not of type") == 5
+    assert sentence.endswith("; and 7 more")
+
+
+def test_an_explanation_cuts_long_values_but_keeps_the_rule() -> None:
+    sentence = compiled({"properties": {"a": {"pattern": "^x$"}}}).explain({"a": "y" * 100_000})
+    assert len(sentence) < 300
+    assert 'does not match "^x$" (rule /properties/a/pattern)' in sentence
+
+
+def test_an_explanation_of_a_choice_names_the_closest_branch() -> None:
+    branch = {"properties": {"v": {"type": "integer"}}, "type": "object"}
+    sentence = compiled({"properties": {"a": {"anyOf": [{"type": "null"}, branch]}}}).explain({"a": {"v": "s"}})
+    assert 'closest: arguments.a.v: "s" is not of type "integer"' in sentence
+
+
+@pytest.mark.parametrize("arguments", [{"a": object()}, {"\ud800": 1}, {1: 2}])
+@pytest.mark.parametrize("schema", [{"additionalProperties": {"type": "string"}}, {"additionalProperties": SELF}])
+def test_what_json_cannot_hold_is_explained(schema: Any, arguments: Any) -> None:
+    assert compiled(schema).explain(arguments).startswith("arguments: they are not JSON")
+
+
+def hostile() -> dict[str, tuple[Any, str, bool]]:
+    back = {"type": "object", "properties": {"c": {"$ref": "#/$defs/0"}}}
+    two = {"type": "object", "anyOf": [SELF, {"minProperties": 0, **SELF}]}
+    uneval = chain(6, lambda to: {"anyOf": [{"$ref": to}], "unevaluatedProperties": False}, back)
+    lists: Callable[[dict[str, Any]], dict[str, Any]] = lambda items: {"properties": {"a": {"items": items}}}  # noqa: E731
+    return {
+        "nested quantifiers": (
+            {"properties": {"a": {"pattern": "^(a+)+$"}}},
+            json.dumps({"a": "a" * 900_000 + "b"}),
+            False,
+        ),
+        "nested quantifiers with look-around": (
+            {"properties": {"a": {"pattern": "(?=a)(a+)+$"}}},
+            json.dumps({"a": "a" * 7000 + "b"}),
+            False,
+        ),
+        "back-references": (lists({"pattern": r"(a*)*\1c"}), json.dumps({"a": ["a" * 20] * 700}), False),
+        "many states": ({"properties": {"a": {"pattern": "a[ab]{500}c"}}}, json.dumps({"a": "abb" * 300_000}), False),
+        "many texts": (lists({"pattern": "a[ab]{50}c"}), json.dumps({"a": ["abb" * 100] * 3000}), False),
+        "two ways down, deep": (two, nested(ARGUMENT_DEPTH - 2, "1"), False),
+        "two ways down": (two, nested(18, "1"), False),
+        "two ways down in all of them": ({"allOf": [SELF, {"minProperties": 0, **SELF}]}, nested(120), True),
+        "doubled in place, then back": (
+            chain(10, lambda to: {"allOf": [{"$ref": to}, {"$ref": to}]}, back),
+            nested(120, "1"),
+            False,
+        ),
+        "unevaluated, then back": (uneval, nested(120), True),
+        "4,000 schemas for each item": (
+            lists({"allOf": [{"minimum": -i} for i in range(4000)]}),
+            json.dumps({"a": [1] * 100_000}),
+            False,
+        ),
+        "2,000 objects to compare": (
+            lists({"enum": [{"a": i} for i in range(2000)]}),
+            json.dumps({"a": [{"a": 1999}] * 5000}),
+            False,
+        ),
+        "100,000 faults": (lists({"type": "string"}), json.dumps({"a": [1] * 100_000}), False),
+        "100,000 faults in a choice": (lists({"anyOf": [{"type": "string"}]}), json.dumps({"a": [1] * 100_000}), False),
+        "a fault in every quote of a long text": (
+            {"properties": {"a": {"allOf": [{"maxLength": i} for i in range(3000)]}}},
+            json.dumps({"a": "x" * 500_000}),
+            False,
+        ),
+        "wide unique integers": (
+            {"properties": {"a": {"uniqueItems": True}}},
+            json.dumps({"a": [WIDE + i for i in range(WIDE_INTEGERS)]}),
+            True,
+        ),
+        "tiny divisors": (lists({"multipleOf": 1e-300}), json.dumps({"a": [1e300] * 1000}), True),
+    }
+
+
+HOSTILE = hostile()
+
+
+@pytest.mark.parametrize(("schema", "text", "valid"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_arguments_are_checked_against_a_hostile_schema_in_bounded_time(
+    schema: Any, text: str, valid: bool
+) -> None:
+    with at_most(2.5):
+        checker = compiled(schema)
+    arguments = load_arguments(text)
+    with at_most(2.5):
+        assert checker.is_valid(arguments) is valid
+    with at_most(2.5):
+        sentence = checker.explain(arguments)
+    assert (sentence == "") is valid
+    assert len(sentence) < 3000
+
+
+def test_a_pattern_that_backtracks_too_often_is_refused_with_an_explanation() -> None:
+    checker = compiled({"properties": {"a": {"pattern": r"(a*)*\1c"}}})
+    arguments = {"a": "a" * 30 + "b"}
+    assert not checker.is_valid(arguments)
+    assert "backtracking" in checker.explain(arguments)
+
+
+def test_an_ordinary_schema_is_checked_by_the_validator_itself() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"to": {"type": "string", "pattern": "^[a-z]{1,32}$"}, "tags": {"items": {"type": "string"}}},
+    }
+    assert type(compiled(schema).is_valid).__name__ == "builtin_function_or_method"

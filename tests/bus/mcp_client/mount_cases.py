@@ -1,0 +1,72 @@
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import until
+from toolbus.bus import Bus, Config
+from toolbus.bus.mcp_client.manifest import Manifest
+from toolbus.bus.mcp_client.mount import Mount, MountTimings
+from toolbus.bus.mcp_client.mount_entry import MountEntry
+from toolbus.bus.mcp_client.mount_status import MountState
+from toolbus.bus.mcp_client.mounts import Mounts
+from toolbus.processes.supervisor import RestartPolicy
+from toolbus.tool import Result
+
+SERVER = Path(__file__).parents[2] / "support" / "mcp_server.py"
+
+
+QUICK = MountTimings(
+    start_seconds=20.0, relist_seconds=0.01, restarts=RestartPolicy(backoff_seconds=0.01, max_deaths=3)
+)
+
+
+ERAS = pytest.mark.parametrize("era", ["legacy", "modern"])
+
+
+class House:
+    """A bus with mounts."""
+
+    def __init__(self, bus: Bus, manifest: Manifest, timings: MountTimings) -> None:
+        self.bus = bus
+        self.mounts = Mounts(bus.core, manifest, lambda entry: pytest.fail("no remote server here"), timings=timings)
+        self.revisions: list[int] = []
+
+    async def mount(self, *switches: str, name: str = "small", **entry: Any) -> Mount:
+        arguments = ("-I", "-S", str(SERVER), *switches)
+        await self.mounts.apply({name: MountEntry(name, command=sys.executable, args=arguments, **entry)})
+        mount = self.mounts.get(name)
+        assert mount is not None
+        return mount
+
+    async def live(self, *switches: str, **entry: Any) -> Mount:
+        mount = await self.mount(*switches, **entry)
+        await until(lambda: mount.state in (MountState.LIVE, MountState.DEGRADED), seconds=20.0)
+        return mount
+
+    async def call(self, name: str, arguments: dict[str, Any] | None = None, **options: Any) -> Result:
+        async with asyncio.timeout(20):
+            return await self.bus.call(f"small:{name}", arguments, **options)
+
+    def names(self) -> set[str]:
+        return {each.tool.name for each in self.bus.list()}
+
+
+@asynccontextmanager
+async def house_of(manifest: Manifest, timings: MountTimings = QUICK) -> AsyncIterator[House]:
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="off"), rooms=()) as bus:
+        house = House(bus, manifest, timings)
+        try:
+            yield house
+        finally:
+            await house.mounts.stop()
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with house_of(Manifest(None)) as house:
+        yield house
