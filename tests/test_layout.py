@@ -61,6 +61,7 @@ FLOORS = (
     "bus.upstream",
     "bus.mcp_server",
     "bus.mcp_client",
+    "bus.console",  # what operators look at
     "bus.rooms",
     "bus",
     "tools",

@@ -93,6 +93,8 @@ class Timings:
             and then does not hold its connection.
         ping_seconds: how long a stream of server-sent events may be silent before a ping; below the minute or so after
             which proxies and clients give up on silence.
+        digest_seconds: between two digests for the console while something happens; people cannot read faster.
+        digest_idle_seconds: between two digests that say nothing new, so that a watcher knows that the bus is there.
         resumable_seconds: after which the answer to an MCP client with a session becomes a stream that can be resumed.
         poll_seconds: after which such a stream is closed, to go on when its client resumes it (SEP-1699): what stands
             between them may not like long responses.
@@ -116,6 +118,8 @@ class Timings:
     keys_seconds: float = 0.5
     head_seconds: float = 10.0
     ping_seconds: float = 15.0
+    digest_seconds: float = 0.5
+    digest_idle_seconds: float = 5.0
     resumable_seconds: float = 1.0
     poll_seconds: float = 10.0
     audit_sync_seconds: float = 1.0

@@ -124,6 +124,7 @@ async def _called(way: Way, repeats: int) -> Measured:
 class Plugin:
     """Takes calls and holds them until they are answered."""
 
+    kind = "peer"
     source = "bench"
     instance = ""
     shares = False

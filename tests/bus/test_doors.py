@@ -21,6 +21,7 @@ from tests.support.waiting import within
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import VERBS, Globs, Scopes, template
 from toolbus.bus.catalog.policy import PUBLIC_TOOLS, VERBS_OF_TOOLS
+from toolbus.bus.console.console_app import PATHS as CONSOLE_PATHS
 from toolbus.bus.gateway.app import endpoints_of
 from toolbus.bus.gateway.docs_page import ASSETS_PATH, DOCS_PATH
 from toolbus.bus.gateway.scope_guard import LOCAL_ONLY, RULES
@@ -430,6 +431,7 @@ def test_every_http_path_has_a_rule_and_every_rule_a_path() -> None:
     documented = {(method.upper(), path) for path, item in endpoints.openapi()["paths"].items() for method in item}
     served = documented | {("GET", DOCS_PATH), ("GET", "/openapi.json"), ("GET", f"{ASSETS_PATH}/{{file}}")}
     served |= {(method, f"{PATH}{rest}") for method in METHODS for rest in ("", "/{profile}")}
+    served |= set(CONSOLE_PATHS)
     ruled = {(method, path) for method, path, _ in RULES}
     local = {path.replace(":rest", "") for path in LOCAL_ONLY}
     assert {(method, path) for method, path in served if path not in local} == ruled

@@ -26,6 +26,7 @@ from toolbus.bus.access.identity import ALL, VERBS, Scopes
 from toolbus.bus.access.quota import CALLS_PER_SECOND
 from toolbus.bus.calls.result_review import OUTPUT_SCHEMA
 from toolbus.bus.config import Config
+from toolbus.bus.console.console_app import PATHS as CONSOLE_PATHS
 from toolbus.bus.gateway.http_connection import IDLE_SECONDS, MAX_HEAD_BYTES
 from toolbus.bus.keys.issuer_settings import Issuer
 from toolbus.bus.keys.keys_file import KeyRecord, parse_keys
@@ -331,6 +332,7 @@ async def test_the_pages_about_http_and_the_bus_know_the_same_paths() -> None:
     pages = HTTP + TEXTS["docs/start/http-plugins.md"] + TEXTS["docs/moving/neko.md"]
     paths = {path.partition("?")[0] for path in re.findall(r"/api/[\w/{}?-]+|/healthz|/readyz", pages)}
     paths = {re.sub(r"\{\w+(:\w+)?\}", "{}", path).rstrip("/") for path in paths}
+    served |= {path: {} for _, path in CONSOLE_PATHS if path.startswith("/api/")}
     assert paths - {"/api/bus"} == {re.sub(r"\{\w+(:\w+)?\}", "{}", path) for path in served}
 
 

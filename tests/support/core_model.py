@@ -45,6 +45,7 @@ class PeerDouble:
         qualified: bool = False,
         max_item_bytes: int = 1 << 40,
     ) -> None:
+        self.kind = "peer"
         self.source = source
         self.instance = instance
         self.max_in_flight = max_in_flight

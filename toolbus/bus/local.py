@@ -55,6 +55,7 @@ class LocalHandler:
         run_sync: runs a plain function off the loop.
     """
 
+    kind = "function"
     instance = ""
     shares = False
     awaits_roles = False

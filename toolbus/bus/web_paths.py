@@ -15,24 +15,28 @@ Application = Callable[
     [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
 ]
 
+_API = "api/"
+
 
 class WebPaths:
     """Which application serves which path."""
 
     def __init__(self) -> None:
-        self._applications: dict[str, Application] = {}  # by the first part of the path, with its slash
+        # By the first part of the path, with its slash; below /api by the first two.
+        self._applications: dict[str, Application] = {}
+        self.policies: dict[str, str] = {}  # the Content-Security-Policy of each path that is a web page
 
     def __repr__(self) -> str:
         return f"<WebPaths {' '.join(self._applications)}>"
 
     def add(self, path: str, application: Application) -> None:
-        """Has an application serve a path of one part (``/mcp``), and all below it.
+        """Has an application serve a path of one part (``/mcp``) or one below ``/api``, and all below it.
 
         Raises:
             ValueError: the path has several parts, or another application serves it.
         """
-        if not path.startswith("/") or "/" in path[1:] or path == "/":
-            raise ValueError(f"{path!r} is not a path of one part: write it as /name")
+        if not path.startswith("/") or "/" in path[1:].removeprefix(_API) or path in ("/", f"/{_API}"):
+            raise ValueError(f"{path!r} is not a path of one part: write it as /name or /{_API}name")
         if path in self._applications:
             raise ValueError(f"{path} is served already: choose another path")
         self._applications[path] = application
@@ -40,4 +44,6 @@ class WebPaths:
     def find(self, path: str) -> Application | None:
         """Returns what serves a path of a request; None where it is not a room's."""
         end = path.find("/", 1)
+        if end == len(_API) and path.startswith(_API, 1):
+            end = path.find("/", end + 1)
         return self._applications.get(path if end < 0 else path[:end])

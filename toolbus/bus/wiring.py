@@ -39,6 +39,7 @@ from toolbus.bus.roles import Roles
 from toolbus.bus.room import AnyRoom, Room, Rooms
 from toolbus.bus.rooms.audit_room import AuditRoom
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
+from toolbus.bus.rooms.console_room import ConsoleRoom
 from toolbus.bus.rooms.council_room import CouncilRoom
 from toolbus.bus.rooms.dropin_room import DropinRoom
 from toolbus.bus.rooms.gateway_room import GatewayRoom
@@ -73,6 +74,7 @@ ROOMS: tuple[type[Room], ...] = (
     PinsRoom,
     McpServerRoom,  # its path is served by the gateway
     GatewayRoom,  # binds before gRPC is served, and stops after whatever its requests wait for
+    ConsoleRoom,  # its paths are served by the gateway; stops before, since its streams would go on
     NotificationsRoom,
     UpstreamRoom,
     TasksRoom,

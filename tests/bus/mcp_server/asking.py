@@ -141,6 +141,7 @@ async def mcp_bench(
 class Scripted:
     """A handler whose results are whatever a test says."""
 
+    kind = "function"
     instance = ""
     shares = awaits_roles = remote = persisted = False
     takes_calls = True

@@ -26,7 +26,8 @@ MAX_CONTENT = 4_096  # characters of recorded arguments or output
 MAX_REPAIRS_SHOWN = 20  # of one call
 MAX_TEXT = 128  # characters of a name or id of a refused call
 MAX_MESSAGE = 500  # characters of the message of a failure
-READER = f"{BUS_SOURCE}:calls"  # the tool that reads records; its own calls are not recorded
+# The tools that read records; their own calls are not recorded.
+READERS = frozenset((f"{BUS_SOURCE}:calls", f"{BUS_SOURCE}:digest"))
 _CODES = frozenset((*Code, INPUT_REQUIRED))
 # Codes whose messages may repeat what a call gave or got: they are recorded as contents are.
 _TELLING = frozenset((Code.TOOL, Code.INVALID_ARGUMENTS))
@@ -299,6 +300,43 @@ class CallRecords:
             if not conditions or _matches(record, conditions):
                 records.append(record)
         return RecordBatch(lost, records, position)
+
+    def latest(self, position: int, newest: int, failed: int) -> RecordBatch:
+        """Returns what a summary shows of the records after a number: the newest, and of the others those that failed.
+
+        Args:
+            newest: how many of all.
+            failed: how many more of those that failed.
+
+        Returns:
+            A batch with the records newest first; what it leaves out is in its position all the same.
+        """
+        rows, number = tuple(self._rows), self.ended  # a row's code is its item 6
+        lost = max(0, number - len(rows) - position)
+        records: list[CallRecord] = []
+        for row in itertools.islice(reversed(rows), number - position - lost):
+            if newest > 0:
+                newest -= 1
+            elif failed > 0 and row[6] and row[6] != INPUT_REQUIRED:
+                failed -= 1
+            else:
+                number -= 1
+                continue
+            records.append(_read(row, number))
+            number -= 1
+        return RecordBatch(lost, records, self.ended)
+
+    def recent(self, since: float) -> tuple[int, int, float]:
+        """Counts the calls that ended after a moment of the bus's clock, as far as their records are there.
+
+        Returns:
+            How many calls, how many of them failed, and from which moment on they are counted.
+        """
+        rows = tuple(self._rows)  # item 5 of a row is its end, 6 its code
+        if len(rows) == self._rows.maxlen:
+            since = max(since, rows[0][5])
+        ended = [row[6] for row in itertools.takewhile(lambda row: row[5] > since, reversed(rows))]
+        return len(ended), sum(bool(code) and code != INPUT_REQUIRED for code in ended), since
 
     def on_next(self, listener: Callable[[], object]) -> None:
         """Calls a listener once, when the next call is recorded; calls cost nothing more while there is none."""

@@ -10,6 +10,8 @@ stand in call_admission.py, the errors of refused calls in refusals.py.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +23,7 @@ from toolbus.bus.access.quota import Quota, Quotas
 from toolbus.bus.calls.call import Background, Budget, Call, Caller
 from toolbus.bus.calls.call_admission import CallAdmission, copy_context
 from toolbus.bus.calls.call_log import call_fields
-from toolbus.bus.calls.call_records import MAX_TEXT, READER, CallRecords, More, content_of, failure_of, origin_of
+from toolbus.bus.calls.call_records import MAX_TEXT, READERS, CallRecords, More, content_of, failure_of, origin_of
 from toolbus.bus.calls.input_exchange import check_needs, read_exchange
 from toolbus.bus.calls.refusals import (
     Refused,
@@ -144,6 +146,21 @@ class Dispatcher:
     def follow_identities(self, current: Callable[[Identity], Identity]) -> None:
         """Asks from now on for the identity of now of a caller whose call goes on as a task: `Doorman.current`."""
         self._admission.current = current
+
+    def oldest(self, limit: int) -> list[Call]:
+        """Returns the calls whose callers wait longest, the oldest first, without those that read records.
+
+        Looks at each caller and at about ``limit`` calls: a caller's are in the order in which they began, but for
+        those that became tasks.
+        """
+        of_callers = (
+            (call for call in caller.in_flight.values() if call.entry.name not in READERS) for caller in self._callers
+        )
+        return list(itertools.islice(heapq.merge(*of_callers, key=lambda call: call.started), limit))
+
+    def stage(self, call: Call) -> Stage:
+        """Returns how far a call has got."""
+        return self._stage(call)
 
     def decide(self, principal: Principal, call: pb.ToolCall, now: float) -> Entry:
         """Returns the entry that a host's call would reach, without making it; raises `Refused` as the call would."""
@@ -534,7 +551,7 @@ class Dispatcher:
         entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
         if trace is not None:
             self.traces.end(trace, call, code, error, now)
-        if entry.name == READER:
+        if entry.name in READERS:
             return
         self.records.add(
             *(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code),

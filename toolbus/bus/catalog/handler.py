@@ -19,6 +19,7 @@ LENT_MODEL = f"{HOST_SOURCE}:generate"  # the tool that asks it: called with a p
 class Handler(Protocol):
     """Runs tools: a stream, a local function or a callback URL."""
 
+    kind: str  # what it is, for operators: peer, callback, function or mount
     source: str
     instance: str
     max_in_flight: int

@@ -183,6 +183,25 @@ class Lookups:
         """Returns an upper bound of how many tools a handler offers, in constant time: a tool counts once per role."""
         return len(self._index.by_handler.get(handler, ()))
 
+    def sources(self) -> dict[str, int]:
+        """Returns every source that offers something, with the size of its entry list; a tool has one in each role."""
+        with self._lock:
+            return {source: len(entries) for source, entries in self._index.by_source.items()}
+
+    def some_handlers(self, source: str) -> list[Handler]:
+        """Returns the handlers of one tool of a source, which stand for it where it is no session."""
+        entry = next(iter(self._index.by_source.get(source, ())), None)
+        return entry.handlers() if entry is not None else []
+
+    def count_tools(self, owner: Handler | str) -> int:
+        """Returns how many tools a handler or a source has, each once; holds the lock for a copy only."""
+        with self._lock:
+            index = self._index
+            found = index.by_source.get(owner) if isinstance(owner, str) else index.by_handler.get(owner)
+            entries = list(found or ())
+        hides = self.tables.hides
+        return len({entry.bare_name for entry in entries if not hides(entry)})
+
     def places(self, handler: Handler) -> tuple[tuple[str | None, int], ...]:
         """Returns where a handler's tools stand: (role, None for roles that are added later; position in listings)."""
         with self._lock:

@@ -26,7 +26,7 @@ PUBLIC_TOOLS = frozenset(
 # What an identity's scope `administer` has to hold for each of the others; one that is not named here needs all of it.
 VERBS_OF_TOOLS: Mapping[str, str] = {
     "drain": "drain",
-    **dict.fromkeys(("calls", "all_tasks"), "calls"),
+    **dict.fromkeys(("calls", "digest", "all_tasks"), "calls"),
     "stats": "metrics",
     "role_add": "roles",
     "role_remove": "roles",

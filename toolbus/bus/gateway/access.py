@@ -29,7 +29,7 @@ log = logging.getLogger("toolbus.http")
 
 OPEN_PATHS = frozenset({"/healthz"})
 _PROBE_PATHS = frozenset(path.decode() for path in PROBES)  # open to every user of this machine: they tell nothing
-OPERATOR_PATHS = ("/api/bus/",)  # prefixes of what no page but the listener's own may use
+OPERATOR_PATHS = ("/api/bus/", "/api/console/")  # prefixes of what no page but the listener's own may use
 READING = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing, here as everywhere
 _JSON_TYPE = re.compile(r"application/(?:[^\s;,/]+\+)?json\s*(?:;.*)?", re.ASCII | re.IGNORECASE)  # as in REST-10
 

@@ -131,6 +131,7 @@ class CallbackHandler:
         "wants_context",
     )
 
+    kind = "callback"
     instance = ""
     shares = False
     awaits_roles = False

@@ -43,6 +43,12 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("POST", "/api/council/retry", "council"),
     ("POST", "/api/council/inline", "council"),
     ("POST", "/api/council/inline/invoke", "council"),
+    # The page holds nothing of the bus; each thing that its scripts ask for has a rule of its own.
+    ("GET", "/console", ANY),
+    ("GET", "/console/", ANY),
+    ("GET", "/console/{file:rest}", ANY),
+    ("GET", "/api/console/me", ANY),
+    ("GET", "/api/console/stream", "calls"),
     # Its profile and its scopes say what it sees and calls there.
     ("POST", "/mcp", ANY),
     ("GET", "/mcp", ANY),

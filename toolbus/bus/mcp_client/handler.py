@@ -92,6 +92,7 @@ class MountHandler:
         used_at: when it last had to do with a call.
     """
 
+    kind = "mount"
     instance = ""
     shares = False
     awaits_roles = True

@@ -120,7 +120,7 @@ class GatewayRoom(Room):
             self._remote = RemoteAccess(self.core.doorman, metadata)
             own_url = self.own_url if self._server is not None else None
             served = application(GatewayParts(self.core, registrations, own_url, service, self._remote))
-            policies = {DOCS_PATH: DocsPage().policy}
+            policies = {DOCS_PATH: DocsPage().policy, **self.core.web.policies}
             if self._server is not None:
                 await self._server.start(served, policies)
             if self._secure is not None:

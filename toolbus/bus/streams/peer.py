@@ -34,6 +34,7 @@ class Peer(Session[wire.InvokeResponse]):
         "address",
         "allowed",
         "allowed_at",
+        "attached",
         "budget",
         "close",
         "instance",
@@ -51,6 +52,7 @@ class Peer(Session[wire.InvokeResponse]):
         "untrusted",
     )
 
+    kind = "peer"
     shares = True
     awaits_roles = True
     remote = True
@@ -64,6 +66,7 @@ class Peer(Session[wire.InvokeResponse]):
         self.outbox.max_bytes = limits.waiting_bytes
         self.address = ""  # of the other end, as gRPC names it; "" where the peer has no connection
         self.session_id = ""  # set when attached
+        self.attached = now  # since when its stream is open, by the monotonic clock
         self.source = ""  # set when attached
         self.instance = ""  # set when attached; may stay empty
         self.notices: tuple[str, ...] = ()  # what an operator should know about the source

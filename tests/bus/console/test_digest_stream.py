@@ -1,0 +1,109 @@
+"""Streams of digests over HTTP: everything first, then what changes, the same for all who watch."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.bus.console.console_bus import console_bus, following
+from tests.support.waiting import until
+from toolbus import Plugin
+from toolbus.bus.console.digest import Row
+
+
+async def test_a_stream_begins_with_everything_and_goes_on_with_what_changed() -> None:
+    async with console_bus() as (bus, client), following(client) as stream:
+        first = await stream.digest()
+        assert stream.retry > 0
+        assert first["full"]
+        assert [(row["source"], row["kind"], row["tools"]) for row in first["sources"] if row["kind"] != "bus"] == [
+            ("local", "function", 1)
+        ]
+        assert first["addresses"]["http"] == bus.http_address
+        assert (first["sessions"], first["calls"], first["running"]) == ([], [], [])
+
+        await bus.call("add", {"a": 1, "b": 2})
+        await bus.call("add", {"a": "x"})
+        digests = [await stream.digest()]
+        while sum(each["ended"] for each in digests) < 2:
+            digests.append(await stream.digest())
+        assert [each["number"] - first["number"] for each in digests] == list(range(1, len(digests) + 1))
+        assert not any(each["full"] or each["sources"] for each in digests)
+        calls = [call for each in digests for call in each["calls"]]
+        assert sorted((call["number"], call["name"], call["outcome"]) for call in calls) == [
+            (1, "add", "OK"),
+            (2, "add", "INVALID_ARGUMENTS"),
+        ]
+        assert sum(each["failed"] for each in digests) == 1
+
+
+async def test_sessions_and_sources_come_change_and_go() -> None:
+    async with console_bus() as (bus, client), following(client) as stream:
+        await stream.digest()
+        plugin = Plugin("weather", address=bus.grpc_addresses[0])
+
+        @plugin.tool
+        def sun() -> str:
+            return "yes"
+
+        async with plugin:
+            sessions: list[Row] = []
+            sources: list[Row] = []
+            while not any(row.get("tools") for row in sources) or not sessions:
+                digest = await stream.digest()
+                sessions += digest["sessions"]
+                sources += digest["sources"]
+            assert sources[-1] == {
+                "source": "weather",
+                "kind": "peer",
+                "state": "attached",
+                "sessions": 1,
+                "refused": 0,
+                "tools": 1,
+            }
+            session = sessions[-1]
+            assert (session["source"], session["state"], session["tools"]) == ("weather", "attached", 1)
+            assert session["attached"] <= digest["at"]
+        closed: list[str] = []
+        gone: list[str] = []
+        while not (closed and gone):
+            digest = await stream.digest()
+            closed, gone = closed + digest["closed"], gone + digest["gone"]
+        assert (closed, gone) == ([session["session"]], ["weather"])
+
+
+async def test_a_running_call_is_shown_with_its_stage_until_it_ends() -> None:
+    async with console_bus() as (bus, client), following(client) as stream:
+        await stream.digest()
+        go_on = asyncio.Event()
+
+        @bus.tool
+        async def slow() -> str:
+            await go_on.wait()
+            return "done"
+
+        call = asyncio.ensure_future(bus.call("slow"))
+        running: list[dict[str, object]] = []
+        while not running:
+            running = (await stream.digest())["running"]
+        assert [(each["name"], each["source"], each["stage"], each["parent"]) for each in running] == [
+            ("slow", "local", "dispatched", "")
+        ]
+        go_on.set()
+        while running:
+            running = (await stream.digest())["running"]
+        await call
+
+
+async def test_nothing_is_read_while_nobody_watches() -> None:
+    async with console_bus() as (_, client):
+        assert "toolbus digests" not in _tasks()
+        async with following(client) as stream:
+            await stream.digest()
+            assert "toolbus digests" in _tasks()
+        await until(lambda: "toolbus digests" not in _tasks(), "the builder to end")
+        async with following(client) as stream:
+            assert (await stream.digest())["full"]
+
+
+def _tasks() -> list[str]:
+    return [task.get_name() for task in asyncio.all_tasks()]

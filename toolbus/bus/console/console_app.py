@@ -1,0 +1,183 @@
+"""Answers the console's requests over HTTP: the files of its page, the stream of digests, and who is asking.
+
+The gateway passes on what it has admitted. The page's files are the same for everybody and hold nothing of the bus;
+what its scripts ask for needs a right each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+import toolbus
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.console.digest_feed import DigestFeed, Ended, TooMany, TooSlow
+from toolbus.bus.console.page_files import HOME, PAGE_PATH, PageFiles
+from toolbus.bus.gateway.gateway_parts import IDENTITY
+from toolbus.bus.gateway.http_connection import CONNECTION
+from toolbus.bus.web_paths import Message
+
+API_PATH = "/api/console"
+STREAM_PATH = f"{API_PATH}/stream"
+ME_PATH = f"{API_PATH}/me"
+PATHS = (
+    *(("GET", path) for path in (PAGE_PATH, HOME, f"{HOME}{{file:rest}}", ME_PATH, STREAM_PATH)),
+)  # method and path of what is answered
+SEND_SECONDS = 10.0
+RETRY_SECONDS = (1.0, 3.0)  # after how long a client is told to come back, drawn between these
+BUSY_RETRY_SECONDS = (10.0, 20.0)  # the same where there are too many
+_BUSY = "there are as many consoles as the bus serves at the same time: it will be tried again"
+_SLOW = "the digests were not read as fast as they were made: the stream begins again"
+
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_JSON = (b"content-type", b"application/json")
+_NO_STORE = (b"cache-control", b"no-store")
+_NO_REFERRER = (b"referrer-policy", b"no-referrer")
+
+
+class ConsoleApp:
+    """The ASGI application below `PAGE_PATH` and `API_PATH`.
+
+    Args:
+        folder: of the page's files, which are read at the first request.
+        bus_id: as sessions are told.
+        send_seconds: a client that takes no bytes for so long is cut off.
+    """
+
+    def __init__(self, folder: Path, feed: DigestFeed, bus_id: str, send_seconds: float = SEND_SECONDS) -> None:
+        self._folder = folder
+        self._feed = feed
+        self._bus_id = bus_id
+        self._send_seconds = send_seconds
+        self._files: PageFiles | None = None  # None until the first is asked for
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        path, method = scope["path"], scope["method"]
+        if path == PAGE_PATH or path.startswith(HOME):
+            await self._file(scope, send)
+        elif path == STREAM_PATH and method in ("GET", "HEAD"):
+            await self._stream(scope, receive, send)
+        elif path == ME_PATH and method in ("GET", "HEAD"):
+            await _respond(scope, send, 200, orjson.dumps(self._me(scope[IDENTITY])), [_JSON, _NO_STORE])
+        elif path in (STREAM_PATH, ME_PATH):
+            await _refuse(scope, send, 405, f"{path} is read with GET, not with {method}", [(b"allow", b"GET, HEAD")])
+        else:
+            await _refuse(scope, send, 404, f"there is no {method} {path}")
+
+    # -- the page ----------------------------------------------------------------------------------------------------
+
+    async def _file(self, scope: Message, send: Send) -> None:
+        if scope["method"] not in ("GET", "HEAD"):
+            why = f"the console's files are read with GET, not with {scope['method']}"
+            await _refuse(scope, send, 405, why, [(b"allow", b"GET, HEAD")])
+            return
+        if scope["path"] == PAGE_PATH:  # so that the page may refer to what stands beside it
+            query = scope["query_string"]
+            target = HOME.encode() + (b"?" + query if query else b"")
+            await _respond(scope, send, 307, b"", [(b"location", target), _NO_STORE, _NO_REFERRER])
+            return
+        if self._files is None:
+            self._files = await asyncio.to_thread(PageFiles, self._folder)
+        found = self._files.find(scope["path"])
+        if found is None:
+            await _refuse(scope, send, 404, f"the console has no file {scope['path']}")
+            return
+        file, cache = found
+        etag = file.etag.encode()
+        headers: Headers = [(b"etag", etag), (b"cache-control", cache.encode()), _NO_REFERRER]
+        known = b",".join(value for name, value in scope["headers"] if name == b"if-none-match")
+        if etag in {each.strip().removeprefix(b"W/") for each in known.split(b",")}:
+            await _respond(scope, send, 304, b"", headers)
+            return
+        await _respond(scope, send, 200, file.content, [(b"content-type", file.content_type.encode()), *headers])
+
+    # -- what its scripts ask for ------------------------------------------------------------------------------------
+
+    def _me(self, identity: Identity) -> dict[str, Any]:
+        scopes = identity.scopes
+        return {
+            "identity": identity.name,
+            "administer": ["*"] if scopes is None else sorted(scopes.administer),
+            "version": toolbus.__version__,
+            "bus_id": self._bus_id,
+            "home": socket.gethostname(),
+        }
+
+    async def _stream(self, scope: Message, receive: Receive, send: Send) -> None:
+        headers: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers.append((b"x-accel-buffering", b"no"))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body", "body": b""})
+            return
+        ends = [asyncio.ensure_future(_disconnected(receive)), asyncio.ensure_future(self._follow(scope, send))]
+        try:
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            for each in ends:
+                each.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+
+    async def _follow(self, scope: Message, send: Send) -> None:
+        """Sends digests until the bus stops, or the client takes no more."""
+
+        async def put(data: bytes, more: bool = True) -> None:
+            async with asyncio.timeout(self._send_seconds):
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        try:
+            try:
+                async with contextlib.aclosing(self._feed.stream()) as frames:
+                    await put(_retry(RETRY_SECONDS))
+                    async for frame in frames:
+                        await put(frame.event)
+            except TooMany:
+                await put(_retry(BUSY_RETRY_SECONDS) + _event("busy", {"detail": _BUSY}))
+            except TooSlow:
+                await put(_event("busy", {"detail": _SLOW}))
+            except Ended:
+                pass
+            await put(b"", more=False)
+        except TimeoutError:
+            connection = scope.get(CONNECTION)
+            if connection is not None:  # closing it would wait until everything was taken
+                connection.transport.abort()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _retry(seconds: tuple[float, float]) -> bytes:
+    """Returns what tells a client when to come back; drawn, so that those of one bus do not come together."""
+    return b"retry: %d\n\n" % (random.uniform(*seconds) * 1000)
+
+
+def _event(name: str, data: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))
+
+
+async def _respond(scope: Message, send: Send, status: int, body: bytes, headers: Headers) -> None:
+    """Sends a response; to HEAD without its body."""
+    if status != 304:
+        headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+async def _refuse(scope: Message, send: Send, status: int, detail: str, headers: Headers | None = None) -> None:
+    await _respond(scope, send, status, orjson.dumps({"detail": detail}), [_JSON, _NO_STORE, *(headers or ())])

@@ -1,0 +1,291 @@
+"""Builds the digests of one bus, for all who watch it: once in an interval, the same bytes for each of them.
+
+Nothing is read while nobody watches. Who begins to watch waits for the next digest, which is then built at once, and
+gets everything; the others get what changed. A watcher that is too slow for that begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator
+from typing import NamedTuple
+
+from toolbus.bus.calls.call_records import CallRecords
+from toolbus.bus.console.digest import MAX_CALLS, MAX_FAILED, KnownRows, Row, describe_call, encode, is_quiet
+from toolbus.bus.console.readings import Readings
+from toolbus.limits import Timings
+
+log = logging.getLogger("toolbus.console")
+
+MAX_WATCHERS = 20  # streams at the same time
+FAULT_SECONDS = 1.0  # until a digest is tried again
+KEPT = 8  # digests that a watcher may be behind
+CLOSEST_SECONDS = 0.05  # between two digests, also where somebody waits for one
+RECENT_SECONDS = 5.0  # that the rates of the first digest are about
+LINGER_SECONDS = 10.0  # how long digests are built for somebody who asked for one and may ask again
+
+
+class Frame(NamedTuple):
+    """One digest.
+
+    Attributes:
+        number: of the digest.
+        body: it as JSON.
+        event: it as an event of a stream.
+    """
+
+    number: int
+    body: bytes
+    event: bytes
+
+    @classmethod
+    def of(cls, digest: Row) -> Frame:
+        """Encodes a digest."""
+        number, body = digest["number"], encode(digest)
+        return cls(number, body, b"event: digest\nid: %d\ndata: %b\n\n" % (number, body))
+
+
+class TooMany(Exception):
+    """There are as many watchers as there may be."""
+
+
+class Ended(Exception):
+    """The bus stops."""
+
+
+class TooSlow(Exception):
+    """A watcher has not taken the digests as fast as they were made."""
+
+
+class DigestFeed:
+    """The digests of one bus.
+
+    Args:
+        timings: say how often there is a digest.
+    """
+
+    def __init__(self, records: CallRecords, readings: Readings, timings: Timings) -> None:
+        self._records = records
+        self._readings = readings
+        self._timings = timings
+        self._number = time.time_ns() // 1_000_000  # of the newest; rises across restarts too
+        self._frames: deque[Frame] = deque(maxlen=KEPT)  # the newest, without a gap; none while nobody watches
+        self._joining: list[asyncio.Future[Frame]] = []  # those who wait for a full one
+        self._waiting = asyncio.Event()  # set, and replaced, with each digest
+        self._due = asyncio.Event()  # whether one is wanted before its time
+        self._streams = 0
+        self._asking = 0  # requests for one digest that wait
+        self._asked_at = -LINGER_SECONDS  # when the last such request came or ended
+        self._building: asyncio.Task[None] | None = None  # None while nobody watches
+        self._sessions, self._sources = KnownRows(), KnownRows()
+        self._last: Row | None = None  # the newest digest; None while nobody watches
+        self._last_at = self._looked_at = 0.0  # when it was built, and when was last looked, by the monotonic clock
+        self._made_at = time.monotonic()
+        self._position = 0  # number of the last call that it covers
+        self._ended = self._failed = 0  # calls when it was built
+        self.closed = False
+
+    def __repr__(self) -> str:
+        return f"<DigestFeed number={self._number} watchers={self.watchers}>"
+
+    @property
+    def watchers(self) -> int:
+        """How many streams and waiting requests there are."""
+        return self._streams + self._asking
+
+    def hurry(self) -> None:
+        """Has those who wait get a digest now."""
+        self._due.set()
+
+    def close(self) -> None:
+        """Ends every stream and every wait."""
+        self.closed = True
+        if self._building is not None:
+            self._building.cancel()
+        self._announce()
+        for waiting in self._joining:
+            if not waiting.done():
+                waiting.set_exception(Ended)
+
+    async def stream(self) -> AsyncGenerator[Frame]:
+        """Yields a full digest, and then each one as it is built, until the bus stops.
+
+        Raises:
+            TooMany: there are `MAX_WATCHERS` streams already.
+            Ended: the bus stops.
+            TooSlow: the watcher is more than `KEPT` digests behind.
+        """
+        if self._streams >= MAX_WATCHERS:
+            raise TooMany
+        self._streams += 1
+        try:
+            frame = await self._full()
+            yield frame
+            known = frame.number
+            while not self.closed:
+                if known == self._number:
+                    await self._waiting.wait()
+                    continue
+                if self._frames[0].number > known + 1:
+                    raise TooSlow
+                frame = self._frames[known - self._number]
+                yield frame
+                known = frame.number
+        finally:
+            self._streams -= 1
+
+    async def after(self, since: int, wait_seconds: float) -> bytes:
+        """Returns the digest after one, or a full one if too much is between.
+
+        Args:
+            since: the number of the digest that is known.
+            wait_seconds: how long to wait for something to change.
+
+        Raises:
+            Ended: the bus stops.
+        """
+        self._asking += 1
+        try:
+            if self._frames and since == self._number and not await self._next(wait_seconds):
+                await self._next(None)
+            if self._frames and since == self._number - 1:
+                return self._frames[-1].body
+            return (await self._full()).body
+        finally:
+            self._asking -= 1
+            self._asked_at = time.monotonic()
+
+    async def _next(self, wait_seconds: float | None) -> bool:
+        """Waits for the next digest; None: has it built now. Returns whether there is one."""
+        self._ensure_building()
+        if wait_seconds is None:
+            self._due.set()
+        try:
+            async with asyncio.timeout(wait_seconds):
+                await self._waiting.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _full(self) -> Frame:
+        """Returns a digest with everything, built for all who wait for one."""
+        if self.closed:
+            raise Ended
+        waiting: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._joining.append(waiting)
+        self._due.set()
+        self._ensure_building()
+        try:
+            return await waiting
+        finally:
+            if waiting in self._joining:
+                self._joining.remove(waiting)
+
+    # -- building --------------------------------------------------------------------------------------------------
+
+    def _ensure_building(self) -> None:
+        if self._building is None and not self.closed:
+            self._building = asyncio.get_running_loop().create_task(self._build_all(), name="toolbus digests")
+
+    async def _build_all(self) -> None:
+        try:
+            while self._is_watched():
+                await self._pause()
+                try:
+                    await self._readings.prepare()
+                    self._looked_at = time.monotonic()
+                    self._build(self._looked_at)
+                except Exception:
+                    log.exception("a fault of the bus while it made a digest")
+                    self._looked_at = time.monotonic() + FAULT_SECONDS
+        finally:
+            self._building = None
+            self._frames.clear()
+            self._last = None
+            self._sessions, self._sources = KnownRows(), KnownRows()
+
+    def _is_watched(self) -> bool:
+        return bool(self.watchers) or time.monotonic() - self._asked_at < LINGER_SECONDS
+
+    async def _pause(self) -> None:
+        """Waits until the next digest is due."""
+        since = time.monotonic() - self._looked_at
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._timings.digest_seconds - since):
+                await self._due.wait()
+        await asyncio.sleep(max(0.0, self._looked_at + CLOSEST_SECONDS - time.monotonic()))
+
+    def _build(self, now: float) -> None:
+        """Makes the next digest, unless it would say nothing new and nobody waits for it."""
+        wanted = self._due.is_set()
+        self._due.clear()
+        changes = self._changes(now)
+        early = not wanted and now - self._last_at < self._timings.digest_idle_seconds
+        if early and self._last is not None and is_quiet(self._last, changes):
+            return
+        frame = Frame.of(changes)
+        joined = Frame.of(self._whole(changes)) if self._joining else frame
+        self._number, self._last, self._last_at = frame.number, changes, now
+        self._position = self._records.ended
+        self._ended, self._failed = self._readings.ended()
+        self._frames.append(frame)
+        joining, self._joining = self._joining, []
+        for waiting in joining:
+            if not waiting.done():
+                waiting.set_result(joined)
+        self._announce()
+
+    def _changes(self, now: float) -> Row:
+        """Returns what changed since the last digest."""
+        records, readings = self._records, self._readings
+        if self._last is None:
+            ended, failed, since = records.recent(max(now - RECENT_SECONDS, self._made_at))
+            self._position, seconds = records.ended - ended, now - since
+        else:
+            total, total_failed = readings.ended()
+            ended, failed, seconds = total - self._ended, total_failed - self._failed, now - self._last_at
+        calls = records.latest(self._position, MAX_CALLS, MAX_FAILED)
+        sessions, closed = self._sessions.update(readings.sessions())
+        sources, gone = self._sources.update(readings.sources())
+        return {
+            "number": self._number + 1,
+            "at": round(records.began + now, 3),
+            "full": False,
+            **(scalars := readings.scalars()),
+            "in_flight": scalars["in_flight"] - self._asking,  # those who wait for this digest are no news
+            "seconds": round(seconds, 3),
+            "ended": ended,
+            "failed": failed,
+            "rate": round(ended / seconds, 2) if seconds > 0 else 0.0,
+            "watchers": self.watchers,
+            "tools": [],
+            "calls": [describe_call(record, records.began) for record in calls.records],
+            "skipped": records.ended - self._position - calls.lost - len(calls.records),
+            "lost": calls.lost,
+            "running": readings.running(),
+            "sessions": sessions,
+            "closed": closed,
+            "sources": sources,
+            "gone": gone,
+        }
+
+    def _whole(self, changes: Row) -> Row:
+        """Returns a digest with everything, as of the same moment."""
+        records = self._records
+        calls = records.latest(0, MAX_CALLS, MAX_FAILED).records
+        return changes | {
+            "full": True,
+            "calls": [describe_call(record, records.began) for record in calls],
+            "sessions": self._sessions.all,
+            "closed": [],
+            "sources": self._sources.all,
+            "gone": [],
+        }
+
+    def _announce(self) -> None:
+        waiting, self._waiting = self._waiting, asyncio.Event()
+        waiting.set()

@@ -1,0 +1,102 @@
+"""Serves the console: its page at ``/console``, and digests of the bus for it and for `toolbus top`.
+
+What serves is loaded by the first request, so a bus that nobody looks at does not pay for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolbus.bus.core import Core
+from toolbus.bus.room import Room
+from toolbus.bus.rooms.gateway_room import GatewayRoom
+from toolbus.bus.rooms.streams_room import StreamsRoom
+from toolbus.bus.web_paths import Application, Message
+from toolbus.errors import PeerLost
+from toolbus.functions.declaration import llm_tool
+from toolbus.tool import Result
+
+if TYPE_CHECKING:
+    from toolbus.bus.console.digest_feed import DigestFeed
+
+MAX_WAIT_SECONDS = 60.0  # for a digest that says something new
+PAGE = Path(__file__).parent.parent / "console" / "page"
+
+
+class ConsoleRoom(Room):
+    """What operators look at."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._feed: DigestFeed | None = None  # None until it is first needed
+        self._app: Application | None = None  # the same
+        core.signals.on_readiness(self._readiness_changed)
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the tool that answers with digests."""
+        return [self.digest]
+
+    async def open(self) -> None:
+        """Adds the paths."""
+        from toolbus.bus.console.page_files import HOME, PAGE_PATH, POLICY
+
+        if self.core.config.http == "off" and self.core.config.https is None:
+            return
+        self.core.web.add(PAGE_PATH, self._serve)
+        self.core.web.add("/api/console", self._serve)
+        self.core.web.policies[HOME] = POLICY
+
+    async def stop(self) -> None:
+        """Ends what follows the digests."""
+        if self._feed is not None:
+            self._feed.close()
+
+    @llm_tool(
+        description="Shows what goes on: calls, sources and sessions, counts; everything first, then what changed."
+    )
+    async def digest(self, since: int = -1, wait_seconds: float = 0.0) -> Result:
+        """Returns a digest of the bus.
+
+        Args:
+            since: the number of the digest that is known; what changed since then is answered, or everything.
+            wait_seconds: how long to wait for something new, at most 60.
+        """
+        from toolbus.bus.console.digest_feed import Ended
+
+        # A client that waits must not delay the shutdown of the bus.
+        wait = 0.0 if self.core.presence.draining else min(max(0.0, wait_seconds), MAX_WAIT_SECONDS)
+        try:
+            body = await self._digests().after(since, wait)
+        except Ended:
+            raise PeerLost("the bus stops") from None
+        return Result("", body.decode())
+
+    def _readiness_changed(self) -> None:
+        if self._feed is not None:
+            self._feed.hurry()
+
+    def _digests(self) -> DigestFeed:
+        if self._feed is None:
+            from toolbus.bus.console.digest_feed import DigestFeed
+            from toolbus.bus.console.readings import Readings
+
+            core = self.core
+            self._feed = DigestFeed(core.records, Readings(core, self._addresses), core.timings)
+        return self._feed
+
+    def _addresses(self) -> dict[str, Any]:
+        streams, gateway = self.core.rooms.find(StreamsRoom), self.core.rooms.find(GatewayRoom)
+        return {
+            "grpc": list(streams.listeners.addresses) if streams is not None else [],
+            "http": gateway.address if gateway is not None else None,
+            "https": gateway.secure_address if gateway is not None else None,
+        }
+
+    async def _serve(self, scope: Message, receive: Any, send: Any) -> None:
+        if self._app is None:
+            from toolbus.bus.console.console_app import ConsoleApp
+
+            self._app = ConsoleApp(PAGE, self._digests(), self.core.config.bus_id)
+        await self._app(scope, receive, send)
