@@ -187,6 +187,7 @@ class Readings:
             "started": round(self._began + call.started, 6),
             "deadline": round(self._began + call.deadline, 6),
             "stage": self._core.dispatcher.stage(call).name.lower(),
+            "trace_id": call.trace.trace_id if call.trace is not None else "",
         }
 
 
