@@ -120,7 +120,7 @@ class Page:
         number = next(self._numbers)
         answer = self._pending[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
-        event = await asyncio.wait_for(answer, WAIT_SECONDS)
+        event = await asyncio.wait_for(answer, 2 * WAIT_SECONDS)  # `until` gives up before
         assert "error" not in event, event
         result: dict[str, Any] = event["result"]
         return result
