@@ -21,9 +21,9 @@ export function windowOf(count, height, top, room) {
  * items: everything, in order. id: item → its text id (`key` never reaches a component). height: of a row, in pixels.
  * row: item → content. selected: id of the open item. onOpen: item → void. empty: what to draw if there is none.
  * label: for screen readers. keys: whether j, k, arrows, Enter, Home and End are this list's. columns: the class that
- * says how wide they are.
+ * says how wide they are; kind: item → such a class, where rows differ.
  */
-export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty, label, keys = true, columns = "" }) {
+export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty, label, keys = true, columns = "", kind = () => columns }) {
   const box = useRef(null);
   const [view, setView] = useState({ top: 0, room: 600 });
   const [cursor, setCursor] = useState(selected);
@@ -85,7 +85,7 @@ export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty
             return html`<div
               key=${name}
               id=${`row-${index}`}
-              class=${["row", columns, index === at && "cursor", name === selected && "selected"].filter(Boolean).join(" ")}
+              class=${["row", kind(item), index === at && "cursor", name === selected && "selected"].filter(Boolean).join(" ")}
               role="option"
               aria-selected=${name === selected ? "true" : "false"}
               aria-posinset=${index + 1}
