@@ -1,0 +1,362 @@
+// Draws a form from a model of arguments. It holds what was typed, as text; `schema_model` makes JSON of it.
+
+import { html, useEffect, useRef, useState } from "./html.mjs";
+import { parseJson, writeJson } from "./json.mjs";
+import { pathText, startOf, stateOf, typeName, writeArguments, writeState } from "./schema_model.mjs";
+
+let newestId = 0;
+
+/**
+ * Draws the form of a tool's arguments. `onRun(text)` gets them as JSON text, and only if it is sound. `api.current`
+ * gets `run()`, for keys. `text` are arguments to begin with, as JSON; `children` stand beside the button.
+ */
+export function ArgumentsForm({ model, text = null, onRun, busy = false, api, children }) {
+  const [typed, setTyped] = useState(() => begin(model, text)); // {state} of the form, or {json} where JSON is written
+  const [problems, setProblems] = useState([]);
+  const [refusal, setRefusal] = useState(""); // why the JSON cannot be shown as a form
+  const box = useRef(null);
+
+  const change = (next) => {
+    setTyped(next);
+    if (problems.length) setProblems(writeTyped(model, next).problems);
+    setRefusal("");
+  };
+  const run = () => {
+    if (busy) return;
+    const sent = writeTyped(model, typed);
+    setProblems(sent.problems);
+    if (sent.problems.length) focusOn(box.current, sent.problems[0].path);
+    else onRun(sent.text);
+  };
+  const toJson = () => {
+    const { text: now, problems: found } = writeState(model, typed.state);
+    change({ json: found.length ? now : writeJson(parseJson(now), 2) });
+  };
+  const toForm = () => {
+    const next = shown(model, typed.json);
+    if (typeof next === "string") setRefusal(next);
+    else change({ state: next });
+  };
+  if (api) api.current = { run };
+  useEffect(() => setProblems([]), [model]);
+
+  const asJson = typed.json !== undefined;
+  return html`<form
+    class="form"
+    ref=${box}
+    aria-label="Arguments"
+    onSubmit=${(event) => {
+      event.preventDefault();
+      run();
+    }}
+    onKeyDown=${(event) => {
+      if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+      event.preventDefault();
+      run();
+    }}
+  >
+    ${asJson
+      ? html`<${JsonText}
+          label="Arguments as JSON"
+          path=${[]}
+          problems=${problems}
+          text=${typed.json}
+          rows=${8}
+          onText=${(json) => change({ json })}
+        />`
+      : html`<${Place} model=${model} state=${typed.state} path=${[]} problems=${problems} top set=${(state) => change({ state })} />`}
+    ${refusal && html`<p class="note warn" role="alert">The form cannot show this: ${refusal}. It is sent as it stands.</p>`}
+    ${problems.length > 0 &&
+    html`<div class="error" role="alert">
+      Not sent: ${problems.map(({ path, message }) => `${pathText(path) || "arguments"}: ${message}`).join("; ")}
+    </div>`}
+    <div class="acts">
+      <button type="submit" class="primary" disabled=${busy}>Run</button>
+      ${asJson
+        ? html`<button type="button" onClick=${toForm}>Edit as form</button>`
+        : html`<button type="button" onClick=${toJson}>Edit as JSON</button>`}
+      ${children}
+      <span class="spring"></span>
+      <span class="hint"><kbd>Ctrl</kbd> <kbd>Enter</kbd> runs</span>
+    </div>
+  </form>`;
+}
+
+function begin(model, text) {
+  if (text !== null) {
+    const state = shown(model, text);
+    return typeof state === "string" ? { json: text } : { state };
+  }
+  return { state: startOf(model) };
+}
+
+const writeTyped = (model, typed) => (typed.json === undefined ? writeState(model, typed.state) : writeArguments(typed.json));
+
+/** Returns the state that shows a JSON text, or why there is none. */
+function shown(model, text) {
+  let value;
+  try {
+    value = parseJson(text);
+  } catch (error) {
+    return error.message;
+  }
+  const state = stateOf(model, value);
+  if (!state) return "it has values that the schema has no place for";
+  const back = writeState(model, state);
+  const same = !back.problems.length && canonical(parseJson(back.text)) === canonical(value);
+  return same ? state : "something would be lost";
+}
+
+/** Returns a text that is the same for values that differ only in the order of their keys. */
+function canonical(value) {
+  if (Array.isArray(value)) return `[${value.map(canonical).join()}]`;
+  if (typeof value !== "object" || value === null || value.text !== undefined) return writeJson(value);
+  return `{${Object.keys(value).sort().map((key) => JSON.stringify(key) + canonical(value[key])).join()}}`;
+}
+
+/** Moves the focus to the place of a problem. */
+function focusOn(form, path) {
+  const name = JSON.stringify(path);
+  const places = [...form.querySelectorAll("[data-path]")];
+  const exact = places.find((each) => each.dataset.path === name);
+  (exact ?? places[0])?.focus();
+}
+
+// -- places --------------------------------------------------------------------------------------------------------
+
+/** Draws one place of the arguments, with its label. */
+function Field({ name, model, state, set, path, problems, required, onRemove, toggle }) {
+  const id = useId();
+  const simple = SIMPLE.has(model.kind);
+  const on = state !== null;
+  const label = html`<span class="cut any">${name}</span>${required && html`<span class="required" title="required"> *</span>`}
+    <span class="type"> ${typeName(model)}</span>`;
+  const head = html`<div class="inline">
+    ${toggle && html`<input type="checkbox" checked=${on} aria-label=${`send ${name}`} onChange=${(event) => toggle(event.currentTarget.checked)} />`}
+    ${simple && on ? html`<label for=${id}>${label}</label>` : html`<span class="label">${label}</span>`}
+    ${onRemove && html`<button type="button" class="plain" aria-label=${`remove ${name}`} onClick=${onRemove}>Remove</button>`}
+  </div>`;
+  return html`<div class="field" role=${simple ? undefined : "group"} aria-label=${simple ? undefined : name}>
+    ${head} ${model.description && html`<div class="hint any">${model.description}</div>`}
+    ${on
+      ? html`<${Place} ...${{ id, model, state, set, path, problems, name }} />`
+      : html`<div class="hint">
+          not sent${model.fallback !== undefined && html`; the default is <code>${shortJson(model.fallback)}</code>`}
+        </div>`}
+    ${model.hint && html`<div class="hint any">${model.hint}</div>`}
+  </div>`;
+}
+
+const SIMPLE = new Set(["string", "number", "boolean", "enum", "json", "const", "null"]);
+
+const shortJson = (value) => {
+  const text = writeJson(value);
+  return text.length > 80 ? text.slice(0, 79) + "…" : text;
+};
+
+function Place(props) {
+  const Draw = PLACES[props.model.kind];
+  const message = problemAt(props.problems, props.path);
+  return html`<${Draw} ...${props} invalid=${message ? "true" : undefined} />
+    ${message && SIMPLE.has(props.model.kind) && html`<div class="error">${message}</div>`}`;
+}
+
+const problemAt = (problems, path) => {
+  const name = JSON.stringify(path);
+  return problems.find((each) => JSON.stringify(each.path) === name)?.message;
+};
+
+function Text({ id, model, state, set, path, invalid }) {
+  const more = { id, value: state.text, "data-path": JSON.stringify(path), "aria-invalid": invalid, autocomplete: "off", spellcheck: false, dir: "auto" };
+  const onInput = (event) => set({ text: event.currentTarget.value });
+  if (!model.lines || model.secret) return html`<input type=${model.secret ? "password" : "text"} ...${more} onInput=${onInput} />`;
+  const rows = Math.min(12, Math.max(1, state.text.split("\n").length));
+  return html`<textarea class="line" rows=${rows} ...${more} onInput=${onInput}></textarea>`;
+}
+
+function NumberText({ id, model, state, set, path, invalid }) {
+  return html`<input
+    type="text"
+    inputmode=${model.integer ? "numeric" : "decimal"}
+    id=${id}
+    data-path=${JSON.stringify(path)}
+    aria-invalid=${invalid}
+    autocomplete="off"
+    value=${state.text}
+    onInput=${(event) => set({ text: event.currentTarget.value })}
+  />`;
+}
+
+function Check({ id, state, set, path }) {
+  return html`<label class="inline">
+    <input type="checkbox" id=${id} data-path=${JSON.stringify(path)} checked=${state.value} onChange=${(event) => set({ value: event.currentTarget.checked })} />
+    <code>${String(state.value)}</code>
+  </label>`;
+}
+
+function Choice({ id, model, state, set, path, invalid }) {
+  return html`<select id=${id} data-path=${JSON.stringify(path)} aria-invalid=${invalid} value=${state.at} onChange=${(event) => set({ at: Number(event.currentTarget.value) })}>
+    ${state.at < 0 && html`<option value="-1">choose …</option>`}
+    ${model.values.map((value, at) => html`<option key=${at} value=${at}>${typeof value === "string" && value ? value : writeJson(value)}</option>`)}
+  </select>`;
+}
+
+const Fixed = ({ id, model }) => html`<code id=${id}>${writeJson(model.kind === "null" ? null : model.value)}</code>`;
+
+function JsonPlace({ id, model, state, set, path, problems, name }) {
+  return html`${model.why && html`<div class="hint">As JSON: ${model.why}.</div>`}
+    <${JsonText} id=${id} label=${name ?? "JSON"} path=${path} problems=${problems} text=${state.text} rows=${2} onText=${(text) => set({ text })} />`;
+}
+
+function JsonText({ id, label, path, problems, text, rows, onText }) {
+  const lines = Math.min(24, Math.max(rows, text.split("\n").length));
+  return html`<textarea
+    id=${id}
+    rows=${lines}
+    class="code"
+    aria-label=${label}
+    placeholder="JSON"
+    spellcheck=${false}
+    autocomplete="off"
+    data-path=${JSON.stringify(path)}
+    aria-invalid=${problemAt(problems, path) ? "true" : undefined}
+    value=${text}
+    onInput=${(event) => onText(event.currentTarget.value)}
+  ></textarea>`;
+}
+
+function ObjectPlace({ model, state, set, path, problems, top }) {
+  const [name, setName] = useState("");
+  const setField = (at, next) => set({ ...state, fields: state.fields.map((each, index) => (index === at ? next : each)) });
+  const setMore = (more) => set({ ...state, more });
+  const add = () => {
+    setMore([...state.more, { name, state: startOf(model.more()) }]);
+    setName("");
+  };
+  const fields = model.properties.map(({ name: field, required, below }, at) => {
+    const { on, state: inner } = state.fields[at];
+    return html`<${Field}
+      key=${`own ${field}`}
+      name=${field}
+      model=${below()}
+      required=${required}
+      state=${on ? (inner ?? startOf(below())) : null}
+      set=${(next) => setField(at, { on: true, state: next })}
+      toggle=${required ? null : (next) => setField(at, { on: next, state: inner ?? startOf(below()) })}
+      path=${[...path, field]}
+      problems=${problems}
+    />`;
+  });
+  const more = state.more.map(
+    (each, at) => html`<${Field}
+      key=${`more ${at}`}
+      name=${each.name}
+      model=${model.more()}
+      state=${each.state}
+      set=${(next) => setMore(state.more.map((old, index) => (index === at ? { ...old, state: next } : old)))}
+      onRemove=${() => setMore(state.more.filter((_, index) => index !== at))}
+      path=${[...path, each.name]}
+      problems=${problems}
+    />`,
+  );
+  const adder =
+    model.more &&
+    html`<div class="inline">
+      <input
+        type="text"
+        aria-label="name of a further field"
+        placeholder="name of a further field"
+        autocomplete="off"
+        spellcheck=${false}
+        value=${name}
+        onInput=${(event) => setName(event.currentTarget.value)}
+        onKeyDown=${(event) => {
+          if (event.key !== "Enter" || event.ctrlKey || !name) return;
+          event.preventDefault();
+          add();
+        }}
+      />
+      <button type="button" disabled=${!name} onClick=${add}>Add field</button>
+      ${model.names.length > 0 && html`<span class="hint">its name matches ${model.names.join(" or ")}</span>`}
+    </div>`;
+  const nothing = !fields.length && !model.more && html`<div class="hint">no fields</div>`;
+  if (top) return html`${!fields.length && html`<div class="hint">This tool names no arguments.</div>`}${fields}${more}${adder}`;
+  return html`<div class="group">${fields}${more}${adder}${nothing}</div>`;
+}
+
+function ArrayPlace({ model, state, set, path, problems }) {
+  const box = useRef(null);
+  const added = useRef(false); // an item was added by the last act: it gets the focus
+  useEffect(() => {
+    if (!added.current) return;
+    added.current = false;
+    box.current?.querySelector(":scope > .item:last-of-type :is(input, textarea, select)")?.focus();
+  });
+  const { items } = state;
+  const setItem = (at, next) => set({ items: items.map((each, index) => (index === at ? next : each)) });
+  const add = () => {
+    added.current = true;
+    set({ items: [...items, startOf(model.below(items.length))] });
+  };
+  return html`<div class="group" ref=${box}>
+    ${items.map(
+      (each, at) => html`<div class="item" key=${at}>
+        <${Field} name=${`[${at}]`} model=${model.below(at)} state=${each} set=${(next) => setItem(at, next)} path=${[...path, at]} problems=${problems} />
+        <button type="button" class="plain" aria-label=${`remove item ${at}`} onClick=${() => set({ items: items.filter((_, index) => index !== at) })}>
+          Remove
+        </button>
+      </div>`,
+    )}
+    ${items.length < model.most && html`<div class="inline"><button type="button" data-path=${JSON.stringify(path)} onClick=${add}>Add item</button></div>`}
+  </div>`;
+}
+
+function UnionPlace({ id, model, state, set, path, problems, name, top, invalid }) {
+  const names = model.names();
+  const inner = state.at < 0 ? null : model.options[state.at]();
+  const choose = (at) => set({ at, state: startOf(model.options[at]()) });
+  return html`<select
+      id=${id}
+      aria-label=${`kind of ${name ?? "arguments"}`}
+      data-path=${JSON.stringify(path)}
+      aria-invalid=${invalid}
+      value=${state.at}
+      onChange=${(event) => choose(Number(event.currentTarget.value))}
+    >
+      ${state.at < 0 && html`<option value="-1">choose …</option>`}
+      ${names.map((each, at) => html`<option key=${at} value=${at}>${each}</option>`)}
+    </select>
+    ${inner &&
+    inner.kind !== "null" &&
+    html`${inner.description && html`<div class="hint any">${inner.description}</div>`}
+      <${Place}
+        key=${state.at}
+        model=${inner}
+        state=${state.state}
+        set=${(next) => set({ at: state.at, state: next })}
+        path=${path}
+        problems=${problems}
+        name=${name}
+        top=${top}
+      />
+      ${inner.hint && html`<div class="hint any">${inner.hint}</div>`}`}`;
+}
+
+const PLACES = {
+  string: Text,
+  number: NumberText,
+  boolean: Check,
+  enum: Choice,
+  const: Fixed,
+  null: Fixed,
+  json: JsonPlace,
+  object: ObjectPlace,
+  array: ArrayPlace,
+  union: UnionPlace,
+};
+
+function useId() {
+  const id = useRef("");
+  id.current ||= `place-${++newestId}`;
+  return id.current;
+}
