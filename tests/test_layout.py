@@ -22,7 +22,7 @@ PACKAGE = ROOT / "toolbus"
 FLOORS = (
     "v1",
     "errors cancellation limits tool result_text text questions schema_grammar normal_schema newest reader mailbox "
-    "lazy stall session local_users traceparent",
+    "lazy stall session local_users traceparent span_names",
     "functions",  # a Python function as a tool; no connection, no bus
     "neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
@@ -49,6 +49,7 @@ FLOORS = (
     "bus.pins",  # what sources declared when they were trusted
     "bus.catalog",
     "bus.calls",
+    "bus.traces",  # spans to a collector
     "bus.streams",
     "bus.tasks",
     "bus.config bus.local bus.mcp_settings bus.serve_settings",
@@ -89,6 +90,7 @@ LIBRARIES = {
     "stall": set[str](),
     "reader": set[str](),
     "traceparent": set[str](),
+    "span_names": set[str](),
     "session": {"google.protobuf"},
     "functions": set[str](),
     "neko": set[str](),

@@ -99,6 +99,7 @@ class Timings:
         poll_seconds: after which such a stream is closed, to go on when its client resumes it (SEP-1699): what stands
             between them may not like long responses.
         audit_sync_seconds: how often the audit is forced to disk; what operators do is at once.
+        span_seconds: how long a span waits for others that are exported with it.
         audit_head_seconds: how often the head of the audit is logged, so that it is also somewhere else.
     """
 
@@ -124,6 +125,7 @@ class Timings:
     poll_seconds: float = 10.0
     audit_sync_seconds: float = 1.0
     audit_head_seconds: float = 3_600.0
+    span_seconds: float = 1.0
 
 
 DEFAULT_TIMINGS = Timings()

@@ -177,6 +177,8 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
         "upstream": "http://127.0.0.1:1",
         "tripwire": "synchronet",
         "adopt_roles": "first-use",
+        "traces": "http://127.0.0.1:1",
+        "trace_ratio": "0.5",
     }
     samples |= {"tools_dir": str(tmp_path), "council": str(tmp_path / "council.toml"), "log_level": "debug"}
     samples |= {
@@ -193,7 +195,7 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
     for name, row in _ROWS.items():
         assert row[2] == f"`TOOLBUS_{name.upper()}`"
         flip = "no" if name in ("grpc_reflection", "audit", "repair_arguments") else "yes"
-        number = name.endswith("_seconds") or name.startswith("missed_")
+        number = name.endswith("_seconds") or name.startswith("missed_") or name == "trace_most"
         value = samples.get(name, "7" if number else flip)
         assert settle({}, {f"TOOLBUS_{name.upper()}": value}) != before, name
 

@@ -11,11 +11,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from toolbus.bus.access.doorman import split_secure
 from toolbus.bus.access.neighbours import DEFAULT as DEFAULT_NEIGHBOURS
 from toolbus.bus.access.neighbours import allowed_uids
 from toolbus.bus.callback_url import parse_callback_url
+from toolbus.bus.calls.trace import TRACE_MOST
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.keys.issuer_settings import Issuer, check_issuers
@@ -32,6 +34,7 @@ MAX_UNIX_PATH = 107  # bytes: sun_path of Linux holds 108 with its end
 MAX_SECONDS = 3600.0
 MIN_HEARTBEAT_SECONDS = 0.1  # below, the bus would do little else
 ADOPT_ROLES = ("off", "first-use", "upstream")
+TRACES_PATH = "/v1/traces"  # of OTLP over HTTP
 OFFERED = ("tasks", "search")  # groups of the bus's own tools that are made for models
 
 
@@ -83,6 +86,10 @@ class Config:
         audit: whether what is done to the bus is written down in the data directory, if there is one.
         audit_required: whether what cannot be written down is refused.
         audit_calls: whether calls are written down too: by whom, which tool, how they ended; no contents.
+        traces: the URL of a collector of OpenTelemetry that gets spans of sampled calls (OTLP over HTTP);
+            ``/v1/traces`` is added where it has no path. None: calls are not traced.
+        trace_ratio: of the calls that bring no trace, how many begin one: from 0 to 1.
+        trace_most: calls that are sampled in a second at most.
         grpc_reflection: whether clients can ask the server for its services.
         mcp: what MCP clients are offered.
 
@@ -127,6 +134,9 @@ class Config:
     audit: bool = True
     audit_required: bool = False
     audit_calls: bool = False
+    traces: str | None = None
+    trace_ratio: float = 0.0
+    trace_most: int = TRACE_MOST
     grpc_reflection: bool = True
     mcp: McpSettings = field(default_factory=McpSettings)
 
@@ -173,6 +183,7 @@ class Config:
         except InvalidRequest as error:
             raise SetupError(str(error)) from None
         self._check_audit()
+        self._check_traces()
         for group in self.offered:
             if group not in OFFERED:
                 raise SetupError(f"offered names {group!r}: the bus can offer models {' and '.join(OFFERED)}")
@@ -227,6 +238,21 @@ class Config:
                 raise SetupError(f"{name} contradicts audit = false: drop one")
             if getattr(self, name) and self.data_dir is None:
                 raise SetupError(f"{name} needs a data directory, where the audit is written: set data_dir")
+
+    def _check_traces(self) -> None:
+        if self.traces is not None:
+            check_collector(self.traces)
+        if not 0.0 <= self.trace_ratio <= 1.0:  # NaN fails this too
+            raise SetupError(f"trace_ratio is {self.trace_ratio:g}, it must be from 0 (none) to 1 (all)")
+        if self.trace_most < 1:
+            raise SetupError(f"trace_most is {self.trace_most}, it must be at least 1: without traces none is sampled")
+
+    @property
+    def traces_url(self) -> str:
+        """Where spans are posted; "" where they are not."""
+        if self.traces is None:
+            return ""
+        return self.traces if urlsplit(self.traces).path.strip("/") else f"{self.traces.rstrip('/')}{TRACES_PATH}"
 
     @property
     def needs_keys(self) -> bool:
@@ -287,6 +313,24 @@ def check_upstream(url: str) -> None:
         ) from None
     if target.scheme != "http" or target.user or target.url.partition("://")[2].partition("/")[2]:
         raise SetupError(f"upstream {target.shown!r} is not http://HOST:PORT: write for example http://127.0.0.1:48911")
+
+
+def check_collector(url: str) -> None:
+    """Checks the address of a collector.
+
+    Raises:
+        SetupError: it is not an http or https URL.
+    """
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, a bracket that is not closed
+        fits = False
+    if not fits or parts.query or parts.fragment or not url.isprintable() or " " in url:
+        raise SetupError(
+            f"traces {mask(url)!r} is not http://HOST:PORT or https://HOST:PORT: write for example "
+            "http://127.0.0.1:4318, or off"
+        )
 
 
 def check_port(where: str, port: str) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus.catalog.policy import AccessRules
-from toolbus.bus.config import Config, check_port
+from toolbus.bus.config import TRACES_PATH, Config, check_port
 from toolbus.bus.keys.issuer_settings import read_issuers
 from toolbus.bus.mcp_settings import read_mcp
 from toolbus.bus.pins.fingerprints import PINS
@@ -23,6 +23,7 @@ from toolbus.reader import Keys, Read, Reader
 
 HTTP_PORT_VARIABLES = ("NEKO_MAIN_SERVER_PORT", "MAIN_SERVER_PORT")  # first one that is set wins
 DEFAULT_UPSTREAM_PORT = 48916  # of a bus that offers its tools to a main server, which has the other one
+COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")  # first one wins
 UPSTREAM_PORT_VARIABLES = ("NEKO_USER_PLUGIN_SERVER_PORT",)
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _SWITCH_WORDS = {
@@ -72,6 +73,10 @@ def settle(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | No
     merged = {**from_file, **over_file}
     if "http" not in over_file:
         merged.update(_http_port(environ, beside_upstream=bool(merged.get("upstream")), from_file=from_file))
+    if "traces" not in merged:
+        merged.update(_collector(environ))
+    elif merged["traces"] == "off":
+        merged["traces"] = None
     log = {name: merged.pop(name) for name in ("log_level", "log_json") if name in merged}
     if "data_dir" not in merged:
         import platformdirs  # only a bus that persists something needs it
@@ -153,6 +158,9 @@ _READ: dict[str, Read] = {
     "audit": Reader.flag,
     "audit_required": Reader.flag,
     "audit_calls": Reader.flag,
+    "traces": Reader.text,
+    "trace_ratio": Reader.number,
+    "trace_most": Reader.whole,
     "grpc_reflection": Reader.flag,
     "log_level": Reader.text,
     "log_json": Reader.flag,
@@ -215,6 +223,16 @@ def _http_port(environ: Mapping[str, str], *, beside_upstream: bool, from_file: 
     if beside_upstream and "http" not in from_file:
         return {"http": f"127.0.0.1:{DEFAULT_UPSTREAM_PORT}", "http_fallback": True}
     return {}
+
+
+def _collector(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the collector that OpenTelemetry's variables name; that of traces has its path, the other needs one."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none":
+        return {}
+    of_traces, of_all = (environ.get(variable, "") for variable in COLLECTOR_VARIABLES)
+    if of_traces:
+        return {"traces": of_traces}
+    return {"traces": f"{of_all.rstrip('/')}{TRACES_PATH}"} if of_all else {}
 
 
 def _variable(name: str) -> str:

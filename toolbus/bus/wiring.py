@@ -51,6 +51,7 @@ from toolbus.bus.rooms.operators_room import OperatorsRoom
 from toolbus.bus.rooms.pins_room import PinsRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.bus.rooms.tasks_room import TasksRoom
+from toolbus.bus.rooms.traces_room import TracesRoom
 from toolbus.bus.rooms.upstream_room import UpstreamRoom
 from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
@@ -69,6 +70,7 @@ log = logging.getLogger("toolbus")
 ROOMS: tuple[type[Room], ...] = (
     CallbacksRoom,  # first: it locks the data directory
     AuditRoom,  # before whatever does what is written down
+    TracesRoom,  # before whatever makes calls, and stops after it
     KeysRoom,
     OperatorsRoom,
     PinsRoom,
