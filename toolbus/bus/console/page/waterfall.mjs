@@ -97,7 +97,7 @@ function Span({ row, at, current, query }) {
     style=${{ top: at * HEIGHT + "px" }}
   >
     <span class="who">
-      <i class="step" style=${{ width: Math.min(depth, MAX_STEPS) * STEP + "px" }}></i>
+      ${depth > 0 && html`<i class="step" style=${{ width: Math.min(depth, MAX_STEPS) * STEP + "px" }}></i>`}
       ${depth > MAX_STEPS && html`<span class="muted num">${depth}</span>`}
       <i class=${`dot ${kind}`}></i>
       <span class="cut">${shown(call.name)}</span>

@@ -84,7 +84,7 @@ function List({ selected = "", query }) {
       id=${idOf}
       height=${30}
       row=${rowOf}
-      kind=${kindOf}
+      columns="cols-calls"
       selected=${selected}
       onOpen=${(item) => item.call && go("calls", [keyOf(item.call)], query)}
       empty=${html`<${NoCalls} query=${query} />`}
@@ -106,10 +106,9 @@ function itemsOf({ history, running }, query) {
 }
 
 const idOf = (item) => (item.call ? keyOf(item.call) : "more");
-const kindOf = (item) => (item.call ? "cols-calls" : "section");
 
 function rowOf({ call, words }) {
-  if (!call) return html`<span>${words}</span>`;
+  if (!call) return html`<span class="whole">${words}</span>`;
   const runs = call.outcome === undefined;
   return html`
     <span class="num-start muted">${runs ? "" : clock(call.ended)}</span>
@@ -177,15 +176,15 @@ function Detail({ id, query }) {
 }
 
 function Failure({ call }) {
-  const { failure, outcome } = call;
+  const { failure } = call;
   if (!failure) return null;
   const { message, stage, retry_safe, limit } = failure;
   const why = message || "The tool's own words are not recorded, as they may repeat arguments; record_contents = true records them.";
   return html`<section class="panel alert" aria-label="Why it failed">
-    <h3><span class="bad">${outcome}</span></h3>
+    <h3>Why it failed</h3>
     <p class=${message ? "error any" : "note"}>${shown(why)}</p>
     <${Facts} of=${[
-      ["Stage", STAGES[stage] ?? stage],
+      ["Stage", stageOf(stage)],
       ["Call again", retry_safe ? "yes, that is safe" : "with care: it may have run, or would fail again"],
       ["Limit", limit && `${limit.name} = ${limit.value}`],
     ]} />
@@ -193,10 +192,12 @@ function Failure({ call }) {
 }
 
 const STAGES = {
-  NOT_DISPATCHED: "not dispatched: the plugin has not seen it",
-  DISPATCHED: "dispatched: it may have run",
-  RUNNING: "running: the plugin had begun",
+  not_dispatched: "not dispatched: no plugin has seen it",
+  dispatched: "dispatched: it was sent, and may have run",
+  accepted: "accepted: the plugin has begun it",
 };
+
+const stageOf = (stage) => STAGES[String(stage).toLowerCase()] ?? stage;
 
 function Family({ call, query }) {
   if (!call.id) return null;
@@ -228,7 +229,7 @@ function Summary({ call }) {
       ["Ended", ended && moment(call.ended, 3)],
       ["Took", ended ? duration(call.seconds) : html`<${Age} since=${call.started} /> until now`],
       ["Deadline", !ended && call.deadline && html`<${Ago} at=${call.deadline} />`],
-      ["Stage", !ended && (STAGES[call.stage] ?? call.stage)],
+      ["Stage", !ended && (stageOf(call.stage))],
       ["Arguments", ended && plural(call.arguments_size, "character")],
       ["Output", ended && plural(call.output_size, "character")],
       ["Made by", call.parent && html`<a href=${link("calls", [call.parent])}>call ${call.parent}</a>`],

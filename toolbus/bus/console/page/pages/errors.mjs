@@ -36,7 +36,7 @@ function View({ parts, query }) {
       items=${items}
       id=${(group) => group.key}
       height=${30}
-      kind=${() => "cols-errors"}
+      columns="cols-errors"
       row=${rowOf}
       selected=${key}
       onOpen=${(group) => go("errors", [group.source, group.name, group.outcome], query)}
