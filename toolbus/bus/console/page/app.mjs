@@ -18,7 +18,7 @@ import { Sparkline } from "./sparkline.mjs";
 import { bus, connection, login, lost, may, me, rates } from "./store.mjs";
 import { exchangeCode, startCatalog, startStream } from "./stream.mjs";
 
-// In the order of the navigation. A page with a `verb` is for those who may use it.
+// In the order of the navigation. A page with a `verb`, or several, is for those who may use one.
 const PAGES = [
   sourcesPage,
   toolsPage,
@@ -31,7 +31,7 @@ const PAGES = [
   busPage,
 ];
 
-const allowed = () => PAGES.filter(({ verb }) => !verb || may(verb));
+const allowed = () => PAGES.filter(({ verb }) => !verb || [verb].flat().some(may));
 const STATES = { live: "live", connecting: "connecting", lost: "connection lost" };
 const KINDS = { live: "ok", connecting: "busy", lost: "bad" };
 

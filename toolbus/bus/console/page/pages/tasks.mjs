@@ -1,9 +1,145 @@
-// Shows tasks.
+// Shows background tasks: those of everyone where one may, and what each reported and gave to those that it belongs to.
 
-import { html } from "../html.mjs";
+import { admin, get, send } from "../api.mjs";
+import { now } from "../clock.mjs";
+import { Filter, filtered } from "../filter.mjs";
+import { html, useEffect, useState } from "../html.mjs";
+import { useKeys } from "../keys.mjs";
+import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct } from "../parts.mjs";
+import { go, link, refine } from "../router.mjs";
+import { Rows } from "../rows.mjs";
+import { connection } from "../store.mjs";
+import { ago, count, duration, moment, plural, shown } from "../text.mjs";
+import { Json } from "../json_view.mjs";
 
-function View() {
-  return html`<div class="empty">Nothing yet.</div>`;
+const REFRESH = 2000; // ms
+const LIMIT = 1000;
+const STATUSES = [
+  ["", "All"],
+  ["running", "Running"],
+  ["completed", "Completed"],
+  ["failed", "Failed"],
+];
+const KINDS = { running: "busy", completed: "ok", failed: "bad" };
+
+function View({ parts, query }) {
+  const [{ tasks, total, error }, setAnswer] = useState({ tasks: null, total: 0, error: null });
+  const live = connection.value === "live";
+  const read = async () => {
+    try {
+      const answer = await admin("all_tasks", { limit: LIMIT });
+      setAnswer({ tasks: answer.tasks, total: answer.count, error: null });
+    } catch (failure) {
+      setAnswer((before) => ({ ...before, error: failure }));
+    }
+  };
+  useEffect(() => {
+    if (!live) return;
+    read();
+    const timer = setInterval(() => document.hidden || read(), REFRESH);
+    return () => clearInterval(timer);
+  }, [live]);
+  const [id] = parts;
+  const status = query.status ?? "";
+  const wanted = (tasks ?? []).filter((task) => !status || task.status === status);
+  const items = filtered(wanted, query.q, (task) => [task.tool, ownerOf(task), task.status, task.task_id].join("\n").toLowerCase());
+  const task = tasks?.find((each) => each.task_id === id);
+  const list = html`
+    <div class="head">
+      <div class="toolbar">
+        <h1>Tasks</h1>
+        <${Filter} label="Filter tasks" />
+        <div class="chips" role="group" aria-label="Which tasks">
+          ${STATUSES.map(([name, label]) => html`<button type="button" aria-pressed=${status === name} onClick=${() => refine({ status: name })}>${label}</button>`)}
+        </div>
+        ${total > LIMIT && html`<span class="muted">the newest ${count(LIMIT)} of ${count(total)}</span>`}
+      </div>
+      <${Failed} error=${error} what="The list" />
+    </div>
+    <div class="columns cols-tasks" aria-hidden="true"><span>Tool</span><span>State</span><span class="opt">Owner</span><span class="opt">Task</span><span class="num">Took</span></div>
+    <${Rows}
+      label="Tasks"
+      items=${items}
+      id=${(each) => each.task_id}
+      height=${30}
+      columns="cols-tasks"
+      row=${rowOf}
+      selected=${id}
+      onOpen=${(each) => go("tasks", [each.task_id], query)}
+      empty=${tasks === null
+        ? html`<${Nothing} title=${error ? "The tasks are not known" : "Reading …"} />`
+        : tasks.length
+          ? html`<${Nothing} title="No such task">Remove a part of the filter.<//>`
+          : html`<${Nothing} title="No tasks">A call with <code>background_after_seconds</code> becomes a task when it takes longer.<//>`}
+    />
+  `;
+  return html`<${Split} list=${list} detail=${id && html`<${Detail} key=${id} id=${id} task=${task} known=${tasks !== null} query=${query} onChange=${read} />`} />`;
 }
 
-export const page = { key: "k", name: "tasks", title: "Tasks", view: View };
+/** Returns whose a task is, in words. */
+function ownerOf({ user, source, identity }) {
+  return user !== undefined ? user : identity !== undefined ? `identity ${identity}` : source !== undefined ? `program ${source}` : "";
+}
+
+function State({ status }) {
+  return html`<span class=${"chip " + (KINDS[status] ?? "")}>${status === "running" && html`<i class="dot busy"></i>`}${shown(status)}</span>`;
+}
+
+function rowOf(task) {
+  return html`
+    <${Cut} text=${task.tool} />
+    <${State} status=${task.status} />
+    <${Cut} kind="sub opt" text=${ownerOf(task) || "–"} />
+    <${Cut} kind="sub opt mono" text=${task.task_id.replace("task_", "")} />
+    <span class="num">${duration(task.seconds)}</span>
+  `;
+}
+
+/** Draws a task. What it reported and gave is the owner's: asked for with the owner's user, as hosts do. */
+function Detail({ id, task, known, query, onChange }) {
+  const [answer, setAnswer] = useState(null);
+  const [cancel, busy, error] = useAct();
+  const user = task?.user;
+  const path = `/api/tasks/${encodeURIComponent(id)}` + (user ? `?user_id=${encodeURIComponent(user)}` : "");
+  const readable = task !== undefined && (user !== undefined || task.source === "http");
+  useEffect(() => {
+    if (!readable) return;
+    const asking = new AbortController();
+    get(path, { signal: asking.signal }).then(setAnswer, () => setAnswer(null));
+    return () => asking.abort();
+  }, [path, readable, task?.status, task?.status === "running" && Math.floor(task.seconds / 2)]);
+  const running = task?.status === "running";
+  const stop = () => cancel(() => send("DELETE", path), onChange);
+  useKeys({ x: () => (running && readable ? void stop() : false) }, running && readable ? { x: "cancel the task" } : "");
+  const head = html`<${DetailHead} back="tasks" title="Tasks" query=${query} name=${task?.tool ?? id}>${task && html`<${State} status=${task.status} />`}<//>`;
+  if (!task) return html`${head}<div class="body">${known && html`<${Nothing} title="This task is not known">The bus keeps the results of tasks for a day.<//>`}</div>`;
+  const { progress, result, started, ended } = answer ?? {};
+  return html`${head}
+    <div class="body">
+      ${answer?.error && html`<${Panel} title="Why it failed" kind="alert"><p class="error any">${shown(answer.error)}</p><//>`}
+      <${Panel} title="The task" aside=${running && readable && html`<button type="button" class="danger small" disabled=${busy} onClick=${stop}>Cancel</button>`}>
+        <${Failed} error=${error} what="It was not cancelled" />
+        <${Facts} of=${[
+          ["Tool", html`<a href=${link("calls", [], { tool: task.tool })} title="Calls of this tool">${shown(task.tool)}</a>`],
+          ["Owner", ownerOf(task) || "a program without a user"],
+          ["Took", duration(task.seconds)],
+          ["Started", started && html`${moment(started)} <span class="muted">${ago(started, now.value)}</span>`],
+          ["Ended", ended && moment(ended)],
+          ["task_id", html`<code>${task.task_id}</code>`],
+        ]} />
+        ${progress && html`<div class="inside"><${Progress} of=${progress} /></div>`}
+        ${!readable && html`<p class="note">Progress and result are shown to its owner only.</p>`}
+      <//>
+      ${result !== undefined && result !== null && html`<${Panel} title="Result"><${Json} value=${result.output ?? result} /><//>`}
+    </div>`;
+}
+
+function Progress({ of: { done, total, message } }) {
+  const part = total > 0 ? Math.min(1, Math.max(0, done / total)) : 0;
+  return html`
+    ${total > 0 && html`<div class="bar" role="progressbar" aria-valuenow=${Math.round(part * 100)} aria-valuemin="0" aria-valuemax="100" aria-label="Progress"><div class="fill" style=${{ width: part * 100 + "%" }}></div></div>`}
+    <p class="any">${shown(message || (total > 0 ? `${count(done)} of ${count(total)}` : plural(done, "step")))}</p>
+  `;
+}
+
+export const page = { key: "k", name: "tasks", title: "Tasks", verb: "calls", view: View };
