@@ -72,7 +72,7 @@ function Header() {
   const state = connection.value;
   return html`<div class="above">
     <header class="top">
-      <a class="brand cut" href=${link("sources")}>toolbus <span class="muted">${bus_id || me.value?.home || ""}</span></a>
+      <a class="brand cut" href=${link("sources")}>toolbus <span class="muted" title=${bus_id}>${me.value?.home || bus_id}</span></a>
       <span class=${`state ${KINDS[state]}`} role="status"><span class=${`dot ${KINDS[state]}`}></span>${STATES[state]}</span>
       ${draining && html`<span class="chip warn">draining</span>`}
       ${lost.value > 0 && html`<span class="chip warn opt" title="calls that ended too fast to be recorded">${lost} not shown</span>`}

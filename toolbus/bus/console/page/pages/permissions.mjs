@@ -207,9 +207,9 @@ function Grant({ source, permission, granted, onChange }) {
     }
     run(() => admin(granted ? "revoke" : "grant", { source, permission }), onChange);
   };
-  return html`<span class="inline">
+  return html`<span class="inline line">
       <span class=${granted ? "chip ok" : "chip"}>${granted ? "yes" : "no"}</span>
-      ${source.endsWith("*") ? null : html`<button type="button" class=${granted ? "small danger" : "small"} disabled=${busy} onClick=${change}>${granted ? "Revoke" : "Grant"}${granted && permission === "tools" && " …"}</button>`}
+      ${source.endsWith("*") ? null : html`<button type="button" class="small" disabled=${busy} onClick=${change}>${granted ? "Revoke" : "Grant"}${granted && permission === "tools" && " …"}</button>`}
     </span>
     <${Failed} error=${error} />`;
 }
@@ -315,7 +315,7 @@ function Explain({ query }) {
     html`<${Panel} title=${html`<span class=${"chip " + (answer.callable ? "ok" : "bad")}>${answer.callable ? "callable" : "not callable"}</span> <span class="any">${shown(answer.verdict)}</span>`}>
       <${Table} heads=${["Step", "", "Why"]} rows=${answer.steps.map(({ step, passed, why }) => html`<tr>
         <td>${shown(step)}</td>
-        <td>${passed === null ? html`<span class="muted">–</span>` : html`<span class=${passed ? "ok" : "bad"}>${passed ? "passes" : "stops here"}</span>`}</td>
+        <td class="nowrap">${passed === null ? html`<span class="muted">–</span>` : html`<span class=${passed ? "ok" : "bad"}>${passed ? "passes" : "stops here"}</span>`}</td>
         <td class="any">${shown(why)}</td>
       </tr>`)} />
     <//>`}
