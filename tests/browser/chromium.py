@@ -102,7 +102,8 @@ class Page:
                 entry = params["entry"]
                 self.complaints.append(f"{entry['text']} {entry.get('url', '')}")
             case "Runtime.exceptionThrown":
-                self.complaints.append(str(params["exceptionDetails"]))
+                details = params["exceptionDetails"]
+                self.complaints.append(details.get("exception", {}).get("description") or str(details))
             case "Runtime.consoleAPICalled" if params["type"] in ("error", "warning", "assert"):
                 self.complaints.append(str(params["args"]))
             case "Network.requestWillBeSent":

@@ -31,8 +31,9 @@ export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty
   const at = items.findIndex((item) => id(item) === cursor);
 
   useEffect(() => {
-    const watcher = new ResizeObserver(() => setView({ top: box.current.scrollTop, room: box.current.clientHeight }));
-    watcher.observe(box.current);
+    const element = box.current; // the observer may report once more when the list has gone
+    const watcher = new ResizeObserver(() => setView({ top: element.scrollTop, room: element.clientHeight }));
+    watcher.observe(element);
     return () => watcher.disconnect();
   }, []);
   useEffect(() => {
