@@ -25,6 +25,19 @@ _UNSAFE = re.compile(
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 _UNSAFE_RUN = re.compile(f"{_UNSAFE.pattern}+")
+COLOUR_END = "\x1b[0m"
+# ECMA-48, 7-bit and 8-bit: colours (SGR), which stay; other control sequences; strings with their end (titles, links,
+# clipboard); the other escapes. An incomplete one matches nothing and loses its control characters in `drop_unsafe`. A
+# string holds no beginning of another one: a line of nothing else would otherwise take the square of its length.
+_COLOUR = r"\x1b\[[0-9;:]{0,64}m"
+_ESCAPE = re.compile(
+    rf"(?P<colour>{_COLOUR})"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]+[0-~]"
+    r"|\x1b[0-OQ-WYZ\\`-~]"
+)
+_BREAK = re.compile(r"[\r\v\f\x85\u2028\u2029]+")  # within a line: progress bars return to its beginning
 
 
 def shorten(text: str, limit: int = MAX_SHOWN) -> str:
@@ -62,6 +75,23 @@ def clean_chunk(text: str) -> str:
 def drop_unsafe(text: str) -> str:
     """Returns somebody's text without control characters."""
     return _UNSAFE.sub("", text)
+
+
+def keep_colours(line: str) -> str:
+    """Returns a line of output with its colours, and without other escape sequences and control characters."""
+    line = _BREAK.sub(" ", line.rstrip("\r").expandtabs())
+    if "\x1b" not in line:
+        return drop_unsafe(_ESCAPE.sub("", line))
+    parts: list[str] = []
+    begin, coloured = 0, False
+    for match in _ESCAPE.finditer(line):
+        parts.append(drop_unsafe(line[begin : match.start()]))
+        begin = match.end()
+        if match["colour"]:
+            parts.append(match["colour"])
+            coloured = True
+    parts.append(drop_unsafe(line[begin:]))
+    return "".join(parts) + (COLOUR_END if coloured else "")  # the next line is somebody else's
 
 
 def mark_unsafe(text: str) -> str:

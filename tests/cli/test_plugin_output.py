@@ -2,13 +2,15 @@
 
 import json
 import re
+import timeit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.cli.plugin_output import PrefixedOutput, keep_colours, print_json_report
+from toolbus.cli.plugin_output import PrefixedOutput, print_json_report
 from toolbus.processes.supervised_plugin import PluginReport, ReportKind
+from toolbus.text import keep_colours
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
@@ -52,6 +54,14 @@ def test_no_mix_of_escapes_leaves_more_than_colours(line: str) -> None:
     shown = keep_colours(line)
     assert not re.search("[\x00-\x1f\x7f-\x9f]", _COLOUR.sub("", shown))
     assert not _COLOUR.search(shown) or shown.endswith("\x1b[0m")
+
+
+@pytest.mark.parametrize("unit", ["\x9d", "\x9b", "\x9b1", "\x1b]", "\x1b[", "\x1b[1;", "\x1b ", "\x1b]\x9d", "\t"])
+def test_a_line_of_nothing_but_beginnings_of_escapes_takes_time_in_proportion_to_its_length(unit: str) -> None:
+    def seconds(length: int) -> float:
+        return min(timeit.repeat(lambda: keep_colours((unit * length)[:length]), number=1, repeat=3))
+
+    assert seconds(64_000) < 100 * seconds(3_200)  # 20 times as long; a square would be 400
 
 
 def test_an_escape_that_is_split_over_lines_or_reads_does_not_slip_through(capsys: pytest.CaptureFixture[str]) -> None:

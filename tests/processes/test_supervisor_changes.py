@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import environment
+from toolbus.errors import InvalidRequest
 from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
 from toolbus.processes.supervisor import RestartPolicy, Supervisor
 
@@ -149,3 +150,33 @@ async def test_a_program_that_does_not_exist_is_given_up_with_the_reason() -> No
         supervised.supervisor.add("one", Command(("/nowhere/program",), {}))
         assert "No such file" in await supervised.until("one", ReportKind.OUTPUT, "cannot start a process")
         await supervised.until("one", ReportKind.GIVEN_UP)
+
+
+async def test_a_plugin_restarts_as_often_as_an_operator_asks_and_is_never_given_up_for_it() -> None:
+    async with _staying() as supervised:
+        supervised.add("one", WAITS)
+        for times in range(1, QUICK.max_deaths + 2):
+            await supervised.until("one", ReportKind.OUTPUT, "up", times)
+            supervised.supervisor.restart("one")
+            await supervised.until("one", ReportKind.DIED, "as an operator asked", times)
+        await supervised.until("one", ReportKind.OUTPUT, "up", QUICK.max_deaths + 2)
+        assert not supervised.of("one", ReportKind.GIVEN_UP)
+    assert len(supervised.of("one", ReportKind.ENDED)) == 1
+
+
+async def test_a_plugin_that_was_given_up_or_stopped_can_be_started_again() -> None:
+    async with _staying(restarts=RestartPolicy(enabled=False)) as supervised:
+        supervised.add("dies", "raise SystemExit(3)")
+        supervised.add("waits", WAITS)
+        await supervised.until("dies", ReportKind.GIVEN_UP)
+        assert supervised.supervisor.failed == ["dies"]
+        supervised.supervisor.restart("dies")
+        assert supervised.supervisor.failed == []
+        await supervised.until("dies", ReportKind.GIVEN_UP, times=2)
+        await supervised.until("waits", ReportKind.OUTPUT, "up")
+        supervised.supervisor.stop_plugin("waits")
+        await supervised.until("waits", ReportKind.ENDED)
+        supervised.supervisor.restart("waits")
+        await supervised.until("waits", ReportKind.OUTPUT, "up", times=2)
+        with pytest.raises(InvalidRequest, match="no plugin 'other' here; there are: dies, waits"):
+            supervised.supervisor.restart("other")

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -26,6 +27,11 @@ LINE_BYTES = 64 * 1024  # a longer line is passed on in pieces
 KILL_SECONDS = 5.0
 _OUTPUT_SECONDS = 1.0  # how long the output of a dead process is read: a child that left its group may hold the pipe
 _READ_BYTES = 64 * 1024
+# A plugin may print without end. What it prints is passed on in slices, and a slice that takes long is followed by a
+# pause of three times its length: the plugin then waits for its pipe, and never for ever, and others get their turn.
+_SLICE_LINES = 200
+_SLICE_SECONDS = 0.001
+_PAUSE = 3.0
 _GROUP_POLL_SECONDS = 0.05  # nothing tells when the last process of a group ends
 _LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # some builds of Python do not start without
 _STARTER = Path(__file__).with_name("program_starter.py")
@@ -49,12 +55,14 @@ class PluginReport:
     Attributes:
         text: the line, or a sentence about the event.
         stream: ``stdout`` or ``stderr`` of a line; empty otherwise.
+        pid: of the process that has started; 0 otherwise.
     """
 
     plugin: str
     kind: ReportKind
     text: str
     stream: str = ""
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,8 @@ class SupervisedPlugin:
 
     Attributes:
         stopping: set when a graceful shutdown was requested.
+        restarting: whether the plugin starts anew after that.
+        has_ended: whether no process of it runs or will run.
         stop_seconds: how long the first step may take; None: until `ShutdownPhases.terminate` is set.
     """
 
@@ -146,14 +156,15 @@ class SupervisedPlugin:
         self.name = name
         self.command = command
         self.stopping = asyncio.Event()
+        self.restarting = self.has_ended = False
         self.stop_seconds: float | None = None
         self._emit = emit
         self._phases = phases
         self._process_id = 0  # 0 while none runs
 
-    def report(self, kind: ReportKind, text: str, stream: str = "") -> None:
+    def report(self, kind: ReportKind, text: str, stream: str = "", pid: int = 0) -> None:
         """Emits a report about this plugin."""
-        self._emit(PluginReport(self.name, kind, text, stream))
+        self._emit(PluginReport(self.name, kind, text, stream, pid))
 
     def kill(self) -> None:
         """Kills the process that runs now, with its group."""
@@ -164,10 +175,11 @@ class SupervisedPlugin:
         """Runs one process from start to end; returns its exit code, negative for a signal."""
         command, reports, out, err = self.command, os.pipe(), os.pipe(), os.pipe()
         on_report = command.on_report or (lambda line: None)
+        ended = asyncio.Event()
         readers = [
-            asyncio.create_task(_read_lines(out[0], functools.partial(self._report_output, "stdout"))),
-            asyncio.create_task(_read_lines(err[0], functools.partial(self._report_output, "stderr"))),
-            asyncio.create_task(_read_lines(reports[0], lambda line: on_report(line.decode(errors="replace")))),
+            asyncio.create_task(_read_lines(out[0], functools.partial(self._report_output, "stdout"), ended)),
+            asyncio.create_task(_read_lines(err[0], functools.partial(self._report_output, "stderr"), ended)),
+            asyncio.create_task(_read_lines(reports[0], lambda line: on_report(line.decode(errors="replace")), ended)),
         ]
         stdin = command.stdin(reports[1]) if command.stdin is not None else None
         try:
@@ -189,7 +201,7 @@ class SupervisedPlugin:
         self._process_id = group = process.pid  # the leader's id, by setsid
         lifeline.add(group)
         try:
-            self.report(ReportKind.STARTED, f"started (pid {group})")
+            self.report(ReportKind.STARTED, f"started (pid {group})", pid=group)
             if process.stdin is not None and stdin is not None:
                 process.stdin.write(stdin)
                 process.stdin.close()
@@ -197,6 +209,7 @@ class SupervisedPlugin:
         finally:
             # Also the way out of a cancellation. The rest of the group dies with its leader.
             self._process_id = 0
+            ended.set()
             signal_group(group, signal.SIGKILL)
             await process.wait()
             lifeline.remove(group)
@@ -251,8 +264,12 @@ def describe_exit(code: int) -> str:
         return f"signal {-code}"
 
 
-async def _read_lines(pipe: int, on_line: Callable[[bytes], object]) -> None:
-    """Reads a pipe to its end, line by line."""
+async def _read_lines(pipe: int, on_line: Callable[[bytes], object], ended: asyncio.Event) -> None:
+    """Reads a pipe to its end, line by line.
+
+    Args:
+        ended: set when the process has ended, so that the rest is read without pauses.
+    """
     reader = asyncio.StreamReader()
     opened = os.fdopen(pipe, "rb", 0)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -264,8 +281,13 @@ async def _read_lines(pipe: int, on_line: Callable[[bytes], object]) -> None:
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > LINE_BYTES:
                 lines, rest = [*lines, rest], b""
-            for line in lines:
-                on_line(line)
+            for first in range(0, len(lines), _SLICE_LINES):
+                began = time.perf_counter()
+                for line in lines[first : first + _SLICE_LINES]:
+                    on_line(line)
+                seconds = time.perf_counter() - began
+                if seconds > _SLICE_SECONDS and not ended.is_set():
+                    await asyncio.sleep(_PAUSE * seconds)
         if rest:
             on_line(rest)
     finally:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolbus.errors import InvalidRequest
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.program_starter import CANNOT_START
 from toolbus.processes.supervised_plugin import (
@@ -29,6 +30,7 @@ from toolbus.processes.supervised_plugin import (
     SupervisedPlugin,
     describe_exit,
 )
+from toolbus.text import list_names, quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,39 @@ class Supervisor:
             plugin.stop_seconds = self._stop_seconds if stop_seconds is None else stop_seconds
             plugin.stopping.set()
 
+    def restart(self, name: str) -> None:
+        """Shuts one plugin down gracefully and starts it anew; starts one that has ended or was given up.
+
+        Raises:
+            InvalidRequest: there is none of that name, or all are being shut down.
+        """
+        plugin = self._running(name)
+        if plugin.has_ended:
+            self._start_anew(plugin)
+        else:
+            plugin.restarting = True
+            plugin.stop_seconds = self._stop_seconds
+            plugin.stopping.set()
+
+    def stop_plugin(self, name: str) -> None:
+        """Shuts one plugin down gracefully; as long as another one runs, `restart` starts it again.
+
+        Raises:
+            InvalidRequest: there is none of that name, or all are being shut down.
+        """
+        plugin = self._running(name)
+        plugin.restarting = False
+        plugin.stop_seconds = self._stop_seconds
+        plugin.stopping.set()
+
+    def _running(self, name: str) -> SupervisedPlugin:
+        plugin = self._plugins.get(name)
+        if plugin is None:
+            raise InvalidRequest(f"there is no plugin {quote(name)} here; there are: {list_names(self._plugins)}")
+        if self._group is None or self._stopping.is_set():
+            raise InvalidRequest(f"plugin {quote(name)} and all others are being shut down")
+        return plugin
+
     def kill(self, name: str) -> None:
         """Kills the process of a plugin at once; it is restarted, as after a crash."""
         if (plugin := self._plugins.get(name)) is not None:
@@ -171,7 +206,18 @@ class Supervisor:
 
     def _start(self, plugin: SupervisedPlugin) -> None:
         assert self._group is not None  # see the callers
-        self._group.create_task(self._supervise(plugin), name=f"plugin {plugin.name}")
+        self._group.create_task(self._run_plugin(plugin), name=f"plugin {plugin.name}")
+
+    def _start_anew(self, plugin: SupervisedPlugin) -> None:
+        self.failed = [name for name in self.failed if name != plugin.name]
+        self.add(plugin.name, plugin.command)
+
+    async def _run_plugin(self, plugin: SupervisedPlugin) -> None:
+        """Supervises a plugin to its end, and starts it anew where that was requested."""
+        await self._supervise(plugin)
+        plugin.has_ended = True
+        if plugin.restarting and self._plugins.get(plugin.name) is plugin and not self._stopping.is_set():
+            self._start_anew(plugin)
 
     async def _supervise(self, plugin: SupervisedPlugin) -> None:
         """Runs one process after another until the plugin ends, is stopped, or is given up."""
@@ -182,6 +228,9 @@ class Supervisor:
             started = time.monotonic()
             code = await plugin.run_process(self._lifeline)
             now = time.monotonic()
+            if plugin.restarting and not self._stopping.is_set():
+                plugin.report(ReportKind.DIED, f"ended ({describe_exit(code)}): restarting, as an operator asked")
+                return
             if plugin.stopping.is_set() or (code == 0 and not plugin.command.runs_forever):
                 plugin.report(ReportKind.ENDED, f"ended ({describe_exit(code)})")
                 return

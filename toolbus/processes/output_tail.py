@@ -1,0 +1,217 @@
+"""Keeps the newest output of plugins in memory, and what became of each: bounded, with a number for each line.
+
+A `OutputTails` takes the reports of a supervisor and answers who has output, and what came after a number. It belongs
+to the event loop of its supervisor. What it hands out can be shown: colours stay, every other escape sequence and
+control character is dropped, as `keep_colours` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolbus.errors import InvalidRequest
+from toolbus.processes.supervised_plugin import PluginReport, ReportKind
+from toolbus.text import keep_colours, list_names, quote
+
+TAIL_BYTES = 1 << 20  # of each plugin, as Python holds its lines
+MAX_LINES = 2_000  # of one answer
+ANSWER_CHARACTERS = 256 * 1024  # of one answer: at most six bytes each in JSON, below the 4 MiB of a result
+MAX_ENDED = 50  # plugins that run no more and whose output is kept: drop-in tools get a new name with each change
+MAX_WAIT_SECONDS = 60.0
+BATCH_SECONDS = 0.05  # from the next line until lines are read: a follower reads batches
+_LINE_COST = 120  # bytes that a line takes beside its text
+
+_STATES = {
+    ReportKind.STARTED: "running",
+    ReportKind.OFFERED: "running",
+    ReportKind.DIED: "restarting",
+    ReportKind.ENDED: "ended",
+    ReportKind.GIVEN_UP: "given_up",
+}
+RUNS = ("running", "restarting")
+
+_Line = tuple[float, str, str, int]  # when (seconds since the epoch), stream or kind of event, text, bytes
+
+
+@dataclass(slots=True)
+class PluginTail:
+    """The newest output of one plugin.
+
+    Attributes:
+        state: `running`, `restarting`, `ended` or `given_up`; `starting` before its first process.
+        pid: of its process; 0 while none runs.
+        since: when the state began, in seconds since the epoch.
+        last_exit: how its last process ended, as text; "" while none did.
+        number: of the newest line, from 1; events count as lines.
+    """
+
+    name: str
+    state: str = "starting"
+    pid: int = 0
+    restarts: int = 0
+    since: float = field(default_factory=time.time)
+    last_exit: str = ""
+    number: int = 0
+    _lines: deque[_Line] = field(default_factory=deque)
+    _bytes: int = 0
+
+    def take(self, report: PluginReport, tail_bytes: int) -> None:
+        """Keeps a line, or notes an event; forgets the oldest lines beyond the bound."""
+        if report.kind is not ReportKind.OUTPUT:
+            self._note(report)
+        text = report.text
+        size = sys.getsizeof(text) + _LINE_COST
+        self._lines.append((time.time(), report.stream or report.kind.value, text, size))
+        self._bytes += size
+        self.number += 1
+        while self._bytes > tail_bytes:
+            self._bytes -= self._lines.popleft()[3]
+
+    def _note(self, report: PluginReport) -> None:
+        self.restarts += report.kind is ReportKind.STARTED and self.number > 0 and self.state == "restarting"
+        state = _STATES[report.kind]
+        if state != self.state:
+            self.since = time.time()
+        self.state = state
+        if report.kind is ReportKind.STARTED:
+            self.pid = report.pid
+        elif state != "running":
+            self.pid = 0
+            self.last_exit = report.text
+
+    def described(self) -> dict[str, Any]:
+        """Returns its state as a JSON object, as the table of `toolbus logs` has it."""
+        return {
+            "plugin": self.name,
+            "state": self.state,
+            "pid": self.pid,
+            "restarts": self.restarts,
+            "since": round(self.since, 3),
+            "last_exit": keep_colours(self.last_exit),
+            "lines": len(self._lines),
+            "next": self.number,
+        }
+
+    def read(self, lines: int, since: int = -1) -> dict[str, Any]:
+        """Returns lines, oldest first: with a number those after it, else the newest.
+
+        Args:
+            lines: at most so many.
+            since: the `next` of the answer before; a higher number than there is counts as 0, since the supervisor was
+                restarted.
+        """
+        first = self.number - len(self._lines) + 1  # the number of the oldest line
+        count = max(0, min(lines, MAX_LINES))
+        if since > self.number:
+            since = 0
+        if since < 0:
+            begin = max(first, self.number + 1 - count)
+            chosen = self._newest(begin)
+            begin = self.number + 1 - len(chosen)
+            lost = 0
+        else:
+            begin = max(first, since + 1)
+            lost = begin - since - 1
+            chosen = self._oldest(begin - first, count)
+        return {
+            "lines": [
+                {"number": begin + at, "at": round(when, 3), "stream": stream, "text": keep_colours(text)}
+                for at, (when, stream, text, _) in enumerate(chosen)
+            ],
+            "lost": lost,
+            "next": begin + len(chosen) - 1 if chosen or since >= 0 else self.number,
+        }
+
+    def _newest(self, begin: int) -> list[_Line]:
+        chosen: list[_Line] = []
+        room = ANSWER_CHARACTERS
+        for _, line in zip(range(self.number + 1 - begin), reversed(self._lines), strict=False):
+            room -= len(line[2])
+            if room < 0 and chosen:
+                break
+            chosen.append(line)
+        return chosen[::-1]
+
+    def _oldest(self, index: int, count: int) -> list[_Line]:
+        chosen: list[_Line] = []
+        room = ANSWER_CHARACTERS
+        for at in range(index, min(index + count, len(self._lines))):
+            line = self._lines[at]
+            room -= len(line[2])
+            if room < 0 and chosen:
+                break
+            chosen.append(line)
+        return chosen
+
+
+class OutputTails:
+    """The newest output of the plugins of one supervisor.
+
+    Args:
+        tail_bytes: of each plugin.
+    """
+
+    def __init__(self, tail_bytes: int = TAIL_BYTES) -> None:
+        self._tail_bytes = tail_bytes
+        self._tails: dict[str, PluginTail] = {}  # by name, in the order in which they began
+        self._changed: asyncio.Event | None = None  # set at the next line; None while nobody waits
+
+    def __repr__(self) -> str:
+        return f"<OutputTails plugins={len(self._tails)}>"
+
+    def __call__(self, report: PluginReport) -> None:
+        """Takes a report."""
+        tail = self._tails.get(report.plugin)
+        if tail is None:
+            tail = self._tails[report.plugin] = PluginTail(report.plugin)
+            self._forget()
+        tail.take(report, self._tail_bytes)
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    def _forget(self) -> None:
+        """Forgets those that ended first, beyond the bound."""
+        ended = [name for name, tail in self._tails.items() if tail.state not in ("starting", *RUNS)]
+        for name in ended[: max(0, len(ended) - MAX_ENDED)]:
+            del self._tails[name]
+
+    def described(self) -> list[dict[str, Any]]:
+        """Returns the state of each plugin."""
+        return [tail.described() for tail in self._tails.values()]
+
+    def find(self, name: str) -> PluginTail:
+        """Returns the tail of a plugin.
+
+        Raises:
+            InvalidRequest: there is none of that name.
+        """
+        tail = self._tails.get(name)
+        if tail is None:
+            raise InvalidRequest(f"there is no plugin {quote(name)} here; there are: {list_names(self._tails)}")
+        return tail
+
+    async def read(self, name: str, lines: int, since: int = -1, wait_seconds: float = 0.0) -> dict[str, Any]:
+        """Returns lines of a plugin as `PluginTail.read`; waits for one where there is none after the number.
+
+        Raises:
+            InvalidRequest: there is none of that name.
+        """
+        tail = self.find(name)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(wait_seconds, MAX_WAIT_SECONDS)):
+                while since >= 0 and tail.number == since:
+                    await self._next()
+                    await asyncio.sleep(BATCH_SECONDS)
+        return tail.read(lines, since)
+
+    async def _next(self) -> None:
+        if self._changed is None:
+            self._changed = asyncio.Event()
+        await self._changed.wait()
