@@ -22,7 +22,7 @@ PACKAGE = ROOT / "toolbus"
 FLOORS = (
     "v1",
     "errors cancellation limits tool result_text text questions schema_grammar normal_schema newest reader mailbox "
-    "lazy stall session local_users traceparent span_names",
+    "lazy stall session log_limit local_users traceparent span_names",
     "functions",  # a Python function as a tool; no connection, no bus
     "neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
@@ -88,6 +88,7 @@ LIBRARIES = {
     "limits": set[str](),
     "local_users": set[str](),
     "stall": set[str](),
+    "log_limit": set[str](),
     "reader": set[str](),
     "traceparent": set[str](),
     "span_names": set[str](),

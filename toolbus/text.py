@@ -30,6 +30,7 @@ COLOUR_END = "\x1b[0m"
 # clipboard); the other escapes. An incomplete one matches nothing and loses its control characters in `drop_unsafe`. A
 # string holds no beginning of another one: a line of nothing else would otherwise take the square of its length.
 _COLOUR = r"\x1b\[[0-9;:]{0,64}m"
+_COLOURS = re.compile(_COLOUR)
 _ESCAPE = re.compile(
     rf"(?P<colour>{_COLOUR})"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
@@ -92,6 +93,11 @@ def keep_colours(line: str) -> str:
             coloured = True
     parts.append(drop_unsafe(line[begin:]))
     return "".join(parts) + (COLOUR_END if coloured else "")  # the next line is somebody else's
+
+
+def drop_colours(line: str) -> str:
+    """Returns what `keep_colours` returned without its colours."""
+    return _COLOURS.sub("", line)
 
 
 def mark_unsafe(text: str) -> str:

@@ -44,6 +44,7 @@ from toolbus.bus.rooms.council_room import CouncilRoom
 from toolbus.bus.rooms.dropin_room import DropinRoom
 from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.bus.rooms.keys_room import KeysRoom
+from toolbus.bus.rooms.logs_room import LogsRoom
 from toolbus.bus.rooms.mcp_client_room import McpClientRoom
 from toolbus.bus.rooms.mcp_server_room import McpServerRoom
 from toolbus.bus.rooms.notifications_room import NotificationsRoom
@@ -74,6 +75,7 @@ ROOMS: tuple[type[Room], ...] = (
     KeysRoom,
     OperatorsRoom,
     PinsRoom,
+    LogsRoom,
     McpServerRoom,  # its path is served by the gateway
     GatewayRoom,  # binds before gRPC is served, and stops after whatever its requests wait for
     ConsoleRoom,  # its paths are served by the gateway; stops before, since its streams would go on

@@ -26,6 +26,7 @@ from toolbus.cli import (
     export_command,
     health_command,
     keys_command,
+    logs_command,
     mcp_command,
     mount_command,
     mounts_command,
@@ -102,6 +103,7 @@ app.command(epilog=call_command.EPILOG)(call_command.call)
 app.command(epilog=tasks_command.EPILOG)(tasks_command.tasks)
 app.command(epilog=calls_command.EPILOG)(calls_command.calls)
 app.command(epilog=top_command.EPILOG)(top_command.top)
+app.command(epilog=logs_command.EPILOG)(logs_command.logs)
 app.command(epilog=health_command.EPILOG)(health_command.health)
 app.command("mcp", add_help_option=False, context_settings=_UNREAD)(_mcp)
 app.command(epilog=permission_commands.EPILOG)(permission_commands.permissions)

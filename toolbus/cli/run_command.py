@@ -16,6 +16,7 @@ import typer
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, BusTarget
 from toolbus.cli.help_text import epilog
+from toolbus.cli.offered_output import KeptOutput, offering_output
 from toolbus.cli.plugin_output import PrefixedOutput, print_json_report
 from toolbus.cli.run_arguments import find_plugins, read_programs
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from toolbus.dropin.tool_folder import ToolFolder
     from toolbus.processes.plugin_program import PluginProgram
     from toolbus.processes.supervised_plugin import Command, PluginReport
+    from toolbus.processes.supervisor import Supervisor
 
 EPILOG = epilog(
     (
@@ -118,6 +120,12 @@ def run(
         bool, typer.Option("--entries", help="Offer methods with @plugin_entry of N.E.K.O. plugins as tools too.")
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="Do not restart a plugin that died.")] = False,
+    tail_bytes: Annotated[
+        int,
+        typer.Option(
+            min=0, help="How much of each plugin's output `toolbus logs` can show; 0: none, and no connection for it."
+        ),
+    ] = 1 << 20,
     stop_seconds: Annotated[
         float, typer.Option(min=0.0, help="How long plugins may take to finish their calls, in seconds.")
     ] = 12.0,
@@ -136,7 +144,7 @@ def run(
     from toolbus.dropin.tool_folder import ToolFolder
     from toolbus.processes.supervisor import RestartPolicy, Supervisor
 
-    emit = print_json_report if as_json else PrefixedOutput()
+    emit = KeptOutput(print_json_report if as_json else PrefixedOutput(), tail_bytes, in_groups=folder is not None)
     options: dict[str, Any] = {"restarts": RestartPolicy(enabled=not once), "stop_seconds": stop_seconds}
     plugins: Supervisor | ToolFolder
     if folder is None:
@@ -148,22 +156,26 @@ def run(
     else:
         plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, only=only, **options)
 
-    async def until_stopped() -> bool:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, plugins.stop)
-        if isinstance(plugins, Supervisor):
-            return await plugins.run()
-        async with _following_address(target, plugins, emit):
-            return await plugins.run()
-
     try:
-        succeeded = asyncio.run(until_stopped())
+        succeeded = asyncio.run(_run_until_stopped(plugins, target, emit))
     except* BrokenPipeError:  # the reader of our output has ended; the plugins are ended too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter reports it at exit
         succeeded = False
     if not succeeded:
         raise typer.Exit(terminal.REFUSED)
+
+
+async def _run_until_stopped(plugins: Supervisor | ToolFolder, target: BusTarget, emit: KeptOutput) -> bool:
+    from toolbus.processes.supervisor import Supervisor
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, plugins.stop)
+    async with contextlib.AsyncExitStack() as around:
+        if not isinstance(plugins, Supervisor):
+            await around.enter_async_context(_following_address(target, plugins, emit))
+        await around.enter_async_context(offering_output(target, plugins, emit))
+        return await plugins.run()
 
 
 def _check_folder(folder: Path, programs: list[str] | None, env: list[str] | None, secrets: Path | None) -> None:

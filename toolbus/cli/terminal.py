@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TextIO
 
 import typer
 
-from toolbus.text import clean_chunk, clean_line, clean_lines, escape_unsafe
+from toolbus.text import clean_chunk, clean_line, clean_lines, drop_colours, escape_unsafe, keep_colours
 
 DONE = 0
 REFUSED = 1  # the tool or the bus refused
@@ -60,6 +60,12 @@ def print_lines(text: str, stream: TextIO | None = None) -> None:
 def print_chunk(text: str) -> None:
     """Prints a part of a text to standard error at once; further parts continue its last line."""
     print(clean_chunk(text), end="", file=sys.stderr, flush=True)
+
+
+def print_output(line: str, *, coloured: bool) -> None:
+    """Prints a line of a plugin's output at once: with its colours or without, never with another escape sequence."""
+    line = keep_colours(line)
+    print(line if coloured else drop_colours(line), flush=True)
 
 
 def print_json(value: Any, *, line: bool = False) -> None:

@@ -11,18 +11,18 @@ import secrets
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from toolbus.dropin.grant_checks import limit_hit, temporary_folder
 from toolbus.dropin.group_process import ProcessPlan
 from toolbus.dropin.sandbox import clean_environment, granted_secrets
 from toolbus.dropin.source_state import GroupProcess, Source, SourcePlan
-from toolbus.errors import SetupError
+from toolbus.errors import InvalidRequest, SetupError
 from toolbus.processes.child_environment import token_of
 from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
 from toolbus.processes.supervisor import RestartPolicy, Supervisor
-from toolbus.text import parse_json, shorten
+from toolbus.text import list_names, parse_json, quote, shorten
 from toolbus.tool import MAX_TIMEOUT_SECONDS, MIB
 from toolbus.tool import NAME as NAME_RULE
 
@@ -145,6 +145,22 @@ class GroupSupervisor:
         process.ready.set()
         self._processes.pop(process.name, None)
         self._supervisor.remove(process.name)
+
+    def restart(self, group: str) -> None:
+        """Has the processes of a group end and start anew.
+
+        Args:
+            group: its name, as `group_report` has it.
+
+        Raises:
+            InvalidRequest: there is none of that name.
+        """
+        names = [name for name in self._processes if _group_of(name) == group]
+        for name in names:
+            self._supervisor.restart(name)
+        if not names:
+            shown = list_names(dict.fromkeys(map(_group_of, self._processes)))
+            raise InvalidRequest(f"no process runs for {quote(group)} here; some do for: {shown}")
 
     async def kill_frozen(self) -> None:
         """Kills processes that send no heartbeat, to be restarted: stopped ones, and those that hang in native code."""
@@ -288,6 +304,15 @@ class GroupSupervisor:
         """Notes for operators why a source has no process; the log has it already."""
         process.source.fault = f"{', '.join(process.plan.group.files)}: {process.name} {text}"
         self._changed()
+
+
+def group_report(report: PluginReport) -> PluginReport:
+    """Returns a report of a process as one of its group: a change of a file replaces the process, not the group."""
+    return replace(report, plugin=_group_of(report.plugin))
+
+
+def _group_of(process: str) -> str:
+    return process.rpartition("#")[0] or process
 
 
 async def _wait_first(*events: asyncio.Event, seconds: float | None = None) -> None:

@@ -44,7 +44,7 @@ class PluginTail:
     """The newest output of one plugin.
 
     Attributes:
-        state: `running`, `restarting`, `ended` or `given_up`; `starting` before its first process.
+        state: `running`, `restarting`, `ended` or `given_up`; "" before its first process.
         pid: of its process; 0 while none runs.
         since: when the state began, in seconds since the epoch.
         last_exit: how its last process ended, as text; "" while none did.
@@ -52,7 +52,7 @@ class PluginTail:
     """
 
     name: str
-    state: str = "starting"
+    state: str = ""
     pid: int = 0
     restarts: int = 0
     since: float = field(default_factory=time.time)
@@ -74,12 +74,15 @@ class PluginTail:
             self._bytes -= self._lines.popleft()[3]
 
     def _note(self, report: PluginReport) -> None:
-        self.restarts += report.kind is ReportKind.STARTED and self.number > 0 and self.state == "restarting"
+        started = report.kind is ReportKind.STARTED
+        if not started and self.pid not in (0, report.pid):  # another process has taken over meanwhile
+            return
+        self.restarts += started and self.state == "restarting"
         state = _STATES[report.kind]
         if state != self.state:
             self.since = time.time()
         self.state = state
-        if report.kind is ReportKind.STARTED:
+        if started:
             self.pid = report.pid
         elif state != "running":
             self.pid = 0
@@ -178,13 +181,17 @@ class OutputTails:
 
     def _forget(self) -> None:
         """Forgets those that ended first, beyond the bound."""
-        ended = [name for name, tail in self._tails.items() if tail.state not in ("starting", *RUNS)]
+        ended = [name for name, tail in self._tails.items() if tail.state not in ("", *RUNS)]
         for name in ended[: max(0, len(ended) - MAX_ENDED)]:
             del self._tails[name]
 
     def described(self) -> list[dict[str, Any]]:
         """Returns the state of each plugin."""
         return [tail.described() for tail in self._tails.values()]
+
+    def has(self, name: str) -> bool:
+        """Tells whether a plugin has output."""
+        return name in self._tails
 
     def find(self, name: str) -> PluginTail:
         """Returns the tail of a plugin.

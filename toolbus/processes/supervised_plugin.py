@@ -55,7 +55,7 @@ class PluginReport:
     Attributes:
         text: the line, or a sentence about the event.
         stream: ``stdout`` or ``stderr`` of a line; empty otherwise.
-        pid: of the process that has started; 0 otherwise.
+        pid: of the process that an event is about; 0 where there is none, and for output.
     """
 
     plugin: str
@@ -161,10 +161,11 @@ class SupervisedPlugin:
         self._emit = emit
         self._phases = phases
         self._process_id = 0  # 0 while none runs
+        self._last_process_id = 0  # 0 before the first
 
-    def report(self, kind: ReportKind, text: str, stream: str = "", pid: int = 0) -> None:
+    def report(self, kind: ReportKind, text: str, stream: str = "") -> None:
         """Emits a report about this plugin."""
-        self._emit(PluginReport(self.name, kind, text, stream, pid))
+        self._emit(PluginReport(self.name, kind, text, stream, 0 if stream else self._last_process_id))
 
     def kill(self) -> None:
         """Kills the process that runs now, with its group."""
@@ -198,10 +199,10 @@ class SupervisedPlugin:
         finally:
             for pipe in (out, err, reports):
                 os.close(pipe[1])
-        self._process_id = group = process.pid  # the leader's id, by setsid
+        self._process_id = self._last_process_id = group = process.pid  # the leader's id, by setsid
         lifeline.add(group)
         try:
-            self.report(ReportKind.STARTED, f"started (pid {group})", pid=group)
+            self.report(ReportKind.STARTED, f"started (pid {group})")
             if process.stdin is not None and stdin is not None:
                 process.stdin.write(stdin)
                 process.stdin.close()

@@ -36,6 +36,8 @@ Act = Literal[
     "change",
     "approve",
     "mount.restart",
+    "plugin.restart",
+    "plugin.stop",
 ]
 Outcome = Literal["ok", "begun", "failed", "refused"]
 

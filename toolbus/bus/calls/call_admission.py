@@ -29,7 +29,7 @@ from toolbus.bus.catalog.argument_repair import (
 )
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Declaration, Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
+from toolbus.bus.catalog.handler import LENT_MODEL, is_operators
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.catalog.schema import ArgumentChecker, load_arguments
@@ -145,7 +145,7 @@ class CallAdmission:
         exclude (`never`) stays excluded.
         """
         scopes = principal.identity.scopes
-        if parent is None or scopes is None or entry.source == BUS_SOURCE:
+        if parent is None or scopes is None or is_operators(entry.source):
             return principal
         if scopes.never.match(entry.name, entry.bare_name, f"{entry.source}:{entry.bare_name}"):
             return principal

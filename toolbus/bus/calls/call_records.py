@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from toolbus.bus.calls.redaction import redacted
 from toolbus.bus.catalog.argument_repair import Repair
-from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.errors import Code, Stage
 from toolbus.questions import INPUT_REQUIRED, INPUT_REQUIRED_OUTCOME
 from toolbus.text import shorten
@@ -26,8 +25,8 @@ MAX_CONTENT = 4_096  # characters of recorded arguments or output
 MAX_REPAIRS_SHOWN = 20  # of one call
 MAX_TEXT = 128  # characters of a name or id of a refused call
 MAX_MESSAGE = 500  # characters of the message of a failure
-# The tools that read records; their own calls are not recorded.
-READERS = frozenset((f"{BUS_SOURCE}:calls", f"{BUS_SOURCE}:digest"))
+# The tools by which operators look and follow: their calls are not recorded, or followers would fill the records.
+READERS = frozenset({"calls", "digest", "plugin_logs", "plugins", "tail"})
 _CODES = frozenset((*Code, INPUT_REQUIRED))
 # Codes whose messages may repeat what a call gave or got: they are recorded as contents are.
 _TELLING = frozenset((Code.TOOL, Code.INVALID_ARGUMENTS))

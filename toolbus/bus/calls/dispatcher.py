@@ -43,7 +43,7 @@ from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.argument_repair import original_of, repairs_of
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Declaration, Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
+from toolbus.bus.catalog.handler import BUS_SOURCE, RUN_SOURCES, Handler, is_operators
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.errors import Code, Stage
@@ -56,6 +56,7 @@ log = logging.getLogger("toolbus.calls")
 OnDenied = Callable[[Principal, str, str], object]
 OnLimited = Callable[[Principal, int, str], object]
 
+CAREFUL = (BUS_SOURCE, RUN_SOURCES)  # how sources begin of which not every call is recorded
 SWEEP_PAUSE = 0.005  # a sweep looks at every call in flight, so many short limits share one
 
 
@@ -325,7 +326,7 @@ class Dispatcher:
     def results(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> None:
         """Takes the results of a handler, and delivers each to its caller."""
         pending, keep, soft_deadlines = handler.pending, self.records.keep, self.soft_deadlines
-        careful = self.records.contents or handler.source == BUS_SOURCE  # whether `_record` is needed
+        careful = self.records.contents or handler.source.startswith(CAREFUL)  # whether `_record` is needed
         untrusted = self.tripwire is not None and self._policy.is_untrusted(handler.source)
         batch: list[tuple[str, str]] = []  # plain results for the same caller, not yet delivered
         to: Caller | None = None  # the caller of the batch
@@ -551,7 +552,7 @@ class Dispatcher:
         entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
         if trace is not None:
             self.traces.end(trace, call, code, error, now)
-        if entry.name in READERS:
+        if entry.bare_name in READERS and is_operators(entry.source):
             return
         self.records.add(
             *(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code),

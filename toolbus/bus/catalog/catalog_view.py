@@ -110,11 +110,15 @@ class CatalogView:
         matches = [listing for name in dict.fromkeys(names) for listing in indexed[1].get(name, ())]
         return sorted(matches, key=lambda listing: listing.place)
 
-    def own(self, principal: Principal = OBSERVER) -> tuple[ToolListing, ...]:
-        """Returns those of the bus's own tools that the caller may use; none where it is not an administrator."""
+    def own(self, principal: Principal = OBSERVER, source: str = BUS_SOURCE) -> tuple[ToolListing, ...]:
+        """Returns those of the bus's own tools that the caller may use; none where it is not an administrator.
+
+        Args:
+            source: another source of tools for operators.
+        """
         if not principal.is_admin:
             return ()
-        own = (listing for listing in self._registry.listings(None) if listing.source == BUS_SOURCE)
+        own = (listing for listing in self._registry.listings(None) if listing.source == source)
         return tuple(each for each in own if self._policy.denial(principal, each.entry) is None)
 
     def lent(self, principal: Principal = OBSERVER) -> tuple[ToolListing, ...]:

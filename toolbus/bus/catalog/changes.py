@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from toolbus.bus.catalog.compiled_tool import CompiledTool
-from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL, Handler
+from toolbus.bus.catalog.handler import LENT_MODEL, Handler, is_operators
 from toolbus.bus.catalog.listing import ToolListing
 
 MAX_CHANGES = 10_000  # changes that the journal remembers; a watcher further behind gets the whole catalog
@@ -91,6 +91,6 @@ class Journal:
         newer = itertools.takewhile(lambda change: change[0] > revision, reversed(self._changes))
         was_listed: dict[tuple[str, str], bool] = {}
         for _, name, source, existed in reversed(list(newer)):
-            if source != BUS_SOURCE and name != LENT_MODEL:
+            if not is_operators(source) and name != LENT_MODEL:
                 was_listed.setdefault((name, source), existed)
         return was_listed

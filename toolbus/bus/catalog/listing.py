@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
+from toolbus.bus.catalog.handler import LENT_MODEL, is_operators
 from toolbus.bus.catalog.role_table import RoleTable
 from toolbus.tool import Tool
 
@@ -36,8 +36,8 @@ class ToolListing:
 
 
 def is_public(listing: ToolListing) -> bool:
-    """Tells whether a tool belongs into listings: not the bus's own tools, nor a model that a host lends."""
-    return listing.source != BUS_SOURCE and listing.tool.name != LENT_MODEL
+    """Tells whether a tool belongs into listings: not one for operators, nor a model that a host lends."""
+    return not is_operators(listing.source) and listing.tool.name != LENT_MODEL
 
 
 def build(tables: Sequence[RoleTable]) -> Iterable[ToolListing]:

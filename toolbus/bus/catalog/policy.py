@@ -12,7 +12,7 @@ from typing import Literal, TypeGuard
 
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
+from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL, is_operators
 from toolbus.errors import InvalidRequest, NotPermitted
 from toolbus.text import is_utf8, quote, shorten
 
@@ -36,7 +36,12 @@ VERBS_OF_TOOLS: Mapping[str, str] = {
     **dict.fromkeys(("dropin_address", "mounts", "mount_restart", "mount_logs"), "catalog"),
     **dict.fromkeys(("keys", "key_revoke"), "keys"),
     "audit_head": "audit",
+    "plugin_logs": "logs",
+    "plugin_restart": "catalog",
+    "plugin_stop": "drain",
 }
+# The same for the tools of supervisors, sources `run.HOST.PID`.
+VERBS_OF_RUNS: Mapping[str, str] = {"plugins": "logs", "tail": "logs", "restart": "catalog", "stop": "drain"}
 MAX_USER = 256  # characters of a user's id in a rule
 MAX_RULES = 10_000  # in one table
 
@@ -200,7 +205,7 @@ class Policy:
         if level < entry.min_level:
             return True
         scopes = principal.identity.scopes
-        if scopes is None or entry.source == BUS_SOURCE:
+        if scopes is None or is_operators(entry.source):
             return False
         return not scopes.reaches(entry.name, entry.bare_name, entry.source, entry.table.role)
 
@@ -211,7 +216,7 @@ class Policy:
             user_id: "" where the caller names no user, or may not name one.
             level: the user's access level, set by the host; the lowest where it sets none.
         """
-        if entry.source == BUS_SOURCE:
+        if is_operators(entry.source):
             return self._denial_of_own(principal, entry)
         if entry.name == LENT_MODEL and not self.may_generate(principal.source):
             return lacks_generation(principal.source, entry.name)
@@ -228,12 +233,14 @@ class Policy:
         return None
 
     def _denial_of_own(self, principal: Principal, entry: Entry) -> str | None:
-        if entry.bare_name in PUBLIC_TOOLS:
+        own = entry.source == BUS_SOURCE
+        if own and entry.bare_name in PUBLIC_TOOLS:
             return None
         if not principal.is_admin or self.is_untrusted(principal.source):
             return f"{entry.name!r} administers the bus, and {principal.source!r} is not an administrator of it"
         try:
-            principal.identity.check_verb(VERBS_OF_TOOLS.get(entry.bare_name, EVERYTHING), entry.name)
+            verbs = VERBS_OF_TOOLS if own else VERBS_OF_RUNS
+            principal.identity.check_verb(verbs.get(entry.bare_name, EVERYTHING), entry.name)
         except NotPermitted as denial:
             return str(denial)
         return None

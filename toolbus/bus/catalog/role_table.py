@@ -7,7 +7,7 @@ and to the bare names of qualified tools where no listed name matches.
 from __future__ import annotations
 
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
+from toolbus.bus.catalog.handler import LENT_MODEL, is_operators
 
 
 class RoleTable:
@@ -35,7 +35,7 @@ class RoleTable:
         if before is not None and before is not entry:
             self._forget(before)
         self.entries[entry.name] = entry
-        if entry.name != entry.bare_name and entry.name != LENT_MODEL and entry.source != BUS_SOURCE:
+        if entry.name != entry.bare_name and entry.name != LENT_MODEL and not is_operators(entry.source):
             self.aliases.setdefault(entry.bare_name, {})[entry.name] = entry
 
     def drop(self, entry: Entry) -> None:

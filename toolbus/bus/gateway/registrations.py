@@ -20,7 +20,7 @@ from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool, declared_twice, unchecked
-from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
+from toolbus.bus.catalog.handler import LENT_MODEL, is_operators
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback import Callbacks, CallbackSignals
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
@@ -254,8 +254,8 @@ class Registrations:
         return outcomes
 
     def _check_source(self, source: str) -> None:
-        if source == BUS_SOURCE:
-            raise NotPermitted(f"source {source!r} is the bus's own: choose another")
+        if is_operators(source):
+            raise NotPermitted(f"source {source!r} is the bus's own, or one of a supervisor: choose another")
         if not self._policy.may_offer(source):
             raise NotPermitted(lacks_permission(source))
         if self._presence.is_bound(source):
@@ -402,8 +402,8 @@ class Registrations:
 
 def _check_name(name: str) -> None:
     # REST-3 allows a colon, and a later registration replaces an earlier
-    if name.startswith(f"{BUS_SOURCE}:"):
-        raise NotPermitted(f"name {name!r} is reserved for the bus's own tools: choose another")
+    if ":" in name and is_operators(name.partition(":")[0]):
+        raise NotPermitted(f"name {name!r} is reserved for the bus's own tools and supervisors': choose another")
     if name == LENT_MODEL:  # it would get what plugins ask a host's model
         raise NotPermitted(f"name {name!r} is reserved for hosts that lend their model, in a session: choose another")
 

@@ -16,6 +16,7 @@ from toolbus.bus.mcp_client.manifest import Manifest
 from toolbus.bus.mcp_client.mount import Mount, MountTimings
 from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.bus.mcp_client.mount_features import MountFeatures
+from toolbus.bus.mcp_client.mount_output import MountOutput
 from toolbus.bus.mcp_client.mount_status import MountState, MountStatus
 from toolbus.bus.mcp_client.mounts_file import compare
 from toolbus.bus.mcp_client.offer import MountOffer
@@ -49,6 +50,9 @@ def open_remote(directory: Path | None, entry: MountEntry) -> Transport:
 class Mounts:
     """The mounts of one bus, by name.
 
+    Attributes:
+        output: what the servers write.
+
     Args:
         manifest: what is remembered of servers.
         open_remote: makes a way to a server over HTTP.
@@ -70,6 +74,7 @@ class Mounts:
         self._mounts: dict[str, Mount] = {}
         self._launchers: dict[str, asyncio.Lock] = {}  # by the program that installs servers
         self._lifeline: Lifeline | None = None  # None before the first process
+        self.output = MountOutput(lambda: self)
         self._changing = asyncio.Lock()
         core.signals.on_source(self._source_changed)
 
@@ -164,7 +169,7 @@ class Mounts:
             {**MCP_SERVER.choose(os.environ), **entry.env},
             str(entry.cwd) if entry.cwd is not None else str(Path.home()),
         )
-        return StdioTransport(entry.name, program, self._living)
+        return StdioTransport(entry.name, program, self._living, partial(self.output.take, entry.name))
 
     def _living(self) -> Lifeline:
         if self._lifeline is None:

@@ -27,17 +27,27 @@ _LOOKED_AT = 1024  # bytes at both ends of a line that is too long
 class StdioTransport:
     """The pipes of one server process, from its start to its end.
 
+    Args:
+        on_log: takes each line of the server's log.
+
     Attributes:
         log_lines: the newest lines of the server's log.
     """
 
     shares_one_pipe = True
 
-    def __init__(self, name: str, program: DuplexProgram, lifeline: Callable[[], Lifeline]) -> None:
+    def __init__(
+        self,
+        name: str,
+        program: DuplexProgram,
+        lifeline: Callable[[], Lifeline],
+        on_log: Callable[[str], object] = lambda line: None,
+    ) -> None:
         self.log_lines: deque[str] = deque(maxlen=LOG_LINES)
         self._name = name
         self._program = program
         self._lifeline = lifeline
+        self._on_log = on_log
         self._process: DuplexProcess | None = None  # None until started
         self._receiver: Receiver | None = None  # None until started
         self._rest: list[bytes] = []  # of a line that has not ended yet
@@ -146,6 +156,7 @@ class StdioTransport:
     def _log(self, line: str) -> None:
         shown = clean_line(line)
         self.log_lines.append(shown)
+        self._on_log(line)
         log.debug("%s: %s", self._name, shown)
         if self._receiver is not None:
             self._receiver.activity()

@@ -16,7 +16,7 @@ from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import OBSERVER, Principal
 from toolbus.bus.calls.refusals import Refused
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE, has_room
+from toolbus.bus.catalog.handler import has_room, is_operators
 from toolbus.bus.catalog.policy import EVERYONE
 from toolbus.bus.core import Core
 from toolbus.bus.streams.catalog_messages import best_state
@@ -139,9 +139,9 @@ class Explainer:
 
     def _may_call(self, principal: Principal, entry: Entry, user: str, level: int) -> Iterator[Step]:
         identity, policy = principal.identity, self._core.policy
-        if entry.source == BUS_SOURCE:
+        if is_operators(entry.source):
             denial = policy.denial(principal, entry)
-            yield "administers", denial is None, denial or "it is a tool of the bus itself, and the caller may use it"
+            yield "administers", denial is None, denial or "it is a tool for operators, and the caller may use it"
             return
         if identity.scopes is not None:
             names = entry.name, entry.bare_name, entry.source, entry.table.role

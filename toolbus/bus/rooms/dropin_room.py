@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.core import Core
 from toolbus.bus.room import Room
 from toolbus.bus.rooms.streams_room import StreamsRoom
-from toolbus.errors import SetupError
+from toolbus.errors import InvalidRequest, SetupError
+from toolbus.log_limit import LogLimit
+from toolbus.text import quote
 
 if TYPE_CHECKING:
     from toolbus.dropin.tool_folder import ToolFolder
@@ -20,8 +23,59 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("toolbus.dropin")
 
+LINES_PER_SECOND = 100  # of a group in the log; its whole tail is in memory
+
 STOP_SECONDS = 2.0  # for processes to end by themselves: the bus has ended their sessions, so they have no calls
 _LEVELS = {logging.getLevelName(level): level for level in range(logging.DEBUG, logging.CRITICAL + 1, 10)}
+
+
+class DropinOutput:
+    """The output of the groups of drop-in tools of one bus: kept, and logged as far as a log should have it.
+
+    Attributes:
+        folder: runs them; None before the start.
+    """
+
+    source = "toolbus.dropin"
+
+    def __init__(self) -> None:
+        from toolbus.processes.output_tail import OutputTails
+
+        self.folder: ToolFolder | None = None
+        self._tails = OutputTails()
+        self._limits: dict[str, LogLimit] = {}  # by group
+
+    def take(self, report: PluginReport) -> None:
+        """Keeps a report, and logs it unless its group logs too much."""
+        from toolbus.dropin.group_supervisor import group_report
+
+        of_group = group_report(report)
+        self._tails(of_group)
+        group = of_group.plugin
+        limit = self._limits.get(group)
+        if limit is None:
+            later = asyncio.get_running_loop().call_later
+            limit = self._limits[group] = LogLimit(LINES_PER_SECOND, partial(_log_more, group), later)
+        if not report.stream or limit.passes():
+            log_report(report)
+
+    def plugins(self) -> list[dict[str, Any]]:
+        """Returns the state of each group."""
+        return self._tails.described()
+
+    async def read(self, plugin: str, lines: int, since: int, wait_seconds: float) -> dict[str, Any]:
+        """Returns lines of one group."""
+        return await self._tails.read(plugin, lines, since, wait_seconds)
+
+    def restart(self, plugin: str) -> None:
+        """Restarts the processes of a group."""
+        if self.folder is None:
+            raise InvalidRequest("the drop-in tools of this bus have not started")
+        self.folder.processes.restart(plugin)
+
+    def stop(self, plugin: str) -> None:
+        """Refuses: what a folder holds is offered."""
+        raise InvalidRequest(f"{quote(plugin)} is a group of drop-in tools: remove its file to stop it")
 
 
 class DropinRoom(Room):
@@ -29,7 +83,8 @@ class DropinRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._folder: ToolFolder | None = None  # None until started, and where there is none
+        self.output: DropinOutput | None = None  # None until started, and where there is no folder
+        self._folder: ToolFolder | None = None  # the same
         self._running: asyncio.Task[bool] | None = None  # runs the folder
 
     async def start(self) -> None:
@@ -47,7 +102,9 @@ class DropinRoom(Room):
         from toolbus.dropin.tool_folder import ToolFolder
 
         address = await streams.dropin_address()
-        self._folder = ToolFolder(config.tools_dir, address, log_report, require_manifest=config.require_manifest)
+        self.output = output = DropinOutput()
+        folder = ToolFolder(config.tools_dir, address, output.take, require_manifest=config.require_manifest)
+        self._folder = output.folder = folder
         self._running = asyncio.create_task(self._folder.run(), name=f"drop-in tools of {config.tools_dir}")
         self._running.add_done_callback(_log_error)
 
@@ -64,6 +121,10 @@ class DropinRoom(Room):
 def _log_error(running: asyncio.Task[bool]) -> None:
     if not running.cancelled() and (error := running.exception()) is not None:
         log.error("drop-in tools have stopped: restart the bus", exc_info=error)
+
+
+def _log_more(group: str, lines: int) -> None:
+    log.warning("%s: and %d more lines: `toolbus logs %s` shows them", group, lines, group)
 
 
 def log_report(report: PluginReport) -> None:

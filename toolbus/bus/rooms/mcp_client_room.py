@@ -18,6 +18,7 @@ from toolbus.bus.room import Room
 from toolbus.text import clean_line
 
 if TYPE_CHECKING:
+    from toolbus.bus.mcp_client.mount_output import MountOutput
     from toolbus.bus.mcp_client.mounts import Mounts
     from toolbus.bus.mcp_client.mounts_follower import ConfiguredMounts, MountsFollower
 
@@ -39,6 +40,11 @@ class McpClientRoom(Room):
     def approver(self) -> MountTools:
         """What approves changes of mounted servers."""
         return self._tools
+
+    @property
+    def output(self) -> MountOutput | None:
+        """What the servers write; None where nothing is mounted."""
+        return None if self.mounts is None else self.mounts.output
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools for mounts."""

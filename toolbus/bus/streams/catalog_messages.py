@@ -14,7 +14,7 @@ from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges, Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool
 from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE, HOST_SOURCE, Handler
+from toolbus.bus.catalog.handler import HOST_SOURCE, Handler, is_operators
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.errors import InvalidRequest, InvalidTool
 from toolbus.text import quote
@@ -105,8 +105,8 @@ def list_tools(
         return response
     start = _page_start(request.page_token)
     waiting: frozenset[Entry] = frozenset()
-    if request.source == BUS_SOURCE:
-        listings = view.own(principal)
+    if is_operators(request.source):
+        listings = view.own(principal, request.source)
     else:
         listings, waiting = _listings(request, view, principal)
         if request.source == HOST_SOURCE:

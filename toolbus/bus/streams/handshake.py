@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.handler import BUS_SOURCE
+from toolbus.bus.catalog.handler import BUS_SOURCE, RUN_SOURCES, is_operators
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams.catalog_messages import waiting_to_wire
@@ -172,6 +172,11 @@ class Handshake:
             )
         if attach.source == BUS_SOURCE:
             raise NotPermitted(f"source {BUS_SOURCE!r} belongs to the bus itself: choose another source")
+        if is_operators(attach.source) and not attach.qualified:
+            raise InvalidRequest(
+                f"source {attach.source!r} begins with {RUN_SOURCES!r}, as those of supervisors do, whose tools are "
+                "for operators: attach as qualified, or choose another source"
+            )
         if not INSTANCE.fullmatch(attach.instance):
             raise InvalidRequest(explain_instance(attach.instance))
         peer.principal.identity.check_attach(attach.source)

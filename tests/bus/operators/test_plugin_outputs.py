@@ -1,0 +1,200 @@
+"""The output of plugins over the bus: found wherever they run, for operators only, and never shown to models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.support.waiting import until
+from toolbus import Host, Plugin
+from toolbus.bus import Bus
+from toolbus.bus.access.identity import Globs, Identity, Scopes
+from toolbus.bus.access.principal import Principal
+from toolbus.errors import Code, InvalidRequest
+from toolbus.processes.output_tail import OutputTails
+from toolbus.processes.run_tools import RunTools, run_source
+from toolbus.processes.supervised_plugin import PluginReport, ReportKind
+from toolbus.sdk import ToolScope
+from toolbus.testing import running_bus
+from toolbus.tool import CallError
+
+
+class _Supervisor:
+    """The tools of a supervisor, without processes."""
+
+    def __init__(self) -> None:
+        self.tails = OutputTails()
+        self.acts: list[tuple[str, str]] = []
+
+    def says(self, plugin: str, *texts: str) -> None:
+        if not self.tails.has(plugin):
+            self.tails(PluginReport(plugin, ReportKind.STARTED, "started (pid 7)", pid=7))
+        for text in texts:
+            self.tails(PluginReport(plugin, ReportKind.OUTPUT, text, "stdout"))
+
+    @asynccontextmanager
+    async def on(self, bus: Bus, source: str = "") -> AsyncIterator[str]:
+        def note(act: str, plugin: str) -> None:
+            self.tails.find(plugin)
+            self.acts.append((act, plugin))
+
+        tools = RunTools(self.tails, lambda name: note("restart", name), lambda name: note("stop", name))
+        async with tools.as_plugin(bus.grpc_addresses[0], None, source) as plugin:
+            await plugin.ready()
+            yield plugin.source
+
+
+async def _refusal(bus: Bus, name: str, **arguments: object) -> CallError:
+    """Returns why a call was refused."""
+    error = (await bus.call(name, arguments)).error
+    assert error is not None
+    return error
+
+
+async def test_lines_of_a_plugin_are_read_and_followed_wherever_its_supervisor_runs() -> None:
+    supervisor = _Supervisor()
+    supervisor.says("weather", "one", "two")
+    async with running_bus() as bus, supervisor.on(bus) as source:
+        table = (await bus.call("toolbus:plugin_logs")).output
+        (row,) = table["plugins"]
+        assert (row["source"], row["plugin"], row["state"], row["pid"]) == (run_source(), "weather", "running", 7)
+        answer = (await bus.call("toolbus:plugin_logs", {"plugin": "weather", "lines": 1})).output
+        assert [(line["number"], line["text"]) for line in answer["lines"]] == [(3, "two")]
+        more = {"plugin": "weather", "source": source, "since": answer["next"], "wait_seconds": 30}
+        waiting = asyncio.create_task(bus.call("toolbus:plugin_logs", more))
+        await until(lambda: bus.dispatcher.active >= 2, "the question to the supervisor")
+        supervisor.says("weather", "three")
+        answer = (await waiting).output
+        assert ([line["text"] for line in answer["lines"]], answer["next"], answer["lost"]) == (["three"], 4, 0)
+
+
+async def test_plugins_of_one_name_in_two_places_are_listed_and_one_that_ended_gives_way() -> None:
+    first, second = _Supervisor(), _Supervisor()
+    first.says("weather", "here")
+    second.says("weather", "there")
+    async with running_bus() as bus, first.on(bus, "run.a.1"), second.on(bus, "run.b.2"):
+        ambiguous = await _refusal(bus, "toolbus:plugin_logs", plugin="weather")
+        assert "'weather' runs in several places: name one as source: run.a.1, run.b.2" in ambiguous.message
+        answer = (await bus.call("toolbus:plugin_logs", {"plugin": "weather", "source": "run.b.2"})).output
+        assert answer["lines"][-1]["text"] == "there"
+        first.tails(PluginReport("weather", ReportKind.ENDED, "ended (exit code 0)", pid=7))
+        answer = (await bus.call("toolbus:plugin_logs", {"plugin": "weather"})).output
+        assert answer["source"] == "run.b.2"
+        unknown = await _refusal(bus, "toolbus:plugin_logs", plugin="clock")
+        assert "no plugin 'clock' has output here; these have: weather" in unknown.message
+        other = await _refusal(bus, "toolbus:plugin_logs", plugin="weather", source="weather")
+        assert "'weather' runs no plugins" in other.message
+
+
+async def test_a_plugin_is_restarted_and_stopped_where_it_runs() -> None:
+    supervisor = _Supervisor()
+    supervisor.says("weather")
+    async with running_bus() as bus, supervisor.on(bus) as source:
+        restarted = (await bus.call("toolbus:plugin_restart", {"plugin": "weather"})).output
+        assert restarted == {"plugin": "weather", "source": source, "restarted": True}
+        assert (await bus.call("toolbus:plugin_stop", {"plugin": "weather", "source": source})).output["stopped"]
+        refused = await _refusal(bus, "toolbus:plugin_stop", plugin="clock", source=source)
+        assert "there is no plugin 'clock' here" in refused.message
+    assert supervisor.acts == [("restart", "weather"), ("stop", "weather")]
+
+
+async def test_a_supervisor_that_does_not_answer_is_named_beside_those_that_do() -> None:
+    supervisor = _Supervisor()
+    supervisor.says("weather")
+    async with running_bus() as bus, supervisor.on(bus):
+        async with Plugin("run.broken.1", address=bus.grpc_addresses[0], qualified=True) as broken:
+
+            @broken.tool
+            def plugins() -> list[str]:
+                raise RuntimeError("is broken")
+
+            await broken.ready()
+            table = (await bus.call("toolbus:plugin_logs")).output
+        assert [row["plugin"] for row in table["plugins"]] == ["weather"]
+        assert table["errors"] == {"run.broken.1": "supervisor run.broken.1: RuntimeError: is broken"}
+
+
+async def test_tools_of_a_supervisor_are_in_no_listing_have_no_bare_name_and_run_for_no_guarded_source() -> None:
+    supervisor = _Supervisor()
+    supervisor.says("weather", "one")
+    async with (
+        running_bus(offered=("search",), grace_seconds=0.0, guarded=("nosy",)) as bus,
+        supervisor.on(bus) as source,
+        Plugin("nosy", address=bus.grpc_addresses[0]) as nosy,
+        Host(bus.grpc_addresses[0], source="chat") as host,
+    ):
+
+        @nosy.tool
+        async def look(name: str, scope: ToolScope) -> str:
+            result = await scope.call(name, {"plugin": "weather"})
+            return result.error.message if result.error is not None else "it ran"
+
+        await nosy.ready()
+        assert {tool.name for tool in await host.list()} == {"look", "search_tools"}
+        assert [each.tool.name for each in bus.list()] == ["search_tools", "look"]
+        assert (await _refusal(bus, "tail", plugin="weather")).code is Code.NOT_FOUND
+        names = [each.tool.name for each in bus.core.view.own(source=source)]
+        assert names == [f"{source}:{name}" for name in ("plugins", "tail", "restart", "stop")]
+        denied = (await host.call("look", {"name": f"{source}:stop"})).output
+        assert "administers the bus, and 'nosy' is not an administrator" in denied
+        assert supervisor.acts == []
+        found = (await host.call("search_tools", {"query": "restart a plugin, show the tail of its output"})).output
+        assert source not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("tool", "verb"), [("plugins", "logs"), ("tail", "logs"), ("restart", "catalog"), ("stop", "drain")]
+)
+async def test_an_identity_of_another_machine_needs_a_verb_for_each_tool_of_a_supervisor(tool: str, verb: str) -> None:
+    everything = Globs(["*"])
+    async with running_bus() as bus, _Supervisor().on(bus) as source:
+        entry = bus.registry.find(f"{source}:{tool}")
+        assert entry is not None
+        may_not = Principal(identity=Identity("ops", Scopes(call=everything, administer=frozenset({"calls"}))))
+        denial = bus.policy.denial(may_not, entry)
+        assert denial is not None
+        assert f"{verb!r} in its scope administer" in denial
+        may = Principal(identity=Identity("ops", Scopes(administer=frozenset({verb}))))
+        assert bus.policy.denial(may, entry) is None
+
+
+async def test_a_source_that_looks_like_a_supervisor_cannot_hide_the_tools_of_others() -> None:
+    async with running_bus() as bus:
+        plugin = Plugin("run.desk.1", address=bus.grpc_addresses[0])
+        plugin.tool(name="get_weather")(lambda: "fake")
+        async with plugin:
+            with pytest.raises(InvalidRequest, match="attach as qualified, or choose another source"):
+                await plugin.ready()
+
+
+async def test_asking_for_output_leaves_no_record_of_a_call() -> None:
+    supervisor = _Supervisor()
+    supervisor.says("weather", "one")
+    async with running_bus() as bus, supervisor.on(bus):
+        await bus.call("toolbus:plugin_logs")
+        await bus.call("toolbus:plugin_logs", {"plugin": "weather"})
+        assert list(bus.records) == []
+
+
+async def test_a_call_that_follows_gets_each_line_as_a_chunk_until_it_is_cancelled() -> None:
+    supervisor = _Supervisor()
+    supervisor.says("weather", "one")
+    chunks: list[str] = []
+    arrived = asyncio.Event()
+
+    def on_progress(progress: object) -> None:
+        chunks.append(getattr(progress, "chunk", ""))
+        arrived.set()
+
+    async with running_bus() as bus, supervisor.on(bus) as source:
+        arguments = {"plugin": "weather", "lines": 1, "follow": True}
+        following = asyncio.create_task(bus.call(f"{source}:tail", arguments, timeout=60, on_progress=on_progress))
+        await asyncio.wait_for(arrived.wait(), 30)
+        arrived.clear()
+        supervisor.says("weather", "two")
+        await asyncio.wait_for(arrived.wait(), 30)
+        following.cancel()
+    assert ['"text":"one"' in chunks[0], '"text":"two"' in chunks[1]] == [True, True]

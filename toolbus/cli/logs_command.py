@@ -1,0 +1,155 @@
+"""Implements ``toolbus logs``: prints what plugins have written, wherever they run, and follows it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toolbus.cli import bus_client, terminal
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption
+from toolbus.cli.call_command import call_bus_tool, show
+from toolbus.cli.help_text import epilog
+
+if TYPE_CHECKING:
+    from toolbus.sdk import Host
+    from toolbus.tool import Result
+
+EPILOG = epilog(
+    (
+        "toolbus logs",
+        "toolbus logs weather",
+        "toolbus logs weather -f -n 20",
+        "toolbus logs weather --source run.desk.4711 --json",
+    ),
+    """
+    Without a name it shows everything that has output: plugins of `toolbus run` on any machine whose bus this is, the
+    drop-in tools of the bus (source toolbus.dropin) and its mounts (toolbus.mounts). Where several plugins have the
+    name, --source says which one; of one that runs and others that ended, the one that runs is shown.
+
+    The output of a plugin is kept in memory by its supervisor, 1 MiB each (`toolbus run --tail-bytes`). Lines that were
+    overwritten before they could be printed are counted on standard error; with --json in a line {"lost":NUMBER}. What
+    plugins colour stays coloured in a terminal; all other escape sequences and control characters are dropped.
+
+    With --follow it continues until Ctrl-C, also when the plugin, its supervisor or the bus is restarted.
+    """,
+    "0 done, 1 there is no such plugin, or the bus refused, 2 wrong usage, 3 no bus found, 130 after Ctrl-C.",
+)
+TOOL = "toolbus:plugin_logs"
+FOLLOW_SECONDS = 30.0  # how long one request waits for further lines
+AGAIN_SECONDS = 1.0  # before a request that failed is made again
+BATCH_LINES = 500
+_COLUMNS = ("PLUGIN", "STATE", "PID", "RESTARTS", "SINCE", "LINES", "SOURCE", "LAST EXIT")
+
+
+def logs(
+    plugin: Annotated[str | None, typer.Argument(metavar="[PLUGIN]", help="Whose output; none: a table.")] = None,
+    bus: BusOption = None,
+    credential: CredentialOption = None,
+    source: Annotated[
+        str | None, typer.Option("--source", metavar="NAME", help="Where it runs, as in the table.")
+    ] = None,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=2000, help="Print at most this many of the newest lines.")
+    ] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue, and print each line as it comes.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document for the table, JSON lines for output.")
+    ] = False,
+) -> None:
+    """Show what plugins have written, on whatever machine they run."""
+    target = BusTarget(bus, credential)
+    if plugin is None:
+        if follow:
+            terminal.fail("--follow needs a plugin: `toolbus logs` lists them", terminal.USAGE)
+        _print_table(call_bus_tool(target, "plugin_logs", {"source": source or ""}), as_json)
+        return
+    asked = {"plugin": plugin, "source": source or "", "lines": lines}
+    if follow:
+        bus_client.with_host(target, lambda host: _follow(host, asked, as_json))
+    else:
+        _print_lines(call_bus_tool(target, "plugin_logs", asked), as_json)
+
+
+async def _follow(host: Host, asked: Mapping[str, Any], as_json: bool) -> None:
+    """Prints lines as they come, from wherever the plugin runs at the moment."""
+    result = await host.call(TOOL, asked, timeout=bus_client.REPLY_SECONDS)
+    if failure_of(result):
+        show(result, as_json=False)
+    answer, problem = result.output, ""
+    while True:
+        _print_lines(answer, as_json)
+        place, position = answer["source"], answer["next"]
+        more = {"lines": BATCH_LINES, "wait_seconds": FOLLOW_SECONDS}
+        while failure := failure_of(result := await _read(host, asked, **more, source=place, since=position)):
+            # The plugin's supervisor, or the bus, is away: it is asked for until it, or another one, is there.
+            if failure != problem:
+                problem = failure
+                terminal.print_note(f"{failure} (trying again)")
+            await asyncio.sleep(AGAIN_SECONDS)
+            now = await _read(host, asked, lines=0)
+            if not failure_of(now) and now.output["source"] != place:
+                place, position = now.output["source"], 0
+        answer, problem = result.output, ""
+
+
+async def _read(host: Host, asked: Mapping[str, Any], **more: Any) -> Result:
+    return await host.call(TOOL, {**asked, **more}, timeout=FOLLOW_SECONDS + bus_client.REPLY_SECONDS)
+
+
+def failure_of(result: Result) -> str:
+    """Returns why a request failed; "" where it did not."""
+    if result.error is not None:
+        return result.error.message
+    return str(result.output) if result.is_error else ""
+
+
+def _print_lines(answer: Mapping[str, Any], as_json: bool) -> None:
+    if answer.get("lost"):
+        if as_json:
+            terminal.print_json({"lost": answer["lost"]}, line=True)
+        else:
+            terminal.print_note(f"{answer['lost']} lines were overwritten before they could be printed")
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for line in answer["lines"]:
+        if as_json:
+            terminal.print_json(line, line=True)
+        else:
+            terminal.print_output(_event(line), coloured=coloured)
+
+
+def _event(line: Mapping[str, Any]) -> str:
+    """Returns a line of output as it stands, and an event with a mark."""
+    text = str(line.get("text", ""))
+    return text if line.get("stream") in ("stdout", "stderr") else f"* {text}"
+
+
+def _print_table(answer: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        terminal.print_json(answer)
+        return
+    rows = [_row(row) for row in answer["plugins"]]
+    terminal.print_table(_COLUMNS, rows)
+    for source, why in answer["errors"].items():
+        terminal.print_note(f"no answer from {source}: {why}")
+    if not rows:
+        terminal.print_note("no plugin has output here: `toolbus run` and `toolbus serve --tools` keep that of theirs")
+
+
+def _row(row: Mapping[str, Any]) -> Sequence[str]:
+    since = float(row.get("since") or 0.0)
+    return (
+        str(row.get("plugin", "")),
+        str(row.get("state") or "-"),
+        str(row.get("pid") or "-"),
+        str(row.get("restarts", "-")),
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since)) if since else "-",
+        str(row.get("lines", "-")),
+        str(row.get("source", "")),
+        str(row.get("last_exit") or "-"),
+    )

@@ -1,0 +1,133 @@
+"""Offers what a supervisor knows of its plugins as tools of a peer `run.HOST.PID`: state, output, restart, stop.
+
+So their output is read on whatever machine they run, by the wire that there is. The tools are for operators: a bus
+shows them to nobody else, and forwards to them what `toolbus logs` and the console ask. Importing this file loads grpc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from toolbus.errors import PeerLost, RequestError
+from toolbus.functions.scope import ToolScope
+from toolbus.processes.output_tail import MAX_WAIT_SECONDS, OutputTails
+from toolbus.sdk import Credential, Plugin
+from toolbus.text import dump_json
+
+ACT_SECONDS = 10.0  # timeout of a call that does not follow
+FOLLOW_SECONDS = 300.0  # how long one call may follow
+MAX_IN_FLIGHT = 32  # each follower holds a call
+MAX_HOST = 64  # characters of the machine's name in the source
+
+Act = Callable[[str], object]
+"""Restarts or stops a plugin by its name; raises InvalidRequest where there is none."""
+
+
+def run_source() -> str:
+    """Returns the source of this process's supervisor."""
+    host = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname().partition(".")[0])[:MAX_HOST].strip("-")
+    return f"run.{host or 'unnamed'}.{os.getpid()}"
+
+
+class RunTools:
+    """The tools of one supervisor.
+
+    Args:
+        tails: the output of its plugins.
+        restart, stop: what does it to a plugin.
+    """
+
+    def __init__(self, tails: OutputTails, restart: Act, stop: Act) -> None:
+        self._tails = tails
+        self._restart = restart
+        self._stop = stop
+
+    async def plugins(self) -> list[dict[str, Any]]:
+        """Shows the plugins of this supervisor: name, state, pid, restarts, since, last exit."""
+        return self._tails.described()
+
+    async def tail(
+        self,
+        scope: ToolScope,
+        plugin: str,
+        lines: int = 100,
+        since: int = -1,
+        wait_seconds: float = 0.0,
+        follow: bool = False,
+    ) -> dict[str, Any]:
+        """Shows the newest lines that a plugin has written, or those after a number.
+
+        Args:
+            plugin: its name.
+            lines: at most so many.
+            since: the `next` of the answer before; -1: the newest lines.
+            wait_seconds: how long to wait for a line after that number, at most 60.
+            follow: send each line as a chunk of the output, one JSON object a line, until the caller cancels the call.
+        """
+        answer = await self._tails.read(plugin, lines, since, wait_seconds)
+        while follow:
+            if answer["lines"]:
+                scope.progress(chunk="".join(f"{dump_json(line)}\n" for line in answer["lines"]))
+            answer = await self._tails.read(plugin, lines, answer["next"], MAX_WAIT_SECONDS)
+        return answer
+
+    async def restart(self, plugin: str) -> dict[str, Any]:
+        """Shuts a plugin down gracefully and starts it anew, also one that was given up."""
+        self._restart(plugin)
+        return {"plugin": plugin, "restarted": True}
+
+    async def stop(self, plugin: str) -> dict[str, Any]:
+        """Shuts a plugin down gracefully; it stays so until it is restarted."""
+        self._stop(plugin)
+        return {"plugin": plugin, "stopped": True}
+
+    def as_plugin(self, address: str, credential: Credential | None, source: str = "") -> Plugin:
+        """Returns the peer that offers them.
+
+        Args:
+            source: "" means that of this process.
+
+        Raises:
+            SetupError: the address or credential cannot be used.
+        """
+        plugin = Plugin(
+            source or run_source(),
+            address=address or None,
+            credential=credential,
+            qualified=True,
+            max_in_flight=MAX_IN_FLIGHT,
+        )
+        for function, timeout, read_only in (
+            (self.plugins, ACT_SECONDS, True),
+            (self.tail, FOLLOW_SECONDS, True),
+            (self.restart, ACT_SECONDS, False),
+            (self.stop, ACT_SECONDS, False),
+        ):
+            plugin.add_tool(function, timeout=timeout, read_only=read_only, allow_repeat=True)
+        return plugin
+
+
+async def offer(tools: RunTools, address: str, credential: Credential | None, log: Callable[[str], object]) -> None:
+    """Offers the tools until cancelled, on whatever bus is at the address then.
+
+    Args:
+        address: "" means as the credential or the environment says.
+        log: takes why a bus does not take them.
+
+    Raises:
+        SetupError: the address or credential cannot be used.
+    """
+    plugin = tools.as_plugin(address, credential)
+    try:
+        await plugin.start()
+        await plugin.ended()
+    except (RequestError, PeerLost) as error:
+        log(f"the bus does not take the output of these plugins, so `toolbus logs` cannot show it: {error}")
+    finally:
+        with contextlib.suppress(PeerLost):
+            await plugin.close(0.0)
