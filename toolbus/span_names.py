@@ -16,6 +16,7 @@ SERVICE_NAME, SERVICE_VERSION, SERVICE_INSTANCE = "service.name", "service.versi
 ERROR_TYPE = "error.type"
 CALLER, SESSION = "toolbus.caller", "toolbus.session"
 _TOOL = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.type": "function"}
+_CALL_ID = "gen_ai.tool.call.id"
 _SOURCE, _ID, _STAGE, _RETRY_SAFE = "toolbus.source", "toolbus.id", "toolbus.stage", "toolbus.retry_safe"
 
 Attributes = dict[str, str | bool]
@@ -41,8 +42,13 @@ def call_attributes(tool: str, call_id: str, *, id: str = "", source: str = "", 
         mcp: whether the call goes to an MCP server.
     """
     rpc = {"mcp.method.name": "tools/call"} if mcp else {"rpc.system.name": "grpc", "rpc.method": INVOKE}
-    known = {"gen_ai.tool.call.id": call_id, _ID: id, _SOURCE: source}
+    known = {_CALL_ID: call_id, _ID: id, _SOURCE: source}
     return {**_TOOL, "gen_ai.tool.name": tool, **rpc, **{name: value for name, value in known.items() if value}}
+
+
+def call_id_attributes(call_id: str) -> Attributes:
+    """Returns what a span says of the id that its program chose for the call, once it has."""
+    return {_CALL_ID: call_id} if call_id else {}
 
 
 def failure_attributes(error: CallError) -> Attributes:

@@ -21,6 +21,7 @@ from toolbus.functions.input_rounds import OnInput, answered
 from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSpec, spec_of
 from toolbus.functions.workers import Workers
+from toolbus.sdk.tracing import in_span
 from toolbus.tool import Limits, Result, dump_arguments
 
 LOCAL_WORKERS = 32  # threads for local tools that are plain functions, as many as a plugin has
@@ -111,7 +112,8 @@ class EmbeddedBus:
                 on_progress=on_progress,
             )
         options = CallOptions.of(timeout, role, context, schema_hash, background_after, inputs)
-        return await self._caller.call(options.to_wire(name, dump_arguments(arguments)), on_progress)
+        call = options.to_wire(name, dump_arguments(arguments))
+        return await in_span(call, lambda: self._caller.call(call, on_progress))
 
     async def call_many(self, calls: Sequence[tuple[str, Mapping[str, Any] | str | None]]) -> list[Result]:
         """Calls several tools at once. Results stand in the order of the calls."""

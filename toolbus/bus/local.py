@@ -28,6 +28,7 @@ from toolbus.functions.call_options import CallOptions
 from toolbus.functions.runner import RunSync, run_handler
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec
+from toolbus.sdk.tracing import ToolSpan, begin_tool, carried, find_api
 from toolbus.tool import MAX_TIMEOUT_SECONDS, Progress, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -106,7 +107,14 @@ class LocalHandler:
             principal=call.root.caller.principal,
             caller_source=call.caller.source,
         )
-        task = here.loop.create_task(self._run(here, call.id, call.arguments_json, scope))
+        trace = None
+        if call.trace is not None:
+            call.trace.sent = now
+            call.trace.fill(message)
+            api = find_api()
+            trace = begin_tool(api, message) if api is not None else None
+        context = trace.context() if trace is not None else None
+        task = here.loop.create_task(self._run(here, call.id, call.arguments_json, scope, trace), context=context)
         self._running[call.id] = (task, scope)
         task.add_done_callback(functools.partial(self._done, here, call.id))
 
@@ -116,7 +124,9 @@ class LocalHandler:
         if call_id in self.pending:
             here.dispatcher.results(self, [pb.ToolResult(call_id=call_id, is_error=True)], time.monotonic())
 
-    async def _run(self, here: _Here, call_id: str, arguments_json: str, scope: ToolScope) -> None:
+    async def _run(
+        self, here: _Here, call_id: str, arguments_json: str, scope: ToolScope, trace: ToolSpan | None
+    ) -> None:
         async def run_sync(function: Callable[[], Any]) -> Any:
             self._on_threads.add(call_id)
             try:
@@ -125,6 +135,8 @@ class LocalHandler:
                 self._on_threads.discard(call_id)
 
         result = await run_handler(self._spec, arguments_json, scope, run_sync)
+        if trace is not None:
+            trace.end(result)
         message = result.to_wire()
         message.call_id = call_id
         here.dispatcher.results(self, [message], time.monotonic())
@@ -134,7 +146,8 @@ class LocalHandler:
     ) -> concurrent.futures.Future[Result]:
         """Calls another tool for the function, as part of the call that it answers."""
         nested = LocalCaller(self.source, here.dispatcher, pending=self.pending)
-        return asyncio.run_coroutine_threadsafe(nested.call(options.to_wire(name, arguments_json)), here.loop)
+        call = carried(options).to_wire(name, arguments_json)
+        return asyncio.run_coroutine_threadsafe(nested.call(call), here.loop)
 
     def _progress(self, here: _Here, progress: pb.ToolProgress) -> None:
         if threading.get_ident() == here.thread:  # at once: what came later would come after the result

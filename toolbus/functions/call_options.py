@@ -43,6 +43,7 @@ class CallOptions(NamedTuple):
         background_after: seconds after which the call becomes a task, whose id is then the result; None means never.
         parent_call_id: the call that this one is part of; empty for a call of its own.
         inputs: what the caller can answer, and has answered; None where it can answer nothing.
+        traceparent, tracestate: the span that the call belongs to, as W3C trace context; empty where there is none.
     """
 
     timeout: float | None = None
@@ -52,6 +53,8 @@ class CallOptions(NamedTuple):
     background_after: float | None = None
     parent_call_id: str = ""
     inputs: Inputs | None = None
+    traceparent: str = ""
+    tracestate: str = ""
 
     @classmethod
     def of(
@@ -93,6 +96,9 @@ class CallOptions(NamedTuple):
             message.context.CopyFrom(self.context)
         if self.parent_call_id:
             message.parent_call_id = self.parent_call_id
+        if self.traceparent:
+            message.traceparent = self.traceparent
+            message.tracestate = self.tracestate
         if self.inputs is not None:
             message.accepts.extend(self.inputs.accepts)
             if self.inputs.answers:
@@ -105,6 +111,7 @@ class CallOptions(NamedTuple):
         size = self.context.ByteSize() if self.context is not None else 0
         if self.inputs is not None:
             size += len(dump_json(self.inputs.answers)) + len(self.inputs.state)
+        size += len(self.traceparent) + len(self.tracestate)
         return size
 
 

@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.threads import Inbox
 from toolbus.sdk.outgoing_calls import OutgoingCall
+from toolbus.sdk.tracing import API, CallSpan, begin_call
 from toolbus.tool import Progress, Result, dump_arguments
 
 if TYPE_CHECKING:
@@ -139,7 +141,7 @@ class ThreadCaller:
 class Batch:
     """Calls that are waited for together."""
 
-    __slots__ = ("_done", "_left", "calls")
+    __slots__ = ("_done", "_left", "_spans", "calls")
 
     def __init__(self, calls: Sequence[Asked], timeout: float | None, done: Callable[[], object]) -> None:
         """Makes the calls, without sending them.
@@ -158,14 +160,25 @@ class Batch:
         ]
         self._left = len(self.calls)
         self._done = done
+        # By call; empty where the program traces nothing.
+        spans = {out: begin_call(out) for out in self.calls} if API in modules else {}
+        self._spans: dict[OutgoingCall, CallSpan] = {out: span for out, span in spans.items() if span is not None}
 
     @property
     def results(self) -> list[Result]:
         """The results in the order of the calls, once all have ended."""
         return [out.target for out in self.calls]
 
+    def give_up(self) -> None:
+        """Ends the spans of the calls that nobody waits for any more."""
+        while self._spans:
+            out, span = self._spans.popitem()
+            span.end(out.call_id, None)
+
     def _ended(self, out: OutgoingCall, result: Result | Progress) -> None:
         out.target = result
+        if self._spans and (span := self._spans.pop(out, None)) is not None:
+            span.end(out.call_id, out.target)
         self._left -= 1
         if not self._left:
             self._done()

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from contextlib import aclosing
+from sys import modules
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,6 +30,7 @@ from toolbus.sdk.host_delegate import Feed
 from toolbus.sdk.listing import CatalogChange, Listing, list_request
 from toolbus.sdk.notification import Notification
 from toolbus.sdk.outgoing_calls import OutgoingCall
+from toolbus.sdk.tracing import API, begin_call
 from toolbus.tool import Progress, Result, dump_arguments
 
 if TYPE_CHECKING:
@@ -138,12 +140,18 @@ class Host(HostBase):
             CallOptions.of(timeout, role, context, schema_hash, background_after, inputs),
             wants_progress=on_progress is not None,
         )
+        span = begin_call(out) if API in modules else None
         caller.begin(out)
         try:
-            return await future
+            result = await future
         except asyncio.CancelledError:
             self._connection.cancel(out)
+            if span is not None:
+                span.end(out.call_id, None)
             raise
+        if span is not None:
+            span.end(out.call_id, result)
+        return result
 
     async def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
         """Calls several tools at once. Results stand in the order of the calls."""
@@ -158,6 +166,7 @@ class Host(HostBase):
             await future
         except asyncio.CancelledError:
             self._connection.cancel(*batch.calls)
+            batch.give_up()
             raise
         return batch.results
 
@@ -340,6 +349,7 @@ class SyncHost(HostBase):
             CallOptions.of(timeout, role, context, schema_hash, background_after, inputs),
             wants_progress=on_progress is not None,
         )
+        span = begin_call(out) if API in modules else None
         caller.begin(out)
         try:
             while isinstance(came := arrived.get(), Progress):
@@ -347,7 +357,11 @@ class SyncHost(HostBase):
                     on_progress(came)
         except BaseException:
             connection.cancel(out)
+            if span is not None:
+                span.end(out.call_id, None)
             raise
+        if span is not None:
+            span.end(out.call_id, came)
         return came
 
     def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
@@ -362,6 +376,7 @@ class SyncHost(HostBase):
             done.wait()
         except BaseException:
             connection.cancel(*batch.calls)
+            batch.give_up()
             raise
         return batch.results
 

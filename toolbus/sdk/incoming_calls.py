@@ -29,6 +29,7 @@ from toolbus.functions.workers import Workers
 from toolbus.sdk.connection import Answer, Connection
 from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
 from toolbus.sdk.peer_delegate import ANSWERED, IncomingCall
+from toolbus.sdk.tracing import ToolSpan, begin_tool, carried, find_api
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -46,10 +47,11 @@ class Job(ToolScope):
     Attributes:
         begun: whether the handler runs or has run; set before the look whether the call was cancelled.
         running: whether the handler's task has made its first step.
+        trace: the span of the tool, and of the trace that the call belongs to; None where there is none.
         task: what runs the handler; None before it begins, and for a plain function that awaits nothing.
     """
 
-    __slots__ = ("_runner", "arguments_json", "begun", "running", "seconds", "session", "spec", "task")
+    __slots__ = ("_runner", "arguments_json", "begun", "running", "seconds", "session", "spec", "task", "trace")
 
     def __init__(
         self, runner: Runner, session: PeerSession, spec: ToolSpec, call: pb.ToolCall, now: float, link: Link
@@ -77,6 +79,7 @@ class Job(ToolScope):
         self.begun = False
         self.running = False
         self.task: asyncio.Task[None] | None = None
+        self.trace: ToolSpan | None = None
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Cancels the call; on the connection's loop."""
@@ -154,6 +157,7 @@ class Runner:
         now, get = time.monotonic(), self._tools.get
         taken: dict[str, IncomingCall] = {}
         plain: list[Job] = []
+        api = find_api()
         on_loop: list[Job] = []
         for call_id, call in calls.items():
             if (spec := get(call.name)) is None:
@@ -163,6 +167,8 @@ class Runner:
                 taken[call_id] = ANSWERED
                 continue
             taken[call_id] = job = Job(self, session, spec, call, now, link)
+            if api is not None:
+                job.trace = begin_tool(api, call)
             (on_loop if spec.is_async else plain).append(job)
         if plain:
             self._workers.put_all(self._run_plain, plain)
@@ -198,7 +204,10 @@ class Runner:
     def fail(self, job: Job, error: CallError) -> None:
         """Answers a call whose handler did not run to its end."""
         assert self._connection is not None  # it came from there
-        self._connection.answer(job.session, Result(job.call_id, is_error=True, error=error))
+        result = Result(job.call_id, is_error=True, error=error)
+        if job.trace is not None:
+            job.trace.end(result)
+        self._connection.answer(job.session, result)
 
     # On the handler loop.
 
@@ -220,7 +229,8 @@ class Runner:
         if not job.begin(now):
             return False
         self._running.add(job)
-        job.task = self._loop.create_task(self._run_async(job), name=job.tool)
+        context = job.trace.context() if job.trace is not None else None
+        job.task = self._loop.create_task(self._run_async(job), name=job.tool, context=context)
         return True
 
     async def _run_async(self, job: Job) -> None:
@@ -255,6 +265,8 @@ class Runner:
     def _end(self, job: Job, outcome: Outcome) -> None:
         self._running.discard(job)
         job.task = None
+        if job.trace is not None:
+            job.trace.end(outcome)
         if not self._will_send:
             self._will_send = True
             self._loop.call_soon(self._send_answers)
@@ -306,10 +318,14 @@ class Runner:
         if not job.begin(time.monotonic()):
             return
         context = Context()  # of its own: what one call sets, the next on this thread must not see
+        if job.trace is not None:
+            job.trace.attach(context)
         outcome = context.run(run_plain, job.spec, job.arguments_json, job)
         if isinstance(outcome, Unfinished):  # it handed back something to wait for, which needs the loop
             self._inbox.put(self._go_on, (job, outcome, context))
         else:
+            if job.trace is not None:
+                job.trace.end(outcome)
             self._plain_answers.append((job.session, job.call_id, outcome))
 
     def _send_plain_answers(self) -> None:
@@ -330,7 +346,7 @@ def _call(
 ) -> Future[Result]:
     """Calls another tool as part of a call of the bus (`scope.NestedCaller`)."""
     future: Future[Result] = Future()
-    out = OutgoingCall(name, arguments_json, _resolve, future, options, parent_session=session)
+    out = OutgoingCall(name, arguments_json, _resolve, future, carried(options), parent_session=session)
     future.add_done_callback(lambda ended: connection.cancel(out) if ended.cancelled() else None)
     connection.begin(out)
     return future

@@ -24,6 +24,7 @@ from toolbus.functions.call_options import CallOptions
 from toolbus.functions.hints import description_of
 from toolbus.functions.tool_definition import RunningCall, ToolDefinition, running_call
 from toolbus.functions.tool_options import ToolTraits
+from toolbus.sdk.tracing import in_span
 from toolbus.tool import TASK_SECONDS, CallError, Result, dump_arguments
 from toolbus.tools.backend import BUS_HAS_TASKS, SOURCE, Backend, OnBus, Standalone
 from toolbus.tools.live_sessions import LiveSession, LiveSessions
@@ -316,7 +317,7 @@ class ToolRegistry:
             message.timeout_seconds = (tool.timeout_seconds if tool is not None else 0.0) or TASK_SECONDS
         token = running_call.set(RunningCall(ctx, context.user_id, level))
         try:
-            return await self._backend.call(message, on_progress)
+            return await in_span(message, lambda: self._backend.call(message, on_progress))
         finally:
             running_call.reset(token)
 
