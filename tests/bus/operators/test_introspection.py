@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -62,6 +63,26 @@ async def test_tools_are_those_that_the_user_of_the_call_may_call(bus: Bus) -> N
     }
     row = (await ask(bus, "tools", context_of("ann")))[1]
     assert row == {"name": "of_ann", "source": "p", "description": "Answers ann.", "read_only": True}
+
+
+async def test_a_tool_is_shown_as_it_is_declared_to_those_who_may_call_it(bus: Bus) -> None:
+    async def rows(user: str, level: int | None = None, **named: str) -> Any:
+        arguments = {"kind": "tool", **named}
+        result = await bus.call("toolbus:this_bus", arguments, context=context_of(user, level))
+        assert result.error is None
+        return result.output
+
+    (row,) = await rows("ann", name="of_ann", source="p")
+    assert (row["description"], row["read_only"], row["hints"]) == ("Answers ann.", True, {"read_only": True})
+    assert json.loads(row["parameters_json"])["type"] == "object"
+    assert (row["state"], row["sessions"], row["timeout_seconds"]) == ("live", 1, 30.0)
+    assert len(row["schema_hash"]) > 8
+    assert "warnings" not in row
+    (shown,) = await rows("ann", 90, name="of_ann")
+    assert shown == {**row, "warnings": [], "last_error": ""}
+    assert await rows("", 90, name="of_ann") == [shown], "operators need not be one of its users"
+    assert await rows("bob", name="of_ann") == []
+    assert await rows("ann", name="of_ann", source="other") == []
 
 
 async def test_a_tool_that_asks_sees_what_its_own_user_sees(bus: Bus) -> None:

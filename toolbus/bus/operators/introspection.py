@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import Any, Literal
 
 from toolbus.bus.access.identity import Identity
@@ -21,11 +22,12 @@ from toolbus.bus.streams.catalog_messages import NOT_THERE, best_state
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import Refusal, RefusedTools
 from toolbus.sdk import ToolScope, llm_tool
-from toolbus.tool import level_of
+from toolbus.tool import HINTS, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 OPERATOR_LEVEL = 90  # of users who may see everything, as hosts state it
 MAX_ROWS = 10_000
+MAX_DECLARATIONS = 10  # tools of one name; each may have a quarter of a megabyte of schema
 MAX_DESCRIPTION = 200  # characters: with this many rows a result stays below its limit
 
 _STATES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in wire.SessionState.items()}
@@ -51,15 +53,23 @@ class Introspection:
         allow_repeat=True,
     )
     def this_bus(
-        self, scope: ToolScope, kind: Literal["plugins", "tools", "refused", "recent_calls", "stats"]
+        self,
+        scope: ToolScope,
+        kind: Literal["plugins", "tools", "tool", "refused", "recent_calls", "stats"],
+        name: str = "",
+        source: str = "",
     ) -> list[Row] | Row:
         """Shows one kind of thing, at most 10,000 rows of it.
 
         Args:
             kind: `plugins`: source, state, sessions, in_flight; `tools`: name, source, description, read_only;
+                `tool`: all that the tools of one name declare, with their schemas as JSON text, and for operators the
+                warnings about them;
                 `refused`, for operators: the tools that the bus refused, name, source, role, error;
                 `recent_calls`, newest first: name, source, user_id, outcome, seconds, ended (seconds since the epoch),
                 arguments_size, output_size; `stats`: outcomes, and for operators sessions, up_seconds.
+            name: of `tool`.
+            source: of `tool`; empty means any.
         """
         user_id, level = scope.context.user_id, level_of(scope.context.attributes)
         everything = level >= OPERATOR_LEVEL
@@ -69,11 +79,24 @@ class Introspection:
         if kind == "refused":
             refused = self._presence.review.refused if everything else RefusedTools()
             return [_refused(*each) for each in refused.listed(_ALL, principal_of(scope).identity)[:MAX_ROWS]]
+        if kind == "tool":
+            return self._declarations(name, source, scope, everything)
         listings = self._view.listings(None, user_id, level, principal=principal_of(scope))
         if kind == "tools":
             return [_tool(each) for each in listings[:MAX_ROWS]]
         hosts = tuple(self._presence.by_source) if everything else ()
         return _plugins(listings, hosts, self._presence)[:MAX_ROWS]
+
+    def _declarations(self, name: str, source: str, scope: ToolScope, everything: bool) -> list[Row]:
+        """Returns the tools of a name, offline ones too; to operators also those that only some users may call."""
+        context, principal = scope.context, principal_of(scope)
+        if everything:
+            principal = replace(principal, may_omit_user=True)
+        listings = self._view.listings(
+            None, context.user_id, level_of(context.attributes), principal=principal, include_offline=True
+        )
+        named = [each for each in self._view.named([name], listings) if source in ("", each.source)]
+        return [_declaration(each, everything) for each in named[:MAX_DECLARATIONS]]
 
     def _calls(self, user_id: str | None, identity: Identity) -> list[Row]:
         """Returns the calls made for a user, for None of all users; a call that names no user sees none."""
@@ -113,6 +136,28 @@ def _tool(listing: ToolListing) -> Row:
         "description": tool.description[:MAX_DESCRIPTION],
         "read_only": bool(tool.annotations.read_only),
     }
+
+
+def _declaration(listing: ToolListing, everything: bool) -> Row:
+    tool, entry = listing.tool, listing.entry
+    handlers = entry.handlers()
+    row: Row = {
+        **_tool(listing),
+        "description": tool.description,
+        "display_name": tool.display_name,
+        "roles": list(listing.roles),
+        "schema_hash": tool.schema_hash,
+        "parameters_json": tool.parameters_json,  # as text: JSON numbers may be larger than a reader's
+        "output_schema_json": tool.output_schema_json,
+        "timeout_seconds": entry.current.timeout if entry.current is not None else tool.timeout_seconds,
+        "hints": {each: value for each in HINTS if (value := getattr(tool.annotations, each)) is not None},
+        "hints_trusted": tool.hints_trusted,
+        "needs": list(tool.needs),
+        "min_level": entry.min_level,
+        "state": _STATES[best_state(handlers)],  # type: ignore[index]  # protoc's enums are ints
+        "sessions": sum(each.session_state not in NOT_THERE for each in handlers),
+    }
+    return {**row, "warnings": list(entry.all_warnings), "last_error": entry.last_error} if everything else row
 
 
 def _refused(source: str, refusal: Refusal) -> Row:
