@@ -157,7 +157,10 @@ def _declaration(listing: ToolListing, everything: bool) -> Row:
         "state": _STATES[best_state(handlers)],  # type: ignore[index]  # protoc's enums are ints
         "sessions": sum(each.session_state not in NOT_THERE for each in handlers),
     }
-    return {**row, "warnings": list(entry.all_warnings), "last_error": entry.last_error} if everything else row
+    if not everything:
+        return row
+    last_error = entry.last_error if entry.current is None else ""  # why it is offline
+    return {**row, "warnings": list(entry.all_warnings), "last_error": last_error}
 
 
 def _refused(source: str, refusal: Refusal) -> Row:

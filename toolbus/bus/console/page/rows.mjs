@@ -36,11 +36,12 @@ export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty
     watcher.observe(element);
     return () => watcher.disconnect();
   }, []);
+  const chosen = selected ? items.findIndex((item) => id(item) === selected) : -1;
   useEffect(() => {
-    if (!selected) return;
+    if (chosen < 0) return; // not there yet
     setCursor(selected);
-    reveal(items.findIndex((item) => id(item) === selected));
-  }, [selected]);
+    reveal(chosen);
+  }, [selected, chosen < 0]);
 
   const reveal = (index) => {
     const element = box.current;

@@ -96,8 +96,17 @@ function padded(tool, slot) {
 
 /** Returns the calls a second of a tool over the last minute, oldest first, as of the newest digest. */
 export function historyOf(tool) {
-  return tool?.history ? padded(tool, Math.floor((bus.value.at ?? 0) / POINT_SECONDS)) : [];
+  if (!tool?.history) return NO_HISTORY;
+  const slot = Math.floor((bus.value.at ?? 0) / POINT_SECONDS);
+  const read = histories.get(tool);
+  if (read?.slot === slot) return read.history;
+  const history = padded(tool, slot);
+  histories.set(tool, { slot, history });
+  return history;
 }
+
+const NO_HISTORY = [];
+const histories = new WeakMap(); // tool → its history as of a slot: the same list until it changes, so that it is drawn once
 
 function withCalls(before, newer) {
   if (!before.length) return newer.slice(0, MAX_CALLS);

@@ -1,9 +1,218 @@
-// Shows sources.
+// Shows sources and their sessions: who is attached, in which state, how much of each window is used, what was refused.
 
-import { html } from "../html.mjs";
+import { admin } from "../api.mjs";
+import { now } from "../clock.mjs";
+import { askName, toast } from "../dialogs.mjs";
+import { Filter, filtered } from "../filter.mjs";
+import { html, useEffect, useState } from "../html.mjs";
+import { useKeys } from "../keys.mjs";
+import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct } from "../parts.mjs";
+import { go, link } from "../router.mjs";
+import { Rows } from "../rows.mjs";
+import { bus, catalog, connection, may, sessions, sources, tools } from "../store.mjs";
+import { ago, count, moment, plural, shown } from "../text.mjs";
+import { refusedTools } from "../tool_declarations.mjs";
 
-function View() {
-  return html`<div class="empty">Nothing yet.</div>`;
+// State → the class of its sign, and what it means.
+const STATES = {
+  attached: ["ok", "attached"],
+  suspect: ["warn", "suspect: it does not answer heartbeats"],
+  offline: ["off", "offline: its tools keep their places for the grace period"],
+  draining: ["busy", "draining: it takes no new calls"],
+};
+const WORST_FIRST = ["suspect", "offline", "draining", "attached"];
+const MAX_TOOLS = 100; // of a source that are named
+
+function View({ parts, query }) {
+  const [name] = parts;
+  return html`<${Split}
+    list=${html`<${List} selected=${name ?? ""} query=${query} />`}
+    detail=${name !== undefined && html`<${Detail} key=${name} name=${name} query=${query} />`}
+  />`;
 }
+
+// -- the list ------------------------------------------------------------------------------------------------------
+
+/** Returns every source, those that need attention first. A host that offers nothing is known by its sessions. */
+function everySource() {
+  const all = new Map([...sources.value].map(([name, source]) => [name, { ...source, used: 0, room: 0 }]));
+  for (const session of sessions.value.values()) {
+    const { source, kind, state, in_flight = 0, max_in_flight = 0 } = session;
+    if (!all.has(source)) all.set(source, { source, kind, state, tools: 0, sessions: 0, refused: 0, used: 0, room: 0, only: true });
+    const item = all.get(source);
+    if (item.only) item.sessions++;
+    item.used += Number(in_flight);
+    item.room += Number(max_in_flight);
+  }
+  const rank = ({ state }) => (WORST_FIRST.indexOf(state) + WORST_FIRST.length) % WORST_FIRST.length;
+  return [...all.values()].sort((one, other) => rank(one) - rank(other) || (one.source < other.source ? -1 : 1));
+}
+
+function List({ selected, query }) {
+  const all = everySource();
+  const items = filtered(all, query.q, ({ source, kind, state }) => `${source}\n${kind}\n${state}`.toLowerCase());
+  const waiting = connection.value !== "live";
+  return html`
+    <div class="head">
+      <div class="toolbar"><h1>Sources</h1><${Filter} label="Filter sources" count=${plural(items.length, "source")} /></div>
+    </div>
+    <div class="columns cols-sources" aria-hidden="true">
+      <span>Source</span><span>State</span><span class="num">Tools</span><span class="num narrow-off">Sessions</span><span class="opt">Window</span>
+    </div>
+    <${Rows}
+      label="Sources"
+      items=${items}
+      id=${(item) => item.source}
+      row=${rowOf}
+      columns="cols-sources"
+      selected=${selected}
+      onOpen=${(item) => go("sources", [item.source], query)}
+      empty=${query.q
+        ? html`<${Nothing} title="No such source">Remove a part of the filter.<//>`
+        : waiting
+          ? html`<${Nothing} title="Waiting for the bus …" />`
+          : html`<${Nothing} title="Nothing is attached yet">Start a plugin: <code>toolbus run plugin.py</code><//>`}
+    />
+  `;
+}
+
+function rowOf(item) {
+  return html`
+    <${Cut} text=${item.source} />
+    <span class="cut"><${State} of=${item.state} short /></span>
+    <span class="num">${item.tools ? count(item.tools) : ""}${refusedOf(item) ? html`<span class="bad" title=${`${plural(refusedOf(item), "tool")} refused`}> +${refusedOf(item)}</span>` : ""}</span>
+    <span class="num narrow-off">${count(item.sessions)}</span>
+    <span class="opt"><${Window} used=${item.used} room=${item.room} /></span>
+  `;
+}
+
+const refusedOf = ({ refused }) => (Array.isArray(refused) ? refused.length : Number(refused ?? 0));
+
+function State({ of, short = false }) {
+  const [kind, words] = Object.hasOwn(STATES, of) ? STATES[of] : ["", of];
+  return html`<span class=${kind} title=${words}><i class=${"dot " + kind}></i>${short ? of : words}</span>`;
+}
+
+/** Draws how much of a window is used: calls in flight of those that may be. */
+function Window({ used, room }) {
+  if (!Number(room)) return used ? html`<span class="muted">${count(used)} in flight</span>` : "";
+  const share = Math.min(1, used / room);
+  const kind = share >= 1 ? "fill bad" : share >= 0.8 ? "fill warn" : "fill";
+  return html`<span class="bar" role="img" aria-label=${`${used} of ${room} calls in flight`} title=${`${used} of ${room} calls in flight`}>
+    <span class=${kind} style=${{ width: `${share * 100}%` }}></span>
+  </span>`;
+}
+
+// -- one source ----------------------------------------------------------------------------------------------------
+
+function Detail({ name, query }) {
+  const item = everySource().find(({ source }) => source === name);
+  const [run, busy, error] = useAct();
+  const mayDrain = may("drain") && item?.state !== "draining" && own(name).length > 0;
+  const drain = async () => {
+    const text = "Its sessions finish their calls and end. Its program decides whether it comes back.";
+    if (!mayDrain || !(await askName("Drain", name, text))) return;
+    run(
+      () => admin("drain", { source: name }),
+      ({ sessions: ended }) => toast(`${name} drains: ${plural(ended, "session")}`),
+    );
+  };
+  useKeys(mayDrain ? { d: () => void drain() } : {}, mayDrain ? { d: "drain the source" } : "");
+  const head = html`<${DetailHead} back="sources" title="Sources" query=${query} name=${name}>
+    ${item && html`<span class="chip">${shown(String(item.kind ?? ""))}</span>`}
+    ${mayDrain && html`<span class="spring"></span><button type="button" class="danger" disabled=${busy} onClick=${drain}>Drain …</button>`}
+  <//>`;
+  if (!item) {
+    const title = connection.value === "live" ? "This source is not there" : "Waiting for the bus …";
+    return html`${head}<div class="body"><${Nothing} title=${title}>It may have left, or its grace period has ended.<//></div>`;
+  }
+  return html`${head}
+    <div class="body">
+      <${Failed} error=${error} what="Drain" />
+      <${Panel}>
+        <${Facts} of=${[
+          ["State", html`<${State} of=${item.state} />`],
+          ["Tools", item.tools > 0 && html`<a href=${link("tools", [], { source: name })}>${plural(item.tools, "tool")}</a>`],
+          ["In flight", item.room > 0 && html`${count(item.used)} of ${count(item.room)} <${Window} used=${item.used} room=${item.room} />`],
+          ["Calls", html`<a href=${link("calls", [], { source: name })}>to its tools</a>, <a href=${link("calls", [], { caller: name })}>made by it</a>`],
+        ]} />
+      <//>
+      <${Refused} name=${name} number=${refusedOf(item)} />
+      ${own(name).map((session) => html`<${Session} key=${session.session} of=${session} />`)}
+      <${ToolsOf} name=${name} />
+    </div>`;
+}
+
+const own = (name) => [...sessions.value.values()].filter(({ source }) => source === name);
+
+function Session({ of }) {
+  const { session, state, attached, identity, version, peer, in_flight, max_in_flight, pending, stuck, tools: offered } = of;
+  return html`<${Panel} title=${html`Session <code>${shown(session)}</code>`}>
+    <${Facts} of=${[
+      ["State", html`<${State} of=${state} />`],
+      ["Attached", attached > 0 && html`${moment(attached)} <span class="muted"><${Ago} at=${attached} /></span>`],
+      ["Identity", identity && shown(identity)],
+      ["Peer", peer && html`<code>${shown(peer)}</code>`],
+      ["Program", version && shown(version)],
+      ["Tools", offered > 0 && count(offered)],
+      ["In flight", max_in_flight > 0 && html`${count(in_flight)} of ${count(max_in_flight)} <${Window} used=${in_flight} room=${max_in_flight} />`],
+      ["Waits for", pending > 0 && plural(pending, "call")],
+      ["Stuck", stuck > 0 && html`<span class="bad">${plural(stuck, "call")} that the bus gave up and that still runs</span>`],
+    ]} />
+  <//>`;
+}
+
+function Ago({ at }) {
+  return ago(at, now.value);
+}
+
+function Refused({ name, number }) {
+  const [read, setRead] = useState({ rows: [], error: null });
+  const { instance, revision } = bus.value;
+  useEffect(() => {
+    if (!number) return undefined;
+    const gone = new AbortController();
+    refusedTools(gone.signal).then(
+      (rows) => setRead({ rows: rows.filter(({ source }) => source === name), error: null }),
+      (error) => error.name === "AbortError" || setRead({ rows: [], error }),
+    );
+    return () => gone.abort();
+  }, [name, number, instance, revision]);
+  if (!number) return null;
+  return html`<${Panel} kind="alert" title=${html`<span class="bad">${plural(number, "tool")} refused</span>`}>
+    <${Failed} error=${read.error} />
+    <table class="table">
+      <tbody>
+        ${read.rows.map(
+          ({ name: tool, role, error }) => html`<tr>
+            <td><code>${shown(tool)}</code>${role && html` <span class="muted">${shown(role)}</span>`}</td>
+            <td class="any">${shown(error)}</td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+  <//>`;
+}
+
+function ToolsOf({ name }) {
+  const own = catalog.value.filter(({ source }) => source === name);
+  if (!own.length) return null;
+  return html`<${Panel} title="Tools" aside=${html`<a href=${link("tools", [], { source: name })}>All ${count(own.length)}</a>`}>
+    <table class="table">
+      <tbody>
+        ${own.slice(0, MAX_TOOLS).map(
+          (tool) => html`<tr key=${tool.name}>
+            <td><a href=${link("tools", [name, tool.name])}>${shown(tool.name)}</a></td>
+            <td class="any muted">${shown(firstLine(tool.description))}</td>
+            <td class="num">${count(tools.value.get(`${name}\n${tool.name}`)?.calls ?? 0)}</td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+    ${own.length > MAX_TOOLS && html`<p class="inside muted">and ${count(own.length - MAX_TOOLS)} more</p>`}
+  <//>`;
+}
+
+const firstLine = (text) => (text ?? "").split("\n", 1)[0].slice(0, 200);
 
 export const page = { key: "s", name: "sources", title: "Sources", view: View };

@@ -1,0 +1,116 @@
+// Draws what a call answered: its output, its content, or why it failed.
+
+import { html, useEffect, useRef, useState } from "./html.mjs";
+import { parseJson, writeJson } from "./json.mjs";
+import { JsonTree } from "./json_tree.mjs";
+import { duration, shown, size } from "./text.mjs";
+
+const MAX_SHOWN = 65_536; // characters of an output
+const MAX_IMAGE = 8_000_000; // characters of its base64
+// Pictures that a browser decodes to pixels alone. SVG is a document, and is shown as text.
+const PICTURES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp", "image/avif", "image/bmp"]);
+const STAGES = {
+  NOT_DISPATCHED: "not dispatched: the plugin has not seen it",
+  DISPATCHED: "dispatched: it may have run",
+  ACCEPTED: "accepted: the plugin had it",
+  UNKNOWN: "unknown: it may have run",
+};
+
+/** Draws an invoke's answer and how long it took. */
+export function ResultView({ answer, seconds }) {
+  const { output, content = [], is_error, error, call_id, input_requests } = answer;
+  const blocks = Array.isArray(content) ? content : [];
+  const onlyText = blocks.length === 1 && blocks[0].text?.text === output;
+  return html`<section class=${is_error ? "panel alert" : "panel"} aria-label="Result" aria-live="polite">
+    <h3>
+      ${is_error ? html`<span class="bad">${error?.code ?? "Failed"}</span>` : html`<span class="ok">OK</span>`}
+      <span class="muted num">${duration(seconds)}</span><span class="spring"></span>
+      <span class="muted">call_id <code>${shown(call_id ?? "")}</code></span>
+    </h3>
+    ${is_error && html`<${Why} error=${error ?? {}} />`}
+    ${input_requests && html`<p class="note warn">The tool asks its caller, which this page does not answer:</p>
+      <${Output} value=${input_requests} />`}
+    ${!(is_error && (output === null || output === error?.message)) && !input_requests && html`<${Output} value=${output} />`}
+    ${!onlyText && blocks.map((block, at) => html`<${Block} key=${at} block=${block} />`)}
+  </section>`;
+}
+
+function Why({ error }) {
+  const { message, stage, retry_safe, limit, retry_after_seconds, reason } = error;
+  const facts = [
+    ["Stage", STAGES[stage] ?? stage],
+    ["Call again", retry_safe === undefined ? "" : retry_safe ? "yes, that is safe" : "with care: it may have run, or would fail again"],
+    ["Retry after", Number(retry_after_seconds) > 0 && duration(retry_after_seconds)],
+    ["Limit", limit && `${limit.name} = ${limit.value}`],
+    ["Reason", reason],
+  ].filter(([, value]) => value);
+  return html`<p class="error any">${shown(message || "The tool failed without a message.")}</p>
+    <dl class="facts">${facts.map(([term, value]) => html`<dt>${term}</dt><dd class="any">${shown(String(value))}</dd>`)}</dl>`;
+}
+
+/** Draws an output: text as text, all else as a tree, or as the JSON text that it is. */
+export function Output({ value }) {
+  const [asText, setAsText] = useState(false);
+  const [whole, setWhole] = useState(false);
+  if (value === null || value === undefined) return html`<p class="inside muted">null</p>`;
+  const isText = typeof value === "string";
+  const json = isText ? value : writeJson(value, 2);
+  const cut = !whole && json.length > MAX_SHOWN;
+  const text = isText || asText || cut;
+  return html`${!isText &&
+    !cut &&
+    html`<div class="tabs" role="group" aria-label="How to show it">
+      <button type="button" aria-current=${asText ? undefined : "true"} onClick=${() => setAsText(false)}>Tree</button>
+      <button type="button" aria-current=${asText ? "true" : undefined} onClick=${() => setAsText(true)}>JSON</button>
+    </div>`}
+    ${text ? html`<pre class="text any" tabindex="0">${shownLines(cut ? json.slice(0, MAX_SHOWN) : json)}</pre>` : html`<${JsonTree} value=${value} />`}
+    ${cut &&
+    html`<p class="inside">
+      Cut after ${size(MAX_SHOWN)} of ${size(json.length)}.
+      <button type="button" onClick=${() => setWhole(true)}>Show all</button>
+    </p>`}`;
+}
+
+const shownLines = (text) => text.replaceAll("\r\n", "\n").split("\n").map((line) => line.split("\t").map(shown).join("\t")).join("\n");
+
+function Block({ block }) {
+  if (block.text) return html`<pre class="text any" tabindex="0">${shownLines(String(block.text.text ?? ""))}</pre>`;
+  const { image } = block;
+  if (image && PICTURES.has(image.mime_type) && (image.data ?? "").length <= MAX_IMAGE) return html`<${Picture} image=${image} />`;
+  const heavy = image ?? block.audio ?? block.resource;
+  if (heavy) return html`<p class="inside muted">${shown(heavy.mime_type ?? "data")}, ${size(((heavy.data ?? heavy.blob ?? "").length * 3) / 4)}: not shown here</p>`;
+  return html`<${JsonTree} value=${block} />`;
+}
+
+/** Draws a picture's pixels on a canvas: nothing of it becomes an address or markup, and no policy has to allow it. */
+function Picture({ image }) {
+  const canvas = useRef(null);
+  const [fault, setFault] = useState("");
+  useEffect(() => {
+    let over = false;
+    bitmapOf(image)
+      .then((bitmap) => {
+        if (over) return;
+        [canvas.current.width, canvas.current.height] = [bitmap.width, bitmap.height];
+        canvas.current.getContext("bitmaprenderer").transferFromImageBitmap(bitmap);
+      })
+      .catch(() => over || setFault("this picture cannot be decoded"));
+    return () => (over = true);
+  }, [image]);
+  if (fault) return html`<p class="inside muted">${shown(image.mime_type)}: ${fault}</p>`;
+  return html`<div class="inside scroll"><canvas ref=${canvas} class="picture" role="img" aria-label=${`a picture, ${shown(image.mime_type)}`}></canvas></div>`;
+}
+
+async function bitmapOf({ data, mime_type }) {
+  const bytes = Uint8Array.from(atob(data.replaceAll("-", "+").replaceAll("_", "/")), (character) => character.charCodeAt(0));
+  return createImageBitmap(new Blob([bytes], { type: mime_type }));
+}
+
+/** Returns the value of a JSON text, or the text itself. */
+export function readJson(text) {
+  try {
+    return parseJson(text);
+  } catch {
+    return text;
+  }
+}

@@ -1,0 +1,25 @@
+// Asks the bus what tools declare, and which it refused. An operator of the bus's own machine sees all of it.
+
+import { ApiError, outputOf, send } from "./api.mjs";
+
+const OPERATOR = { attributes: { level: "90" } };
+
+/** Returns what a tool declares; null where it is not offered. Throws ApiError. */
+export async function declarationOf(source, name, signal) {
+  const rows = await asOperator({ kind: "tool", name, source }, signal);
+  return rows[0] ?? null;
+}
+
+/** Returns the tools that the bus refused: {name, source, role, error}. Throws ApiError. */
+export const refusedTools = (signal) => asOperator({ kind: "refused" }, signal);
+
+/** Asks as a user who may see everything; one who may not say so asks as nobody. */
+async function asOperator(args, signal) {
+  const body = { name: "toolbus:this_bus", arguments: args };
+  try {
+    return outputOf(await send("POST", "/api/tools/invoke", { ...body, context: OPERATOR }, { signal }));
+  } catch (error) {
+    if (!(error instanceof ApiError) || (error.code !== "PERMISSION_DENIED" && error.status !== 403)) throw error;
+    return outputOf(await send("POST", "/api/tools/invoke", body, { signal }));
+  }
+}
