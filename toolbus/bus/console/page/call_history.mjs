@@ -26,7 +26,7 @@ effect(() => {
 /** Every ended call that is known, newest first. */
 export const history = computed(() => merged(calls.value, fetched.value));
 
-/** Returns two lists, newest first, as one. Calls have numbers in the order in which they ended. */
+/** Returns two lists, newest first, as one; of a call that both have, the second's record, which may hold contents. */
 export function merged(one, other) {
   if (!other.length) return one;
   const all = [];
@@ -35,7 +35,7 @@ export function merged(one, other) {
     const [left, right] = [one[at]?.number ?? -1, other[there]?.number ?? -1];
     if (left >= right) at++;
     if (right >= left) there++;
-    all.push(left >= right ? one[at - 1] : other[there - 1]);
+    all.push(right >= left ? other[there - 1] : one[at - 1]);
   }
   return all;
 }

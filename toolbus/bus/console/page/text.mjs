@@ -32,7 +32,7 @@ function erased(text) {
   return kept.join("");
 }
 
-/** Returns a text in which characters that hide or turn others are seen. */
+/** Returns a text in which characters that hide or turn others are seen; its lines stay. */
 export function shown(text) {
   return text.replace(CONTROLS, (character) => {
     const code = character.codePointAt(0);
