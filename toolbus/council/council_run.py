@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from toolbus.council.council import Council
 from toolbus.council.deliberation import Deliberation
@@ -37,11 +39,28 @@ class FinishedRun:
     Attributes:
         deliberation: replaced by each retry.
         retry_lock: held by the retry that runs, so that two retries do not overwrite each other's outcomes.
+        ended: when the first try ended, in seconds since the epoch.
     """
 
     request: RunRequest
     deliberation: Deliberation
     retry_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ended: float = field(default_factory=time.time)
+
+    def described(self) -> dict[str, Any]:
+        """Returns a line of a list of runs, without what its tools gave."""
+        run = self.deliberation
+        members = [outcome.member_name for outcome in run.outcomes] or [skipped.member_id for skipped in run.skipped]
+        return {
+            "runId": run.run_id,
+            "chatId": self.request.scene.chat_id,
+            "ended": round(self.ended, 3),
+            "members": list(dict.fromkeys(members)),
+            "totalDurationMs": round(run.seconds * 1000),
+            "successCount": len(run.outcomes) - len(run.failed),
+            "failedCount": len(run.failed),
+            "skippedCount": len(run.skipped),
+        }
 
     @property
     def characters(self) -> int:

@@ -192,6 +192,11 @@ class CouncilService:
         run = self._runs.get(run_id)
         return _response(run.deliberation) if run is not None else None
 
+    def runs(self) -> list[dict[str, Any]]:
+        """Returns a line for each run that is stored, the newest first."""
+        runs = sorted(self._runs.values(), key=lambda run: run.ended, reverse=True)
+        return [run.described() for run in runs]
+
     def watch(self, chat_id: str = "") -> Watcher:
         """Returns the events of all chats, or of one, from now on; the caller closes it."""
         watcher = Watcher(chat_id, self._watchers.discard)

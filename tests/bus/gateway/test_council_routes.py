@@ -249,6 +249,21 @@ async def test_a_retry_runs_only_what_failed_and_answers_with_the_whole_run(hous
     assert await house.post("retry", run_id=run["runId"]) == answer
 
 
+async def test_the_list_of_runs_says_of_each_who_took_part_and_how_it_went_newest_first(house: House) -> None:
+    first, second = await house.run(), await house.run(chat_id="c7")
+    listed = (await house.http.get("/api/council/runs")).json()
+    assert (listed["ok"], listed["count"]) == (True, 2)
+    assert [(line["runId"], line["chatId"]) for line in listed["runs"]] == [
+        (second["runId"], "c7"),
+        (first["runId"], ""),
+    ]
+    line = listed["runs"][1]
+    members = list(dict.fromkeys(each["memberName"] for each in first["results"]))
+    assert (line["members"], line["successCount"], line["failedCount"]) == (members, 2, 1)
+    assert (line["skippedCount"], line["totalDurationMs"]) == (len(first["skipped"]), first["totalDurationMs"])
+    assert 0 < line["ended"] <= listed["runs"][0]["ended"]
+
+
 async def test_a_run_that_is_not_kept_is_not_found_with_what_to_do(house: House) -> None:
     for answer in (
         await house.http.get("/api/council/runs/" + "x" * 5000),

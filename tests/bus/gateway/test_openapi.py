@@ -58,11 +58,18 @@ OPERATIONS = (
     "POST /api/council/inline",
     "POST /api/council/inline/invoke",
     "GET /api/notifications",
+    "GET /api/council/runs",
     "GET /api/council/runs/{run_id}",
 )
 ENDLESS = ("GET /api/tools/events", "GET /api/tasks/events", "GET /api/council/events")
 # They take no data, or any text.
-NEVER_WRONG = ("GET /healthz", "GET /readyz", "GET /api/council", "GET /api/council/runs/{run_id}")
+NEVER_WRONG = (
+    "GET /healthz",
+    "GET /readyz",
+    "GET /api/council",
+    "GET /api/council/runs",
+    "GET /api/council/runs/{run_id}",
+)
 CASES = [
     (operation, mode)
     for operation in OPERATIONS

@@ -245,6 +245,27 @@ class SkippedTool(_Record):
     why: str
 
 
+class CouncilRunLine(_Record):
+    """A run in a list: who took part and how their tools ended."""
+
+    run_id: str
+    chat_id: Annotated[str, Field(description="Of the conversation; empty where the request named none.")]
+    ended: Annotated[float, Field(description="Seconds since the epoch; retries do not change it.")]
+    members: Annotated[list[str], Field(description="Names of those who took part; ids where none of their tools ran.")]
+    total_duration_ms: int
+    success_count: int
+    failed_count: int
+    skipped_count: int
+
+
+class CouncilRuns(BaseModel):
+    """The newest runs, the newest first."""
+
+    ok: bool
+    count: int
+    runs: list[CouncilRunLine]
+
+
 class CouncilAnswer(_Record):
     """The result of a run. Most fields are set only where at least one member took part."""
 

@@ -22,6 +22,7 @@ from toolbus.bus.gateway.council_models import (
     CouncilAnswer,
     CouncilRetryBody,
     CouncilRunBody,
+    CouncilRuns,
     CouncilShown,
     CouncilTools,
     InlineBody,
@@ -72,6 +73,12 @@ def _shows(routes: APIRouter) -> None:
         principal_of(request, user_id, level)
         tools = await _council_of(request).tools(user_id, {"level": str(level)})
         return json_response({"ok": True, "count": len(tools), "tools": tools})
+
+    @routes.get("/runs", responses={200: {"model": CouncilRuns}})
+    async def list_council_runs(request: Request) -> Response:
+        """Lists the runs that are stored, the newest first, without what their tools gave."""
+        runs = _council_of(request).runs()
+        return json_response({"ok": True, "count": len(runs), "runs": runs})
 
     @routes.get("/runs/{run_id}", responses={200: {"model": CouncilAnswer}, **_NO_RUN})
     async def get_council_run(

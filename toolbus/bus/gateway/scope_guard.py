@@ -38,6 +38,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("GET", "/api/council", "council"),
     ("GET", "/api/council/tools", "council"),
     ("GET", "/api/council/events", "council"),
+    ("GET", "/api/council/runs", "council"),
     ("GET", "/api/council/runs/{run_id}", "council"),
     ("POST", "/api/council/run", "council"),
     ("POST", "/api/council/retry", "council"),
