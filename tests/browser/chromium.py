@@ -74,6 +74,7 @@ class Page:
     Attributes:
         complaints: what the browser logged about it: what it blocked, and errors of scripts.
         requests: the addresses that it asked for.
+        loading: ids of the requests that have not ended, event streams aside.
         dialogs: the texts of the dialogs that it opened, which are dismissed.
     """
 
@@ -86,6 +87,7 @@ class Page:
         self.complaints: list[str] = []
         self.requests: list[str] = []
         self.dialogs: list[str] = []
+        self.loading: set[str] = set()
 
     async def read(self) -> None:
         """Reads events and answers until the tab is closed."""
@@ -108,6 +110,10 @@ class Page:
                 self.complaints.append(str(params["args"]))
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"])
+                if params.get("type") != "EventSource":  # which never ends
+                    self.loading.add(params["requestId"])
+            case "Network.loadingFinished" | "Network.loadingFailed":
+                self.loading.discard(params["requestId"])
             case "Page.javascriptDialogOpening":
                 self.dialogs.append(params["message"])
                 dismissing = asyncio.create_task(self.send("Page.handleJavaScriptDialog", accept=False))

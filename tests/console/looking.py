@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.browser.chromium import Page
 from tests.console.world import World
+from tests.support.waiting import until
 
 # Route → a text of the page that stands there once its data have come.
 PAGES = ("sources", "tools", "calls", "errors", "logs", "permissions", "tasks", "council", "bus")
@@ -80,19 +81,11 @@ async def go(page: Page, route: str) -> None:
 
 
 async def settled(page: Page) -> None:
-    """Waits until nothing was asked for and drawn for two turns of the page."""
-    await page.until("!document.querySelector('[aria-busy=true], .loading')", "the page to have its data")
-    await page.run(
-        """new Promise(done => {
-            let timer;
-            const quiet = () => { watcher.disconnect(); done(); };
-            const again = () => { clearTimeout(timer); timer = setTimeout(quiet, 250); };
-            const watcher = new MutationObserver(again);
-            watcher.observe(document.body, {subtree: true, childList: true});
-            again();
-            setTimeout(quiet, 2000);
-        })"""
-    )
+    """Waits until the page has what it asked for and has drawn it."""
+    for _ in range(2):  # what came may make it ask for more
+        await page.run("new Promise(done => requestAnimationFrame(() => setTimeout(done, 20)))")
+        await until(lambda: not page.loading, "the answers to the page")
+    await page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 async def too_pale(page: Page) -> list[Any]:
