@@ -194,7 +194,7 @@ def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path:
     before = settle({}, {})
     for name, row in _ROWS.items():
         assert row[2] == f"`TOOLBUS_{name.upper()}`"
-        flip = "no" if name in ("grpc_reflection", "audit", "repair_arguments") else "yes"
+        flip = "no" if name in ("grpc_reflection", "console", "audit", "repair_arguments") else "yes"
         number = name.endswith("_seconds") or name.startswith("missed_") or name == "trace_most"
         value = samples.get(name, "7" if number else flip)
         assert settle({}, {f"TOOLBUS_{name.upper()}": value}) != before, name

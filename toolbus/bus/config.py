@@ -92,6 +92,7 @@ class Config:
         trace_most: calls that are sampled in a second at most.
         grpc_reflection: whether clients can ask the server for its services.
         mcp: what MCP clients are offered.
+        console: whether operators have a page over HTTP.
 
     Raises:
         SetupError: from the constructor, naming the first rule that is broken.
@@ -138,6 +139,7 @@ class Config:
     trace_ratio: float = 0.0
     trace_most: int = TRACE_MOST
     grpc_reflection: bool = True
+    console: bool = True
     mcp: McpSettings = field(default_factory=McpSettings)
 
     def __post_init__(self) -> None:

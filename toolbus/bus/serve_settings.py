@@ -162,6 +162,7 @@ _READ: dict[str, Read] = {
     "trace_ratio": Reader.number,
     "trace_most": Reader.whole,
     "grpc_reflection": Reader.flag,
+    "console": Reader.flag,
     "log_level": Reader.text,
     "log_json": Reader.flag,
 }

@@ -7,7 +7,9 @@ who makes the request, and the body is limited.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
+
+from toolbus.bus.access.identity import Identity
 
 # As ASGI has it; the types of a web framework say the same.
 Message = MutableMapping[str, Any]
@@ -18,13 +20,30 @@ Application = Callable[
 _API = "api/"
 
 
+class Cookies(Protocol):
+    """Knows whom the cookie of a browser proves."""
+
+    def identity_in(self, header: str) -> Identity | None:
+        """Returns whom a Cookie header proves; None where it holds no cookie of the bus.
+
+        Raises:
+            Unauthenticated: what it holds proves no identity any more.
+        """
+
+
 class WebPaths:
-    """Which application serves which path."""
+    """Which application serves which path.
+
+    Attributes:
+        policies: the Content-Security-Policy of each path that is a web page.
+        cookies: None where browsers cannot log in.
+    """
 
     def __init__(self) -> None:
         # By the first part of the path, with its slash; below /api by the first two.
         self._applications: dict[str, Application] = {}
-        self.policies: dict[str, str] = {}  # the Content-Security-Policy of each path that is a web page
+        self.policies: dict[str, str] = {}
+        self.cookies: Cookies | None = None
 
     def __repr__(self) -> str:
         return f"<WebPaths {' '.join(self._applications)}>"

@@ -54,6 +54,13 @@ class Follower:
                 return name, data
         return "", {}
 
+    async def to_the_end(self) -> list[str]:
+        """Reads until the stream ends. Returns the names of the events."""
+        names: list[str] = []
+        while name := (await self.event())[0]:
+            names.append(name)
+        return names
+
     async def digest(self) -> dict[str, Any]:
         """Returns the next digest."""
         name, data = await within(self.event())

@@ -103,7 +103,8 @@ def gateway() -> Iterator[Gateway]:
     with asyncio.Runner() as runner:
         running = running_bus(grace_seconds=0.0, roles=("Yui", "Ran"))
         bus = runner.run(running.__aenter__())
-        parts = GatewayParts(bus.core, None, None, None, RemoteAccess(bus.core.doorman, ResourceMetadata(())))
+        remote = RemoteAccess(bus.core.doorman, ResourceMetadata(()), bus.core.web)
+        parts = GatewayParts(bus.core, None, None, None, remote)
         made = Gateway(runner, bus, application(parts))
 
         @bus.tool

@@ -13,6 +13,7 @@ from toolbus.bus.audit.audit import Audit
 from toolbus.bus.gateway.access import AccessGuard
 from toolbus.bus.gateway.remote_access import RemoteAccess
 from toolbus.bus.gateway.resource_metadata import WELL_KNOWN, ResourceMetadata
+from toolbus.bus.web_paths import WebPaths
 
 LOGIN = "https://login.example"
 
@@ -22,7 +23,7 @@ async def _application(scope: Any, receive: Any, send: Any) -> None:
 
 
 def _client(issuers: list[str]) -> httpx.AsyncClient:
-    remote = RemoteAccess(Doorman(None), ResourceMetadata(issuers))
+    remote = RemoteAccess(Doorman(None), ResourceMetadata(issuers), WebPaths())
     guard: Any = AccessGuard(_application, 1024, Neighbours(), remote, Audit())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=guard), base_url="https://bus.example:48912")
 

@@ -279,6 +279,8 @@ class Identity:
 
 # A program of this machine that the bus trusts, as the kernel says: it may do everything.
 LOCAL = Identity("", None)
+# Who has proven nothing: may read what needs no key.
+NOBODY = Identity("nobody", _NOTHING)
 
 Template = Literal["plugin", "host", "operator", "reader"]
 

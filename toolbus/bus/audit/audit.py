@@ -38,6 +38,7 @@ Act = Literal[
     "mount.restart",
     "plugin.restart",
     "plugin.stop",
+    "login",
 ]
 Outcome = Literal["ok", "begun", "failed", "refused"]
 

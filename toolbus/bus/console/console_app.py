@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,29 @@ import orjson
 
 import toolbus
 from toolbus.bus.access.identity import Identity
+from toolbus.bus.access.principal import Principal
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.console.digest_feed import DigestFeed, Ended, TooMany, TooSlow
+from toolbus.bus.console.login import CODE_SECONDS, Logins
 from toolbus.bus.console.page_files import HOME, PAGE_PATH, PageFiles
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.gateway.http_connection import CONNECTION
+from toolbus.bus.gateway.remote_access import BY_COOKIE
 from toolbus.bus.web_paths import Message
+from toolbus.errors import Unauthenticated
 
 API_PATH = "/api/console"
 STREAM_PATH = f"{API_PATH}/stream"
 ME_PATH = f"{API_PATH}/me"
-PATHS = (
+CODE_PATH = f"{API_PATH}/code"
+LOGIN_PATH = f"{API_PATH}/login"
+PATHS = (  # method and path of what is answered
     *(("GET", path) for path in (PAGE_PATH, HOME, f"{HOME}{{file:rest}}", ME_PATH, STREAM_PATH)),
-)  # method and path of what is answered
+    *(("POST", path) for path in (CODE_PATH, LOGIN_PATH)),
+)
+MAX_LOGIN_BYTES = 4_096
+_METHODS = {ME_PATH: "GET, HEAD", STREAM_PATH: "GET, HEAD", CODE_PATH: "POST", LOGIN_PATH: "POST"}
+_NO_LOGIN = "programs and browsers of this machine need no login: open /console"
 SEND_SECONDS = 10.0
 RETRY_SECONDS = (1.0, 3.0)  # after how long a client is told to come back, drawn between these
 BUSY_RETRY_SECONDS = (10.0, 20.0)  # the same where there are too many
@@ -50,13 +61,25 @@ class ConsoleApp:
 
     Args:
         folder: of the page's files, which are read at the first request.
+        logins: lets browsers in over HTTPS.
+        audit: where it is said which browsers came in.
         bus_id: as sessions are told.
         send_seconds: a client that takes no bytes for so long is cut off.
     """
 
-    def __init__(self, folder: Path, feed: DigestFeed, bus_id: str, send_seconds: float = SEND_SECONDS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        feed: DigestFeed,
+        logins: Logins,
+        audit: Audit,
+        bus_id: str,
+        send_seconds: float = SEND_SECONDS,
+    ) -> None:
         self._folder = folder
         self._feed = feed
+        self._logins = logins
+        self._audit = audit
         self._bus_id = bus_id
         self._send_seconds = send_seconds
         self._files: PageFiles | None = None  # None until the first is asked for
@@ -70,8 +93,13 @@ class ConsoleApp:
             await self._stream(scope, receive, send)
         elif path == ME_PATH and method in ("GET", "HEAD"):
             await _respond(scope, send, 200, orjson.dumps(self._me(scope[IDENTITY])), [_JSON, _NO_STORE])
-        elif path in (STREAM_PATH, ME_PATH):
-            await _refuse(scope, send, 405, f"{path} is read with GET, not with {method}", [(b"allow", b"GET, HEAD")])
+        elif path == CODE_PATH and method == "POST":
+            await self._code(scope, send)
+        elif path == LOGIN_PATH and method == "POST":
+            await self._login(scope, receive, send)
+        elif path in _METHODS:
+            allowed = _METHODS[path]
+            await _refuse(scope, send, 405, f"{path} takes {allowed}, not {method}", [(b"allow", allowed.encode())])
         else:
             await _refuse(scope, send, 404, f"there is no {method} {path}")
 
@@ -101,6 +129,43 @@ class ConsoleApp:
             await _respond(scope, send, 304, b"", headers)
             return
         await _respond(scope, send, 200, file.content, [(b"content-type", file.content_type.encode()), *headers])
+
+    # -- logging in over HTTPS ---------------------------------------------------------------------------------------
+
+    async def _code(self, scope: Message, send: Send) -> None:
+        """Answers a program that has a key with a code for a browser."""
+        if scope["scheme"] != "https":
+            await _refuse(scope, send, 404, _NO_LOGIN)
+        elif scope.get(BY_COOKIE):
+            await _refuse(scope, send, 403, "a login of a browser makes no further ones: use `toolbus console`")
+        else:
+            code = self._logins.code_for(scope[IDENTITY])
+            answer = orjson.dumps({"code": code, "seconds": CODE_SECONDS})
+            await _respond(scope, send, 200, answer, [_JSON, _NO_STORE])
+
+    async def _login(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Exchanges a code for a cookie."""
+        if scope["scheme"] != "https":
+            await _refuse(scope, send, 404, _NO_LOGIN)
+            return
+        body = b""
+        async for chunk in _body(receive):
+            body += chunk
+            if len(body) > MAX_LOGIN_BYTES:
+                await _refuse(scope, send, 413, f"the body has more than {MAX_LOGIN_BYTES} bytes: send a code")
+                return
+        try:
+            code = orjson.loads(body)["code"]
+            identity, cookie = self._logins.exchange(str(code))
+        except (ValueError, LookupError, TypeError):
+            await _refuse(scope, send, 422, 'the body is not {"code": "…"}')
+        except Unauthenticated as error:
+            self._audit.refuse(_peer(scope), f"POST {LOGIN_PATH}", str(error))
+            await _refuse(scope, send, 401, str(error))
+        else:
+            self._audit.record("login", Principal(identity=identity), target=PAGE_PATH, peer=_peer(scope))
+            headers = [_JSON, _NO_STORE, (b"set-cookie", cookie.encode())]
+            await _respond(scope, send, 200, orjson.dumps({"identity": identity.name}), headers)
 
     # -- what its scripts ask for ------------------------------------------------------------------------------------
 
@@ -155,6 +220,20 @@ class ConsoleApp:
             connection = scope.get(CONNECTION)
             if connection is not None:  # closing it would wait until everything was taken
                 connection.transport.abort()
+
+
+async def _body(receive: Receive) -> AsyncIterator[bytes]:
+    """Yields the body of a request; ends early where its client is gone."""
+    while True:
+        message = await receive()
+        yield message.get("body", b"")
+        if not message.get("more_body"):
+            return
+
+
+def _peer(scope: Message) -> str:
+    host, port = scope.get("client") or ("unknown", 0)
+    return f"{host}:{port}"
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -154,6 +154,19 @@ def _refusal(scope: Scope) -> tuple[int, str] | None:
     for origin in origins:
         if not is_own_origin(origin, hosts[0], scope["scheme"], scope["server"][1]):
             return _page_refusal(scope, origin)
+    if not origins and scope["path"].startswith(OPERATOR_PATHS):
+        return _site_refusal(scope)
+    return None
+
+
+def _site_refusal(scope: Scope) -> tuple[int, str] | None:
+    """Refuses what a browser says that a page of another server makes it do; programs say nothing of the kind."""
+    for site in _values(scope, b"sec-fetch-site"):
+        if site not in ("same-origin", "none"):
+            return 403, (
+                f"the Sec-Fetch-Site header is {quote(site)}: no page of another server may administer the bus; use a "
+                "program, which sends none"
+            )
     return None
 
 

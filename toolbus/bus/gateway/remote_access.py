@@ -14,15 +14,17 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolbus.bus.access.doorman import Doorman
-from toolbus.bus.access.identity import LOCAL, Identity
+from toolbus.bus.access.identity import LOCAL, NOBODY, Identity
 from toolbus.bus.gateway.http_connection import CERTIFICATE, PROBES
 from toolbus.bus.gateway.resource_metadata import ResourceMetadata
-from toolbus.bus.gateway.scope_guard import check_path
+from toolbus.bus.gateway.scope_guard import check_path, needs_key
 from toolbus.bus.loopback import is_own_origin, mask
+from toolbus.bus.web_paths import WebPaths
 from toolbus.errors import NotPermitted, Unauthenticated
 from toolbus.text import quote
 
 EVENTS = "text/event-stream"
+BY_COOKIE = "toolbus.by_cookie"  # in an ASGI scope: the identity is that of a browser's login
 _OPEN_PATHS = frozenset(path.decode() for path in PROBES)  # they tell nothing but that the bus runs
 
 
@@ -42,15 +44,31 @@ class _Request:
     ended: str = ""
 
 
+def _check_own_page(headers: list[tuple[bytes, bytes]]) -> None:
+    """Checks that a page of the bus makes a request; an Origin, where there is one, is that of the bus already.
+
+    Raises:
+        NotPermitted: nothing shows it.
+    """
+    sites = {value for name, value in headers if name == b"sec-fetch-site"}
+    if sites != {b"same-origin"} and not any(name == b"origin" for name, _ in headers):
+        raise NotPermitted(
+            "the request carries the cookie of a login, and neither an Origin nor Sec-Fetch-Site: same-origin shows "
+            "that a page of the bus makes it: a program sends a token instead"
+        )
+
+
 class RemoteAccess:
     """Who may come in over HTTPS.
 
     Args:
         metadata: tells MCP clients where they get a token.
+        web: knows whom the cookies of browsers prove.
     """
 
-    def __init__(self, doorman: Doorman, metadata: ResourceMetadata) -> None:
+    def __init__(self, doorman: Doorman, metadata: ResourceMetadata, web: WebPaths) -> None:
         self.metadata = metadata
+        self._web = web
         self._doorman = doorman
         self._open: dict[asyncio.Task[Any], _Request] = {}  # those that are being answered
 
@@ -71,21 +89,45 @@ class RemoteAccess:
                     f"the Origin header is {quote(mask(origin))}, which is not the address of this listener: no page "
                     "of another site may use the bus; a program sends no Origin"
                 )
-        if scope["path"] in _OPEN_PATHS:
+        path, method = scope["path"], scope["method"]
+        if path in _OPEN_PATHS:
             return LOCAL
+        if not needs_key(method, path) and self._web.find(path) is not None:
+            return NOBODY
         given = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
         if len(given) > 1:
             raise Unauthenticated("the request has two Authorization headers: send one")
-        client = scope.get("client") or ("unknown", 0)
-        peer = f"{client[0]}:{client[1]}"
-        identity = await self._doorman.identify(given[0] if given else None, scope.get(CERTIFICATE), peer)
-        check_path(identity, scope["method"], scope["path"])
+        identity = None
+        if not given and CERTIFICATE not in scope:
+            identity = self._of_cookie(scope)
+        if identity is None:
+            client = scope.get("client") or ("unknown", 0)
+            peer = f"{client[0]}:{client[1]}"
+            identity = await self._doorman.identify(given[0] if given else None, scope.get(CERTIFICATE), peer)
+        check_path(identity, method, path)
+        return identity
+
+    def _of_cookie(self, scope: Scope) -> Identity | None:
+        """Returns whom the cookie of a browser proves; None without one.
+
+        Raises:
+            Unauthenticated: its login has ended.
+            NotPermitted: a page of another site sends it.
+        """
+        headers: list[tuple[bytes, bytes]] = scope["headers"]
+        header = "; ".join(value.decode("latin-1") for name, value in headers if name == b"cookie")
+        cookies = self._web.cookies
+        identity = cookies.identity_in(header) if header and cookies is not None else None
+        if identity is not None:
+            # A browser adds the cookie to whatever goes to the bus: that a page of the bus asks has to be shown too.
+            _check_own_page(headers)
+            scope[BY_COOKIE] = True
         return identity
 
     async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, identity: Identity) -> None:
         """Has a request of an identity answered, until its key ends."""
         task = asyncio.current_task()
-        if task is None or identity.scopes is None:
+        if task is None or identity.scopes is None or identity is NOBODY:
             await app(scope, receive, send)
             return
         request = self._open[task] = _Request(identity)

@@ -44,12 +44,9 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("POST", "/api/council/retry", "council"),
     ("POST", "/api/council/inline", "council"),
     ("POST", "/api/council/inline/invoke", "council"),
-    # The page holds nothing of the bus; each thing that its scripts ask for has a rule of its own.
-    ("GET", "/console", ANY),
-    ("GET", "/console/", ANY),
-    ("GET", "/console/{file:rest}", ANY),
     ("GET", "/api/console/me", ANY),
     ("GET", "/api/console/stream", "calls"),
+    ("POST", "/api/console/code", "calls"),
     # Its profile and its scopes say what it sees and calls there.
     ("POST", "/mcp", ANY),
     ("GET", "/mcp", ANY),
@@ -60,6 +57,13 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("GET", "/docs", ANY),
     ("GET", "/openapi.json", ANY),
     ("GET", "/static-offline-docs/{file}", ANY),
+)
+# What needs no key: files of the package, which hold nothing of the bus, and where a browser gets its proof.
+NO_KEY: tuple[tuple[str, str], ...] = (
+    ("GET", "/console"),
+    ("GET", "/console/"),
+    ("GET", "/console/{file:rest}"),
+    ("POST", "/api/console/login"),
 )
 # What only programs of this machine may use, and why.
 LOCAL_ONLY = {
@@ -76,7 +80,14 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 _RULES = [(method, _pattern(path), verb) for method, path, verb in RULES]
+_NO_KEY = [(method, _pattern(path)) for method, path in NO_KEY]
 _LOCAL_ONLY = [(_pattern(path), why) for path, why in LOCAL_ONLY.items()]
+
+
+def needs_key(method: str, path: str) -> bool:
+    """Tells whether a request needs a key."""
+    method = "GET" if method == "HEAD" else method
+    return not any(each == method and pattern.fullmatch(path) for each, pattern in _NO_KEY)
 
 
 def check_path(identity: Identity, method: str, path: str) -> None:

@@ -45,13 +45,13 @@ class Sealer:
         return "<Sealer>"
 
     @classmethod
-    def of(cls, data_dir: Path | None) -> Sealer:
+    def of(cls, data_dir: Path | None, clock: Callable[[], float] = time.time) -> Sealer:
         """Returns the sealer of a data directory, whose key is made at the first time; without one, a key of its own.
 
         Raises:
             SetupError: the key's file cannot be used. The message says how to fix it.
         """
-        return cls(secrets.token_bytes(KEY_BYTES) if data_dir is None else _key_in(data_dir / KEY_FILE))
+        return cls(secrets.token_bytes(KEY_BYTES) if data_dir is None else _key_in(data_dir / KEY_FILE), clock)
 
     def seal(self, content: bytes, *bound: str, seconds: float = 0.0) -> str:
         """Returns a text of letters, digits, ``-``, ``_`` and one dot that holds some content.

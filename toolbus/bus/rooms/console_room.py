@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolbus.bus.access.identity import Identity
 from toolbus.bus.core import Core
 from toolbus.bus.room import Room
 from toolbus.bus.rooms.gateway_room import GatewayRoom
@@ -20,6 +21,7 @@ from toolbus.tool import Result
 
 if TYPE_CHECKING:
     from toolbus.bus.console.digest_feed import DigestFeed
+    from toolbus.bus.console.login import Logins
 
 MAX_WAIT_SECONDS = 60.0  # for a digest that says something new
 PAGE = Path(__file__).parent.parent / "console" / "page"
@@ -32,6 +34,7 @@ class ConsoleRoom(Room):
         super().__init__(core)
         self._feed: DigestFeed | None = None  # None until it is first needed
         self._app: Application | None = None  # the same
+        self._made_logins: Logins | None = None  # the same
         core.signals.on_readiness(self._readiness_changed)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
@@ -40,13 +43,16 @@ class ConsoleRoom(Room):
 
     async def open(self) -> None:
         """Adds the paths."""
+        config = self.core.config
+        if not config.console or (config.http == "off" and config.https is None):
+            return
         from toolbus.bus.console.page_files import HOME, PAGE_PATH, POLICY
 
-        if self.core.config.http == "off" and self.core.config.https is None:
-            return
         self.core.web.add(PAGE_PATH, self._serve)
         self.core.web.add("/api/console", self._serve)
         self.core.web.policies[HOME] = POLICY
+        if config.https is not None:
+            self.core.web.cookies = self
 
     async def stop(self) -> None:
         """Ends what follows the digests."""
@@ -73,6 +79,18 @@ class ConsoleRoom(Room):
             raise PeerLost("the bus stops") from None
         return Result("", body.decode())
 
+    def identity_in(self, header: str) -> Identity | None:
+        """Returns whom a Cookie header proves: `Logins.identity_in`."""
+        return self._logins.identity_in(header)
+
+    @property
+    def _logins(self) -> Logins:
+        if self._made_logins is None:
+            from toolbus.bus.console.login import Logins
+
+            self._made_logins = Logins(self.core.doorman, self.core.config.data_dir)
+        return self._made_logins
+
     def _readiness_changed(self) -> None:
         if self._feed is not None:
             self._feed.hurry()
@@ -98,5 +116,6 @@ class ConsoleRoom(Room):
         if self._app is None:
             from toolbus.bus.console.console_app import ConsoleApp
 
-            self._app = ConsoleApp(PAGE, self._digests(), self.core.config.bus_id)
+            core = self.core
+            self._app = ConsoleApp(PAGE, self._digests(), self._logins, core.audit, core.config.bus_id)
         await self._app(scope, receive, send)

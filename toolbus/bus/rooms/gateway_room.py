@@ -117,7 +117,7 @@ class GatewayRoom(Room):
             service = council.service if council is not None else None
             has_mcp = self.core.web.find(RESOURCE) is not None
             metadata = ResourceMetadata([each.issuer for each in self.core.config.issuers] if has_mcp else [])
-            self._remote = RemoteAccess(self.core.doorman, metadata)
+            self._remote = RemoteAccess(self.core.doorman, metadata, self.core.web)
             own_url = self.own_url if self._server is not None else None
             served = application(GatewayParts(self.core, registrations, own_url, service, self._remote))
             policies = {DOCS_PATH: DocsPage().policy, **self.core.web.policies}
