@@ -15,7 +15,7 @@ from tests.support.processes import ROOT, environment, toolbus
         *("serve", "run", "list", "watch", "call", "health", "calls", "top", "drain", "tools", "--help"),
         *("export", "search", "tasks", "permissions", "permit", "explain", "notifications", "notify"),
         *("keys", "keys init", "keys add", "keys renew", "keys list", "keys revoke", "keys rotate-ca"),
-        *("keys show", "keys export", "conformance", "openapi"),
+        *("keys show", "keys export", "conformance", "openapi", "console"),
     ],
 )
 def test_help_shows_examples_and_exit_codes(command: str) -> None:

@@ -20,6 +20,7 @@ from toolbus.cli import (
     check_command,
     confirm_command,
     conformance_command,
+    console_command,
     credential_commands,
     drain_command,
     explain_command,
@@ -104,6 +105,7 @@ app.command(epilog=tasks_command.EPILOG)(tasks_command.tasks)
 app.command(epilog=calls_command.EPILOG)(calls_command.calls)
 app.command(epilog=top_command.EPILOG)(top_command.top)
 app.command(epilog=logs_command.EPILOG)(logs_command.logs)
+app.command(epilog=console_command.EPILOG)(console_command.console)
 app.command(epilog=health_command.EPILOG)(health_command.health)
 app.command("mcp", add_help_option=False, context_settings=_UNREAD)(_mcp)
 app.command(epilog=permission_commands.EPILOG)(permission_commands.permissions)

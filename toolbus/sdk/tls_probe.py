@@ -172,12 +172,23 @@ def _context(address: BusAddress, credential: Credential | None) -> ssl.SSLConte
     Raises:
         OSError: the key is not that of the certificate.
     """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols(["h2"])
-    if not address.tls:
+    if address.tls:
+        context = client_context(credential)
+    else:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
-        return context
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def client_context(credential: Credential | None) -> ssl.SSLContext:
+    """Returns what a TLS client with a credential trusts and shows.
+
+    Raises:
+        OSError: the key is not that of the certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if credential is None or not credential.ca:
         context.load_default_certs()
     else:

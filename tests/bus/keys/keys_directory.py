@@ -29,12 +29,12 @@ class Clock:
 class KeysDirectory:
     """A keys directory with what a test does to it."""
 
-    def __init__(self, folder: Path, now: float = 1_800_000_000.0) -> None:  # 2027-01-15
+    def __init__(self, folder: Path, now: float = 1_800_000_000.0, host: str = "bus.example") -> None:  # 2027-01-15
         self.folder = folder
         self.path = folder / "keys"
         self.clock = Clock(now)
         self.store = KeyStore(self.path, self.clock)
-        self.store.init(["bus.example"], ADDRESS)
+        self.store.init([host], ADDRESS.replace("bus.example", host))
 
     @property
     def file(self) -> Path:
