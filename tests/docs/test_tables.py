@@ -335,7 +335,7 @@ async def test_the_pages_about_http_and_the_bus_know_the_same_paths() -> None:
     paths = {path.partition("?")[0] for path in re.findall(r"/api/[\w/{}?-]+|/healthz|/readyz", pages)}
     paths = {re.sub(r"\{\w+(:\w+)?\}", "{}", path).rstrip("/") for path in paths}
     served |= {path: {} for _, path in CONSOLE_PATHS if path.startswith("/api/")}
-    assert paths - {"/api/bus"} == {re.sub(r"\{\w+(:\w+)?\}", "{}", path) for path in served}
+    assert paths - {"/api/bus", "/api/console"} == {re.sub(r"\{\w+(:\w+)?\}", "{}", path) for path in served}
 
 
 # -- hosts with a model -------------------------------------------------------------------------------------------
