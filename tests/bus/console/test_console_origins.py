@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from tests.bus.console.console_bus import STREAM, console_bus
 
-ACTS = (
+ACTS: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
     ("POST", "/api/bus/stats", {}),
     ("POST", "/api/tools/invoke", {"name": "add", "arguments": {"a": 1, "b": 2}}),
     ("GET", "/api/console/me", None),
