@@ -7,14 +7,17 @@ import contextlib
 import functools
 import logging
 import re
+from pathlib import Path
 from urllib.parse import quote
 
 import grpc
 import httpx
 import pytest
 
+from tests.bus.audit.chains import entries
 from tests.support.waiting import until
 from toolbus import Host
+from toolbus.bus.audit.audit_chain import FOLDER
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -93,3 +96,17 @@ async def test_a_program_that_only_calls_comes_and_goes_without_a_line_at_info(
                 await host.ready()
             await until(lambda: not bus.core.presence.sessions, "the end of its session")
             assert [record for record in caplog.records if record.name == "toolbus.sessions"] == []
+
+
+async def test_a_log_line_an_audit_line_and_a_record_of_one_call_share_its_call_id(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "toolbus.calls"):
+        async with running_bus(data_dir=tmp_path, audit_calls=True, slow_seconds=1e-9) as bus:
+            bus.tool(name="wait")(lambda: 1)
+            assert (await bus.call("wait")).output == 1
+            (record,) = bus.records
+    fields = vars(next(each for each in caplog.records if each.getMessage() == "slow call"))
+    (audited,) = [row for line in entries(tmp_path / FOLDER) if line["act"] == "calls" for row in line["calls"]]
+    assert fields["call_id"] == audited[0] == record.call_id
+    assert (fields["tool"], fields["outcome"]) == (audited[1], audited[5]) == ("wait", "OK")

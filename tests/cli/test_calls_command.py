@@ -176,3 +176,25 @@ def test_contents_of_a_bus_that_records_none_are_a_note(tmp_path: Path) -> None:
         ended = toolbus("calls", "--contents", "--bus", address_of(serving))
     assert ended.returncode == 0
     assert "--record-contents" in ended.stderr
+
+
+async def test_the_slowest_calls_are_shown_and_levels_of_the_log_changed_for_a_while() -> None:
+    async with running_bus(slow_seconds=1e-9) as bus:
+        bus.tool(name="wait")(lambda: 1)
+        await bus.call("wait")
+        address = bus.grpc_addresses[0]
+        shown = await asyncio.to_thread(toolbus, "calls", "--slow", "--bus", address)
+        assert [line.split()[1:] for line in shown.stdout.splitlines()] == [
+            ["OUTCOME", "SOURCE", "CALLER", "CALL", "TOOL"],
+            ["ok", "local", "local", "local-1", "wait"],
+        ]
+        wrong = await asyncio.to_thread(toolbus, "calls", "--slow", "--follow", "--bus", address)
+        assert wrong.returncode == 2
+        changed = await asyncio.to_thread(
+            toolbus, "log-level", "toolbus.calls", "ERROR", "--for", "60", "--bus", address
+        )
+        (row,) = [line.split() for line in changed.stdout.splitlines() if line.startswith("toolbus.calls ")]
+        assert row[:5] == ["toolbus.calls", "error", "as", "above", "it"]
+        back = await asyncio.to_thread(toolbus, "log-level", "toolbus.calls", "back", "--json", "--bus", address)
+        assert json.loads(back.stdout)["changed"] == {}
+        assert (await asyncio.to_thread(toolbus, "log-level", "toolbus.calls", "--bus", address)).returncode == 2

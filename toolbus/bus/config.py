@@ -6,6 +6,7 @@ here opens a socket or makes a directory.
 
 from __future__ import annotations
 
+import math
 import socket
 import uuid
 from collections.abc import Mapping, Sequence
@@ -90,6 +91,7 @@ class Config:
             ``/v1/traces`` is added where it has no path. None: calls are not traced.
         trace_ratio: of the calls that bring no trace, how many begin one: from 0 to 1.
         trace_most: calls that are sampled in a second at most.
+        slow_seconds: calls that take longer are logged and listed; 0: none is.
         grpc_reflection: whether clients can ask the server for its services.
         mcp: what MCP clients are offered.
         console: whether operators have a page over HTTP.
@@ -138,6 +140,7 @@ class Config:
     traces: str | None = None
     trace_ratio: float = 0.0
     trace_most: int = TRACE_MOST
+    slow_seconds: float = 10.0
     grpc_reflection: bool = True
     console: bool = True
     mcp: McpSettings = field(default_factory=McpSettings)
@@ -185,6 +188,7 @@ class Config:
         except InvalidRequest as error:
             raise SetupError(str(error)) from None
         self._check_audit()
+        self._check_slow()
         self._check_traces()
         for group in self.offered:
             if group not in OFFERED:
@@ -240,6 +244,12 @@ class Config:
                 raise SetupError(f"{name} contradicts audit = false: drop one")
             if getattr(self, name) and self.data_dir is None:
                 raise SetupError(f"{name} needs a data directory, where the audit is written: set data_dir")
+
+    def _check_slow(self) -> None:
+        if not 0.0 <= self.slow_seconds < math.inf:  # NaN fails this too
+            raise SetupError(
+                f"slow_seconds is {self.slow_seconds:g}, it must be 0 (off) or a number of seconds above 0"
+            )
 
     def _check_traces(self) -> None:
         if self.traces is not None:

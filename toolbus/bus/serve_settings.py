@@ -161,6 +161,7 @@ _READ: dict[str, Read] = {
     "traces": Reader.text,
     "trace_ratio": Reader.number,
     "trace_most": Reader.whole,
+    "slow_seconds": Reader.number,
     "grpc_reflection": Reader.flag,
     "console": Reader.flag,
     "log_level": Reader.text,

@@ -23,6 +23,7 @@ EPILOG = epilog(
         "toolbus calls --limit 10 --source weather --json",
         "toolbus calls --follow --user u-17",
         "toolbus calls --outcome TOOL --contents",
+        "toolbus calls --slow --limit 10",
     ),
     """
     The bus keeps records of the last 1,000 calls; the newest is printed first. ROUND is the round of a model's turn,
@@ -50,6 +51,7 @@ _COLUMNS = (
     ("OUTCOME", 17), ("MS", 8), ("SOURCE", 12), ("CALLER", 12), ("USER", 8), ("ROUND", 5), ("IN", 5), ("OUT", 5),
     ("CALL", 10), ("NAME", 16),
 )  # fmt: skip
+_SLOW_KEYS = ("source", "caller", "call_id", "tool")
 _CONTENTS = (("ARGUMENTS", MAX_SHOWN), ("OUTPUT", 0))
 
 
@@ -70,12 +72,20 @@ def calls(
         ),
     ] = None,
     contents: Annotated[bool, typer.Option("--contents", help="Print recorded arguments and outputs too.")] = False,
+    slow: Annotated[
+        bool, typer.Option("--slow", help="Print the slowest calls of the last hour instead, slowest first.")
+    ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Continue, and print each call as it ends.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document; with --follow, JSON lines.")
     ] = False,
 ) -> None:
     """Show the newest calls and how they ended."""
+    if slow:
+        if follow or any((source, name, caller, user, outcome, contents)):
+            terminal.fail("--slow goes with --limit and --json only", terminal.USAGE)
+        _print_slow(call_bus_tool(BusTarget(bus, credential), "slow_calls", {"limit": limit}), as_json)
+        return
     filters: dict[str, Any] = {"limit": limit, "source": source or "", "name": name or "", "caller": caller or ""}
     filters |= {"user_id": user or "", "outcome": _outcome(outcome)}
     if follow:
@@ -92,6 +102,21 @@ def calls(
     terminal.print_table(heads, [_row(each, contents) for each in records])
     if contents and records and not any("arguments" in each for each in records):
         terminal.print_note("this bus does not record contents: start it with `toolbus serve --record-contents`")
+
+
+def _print_slow(answer: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        terminal.print_json(answer)
+        return
+    rows = [
+        (f"{call['seconds']:.2f}", str(call["outcome"]).lower(), *(str(call.get(key, "-")) for key in _SLOW_KEYS))
+        for call in answer["calls"]
+    ]
+    terminal.print_table(("SECONDS", "OUTCOME", "SOURCE", "CALLER", "CALL", "TOOL"), rows)
+    if not answer["slow_seconds"]:
+        terminal.print_note("this bus notes no slow calls: set slow_seconds in its configuration")
+    elif not rows:
+        terminal.print_note(f"no call of the last hour took longer than {answer['slow_seconds']:g} s")
 
 
 def _outcome(word: str | None) -> str:

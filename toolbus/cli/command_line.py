@@ -27,6 +27,7 @@ from toolbus.cli import (
     export_command,
     health_command,
     keys_command,
+    log_level_command,
     logs_command,
     mcp_command,
     mount_command,
@@ -104,6 +105,7 @@ app.command(epilog=call_command.EPILOG)(call_command.call)
 app.command(epilog=tasks_command.EPILOG)(tasks_command.tasks)
 app.command(epilog=calls_command.EPILOG)(calls_command.calls)
 app.command(epilog=top_command.EPILOG)(top_command.top)
+app.command(epilog=log_level_command.EPILOG)(log_level_command.log_level)
 app.command(epilog=logs_command.EPILOG)(logs_command.logs)
 app.command(epilog=console_command.EPILOG)(console_command.console)
 app.command(epilog=health_command.EPILOG)(health_command.health)

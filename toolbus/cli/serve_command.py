@@ -35,7 +35,7 @@ EPILOG = epilog(
     a variable TOOLBUS_NAME (TOOLBUS_GRPC, TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in
     the file: grpc, http, https, keys, neighbours, roles, no_roles, adopt_roles, data_dir, ephemeral, upstream,
     grace_seconds, drain_seconds, heartbeat_seconds, idle_heartbeat_seconds, missed_heartbeats, missed_heartbeats_gone,
-    silenced, guarded, tripwire, offered, council, mcp_secrets, mcp_servers, tools_dir, require_manifest,
+    silenced, guarded, tripwire, slow_seconds, offered, council, mcp_secrets, mcp_servers, tools_dir, require_manifest,
     record_contents, audit, audit_required, audit_calls, background_after_seconds, grpc_reflection, console, log_level,
     log_json, the tables [limits], [permissions] and [tripwire_allow], and [[issuers]]. Without --http and TOOLBUS_HTTP
     the HTTP port is NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT, else that of the file, else 48911.

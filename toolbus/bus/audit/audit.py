@@ -39,6 +39,7 @@ Act = Literal[
     "plugin.restart",
     "plugin.stop",
     "login",
+    "log.level",
 ]
 Outcome = Literal["ok", "begun", "failed", "refused"]
 

@@ -38,6 +38,7 @@ from toolbus.bus.calls.refusals import (
     window_full,
 )
 from toolbus.bus.calls.result_review import NO_OUTPUT, review
+from toolbus.bus.calls.slow_calls import SlowCalls
 from toolbus.bus.calls.trace import CallTraces
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.argument_repair import original_of, repairs_of
@@ -106,6 +107,7 @@ class Dispatcher:
         self.view = CatalogView(registry, policy)  # what callers may see, by the same policy
         self._admission = CallAdmission(registry, policy, self.view, limits, repairs=repairs)
         self.records = records
+        self.slow_calls = SlowCalls()
         self.traces = CallTraces()
         self.settled_at = settled_at
         self._on_denied: OnDenied | None = None  # see watch_refusals
@@ -327,6 +329,7 @@ class Dispatcher:
         """Takes the results of a handler, and delivers each to its caller."""
         pending, keep, soft_deadlines = handler.pending, self.records.keep, self.soft_deadlines
         careful = self.records.contents or handler.source.startswith(CAREFUL)  # whether `_record` is needed
+        slow = now - self.slow_calls.seconds  # a call that began before took long
         untrusted = self.tripwire is not None and self._policy.is_untrusted(handler.source)
         batch: list[tuple[str, str]] = []  # plain results for the same caller, not yet delivered
         to: Caller | None = None  # the caller of the batch
@@ -381,6 +384,8 @@ class Dispatcher:
                 origin, size = origin_of(context), len(call.arguments_json)
             more = More(parent=call.parent.id) if call.parent is not None else None
             name, source, started = entry.name, entry.source, call.started
+            if started < slow:
+                self.slow_calls.note(call, 0, now)
             keep((call_id, name, source, caller.source, started, now, 0, size, len(output), origin, call.id, more))
             succeeded += 1
         if batch and to is not None:
@@ -552,6 +557,8 @@ class Dispatcher:
         entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
         if trace is not None:
             self.traces.end(trace, call, code, error, now)
+        if call.started < now - self.slow_calls.seconds:
+            self.slow_calls.note(call, code, now)
         if entry.bare_name in READERS and is_operators(entry.source):
             return
         self.records.add(

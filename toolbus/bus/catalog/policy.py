@@ -36,7 +36,7 @@ VERBS_OF_TOOLS: Mapping[str, str] = {
     **dict.fromkeys(("dropin_address", "mounts", "mount_restart", "mount_logs"), "catalog"),
     **dict.fromkeys(("keys", "key_revoke"), "keys"),
     "audit_head": "audit",
-    "plugin_logs": "logs",
+    **dict.fromkeys(("plugin_logs", "log_level", "slow_calls"), "logs"),
     "plugin_restart": "catalog",
     "plugin_stop": "drain",
 }

@@ -1,12 +1,15 @@
-"""Shows operators the output of plugins, wherever they run: those of this bus, and those of attached supervisors."""
+"""Shows operators what is logged: output of plugins, wherever they run, slow calls, and levels that can be changed."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from toolbus.bus.access.principal import principal_of
 from toolbus.bus.core import Core
+from toolbus.bus.operators.log_levels import DEFAULT_SECONDS, LogLevels, Timer
 from toolbus.bus.operators.plugin_outputs import OwnOutput, PluginOutputs
 from toolbus.bus.room import Room
 from toolbus.bus.rooms.dropin_room import DropinRoom
@@ -16,6 +19,7 @@ from toolbus.tool import Result
 
 MAX_WAIT_SECONDS = 60.0
 DEFAULT_LINES = 100
+LATELY_SECONDS = 3600.0  # of slow calls
 
 
 class LogsRoom(Room):
@@ -24,10 +28,19 @@ class LogsRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._outputs = PluginOutputs(core.registry, self._call, self._own)
+        self._levels = LogLevels(_later)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools of this room."""
-        return [self.plugin_logs, self.plugin_restart, self.plugin_stop]
+        return [self.plugin_logs, self.plugin_restart, self.plugin_stop, self.log_level, self.slow_calls]
+
+    async def start(self) -> None:
+        """Begins to note slow calls."""
+        self.core.dispatcher.slow_calls.watch(self.core.config.slow_seconds, _later)
+
+    async def stop(self) -> None:
+        """Puts back the levels that were changed."""
+        self._levels.close()
 
     def _own(self) -> Iterator[OwnOutput]:
         for room in (self.core.rooms.find(DropinRoom), self.core.rooms.find(McpClientRoom)):
@@ -82,3 +95,51 @@ class LogsRoom(Room):
         with self.core.audit.operation("plugin.stop", principal_of(scope), target=plugin, why=source):
             where = await self._outputs.act("stop", source, plugin)
         return {"plugin": plugin, "source": where, "stopped": True}
+
+    @llm_tool(
+        description="Changes the level of a logger of the bus for a while; without arguments shows the levels in force."
+    )
+    async def log_level(
+        self, scope: ToolScope, logger: str = "", level: str = "", seconds: float = DEFAULT_SECONDS
+    ) -> dict[str, Any]:
+        """Changes a level.
+
+        Args:
+            logger: `toolbus`, or one below it such as `toolbus.calls`; "" only shows.
+            level: debug, info, warning or error; "" puts back the level before.
+            seconds: how long, 86,400 at the most; then the level before comes back.
+
+        The answer is `levels`, the effective one of each logger, and `changed`: those that go back, with `before` (""
+        where the logger had none of its own) and `seconds` until then.
+        """
+        if logger:
+            what = f"{level or 'back'} for {seconds:g} s"
+            with self.core.audit.operation("log.level", principal_of(scope), target=logger, why=what):
+                self._levels.set(logger, level, seconds)
+        return self._levels.show()
+
+    @llm_tool(
+        description="Shows the slowest calls of the last hour, slowest first: those above slow_seconds.",
+        read_only=True,
+        allow_repeat=True,
+    )
+    async def slow_calls(self, limit: int = 50) -> dict[str, Any]:
+        """Shows slow calls, without contents.
+
+        Args:
+            limit: at most this many.
+
+        The answer is `slow_seconds` (0: none is noted), `count` since the start of the bus, and `calls`: call_id, id,
+        tool, source, identity, caller, seconds, ended (seconds since the epoch), outcome, and trace_id if there is one.
+        """
+        slow = self.core.dispatcher.slow_calls
+        calls = slow.slowest(limit, time.monotonic() - LATELY_SECONDS)
+        return {
+            "slow_seconds": self.core.config.slow_seconds,
+            "count": slow.count,
+            "calls": [each.described(self.core.records.began) for each in calls],
+        }
+
+
+def _later(seconds: float, function: Callable[[], None]) -> Timer:
+    return asyncio.get_running_loop().call_later(seconds, function)
