@@ -41,7 +41,7 @@ function Now() {
   return html`<${Panel} title="Now" aside=${html`<span class="num">${rate(bus.value.rate)}</span> <span class="muted">calls a second</span>`}>
     <div class="inside"><${Sparkline} values=${rates.value} kind="wide" label="Calls a second, the newest 60 readings" /></div>
     <div class="figures">
-      ${figures.map(([label, value, kind = "", title = ""]) => html`<div title=${title}><span class="muted">${label}</span><span class=${"value " + (kind || "")}>${value}</span></div>`)}
+      ${figures.filter(([, value]) => value !== "–").map(([label, value, kind = "", title = ""]) => html`<div title=${title}><span class="muted">${label}</span><span class=${"value " + (kind || "")}>${value}</span></div>`)}
     </div>
   <//>`;
 }

@@ -191,7 +191,7 @@ function Lines({ lines, wrap, follows, onFollows }) {
       ${drawn.slice(first, end).map(
         (line, at) => html`<div class="line" key=${line.number} style=${{ top: wrap ? "auto" : (first + at) * HEIGHT + "px" }}>
           <span class="muted" title=${moment(line.at, 3)}>${clock(line.at)}</span>
-          <span class=${line.stream === "stderr" ? "warn" : "muted"}>${line.stream === "stderr" ? " err " : "     "}</span><span>${line.text}</span>
+          <span class="muted" title=${line.stream}>${line.stream === "stderr" ? " err " : "     "}</span><span>${line.text}</span>
         </div>`,
       )}
     </div>
