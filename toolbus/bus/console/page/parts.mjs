@@ -1,9 +1,13 @@
 // Draws what several pages have: the list and the detail beside it, states, facts, errors next to what caused them.
 
-import { html, signal, useState } from "./html.mjs";
+import { admin } from "./api.mjs";
+import { html, useEffect, useState } from "./html.mjs";
 import { link } from "./router.mjs";
 import { failed } from "./spans_layout.mjs";
-import { shown } from "./text.mjs";
+import { connection } from "./store.mjs";
+import { count, shown } from "./text.mjs";
+
+const MAX_ROWS = 200; // of one table; the filter finds the others
 
 /** Draws a page: a list, and beside it the detail, if one is open. */
 export function Split({ list, detail }) {
@@ -81,16 +85,31 @@ export function useAct() {
   return [run, state.busy, state.error];
 }
 
-/** Holds what one request answers: {value, error, at} as a signal, and `read()` to ask again. */
-export function resource(ask) {
-  const held = signal({ value: undefined, error: null, reading: false });
-  const read = async (...args) => {
-    held.value = { ...held.value, reading: true };
+/** Reads what a tool of the bus answers, again after each change: [value, error, read]. */
+export function useAnswer(name) {
+  const [state, setState] = useState({ value: undefined, error: null });
+  const live = connection.value === "live";
+  const read = async () => {
     try {
-      held.value = { value: await ask(...args), error: null, reading: false };
+      setState({ value: await admin(name), error: null });
     } catch (error) {
-      held.value = { ...held.value, error, reading: false };
+      setState((before) => ({ ...before, error }));
     }
   };
-  return { held, read };
+  useEffect(() => {
+    if (live) read();
+  }, [live]);
+  return [state.value, state.error, read];
+}
+
+/** Draws rows of a table, at most `MAX_ROWS`, with a line about the others. */
+export function Table({ heads, rows, empty }) {
+  if (!rows.length) return empty;
+  return html`<div class="scroll">
+      <table class="table">
+        <thead><tr>${heads.map((head) => html`<th>${head}</th>`)}</tr></thead>
+        <tbody>${rows.slice(0, MAX_ROWS)}</tbody>
+      </table>
+    </div>
+    ${rows.length > MAX_ROWS && html`<p class="note">${count(rows.length - MAX_ROWS)} more: filter to find them.</p>`}`;
 }

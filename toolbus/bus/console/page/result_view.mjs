@@ -35,16 +35,17 @@ export function ResultView({ answer, seconds }) {
   </section>`;
 }
 
-function Why({ error }) {
+/** Draws why a call failed: the message, how far it had got, whether to call again; `unsaid` where it has no message. */
+export function Why({ error, unsaid = "The tool failed without a message." }) {
   const { message, stage, retry_safe, limit, retry_after_seconds, reason } = error;
   const facts = [
-    ["Stage", STAGES[stage] ?? stage],
+    ["Stage", STAGES[String(stage ?? "").toUpperCase()] ?? stage],
     ["Call again", retry_safe === undefined ? "" : retry_safe ? "yes, that is safe" : "with care: it may have run, or would fail again"],
     ["Retry after", Number(retry_after_seconds) > 0 && duration(retry_after_seconds)],
     ["Limit", limit && `${limit.name} = ${limit.value}`],
     ["Reason", reason],
   ].filter(([, value]) => value);
-  return html`<p class="error any">${shown(message || "The tool failed without a message.")}</p>
+  return html`<p class="error any">${shown(message || unsaid)}</p>
     <dl class="facts">${facts.map(([term, value]) => html`<dt>${term}</dt><dd class="any">${shown(String(value))}</dd>`)}</dl>`;
 }
 

@@ -6,6 +6,7 @@ import { Filter, filtered } from "../filter.mjs";
 import { html, signal, useEffect } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
 import { Cut, DetailHead, Facts, Failed, Nothing, Outcome, Panel, Split, useAct } from "../parts.mjs";
+import { Why } from "../result_view.mjs";
 import { go, link, refine } from "../router.mjs";
 import { Rows } from "../rows.mjs";
 import { familyOf } from "../spans_layout.mjs";
@@ -175,29 +176,13 @@ function Detail({ id, query }) {
   `;
 }
 
-function Failure({ call }) {
-  const { failure } = call;
+function Failure({ call: { failure } }) {
   if (!failure) return null;
-  const { message, stage, retry_safe, limit } = failure;
-  const why = message || "The tool's own words are not recorded, as they may repeat arguments; record_contents = true records them.";
   return html`<section class="panel alert" aria-label="Why it failed">
     <h3>Why it failed</h3>
-    <p class=${message ? "error any" : "note"}>${shown(why)}</p>
-    <${Facts} of=${[
-      ["Stage", stageOf(stage)],
-      ["Call again", retry_safe ? "yes, that is safe" : "with care: it may have run, or would fail again"],
-      ["Limit", limit && `${limit.name} = ${limit.value}`],
-    ]} />
+    <${Why} error=${failure} unsaid="The words are not recorded, as they may repeat arguments. With record_contents = true the bus records them." />
   </section>`;
 }
-
-const STAGES = {
-  not_dispatched: "not dispatched: no plugin has seen it",
-  dispatched: "dispatched: it was sent, and may have run",
-  accepted: "accepted: the plugin has begun it",
-};
-
-const stageOf = (stage) => STAGES[String(stage).toLowerCase()] ?? stage;
 
 function Family({ call, query }) {
   if (!call.id) return null;
@@ -229,7 +214,7 @@ function Summary({ call }) {
       ["Ended", ended && moment(call.ended, 3)],
       ["Took", ended ? duration(call.seconds) : html`<${Age} since=${call.started} /> until now`],
       ["Deadline", !ended && call.deadline && html`<${Ago} at=${call.deadline} />`],
-      ["Stage", !ended && (stageOf(call.stage))],
+      ["Stage", !ended && call.stage],
       ["Arguments", ended && plural(call.arguments_size, "character")],
       ["Output", ended && plural(call.output_size, "character")],
       ["Made by", call.parent && html`<a href=${link("calls", [call.parent])}>call ${call.parent}</a>`],

@@ -2,22 +2,17 @@
 // a call is or is not allowed; and changes it.
 
 import { admin } from "../api.mjs";
-import { now } from "../clock.mjs";
 import { askName, toast } from "../dialogs.mjs";
 import { Filter, filtered } from "../filter.mjs";
 import { html, useEffect, useState } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
-import { Failed, Nothing, Panel, useAct } from "../parts.mjs";
+import { KeyTables } from "../key_tables.mjs";
+import { Failed, Nothing, Panel, Table, useAct, useAnswer } from "../parts.mjs";
+import { namesOf, Rules } from "../permit_rules.mjs";
 import { link, refine } from "../router.mjs";
-import { catalog, connection, may, sources } from "../store.mjs";
-import { ago, count, moment, plural, shown } from "../text.mjs";
+import { may, sources } from "../store.mjs";
+import { shown } from "../text.mjs";
 
-const MAX_ROWS = 200; // of one table; the filter finds the others
-const KINDS = [
-  ["tools", "Tool"],
-  ["roles", "Role"],
-  ["sources", "Source"],
-];
 const TABS = [
   { name: "rules", title: "Users", verb: "permit", view: Rules },
   { name: "sources", title: "Sources", verb: "permit", view: Sources },
@@ -42,131 +37,6 @@ function View({ query }) {
     </div>
     <div class="body"><${Tab} key=${name} query=${query} /></div>
   </section>`;
-}
-
-/** Reads what a tool of the bus answers, again after each change: [value, error, read]. */
-function useAnswer(name) {
-  const [state, setState] = useState({ value: undefined, error: null });
-  const live = connection.value === "live";
-  const read = async () => {
-    try {
-      setState({ value: await admin(name), error: null });
-    } catch (error) {
-      setState((before) => ({ ...before, error }));
-    }
-  };
-  useEffect(() => {
-    if (live) read();
-  }, [live]);
-  return [state.value, state.error, read];
-}
-
-/** Draws rows of a table, at most `MAX_ROWS`, with a line about the others. */
-function Table({ heads, rows, empty }) {
-  if (!rows.length) return empty;
-  return html`<div class="scroll">
-      <table class="table">
-        <thead><tr>${heads.map((head) => html`<th>${head}</th>`)}</tr></thead>
-        <tbody>${rows.slice(0, MAX_ROWS)}</tbody>
-      </table>
-    </div>
-    ${rows.length > MAX_ROWS && html`<p class="note">${count(rows.length - MAX_ROWS)} more: filter to find them.</p>`}`;
-}
-
-// -- which users may call ------------------------------------------------------------------------------------------
-
-function Rules({ query }) {
-  const [tables, error, read] = useAnswer("permissions");
-  const [run, busy, failure] = useAct();
-  const [undo, setUndo] = useState(null); // the last change: {kind, name, before, after}
-  const [draft, setDraft] = useState({ kind: "tools", name: "", users: "" });
-  const rules = KINDS.flatMap(([kind]) => Object.entries(tables?.[kind] ?? {}).map(([name, users]) => ({ kind, name, users })));
-  const items = filtered(rules, query.q, ({ kind, name, users }) => `${kind}\n${name}\n${users.join("\n")}`.toLowerCase());
-
-  const permit = (kind, name, users, remember = true) => {
-    const before = tables?.[kind]?.[name] ?? null;
-    return run(
-      () => admin("permit", { kind, name, users }),
-      ({ note }) => {
-        setUndo(remember ? { kind, name, before, after: users, note } : null);
-        read();
-      },
-    );
-  };
-  const takeBack = () => {
-    if (!undo) return false;
-    permit(undo.kind, undo.name, undo.before, false);
-  };
-  useKeys({ u: takeBack }, undo ? { u: "undo the last change" } : "");
-  const add = async (event) => {
-    event.preventDefault();
-    const users = listOf(draft.users);
-    if (await permit(draft.kind, draft.name.trim(), users)) setDraft({ ...draft, name: "", users: "" });
-  };
-  const set = (field) => (event) => setDraft({ ...draft, [field]: event.currentTarget.value });
-  return html`
-    ${undo &&
-    html`<p class="note ok inline" role="status">
-      <span>${wordsOf(undo.kind, undo.name, undo.after)}${undo.note && html` <span class="muted">${shown(undo.note)}</span>`}</span>
-      <button type="button" class="small" disabled=${busy} onClick=${takeBack}>Undo</button>
-    </p>`}
-    <${Panel} title="Which users may call">
-      <${Failed} error=${error} what="The rules" />
-      <${Table}
-        heads=${["Of", "Name", "Users that may call", ""]}
-        rows=${items.map(({ kind, name, users }) => html`<${Rule} key=${kind + "\n" + name} kind=${kind} name=${name} users=${users} busy=${busy} onPermit=${permit} />`)}
-        empty=${tables && (rules.length ? html`<${Nothing} title="No such rule">Remove a part of the filter.<//>` : html`<${Nothing} title="Everyone may call everything">A rule limits a tool, a role or a source to some users.<//>`)}
-      />
-    <//>
-    <${Panel} title="Add a rule">
-      <form class="form" onSubmit=${add}>
-        <div class="inline end">
-          <div class="field"><label for="rule-kind">Of</label><select id="rule-kind" value=${draft.kind} onChange=${set("kind")}>${KINDS.map(([kind, label]) => html`<option value=${kind}>${label}</option>`)}</select></div>
-          <div class="field"><label for="rule-name">Name</label><input id="rule-name" required autocomplete="off" spellcheck="false" list="rule-names" value=${draft.name} onInput=${set("name")} /></div>
-          <div class="field"><label for="rule-users">Users</label><input id="rule-users" autocomplete="off" spellcheck="false" placeholder="u-17, u-12" value=${draft.users} onInput=${set("users")} /></div>
-          <button type="submit" class="primary" disabled=${busy || !draft.name.trim()}>Permit</button>
-        </div>
-        <datalist id="rule-names">${namesOf(draft.kind, draft.name).map((name) => html`<option value=${name}></option>`)}</datalist>
-        <p class="hint">Separate users by commas. <code>*</code> is everyone; nothing at all is no user.</p>
-        <${Failed} error=${failure} what="Not changed" />
-      </form>
-    <//>
-  `;
-}
-
-function Rule({ kind, name, users, busy, onPermit }) {
-  const [draft, setDraft] = useState(null); // the users as text while they are changed; null: they are not
-  const save = async (event) => {
-    event.preventDefault();
-    if (await onPermit(kind, name, listOf(draft))) setDraft(null);
-  };
-  return html`<tr>
-    <td>${KINDS.find(([each]) => each === kind)[1]}</td>
-    <td class="any">${shown(name)}</td>
-    <td>
-      ${draft === null
-        ? html`<span class="chips">${users.length ? users.map((user) => html`<span class="chip" title=${shown(user)}>${user === "*" ? "everyone" : shown(user)}</span>`) : html`<span class="chip warn">no user</span>`}</span>`
-        : html`<form class="inline" onSubmit=${save}><input aria-label="Users of ${name}" autocomplete="off" spellcheck="false" value=${draft} onInput=${(event) => setDraft(event.currentTarget.value)} /><button type="submit" class="small primary" disabled=${busy}>Save</button></form>`}
-    </td>
-    <td class="acts-cell">
-      <button type="button" class="small" onClick=${() => setDraft(draft === null ? users.join(", ") : null)}>${draft === null ? "Change" : "Cancel"}</button>${" "}
-      <button type="button" class="small danger" disabled=${busy} onClick=${() => onPermit(kind, name, null)}>Remove</button>
-    </td>
-  </tr>`;
-}
-
-const listOf = (text) => text.split(",").map((user) => user.trim()).filter(Boolean);
-
-function wordsOf(kind, name, users) {
-  const what = `${KINDS.find(([each]) => each === kind)[1].toLowerCase()} ${shown(name)}`;
-  if (users === null) return `The rule of ${what} is removed.`;
-  if (users.includes("*")) return `Everyone may call ${what}.`;
-  return users.length ? `${users.map(shown).join(", ")} may call ${what}.` : `No user may call ${what}.`;
-}
-
-function namesOf(kind, typed) {
-  const names = kind === "tools" ? catalog.value.map(({ name }) => name) : kind === "sources" ? [...sources.value.keys()] : [];
-  return names.filter((name) => name.includes(typed)).slice(0, 30);
 }
 
 // -- what sources may do -------------------------------------------------------------------------------------------
@@ -236,53 +106,6 @@ function Change({ change: { source, subject, tool, fingerprint, difference }, on
     <${Failed} error=${error} what="Not approved" />
     <pre class="text">${difference.split("\n").map((line) => html`<span class=${line.startsWith("+") ? "ok" : line.startsWith("-") ? "bad" : ""}>${shown(line)}${"\n"}</span>`)}</pre>
   <//>`;
-}
-
-// -- keys ----------------------------------------------------------------------------------------------------------
-
-function KeyTables({ query }) {
-  const [answer, error, read] = useAnswer("keys");
-  const keys = filtered(answer?.keys ?? [], query.q, (key) => [key.id, key.identity, key.kind, key.state].join("\n").toLowerCase());
-  const identities = filtered(Object.entries(answer?.identities ?? {}), query.q, ([name, scopes]) => `${name}\n${Object.values(scopes).flat().join("\n")}`.toLowerCase());
-  if (!answer) return error && html`<${Nothing} title="No keys">${shown(error.message)}<//>`;
-  return html`
-    <${Failed} error=${error} what="The keys" />
-    <${Panel} title="Identities and their scopes">
-      <${Table}
-        heads=${["Identity", "Scopes", ""]}
-        rows=${identities.map(([name, scopes]) => html`<tr key=${name}>
-          <td class="any">${shown(name)}</td>
-          <td><span class="chips">${Object.entries(scopes).map(([scope, value]) => html`<span class="chip" title=${shown([value].flat().join(", "))}>${scope}: ${shown([value].flat().join(", "))}</span>`)}${!Object.keys(scopes).length && html`<span class="muted">none: it may attach, and nothing else</span>`}</span></td>
-          <td class="acts-cell"><${Revoke} name=${name} what="All of its keys end, and with them its sessions." onChange=${read} /></td>
-        </tr>`)}
-        empty=${html`<${Nothing} title="No such identity" />`}
-      />
-    <//>
-    <${Panel} title="Keys">
-      <${Table}
-        heads=${["Key", "Identity", "Kind", "State", "Expires", ""]}
-        rows=${keys.map((key) => html`<tr key=${key.id}>
-          <td><code>${shown(key.id)}</code></td>
-          <td class="any">${shown(key.identity)}</td>
-          <td>${shown(key.kind)}</td>
-          <td><span class=${"chip " + (key.state === "live" ? "ok" : key.revoked || key.state === "expired" ? "bad" : "warn")}>${shown(key.state)}</span></td>
-          <td title=${key.expires ? moment(key.expires) : ""}>${key.revoked ? html`<span class="muted">revoked ${ago(key.revoked, now.value)}</span>` : key.expires ? ago(key.expires, now.value) : "never"}</td>
-          <td class="acts-cell">${!key.revoked && html`<${Revoke} name=${key.id} what="Sessions that it proved end at once." onChange=${read} />`}</td>
-        </tr>`)}
-        empty=${html`<${Nothing} title="No such key" />`}
-      />
-    <//>
-  `;
-}
-
-function Revoke({ name, what, onChange }) {
-  const [run, busy, error] = useAct();
-  const revoke = async () => {
-    if (await askName("Revoke", name, `${what} This cannot be undone.`)) {
-      run(() => admin("key_revoke", { name }), ({ revoked }) => { toast(`${plural(revoked.length, "key")} revoked`); onChange(); });
-    }
-  };
-  return html`<button type="button" class="small danger" disabled=${busy} onClick=${revoke}>Revoke …</button><${Failed} error=${error} />`;
 }
 
 // -- why a call is or is not allowed -------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import { Filter, filtered } from "../filter.mjs";
 import { html, useEffect, useState } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
 import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct } from "../parts.mjs";
+import { Output } from "../result_view.mjs";
 import { go, link, refine } from "../router.mjs";
 import { Rows } from "../rows.mjs";
 import { connection } from "../store.mjs";
 import { ago, count, duration, moment, plural, shown } from "../text.mjs";
-import { Json } from "../json_view.mjs";
 
 const REFRESH = 2000; // ms
 const LIMIT = 1000;
@@ -130,7 +130,7 @@ function Detail({ id, task, known, query, onChange }) {
         ${progress && html`<div class="inside"><${Progress} of=${progress} /></div>`}
         ${!readable && html`<p class="note">Progress and result are shown to its owner only.</p>`}
       <//>
-      ${result !== undefined && result !== null && html`<${Panel} title="Result"><${Json} value=${result.output ?? result} /><//>`}
+      ${result !== undefined && result !== null && html`<${Panel} title="Result"><${Output} value=${result.output ?? result} /><//>`}
     </div>`;
 }
 

@@ -1,0 +1,110 @@
+// Shows which users may call which tools, those of a role or of a source, and changes it; a change can be undone.
+
+import { admin } from "./api.mjs";
+import { filtered } from "./filter.mjs";
+import { html, useState } from "./html.mjs";
+import { useKeys } from "./keys.mjs";
+import { Failed, Nothing, Panel, Table, useAct, useAnswer } from "./parts.mjs";
+import { catalog, sources } from "./store.mjs";
+import { shown } from "./text.mjs";
+
+const KINDS = [
+  ["tools", "Tool"],
+  ["roles", "Role"],
+  ["sources", "Source"],
+];
+/** Draws the rules, and a form for one more. */
+export function Rules({ query }) {
+  const [tables, error, read] = useAnswer("permissions");
+  const [run, busy, failure] = useAct();
+  const [undo, setUndo] = useState(null); // the last change: {kind, name, before, after}
+  const [draft, setDraft] = useState({ kind: "tools", name: "", users: "" });
+  const rules = KINDS.flatMap(([kind]) => Object.entries(tables?.[kind] ?? {}).map(([name, users]) => ({ kind, name, users })));
+  const items = filtered(rules, query.q, ({ kind, name, users }) => `${kind}\n${name}\n${users.join("\n")}`.toLowerCase());
+
+  const permit = (kind, name, users, remember = true) => {
+    const before = tables?.[kind]?.[name] ?? null;
+    return run(
+      () => admin("permit", { kind, name, users }),
+      ({ note }) => {
+        setUndo(remember ? { kind, name, before, after: users, note } : null);
+        read();
+      },
+    );
+  };
+  const takeBack = () => {
+    if (!undo) return false;
+    permit(undo.kind, undo.name, undo.before, false);
+  };
+  useKeys({ u: takeBack }, undo ? { u: "undo the last change" } : "");
+  const add = async (event) => {
+    event.preventDefault();
+    const users = listOf(draft.users);
+    if (await permit(draft.kind, draft.name.trim(), users)) setDraft({ ...draft, name: "", users: "" });
+  };
+  const set = (field) => (event) => setDraft({ ...draft, [field]: event.currentTarget.value });
+  return html`
+    ${undo &&
+    html`<p class="note ok inline" role="status">
+      <span>${wordsOf(undo.kind, undo.name, undo.after)}${undo.note && html` <span class="muted">${shown(undo.note)}</span>`}</span>
+      <button type="button" class="small" disabled=${busy} onClick=${takeBack}>Undo</button>
+    </p>`}
+    <${Panel} title="Which users may call">
+      <${Failed} error=${error} what="The rules" />
+      <${Table}
+        heads=${["Of", "Name", "Users that may call", ""]}
+        rows=${items.map(({ kind, name, users }) => html`<${Rule} key=${kind + "\n" + name} kind=${kind} name=${name} users=${users} busy=${busy} onPermit=${permit} />`)}
+        empty=${tables && (rules.length ? html`<${Nothing} title="No such rule">Remove a part of the filter.<//>` : html`<${Nothing} title="Everyone may call everything">A rule limits a tool, a role or a source to some users.<//>`)}
+      />
+    <//>
+    <${Panel} title="Add a rule">
+      <form class="form" onSubmit=${add}>
+        <div class="inline end">
+          <div class="field"><label for="rule-kind">Of</label><select id="rule-kind" value=${draft.kind} onChange=${set("kind")}>${KINDS.map(([kind, label]) => html`<option value=${kind}>${label}</option>`)}</select></div>
+          <div class="field"><label for="rule-name">Name</label><input id="rule-name" required autocomplete="off" spellcheck="false" list="rule-names" value=${draft.name} onInput=${set("name")} /></div>
+          <div class="field"><label for="rule-users">Users</label><input id="rule-users" autocomplete="off" spellcheck="false" placeholder="u-17, u-12" value=${draft.users} onInput=${set("users")} /></div>
+          <button type="submit" class="primary" disabled=${busy || !draft.name.trim()}>Permit</button>
+        </div>
+        <datalist id="rule-names">${namesOf(draft.kind, draft.name).map((name) => html`<option value=${name}></option>`)}</datalist>
+        <p class="hint">Separate users by commas. <code>*</code> is everyone; nothing at all is no user.</p>
+        <${Failed} error=${failure} what="Not changed" />
+      </form>
+    <//>
+  `;
+}
+
+function Rule({ kind, name, users, busy, onPermit }) {
+  const [draft, setDraft] = useState(null); // the users as text while they are changed; null: they are not
+  const save = async (event) => {
+    event.preventDefault();
+    if (await onPermit(kind, name, listOf(draft))) setDraft(null);
+  };
+  return html`<tr>
+    <td>${KINDS.find(([each]) => each === kind)[1]}</td>
+    <td class="any">${shown(name)}</td>
+    <td>
+      ${draft === null
+        ? html`<span class="chips">${users.length ? users.map((user) => html`<span class="chip" title=${shown(user)}>${user === "*" ? "everyone" : shown(user)}</span>`) : html`<span class="chip warn">no user</span>`}</span>`
+        : html`<form class="inline" onSubmit=${save}><input aria-label="Users of ${name}" autocomplete="off" spellcheck="false" value=${draft} onInput=${(event) => setDraft(event.currentTarget.value)} /><button type="submit" class="small primary" disabled=${busy}>Save</button></form>`}
+    </td>
+    <td class="acts-cell">
+      <button type="button" class="small" onClick=${() => setDraft(draft === null ? users.join(", ") : null)}>${draft === null ? "Change" : "Cancel"}</button>${" "}
+      <button type="button" class="small danger" disabled=${busy} onClick=${() => onPermit(kind, name, null)}>Remove</button>
+    </td>
+  </tr>`;
+}
+
+const listOf = (text) => text.split(",").map((user) => user.trim()).filter(Boolean);
+
+function wordsOf(kind, name, users) {
+  const what = `${KINDS.find(([each]) => each === kind)[1].toLowerCase()} ${shown(name)}`;
+  if (users === null) return `The rule of ${what} is removed.`;
+  if (users.includes("*")) return `Everyone may call ${what}.`;
+  return users.length ? `${users.map(shown).join(", ")} may call ${what}.` : `No user may call ${what}.`;
+}
+
+/** Returns names of what a rule of a kind could be for. */
+export function namesOf(kind, typed) {
+  const names = kind === "tools" ? catalog.value.map(({ name }) => name) : kind === "sources" ? [...sources.value.keys()] : [];
+  return names.filter((name) => name.includes(typed)).slice(0, 30);
+}
