@@ -31,6 +31,8 @@ def digest(number: int, **fields: Any) -> dict[str, Any]:
         "seconds": 0.5,
         "ended": 0,
         "failed": 0,
+        "total": 0,
+        "total_failed": 0,
         "rate": 0.0,
         "in_flight": 0,
         "stuck": 0,
@@ -162,4 +164,4 @@ def output(value: Any) -> Result:
 
 
 def error(code: Code, message: str, stage: Stage = Stage.NOT_DISPATCHED) -> Result:
-    return Result(error=CallError(code, message, stage, True))
+    return Result(is_error=True, error=CallError(code, message, stage, True))

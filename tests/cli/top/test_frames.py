@@ -17,7 +17,7 @@ from toolbus.sdk import Host
 
 TIMINGS = ReaderTimings(wait=0.05, late=10.0, pause=0.02)
 FIRST = digest(1, tools=[tool("a", 10), tool("b", 2)], sources=[source()], sessions=[session("s1")])
-SECOND = change(2, tools=[tool("a", 15)], running=[running("r1", "a")], calls=[failed(1)], ended=17)
+SECOND = change(2, tools=[tool("a", 15)], running=[running("r1", "a")], calls=[failed(1)], ended=5, total=17)
 
 
 async def _print(host: DigestHost, count: int = 1, **settings: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -76,14 +75,15 @@ class Readings:
 
     Args:
         addresses: returns where it listens.
+        started: when it began, in seconds since the epoch.
     """
 
-    def __init__(self, core: Core, addresses: Callable[[], Addresses]) -> None:
+    def __init__(self, core: Core, addresses: Callable[[], Addresses], started: float) -> None:
         self._core = core
         self._addresses = addresses
         self._counts = ToolCounts(core.registry.count_tools)
         self._began = core.records.began  # added to times of the monotonic clock, makes them seconds since the epoch
-        self._started = time.time()
+        self._started = started
 
     async def prepare(self) -> None:
         """Counts on a thread what would hold the loop up."""
@@ -101,6 +101,7 @@ class Readings:
         """Returns what is one value."""
         core = self._core
         dispatcher, presence = core.dispatcher, core.presence
+        total, failed = self.ended()
         return {
             "began": round(self._started, 3),
             "instance": presence.handshake.boot_id,
@@ -114,6 +115,8 @@ class Readings:
             "stuck": dispatcher.stuck,
             "held_bytes": dispatcher.held_bytes,
             "late": core.records.late,
+            "total": total,
+            "total_failed": failed,
         }
 
     def ended(self) -> tuple[int, int]:

@@ -5,6 +5,7 @@ What serves is loaded by the first request, so a bus that nobody looks at does n
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ class ConsoleRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
+        self._began = time.time()
         self._feed: DigestFeed | None = None  # None until it is first needed
         self._app: Application | None = None  # the same
         self._made_logins: Logins | None = None  # the same
@@ -101,7 +103,7 @@ class ConsoleRoom(Room):
             from toolbus.bus.console.readings import Readings
 
             core = self.core
-            self._feed = DigestFeed(core.records, Readings(core, self._addresses), core.timings)
+            self._feed = DigestFeed(core.records, Readings(core, self._addresses, self._began), core.timings)
         return self._feed
 
     def _addresses(self) -> dict[str, Any]:

@@ -68,8 +68,8 @@ class BusState:
         calls: ended calls by their number, the oldest first.
         failures: calls that failed, by tool and outcome; the one that failed last stands last.
         rates: calls per second of the whole bus, one of each digest, the newest last.
+        ended, failed: calls that ended, and that failed, since this program began to read.
         lost: calls that ended, and that no digest showed: overwritten before they were read.
-        skipped: calls that ended and that digests counted without showing them.
         restarts: how often another instance of the bus answered.
     """
 
@@ -83,8 +83,8 @@ class BusState:
         self.calls: dict[int, Row] = {}
         self.failures: dict[FailureKey, FailureState] = {}
         self.rates: deque[float] = deque(maxlen=MAX_RATES)
+        self.ended = self.failed = 0
         self.lost = 0
-        self.skipped = 0
         self.restarts = 0
 
     @property
@@ -129,8 +129,10 @@ class BusState:
         if "running" in digest:
             self.running = list(digest["running"])
         self._ended(digest.get("calls", ()))
+        if not digest.get("full"):  # a full one is about what was before, too
+            self.ended += int(digest.get("ended") or 0)
+            self.failed += int(digest.get("failed") or 0)
         self.lost += int(digest.get("lost") or 0)
-        self.skipped += int(digest.get("skipped") or 0)
         if digest.get("rate") is not None:
             self.rates.append(float(digest["rate"]))
 
@@ -142,7 +144,7 @@ class BusState:
         self.calls.clear()
         self.failures.clear()
         self.running = []
-        self.lost = self.skipped = 0
+        self.ended = self.failed = self.lost = 0
 
     def _keep_only(self, digest: Mapping[str, Any]) -> None:
         """Forgets the tools, sessions and sources that a full digest does not have."""

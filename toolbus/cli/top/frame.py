@@ -15,8 +15,8 @@ from toolbus.cli.top.views import CALLS, ERRORS, SOURCES, TOOLS, CallLine, Failu
 
 # Fields of the bus that the JSON object has, null where the bus did not say.
 _OF_BUS = (
-    *("at", "version", "bus_id", "instance", "began", "draining", "revision", "roles", "addresses", "ended", "failed"),
-    *("rate", "in_flight", "stuck", "held_bytes", "late", "loop_lag", "watchers"),
+    *("at", "version", "bus_id", "instance", "began", "draining", "revision", "roles", "addresses"),
+    *("total", "total_failed", "rate", "in_flight", "stuck", "held_bytes", "late", "loop_lag", "watchers"),
 )
 _NOT_IN_TEXT = {"last"}  # columns that need a terminal
 
@@ -27,13 +27,12 @@ Drawn: TypeAlias = tuple[Sequence[str], list[list[str]], str]
 def heading(state: BusState, address: str, now: float) -> tuple[str, ...]:
     """Returns the two lines above the tables."""
     bus = state.bus
-    version, began, name = bus.get("version"), bus.get("began"), bus.get("bus_id")
-    at = f"{name} at {address}" if name else address
+    version, began = bus.get("version"), bus.get("began")
     uptime = units.duration(now - began) if began is not None else units.UNKNOWN
-    first = (f"toolbus {version or units.UNKNOWN}", at, f"up {uptime}", state_word(state), units.clock(now))
+    first = (f"toolbus {version or units.UNKNOWN}", address, f"up {uptime}", state_word(state), units.clock(now))
     second = (
         f"{units.rate(bus.get('rate'))} calls/s",
-        f"{units.count(bus.get('ended'))} calls, {units.count(bus.get('failed'))} errors",
+        f"{units.count(bus.get('total'))} calls, {units.count(bus.get('total_failed'))} errors",
         in_flight(state),
         f"held {units.size(bus.get('held_bytes'))}",
         f"lag {units.duration(bus.get('loop_lag'))}",
@@ -106,6 +105,8 @@ def json_frame(state: BusState, address: str, now: float, selection: Selection) 
     ]
     whole: dict[str, Any] = {"address": address, **{name: state.bus.get(name) for name in _OF_BUS}}
     return whole | {
+        "ended": state.ended,
+        "failed": state.failed,
         "lost": state.lost,
         "tools": tools,
         "sources": sources,

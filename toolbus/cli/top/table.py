@@ -17,8 +17,9 @@ class Column:
         word: what `--sort` calls it.
         cell: the text of a line.
         rank: what a line is sorted by; lines where it is None stand last.
-        width: characters on the screen; names take what is left.
+        width: characters on the screen; 0: what the others leave.
         number: whether it stands at the right, and the highest first.
+        tone: of a cell that should be seen: `ok`, `warning`, `bad`, `accent`; "" for all others.
     """
 
     title: str
@@ -27,6 +28,7 @@ class Column:
     rank: Callable[[Any], Any]
     width: int
     number: bool = False
+    tone: Callable[[Any], str] = lambda line: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class View:
         texts: what a filter looks at.
         sort: the column by which it is sorted at first; "" for the natural order.
         empty: what stands there instead of a table without lines.
+        least: words of the columns that a narrow screen leaves out, the first one first.
+        widest: characters of the column that takes what the others leave; 0: all of it.
     """
 
     name: str
@@ -47,6 +51,8 @@ class View:
     texts: Callable[[Any], Iterable[str]]
     sort: str
     empty: str
+    least: tuple[str, ...] = ()
+    widest: int = 0
 
     def column(self, word: str) -> Column | None:
         """Returns the column that a word of `--sort` names; None where this table has none."""

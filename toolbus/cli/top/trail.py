@@ -6,8 +6,8 @@ from collections import deque
 from itertools import pairwise
 
 WINDOW = 5.0  # seconds: shorter, and two calls a minute would look like a burst
-STEP = 3.0  # seconds of one bar of a course
-BARS = 20  # of a course: a minute
+STEP = 4.0  # seconds of one bar of a course
+BARS = 15  # of a course: a minute
 _APART = 1.2  # seconds between three marks at least: a digest comes every 0.5 s, and 1,000 tools have a trail each
 
 

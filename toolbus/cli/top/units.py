@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 UNKNOWN = "–"  # what the bus did not say
 _BARS = "▁▂▃▄▅▆▇█"
@@ -59,9 +59,9 @@ def clock(at: float | None) -> str:
     return UNKNOWN if at is None else time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
+def sparkline(values: Iterable[float], width: int) -> str:
     """Draws the last values as bars, the highest a full one; a value above 0 is never as low as 0."""
-    shown = list(values[-width:]) if width else []
+    shown = list(values)[-width:] if width else []
     highest = max(shown, default=0.0)
     if highest <= 0:
         return (_BARS[0] * len(shown)).rjust(width)

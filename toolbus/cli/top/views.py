@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolbus.cli.top import units
-from toolbus.cli.top.bus_state import BusState, FailureState, Row, ToolState
+from toolbus.cli.top.bus_state import BusState, FailureKey, FailureState, Row, ToolState, is_failure
 from toolbus.cli.top.table import Column, View
 from toolbus.cli.top.trail import BARS
 
@@ -93,6 +93,11 @@ class CallLine:
         """`running`, or as `toolbus calls` writes it."""
         return "running" if self.running else str(self.call.get("outcome", "")).lower()
 
+    @property
+    def tone(self) -> str:
+        """How the outcome is drawn."""
+        return "accent" if self.running else "bad" if is_failure(self.call) else "ok"
+
 
 @dataclass(frozen=True, slots=True)
 class FailureLine:
@@ -106,7 +111,7 @@ class FailureLine:
         return str(self.newest["source"])
 
     @property
-    def key(self) -> tuple[str, ...]:
+    def key(self) -> FailureKey:
         """What stays the same of this line from digest to digest."""
         newest = self.newest
         return str(newest["source"]), str(newest["name"]), str(newest["outcome"])
@@ -136,10 +141,16 @@ TOOLS = View(
     "Tools",
     (
         Column("NAME", "name", lambda line: line.tool.name, lambda line: line.tool.name, 0),
-        Column("SOURCE", "source", lambda line: line.tool.source, lambda line: line.tool.source, 18),
+        Column("SOURCE", "source", lambda line: line.tool.source, lambda line: line.tool.source, 16),
         Column("CALLS/S", "rate", lambda line: units.rate(line.rate), lambda line: line.rate, 8, True),
-        Column("CALLS", "calls", lambda line: units.count(line.tool.calls), lambda line: line.tool.calls, 11, True),
-        Column("ERRORS", "errors", lambda line: units.count(line.tool.failed), lambda line: line.tool.failed, 9, True),
+        Column("CALLS", "calls", lambda line: units.count(line.tool.calls), lambda line: line.tool.calls, 10, True),
+        Column(
+            *("ERRORS", "errors"),
+            lambda line: units.count(line.tool.failed),
+            lambda line: line.tool.failed,
+            *(8, True),
+            lambda line: "bad" if line.tool.failed else "",
+        ),
         Column("P50", "p50", lambda line: units.duration(line.tool.p50), lambda line: line.tool.p50, 8, True),
         Column("P95", "p95", lambda line: units.duration(line.tool.p95), lambda line: line.tool.p95, 8, True),
         Column("IN FLIGHT", "in-flight", lambda line: str(line.in_flight), lambda line: line.in_flight, 9, True),
@@ -148,12 +159,15 @@ TOOLS = View(
             lambda line: units.sparkline(line.tool.trail.course(line.now), BARS),
             lambda line: line.tool.last_ended,
             *(BARS, True),
+            lambda line: "accent" if line.rate else "muted",
         ),
     ),
     _tool_lines,
     lambda line: line.tool.key,
     "rate",
-    "no tools",
+    "no tool was called since the bus began, or it does not count calls (metrics = false)",
+    ("last", "p50", "source", "calls", "in-flight"),
+    widest=56,
 )
 
 
@@ -182,12 +196,13 @@ def _number(line: SourceLine, field: str) -> int | None:
     return len(line.sessions) if field == "sessions" else line.total(field)
 
 
-def _counted(title: str, field: str, width: int) -> Column:
+def _counted(title: str, field: str, width: int, tone: str = "") -> Column:
     return Column(
         *(title, field.replace("_", "-")),
         lambda line: units.count(_number(line, field)),
         lambda line: _number(line, field),
         *(width, True),
+        lambda line: tone if _number(line, field) else "",
     )
 
 
@@ -200,19 +215,26 @@ def _said(title: str, field: str, width: int) -> Column:
     )
 
 
+_STATES = {"attached": "ok", "suspect": "warning", "draining": "warning", "offline": "bad"}
 SOURCES = View(
     "sources",
     "Sources",
     (
         Column("SOURCE", "name", lambda line: line.name, lambda line: line.name, 0),
-        _said("STATE", "state", 9),
+        Column(
+            *("STATE", "state"),
+            lambda line: str(line.first("state") or "-"),
+            lambda line: str(line.first("state") or ""),
+            9,
+            tone=lambda line: _STATES.get(str(line.first("state")), ""),
+        ),
         _said("KIND", "kind", 9),
         _counted("TOOLS", "tools", 7),
         _counted("SESSIONS", "sessions", 8),
         Column("IN FLIGHT", "in-flight", _window, lambda line: line.total("in_flight"), 11, True),
         _counted("PENDING", "pending", 8),
-        _counted("STUCK", "stuck", 6),
-        _counted("REFUSED", "refused", 8),
+        _counted("STUCK", "stuck", 6, "bad"),
+        _counted("REFUSED", "refused", 8, "warning"),
         _said("IDENTITY", "identity", 14),
         _said("VERSION", "version", 12),
     ),
@@ -220,6 +242,8 @@ SOURCES = View(
     lambda line: (line.name, str(line.first("state") or ""), str(line.first("kind") or "")),
     "",
     "no sources",
+    ("version", "identity", "refused", "stuck", "kind", "pending", "sessions"),
+    widest=56,
 )
 
 
@@ -256,7 +280,9 @@ CALLS = View(
     "calls",
     "Calls",
     (
-        Column("OUTCOME", "outcome", lambda line: line.outcome, lambda line: line.outcome, 17),
+        Column(
+            "OUTCOME", "outcome", lambda line: line.outcome, lambda line: line.outcome, 17, tone=lambda line: line.tone
+        ),
         Column("DURATION", "duration", lambda line: units.duration(line.seconds), lambda line: line.seconds, 11, True),
         Column("STAGE", "stage", _stage, _stage, 14),
         _of_call("NAME", "name", 0),
@@ -275,6 +301,8 @@ CALLS = View(
     lambda line: (line.outcome, *(str(line.call.get(field, "")) for field in _SEARCHED)),
     "",
     "no calls yet",
+    ("call", "user", "started", "caller", "stage", "source"),
+    widest=56,
 )
 
 
@@ -312,9 +340,16 @@ ERRORS = View(
             lambda line: line.failure.count,
             *(7, True),
         ),
-        Column("OUTCOME", "outcome", lambda line: line.key[2].lower(), lambda line: line.key[2], 17),
-        _of_newest("NAME", "name", 24),
-        _of_newest("SOURCE", "source", 18),
+        Column(
+            "OUTCOME",
+            "outcome",
+            lambda line: line.key[2].lower(),
+            lambda line: line.key[2],
+            17,
+            tone=lambda line: "bad",
+        ),
+        _of_newest("NAME", "name", 20),
+        _of_newest("SOURCE", "source", 14),
         Column(
             *("STAGE", "stage"),
             lambda line: str(line.said("stage") or units.UNKNOWN).lower(),
@@ -333,6 +368,7 @@ ERRORS = View(
     lambda line: (*line.key, str(line.said("message") or "")),
     "",
     "no errors since this program began to read",
+    ("retry-safe", "stage", "source", "last"),
 )
 
 VIEWS = (TOOLS, SOURCES, CALLS, ERRORS)

@@ -1,0 +1,98 @@
+"""The command as a process: on a terminal, in a pipe, without Textual."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.processes import environment, toolbus
+from tests.support.waiting import WAIT_SECONDS, until_sync
+
+
+class OnTerminal:
+    """`toolbus top` on a terminal of its own."""
+
+    def __init__(self, *words: str, **env: str) -> None:
+        self._terminal, end = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "toolbus.cli", "top", *words],
+            stdin=end,
+            stdout=end,
+            stderr=end,
+            env=environment({"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "30", **env}),
+            start_new_session=True,
+        )
+        os.close(end)
+        os.set_blocking(self._terminal, False)
+        self._text = b""
+
+    def __enter__(self) -> OnTerminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._terminal)
+
+    @property
+    def text(self) -> str:
+        """What it has written so far."""
+        try:
+            while part := os.read(self._terminal, 65_536):
+                self._text += part
+        except OSError:  # nothing new, or it has ended
+            pass
+        return self._text.decode("utf-8", "replace")
+
+    def press(self, keys: str) -> None:
+        os.write(self._terminal, keys.encode())
+
+    def code(self) -> int:
+        until_sync(lambda: self.text and self.process.poll() is not None, "the end")
+        return self.process.wait(WAIT_SECONDS)
+
+
+def test_the_screen_is_live_on_a_terminal_until_q(bus: str) -> None:
+    toolbus("call", "refuse", "--bus", bus)
+    with OnTerminal("--bus", bus) as top:
+        until_sync(lambda: "serving" in top.text, "the first frame")
+        top.press("e")
+        until_sync(lambda: "refuse" in top.text, "the errors")
+        top.press("q")
+        assert top.code() == 0
+        assert "\x1b[?1049l" in top.text  # the terminal is as it was before
+
+
+def test_without_textual_the_screen_says_what_to_install_and_frames_work(bus: str, tmp_path: Path) -> None:
+    (tmp_path / "textual.py").write_text("raise ModuleNotFoundError('textual')\n")
+    path = f"{tmp_path}{os.pathsep}{environment({})['PYTHONPATH']}"
+    with OnTerminal("--bus", bus, PYTHONPATH=path) as top:
+        assert top.code() == 1
+        assert "pip install 'toolbus[top]'" in " ".join(top.text.split())
+    with OnTerminal("--bus", bus, "-n", "1", PYTHONPATH=path) as top:
+        assert top.code() == 0
+        assert "calls/s" in top.text
+
+
+def test_a_pipe_gets_one_frame_and_scripts_get_json(bus: str) -> None:
+    shown = toolbus("top", "--bus", bus)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "calls/s" in shown.stdout.splitlines()[1]
+    frame = json.loads(toolbus("top", "-n", "1", "--json", "--bus", bus).stdout)
+    assert "weather" in [each["source"] for each in frame["sources"]]
+
+
+def test_without_a_bus_the_exit_code_is_3(unused_address: str) -> None:
+    assert toolbus("top", "-n", "1", "--bus", unused_address).returncode == 3
+    assert toolbus("top", "--sort", "color", "--bus", unused_address).returncode == 2
+
+
+def test_other_commands_do_not_load_textual() -> None:
+    script = "import sys, toolbus.cli.command_line; print('textual' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    assert ended.stdout == "False\n"

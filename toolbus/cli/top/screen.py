@@ -1,0 +1,376 @@
+"""Shows a bus live on a terminal: its figures above, a table below, keys and mouse (Textual, extra `top`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.content import Content
+from textual.events import Click
+from textual.message import Message
+from textual.theme import Theme
+from textual.widgets import Footer, Input, Static
+
+from toolbus.cli import terminal
+from toolbus.cli.top import details, frame, units
+from toolbus.cli.top.bus_state import BusState
+from toolbus.cli.top.dialogs import DrainDialog, FactsDialog, KeysDialog
+from toolbus.cli.top.digest_reader import BusLost, DigestReader, ReaderTimings
+from toolbus.cli.top.row_list import ColumnHeads, RowList
+from toolbus.cli.top.table import Selection, View, select
+from toolbus.cli.top.views import SOURCES, TOOLS, VIEWS
+from toolbus.errors import RequestError
+from toolbus.text import clean_line
+
+if TYPE_CHECKING:
+    from toolbus.sdk import Host
+
+DARK = Theme(
+    "toolbus-dark", primary="#7aa2f7", secondary="#9ece6a", accent="#7dcfff", warning="#e0af68", error="#f7768e",
+    success="#9ece6a", foreground="#d5d9e6", background="#14161d", surface="#1a1d27", panel="#232735", dark=True,
+)  # fmt: skip
+LIGHT = Theme(
+    "toolbus-light", primary="#2952a3", secondary="#3a6b1f", accent="#00607f", warning="#8a5300", error="#b3182d",
+    success="#2f6b16", foreground="#1c2030", background="#fbfbfd", surface="#f1f2f6", panel="#e4e6ee", dark=False,
+)  # fmt: skip
+RATE_BARS = 24
+
+
+class ViewTab(Static):
+    """The name of a table, with its key; a click shows it."""
+
+    class Chosen(Message):
+        """It was clicked."""
+
+        def __init__(self, view: View) -> None:
+            self.view = view
+            super().__init__()
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+        super().__init__(id=f"tab-{view.name}")
+
+    def on_click(self, event: Click) -> None:
+        """Shows its table."""
+        self.post_message(self.Chosen(self.view))
+
+
+class TopApp(App[int]):
+    """The screen of one bus.
+
+    Args:
+        interval: seconds between two frames.
+        clock: what ages are measured with between two digests.
+    """
+
+    CSS_PATH = "screen.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("t", "view('tools')", "Tools"),
+        Binding("s", "view('sources')", "Sources"),
+        Binding("c", "view('calls')", "Calls"),
+        Binding("e", "view('errors')", "Errors"),
+        Binding("slash", "filter", "Filter"),
+        Binding("less_than_sign", "sort(-1)", "Sort", key_display="< >"),
+        Binding("greater_than_sign", "sort(1)", "Sort", show=False),
+        Binding("r", "reverse", "Reverse"),
+        Binding("p", "pause", "Pause"),
+        Binding("d", "drain", "Drain"),
+        Binding("l", "light", "Light or dark", show=False),
+        Binding("question_mark", "keys", "Keys", key_display="?"),
+        Binding("q", "exit(0)", "Quit"),
+        Binding("ctrl+c", "exit(130)", "Quit", show=False, priority=True),
+        Binding("escape", "no_filter", "No filter", show=False),
+    ]
+
+    def __init__(
+        self,
+        host: Host,
+        address: str,
+        interval: float,
+        selection: Selection,
+        *,
+        light: bool = False,
+        timings: ReaderTimings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        for theme in (DARK, LIGHT):
+            self.register_theme(theme)
+        self.theme = LIGHT.name if light else DARK.name
+        self.title = f"toolbus top {clean_line(address)}"
+        self._host = host
+        self._address = address
+        self._interval = interval
+        self._reader = DigestReader(host, timings or ReaderTimings())
+        self.state = BusState()
+        self._clock = clock
+        self._arrived = 0.0  # when the newest digest came, on this program's clock
+        self._lost = ""  # why the bus does not answer; "" while it does
+        self._lost_at = 0.0  # since when, in seconds since the epoch
+        self.error: RequestError | None = None  # what ended the screen; None: its user did
+        self._view: View = TOOLS
+        first = replace(selection, sort=selection.sort or TOOLS.sort)
+        self._selections = {view.name: replace(selection, sort=view.sort) for view in VIEWS} | {TOOLS.name: first}
+        self._reading = asyncio.Event()  # not while the screen is paused
+        self._reading.set()
+        self._held: float | None = None  # what time a paused screen shows; None: it is not paused
+        self._drain: asyncio.Task[None] | None = None  # the last request of a drain
+
+    def compose(self) -> ComposeResult:
+        """Makes the screen."""
+        yield Static(id="bus")
+        yield Static(id="figures")
+        with Horizontal(id="tabs"):
+            for view in VIEWS:
+                yield ViewTab(view)
+            yield Static(id="selected")
+        yield Input(placeholder="words that a line must have", id="filter")
+        yield ColumnHeads()
+        yield RowList()
+        yield Footer(compact=True)
+
+    async def on_mount(self) -> None:
+        """Begins to read."""
+        self.query_one(RowList).focus()
+        self.run_worker(self._read(), exit_on_error=True)
+        self.set_interval(self._interval, self.draw)
+        self.draw()
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while True:
+            await self._reading.wait()
+            try:
+                digest = await self._reader.read()
+            except BusLost as error:
+                first, self._lost = not self._lost, str(error)
+                if first:
+                    self._lost_at = time.time()
+                    self.draw()
+                continue
+            except RequestError as error:
+                self.error = error
+                self.exit(terminal.REFUSED)
+                return
+            first = not self.state.known or bool(self._lost)
+            self.state.apply(digest)
+            self._arrived, self._lost = self._clock(), ""
+            if first:
+                self.draw()
+
+    @property
+    def now(self) -> float:
+        """The time on the bus's clock: that of its newest digest, and what has passed since."""
+        if self._held is not None:
+            return self._held
+        passed = 0.0 if self._lost else self._clock() - self._arrived
+        return self.state.at + passed if self.state.known else 0.0
+
+    # -- drawing --------------------------------------------------------------------------------------------------
+
+    def draw(self) -> None:
+        """Draws what changed."""
+        view, selection, now = self._view, self._selections[self._view.name], self.now
+        base = self.screen_stack[0]
+        base.query_one("#bus", Static).update(self._bus_line(now))
+        base.query_one("#figures", Static).update(self._figures())
+        for tab in base.query(ViewTab):
+            tab.update(self._tab(tab.view))
+        base.query_one("#selected", Static).update(self._selected(selection))
+        base.query_one(ColumnHeads).show(view, selection.sort, selection.reverse)
+        rows = base.query_one(RowList)
+        rows.lost = bool(self._lost)
+        rows.show(view, select(view, self.state, now, selection))
+        if isinstance(self.screen, FactsDialog):
+            self.screen.update()
+
+    def _bus_line(self, now: float) -> Content:
+        bus = self.state.bus
+        where = clean_line(self._address)
+        parts: list[Content | tuple[str, str]] = [
+            (f" toolbus {clean_line(str(bus.get('version') or ''))} ", "bold $primary")
+        ]
+        parts += [Content(f" {where}  ")]
+        if self._lost:
+            parts.append((f"no answer since {units.clock(self._lost_at)}, reconnecting", "bold $error"))
+            parts.append((f"  {clean_line(self._lost)}", "$error"))
+        elif not self.state.known:
+            parts.append(("connecting", "$warning"))
+        else:
+            word = frame.state_word(self.state)
+            parts.append((word, "bold $success" if word == "serving" else "bold $warning"))
+            began = bus.get("began")
+            parts.append((f"  up {units.duration(now - began)}" if began is not None else "", "$foreground 60%"))
+            parts.append((f"  {units.clock(now)}", "$foreground 60%"))
+        if self._held is not None:
+            parts.append(("  PAUSED: p goes on", "bold $warning"))
+        return Content.assemble(*parts)
+
+    def _figures(self) -> Content:
+        bus, state = self.state.bus, self.state
+        failed = bus.get("total_failed")
+        parts: list[Content | tuple[str, str]] = [
+            (f" {units.rate(bus.get('rate')):>6} calls/s ", "bold"),
+            (units.sparkline(state.rates, RATE_BARS), "$accent"),
+            Content(f"  {frame.in_flight(state)}  {units.count(bus.get('total'))} calls  "),
+            (f"{units.count(failed)} errors", "$error" if failed else "$foreground 60%"),
+        ]
+        if state.lost:
+            parts.append((f"  {units.count(state.lost)} calls lost (ended faster than read)", "$warning"))
+        rest = f"  held {units.size(bus.get('held_bytes'))}  lag {units.duration(bus.get('loop_lag'))}"
+        parts.append((f"{rest}  late {units.count(bus.get('late'))}", "$foreground 60%"))
+        return Content.assemble(*parts)
+
+    def _tab(self, view: View) -> Content:
+        state = self.state
+        counts = {"tools": len(state.tools), "sources": len(state.sources), "calls": len(state.running)}
+        count = counts.get(view.name, sum(each.count for each in state.failures.values()))
+        text = (
+            f" {view.title[0].lower()} {view.title} {units.count(count)}{' running' if view.name == 'calls' else ''} "
+        )
+        return Content.styled(text, "reverse bold" if view is self._view else "$foreground 60%")
+
+    def _selected(self, selection: Selection) -> Content:
+        parts = [f"source {selection.source}"] if selection.source else []
+        parts += [f"filter {selection.filter}"] if selection.filter else []
+        return Content.styled("  " + ", ".join(map(clean_line, parts)), "$warning")
+
+    # -- keys -----------------------------------------------------------------------------------------------------
+
+    def action_view(self, name: str) -> None:
+        """Shows another table."""
+        self._view = next(view for view in VIEWS if view.name == name)
+        self.query_one("#filter", Input).value = self._selections[name].filter
+        self.draw()
+
+    def on_view_tab_chosen(self, message: ViewTab.Chosen) -> None:
+        """Shows the table whose name was clicked."""
+        self.action_view(message.view.name)
+
+    def _select(self, selection: Selection) -> None:
+        self._selections[self._view.name] = selection
+        self.draw()
+
+    def action_sort(self, by: int) -> None:
+        """Sorts by the column before or after the one that it is sorted by."""
+        words = [column.word for column in self._view.columns]
+        selection = self._selections[self._view.name]
+        at = words.index(selection.sort) if selection.sort in words else -1 if by > 0 else 0
+        self._select(replace(selection, sort=words[(at + by) % len(words)], reverse=False))
+
+    def on_column_heads_chosen(self, message: ColumnHeads.Chosen) -> None:
+        """Sorts by the column that was clicked; a second click reverses the order."""
+        selection = self._selections[self._view.name]
+        reverse = not selection.reverse if message.word == selection.sort else False
+        self._select(replace(selection, sort=message.word, reverse=reverse))
+
+    def action_reverse(self) -> None:
+        """Reverses the order."""
+        selection = self._selections[self._view.name]
+        self._select(replace(selection, reverse=not selection.reverse))
+
+    def action_filter(self) -> None:
+        """Asks for a filter."""
+        box = self.query_one("#filter", Input)
+        box.add_class("open")
+        box.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filters while it is typed."""
+        if event.input.id == "filter":
+            self._select(replace(self._selections[self._view.name], filter=event.value))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Goes back to the table, filtered."""
+        self._close_filter()
+
+    def action_no_filter(self) -> None:
+        """Removes the filter."""
+        self.query_one("#filter", Input).value = ""
+        self._select(replace(self._selections[self._view.name], filter=""))
+        self._close_filter()
+
+    def _close_filter(self) -> None:
+        self.query_one("#filter", Input).remove_class("open")
+        self.query_one(RowList).focus()
+
+    def action_pause(self) -> None:
+        """Stops to read, or goes on."""
+        if self._reading.is_set():
+            self._held = self.now
+            self._reading.clear()
+        else:
+            self._held = None
+            self._reading.set()
+        self.draw()
+
+    def action_light(self) -> None:
+        """Changes between light and dark."""
+        self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
+        self.call_after_refresh(self.query_one(RowList).redraw)
+
+    def action_keys(self) -> None:
+        """Shows the keys."""
+        self.push_screen(KeysDialog())
+
+    def on_row_list_opened(self, message: RowList.Opened) -> None:
+        """Shows everything that is known of a line."""
+        line = message.line
+        self.push_screen(FactsDialog(details.title_of(line), lambda: details.facts_of(line, self.state, self.now)))
+
+    def action_exit(self, code: int) -> None:
+        """Ends the screen."""
+        self.exit(code)
+
+    # -- drain ----------------------------------------------------------------------------------------------------
+
+    def action_drain(self) -> None:
+        """Asks for the name of the line's source, and drains it."""
+        line = self.query_one(RowList).line
+        if self._view not in (SOURCES, TOOLS) or line is None:
+            self.notify("d drains a source: choose one, with s", markup=False)
+            return
+        self.push_screen(DrainDialog(line.source), self._begin_drain)
+
+    def _begin_drain(self, source: str | None) -> None:
+        if source is not None:
+            self._drain = asyncio.create_task(self._ask_to_drain(source))
+
+    async def _ask_to_drain(self, source: str) -> None:
+        result = await self._host.call("toolbus:drain", {"source": source})
+        name = clean_line(source)
+        if result.is_error:
+            text = result.error.message if result.error is not None else result.text
+            self.notify(clean_line(text), title=f"{name} was not drained", severity="error", markup=False)
+        elif not result.output["sessions"]:
+            self.notify("it has no session", title=f"{name} was not drained", severity="warning", markup=False)
+        else:
+            self.notify(f"sessions: {result.output['sessions']}", title=f"draining {name}", markup=False)
+
+
+async def show_screen(host: Host, address: str, interval: float, selection: Selection, *, light: bool) -> int:
+    """Shows the screen until its user ends it; returns the exit code.
+
+    Raises:
+        RequestError: the bus has no digests, or refuses them to this program.
+    """
+    log = logging.getLogger("toolbus.sdk")
+    before = log.level
+    log.setLevel(logging.CRITICAL)  # the screen says itself that the bus is gone
+    app = TopApp(host, address, interval, selection, light=light)
+    try:
+        code = await app.run_async()
+    finally:
+        log.setLevel(before)
+    if app.error is not None:
+        raise app.error
+    return code or terminal.DONE
