@@ -24,6 +24,7 @@ class Received:
     parent_id: str
     kind: int
     service: str
+    scope: str
     attributes: dict[str, Any]
     events: list[str]
     failed: bool
@@ -59,11 +60,12 @@ class Collector:
         self.raw.append(body)
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             service = _values(resource.resource.attributes).get("service.name", "")
-            for span in (span for scope in resource.scope_spans for span in scope.spans):
+            for name, span in ((scope.scope.name, span) for scope in resource.scope_spans for span in scope.spans):
                 self.spans.append(
                     Received(
                         *(span.name, span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex(), span.kind),
                         service=service,
+                        scope=name,
                         attributes=_values(span.attributes),
                         events=[event.name for event in span.events],
                         failed=span.status.code == 2,

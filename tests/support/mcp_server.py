@@ -83,6 +83,8 @@ def call(request: object, params: dict[str, Any]) -> None:
     said = given.get("text", "")
     if name not in {tool["name"] for tool in tools()}:
         return send(id=request, error={"code": -32602, "message": f"Unknown tool: {name}"})
+    if "meta" in SWITCHES:
+        return send(id=request, result=text(json.dumps(params.get("_meta") or {})))
     if name in ("sleep", "hinted") and "tasks" in SWITCHES:
         TASKS["task-1"] = time.monotonic() + given.get("seconds", 0)
         task = {"taskId": "task-1", "status": "working", "pollIntervalMs": 20, "resultType": "task"}

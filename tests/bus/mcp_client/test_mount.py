@@ -16,6 +16,7 @@ import pytest
 from tests.bus.mcp_client.mount_cases import ERAS, QUICK, SERVER, House, house, house_of
 from tests.support.waiting import Stopwatch, until
 from toolbus.bus import Bus, Config
+from toolbus.bus.calls.trace import Span
 from toolbus.bus.features import Asker
 from toolbus.bus.mcp_client import mount as mount_module
 from toolbus.bus.mcp_client.manifest import Manifest
@@ -23,6 +24,7 @@ from toolbus.bus.mcp_client.mount import MountTimings
 from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.bus.mcp_client.mount_status import MountState
 from toolbus.errors import Code, Stage
+from toolbus.functions.call_context import CallContext
 from toolbus.processes.supervisor import RestartPolicy
 from toolbus.tool import Progress
 
@@ -416,3 +418,24 @@ async def test_a_changed_tool_waits_for_an_approval_where_the_mount_says_so(hous
     await until(lambda: mount.state is MountState.DEGRADED)
     assert house.names() == set()
     assert mount.status().changed == ("tool:echo",)
+
+
+# -- traces ----------------------------------------------------------------------------------------------------------
+
+
+@ERAS
+async def test_the_trace_of_a_call_goes_to_the_server_in_its_meta_and_the_span_is_a_clients(
+    house: House, era: str
+) -> None:
+    spans: list[Span] = []
+    house.bus.dispatcher.traces.start(spans.append)
+    await house.live(era, "meta")
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    result = await house.call("echo", context=CallContext(traceparent=f"00-{trace}-00f067aa0ba902b7-01"))
+    meta = json.loads(result.output)
+    (span,) = spans
+    assert meta["traceparent"] == f"00-{trace}-{span.context.span_id}-01"
+    assert "tracestate" not in meta
+    assert (span.mcp, span.parent_id, span.sent > 0) == (True, "00f067aa0ba902b7", True)
+    assert "progressToken" in meta  # beside what every request has
+    assert "traceparent" not in json.loads((await house.call("echo")).output)

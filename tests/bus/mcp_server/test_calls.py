@@ -14,6 +14,7 @@ from toolbus.bus import Bus
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.call_records import RecordFilter
+from toolbus.bus.calls.trace import Span
 from toolbus.bus.mcp_server.calls import ERROR_META, write_result
 from toolbus.bus.mcp_server.request import Client, Params, Request
 from toolbus.bus.mcp_settings import Profile
@@ -244,3 +245,22 @@ async def test_calls_are_recorded_as_those_of_the_profile(client: HttpClient, bu
     await client.call("mine")
     [record] = bus.records.newest(RecordFilter(), 1)
     assert record.caller == "mcp:default"
+
+
+# -- traces ----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_trace_in_the_meta_of_a_client_goes_on_to_the_tool(client: HttpClient, bus: Bus) -> None:
+    spans: list[Span] = []
+    bus.dispatcher.traces.start(spans.append)
+    traces: list[str] = []
+
+    @bus.tool
+    def look(ctx: ToolScope) -> None:
+        traces.append(ctx.context.traceparent)
+
+    sampled = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    await client.call("look", meta={"traceparent": sampled, "tracestate": "a=1"})
+    await client.call("look", meta={"traceparent": "00-zz", "tracestate": "a=1"})
+    assert [(span.parent_id, span.tracestate) for span in spans] == [("00f067aa0ba902b7", "a=1")]
+    assert traces[0] == sampled

@@ -98,6 +98,7 @@ def _for_main_servers(routes: APIRouter) -> None:
             role=entry.table.role,
             arguments_json=_json_text(arguments),
         )
+        take_trace(call, request)
         result = await unless_disconnected(request, parts.caller(request).call(call))
         return disconnected_response() if result is None else _envelope_response(result)
 
@@ -137,7 +138,18 @@ def call_of(body: InvokeBody, request: Request) -> tuple[LocalCaller, pb.ToolCal
     if body.role and body.role not in parts.core.view.roles(principal_of(request)):
         raise UnknownRole(body.role)
     call = _call(body)
+    take_trace(call, request)
     return parts.caller(request), call
+
+
+def take_trace(call: pb.ToolCall, request: Request) -> None:
+    """Takes the trace context of a request's headers over into its call."""
+    for name, value in request.scope["headers"]:
+        if name == b"traceparent":
+            call.traceparent = value.decode("latin-1")
+        elif name == b"tracestate":  # a list, which may stand in several lines
+            text = value.decode("latin-1")
+            call.tracestate = f"{call.tracestate},{text}" if call.tracestate else text
 
 
 def _call(body: InvokeBody) -> pb.ToolCall:

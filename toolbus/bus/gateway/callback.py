@@ -27,7 +27,7 @@ from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.gateway import callback_messages, callback_proof
-from toolbus.bus.gateway.callback_context import context_headers
+from toolbus.bus.gateway.callback_context import context_headers, trace_headers
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
 from toolbus.bus.gateway.callback_request import CallbackRequest, CallbackResponse
 from toolbus.bus.outbound import open_session, refusal_of
@@ -147,6 +147,7 @@ class Callbacks:
         name, origin = call.entry.bare_name, handler.origin
         body = callback_messages.callback_body(name, call.arguments_json, call.call_id)
         headers = context_headers(call) if handler.wants_context else {}
+        headers |= trace_headers(call.trace) if call.trace is not None else {}
         if handler.secret:
             nonce = callback_proof.nonce()
             signature = callback_proof.signature(handler.secret, nonce, body)

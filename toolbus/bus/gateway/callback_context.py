@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from toolbus.bus.calls.call import Call
+from toolbus.bus.calls.trace import Trace
 from toolbus.tool import Tool
 from toolbus.v1 import tool_pb2 as pb
 
@@ -31,8 +32,8 @@ def wants_context(tool: Tool) -> bool:
 def context_headers(call: Call) -> dict[str, str]:
     """Returns the context of a call: each header's value is JSON in ASCII; what is empty has no header.
 
-    `X-Toolbus-User`, `-Role`, `-Timeout`, `-Attributes`, `-Member`, `-Messages`, and `traceparent` as it came. Of the
-    messages the newest that fit remain; of a member's fields those that fit. Takes time in proportion to the context.
+    `X-Toolbus-User`, `-Role`, `-Timeout`, `-Attributes`, `-Member`, `-Messages`. Of the messages the newest that fit
+    remain; of a member's fields those that fit. Takes time in proportion to the context.
     """
     headers: dict[str, str] = {}
     left_out: list[str] = []
@@ -46,9 +47,13 @@ def context_headers(call: Call) -> dict[str, str]:
             room -= len(name) + len(text)
     if left_out:
         headers[_LEFT_OUT] = ", ".join(left_out)
-    if call.context is not None and call.context.traceparent.isascii() and call.context.traceparent.isprintable():
-        headers.update({"traceparent": call.context.traceparent} if 0 < len(call.context.traceparent) <= 200 else {})
     return headers
+
+
+def trace_headers(trace: Trace) -> dict[str, str]:
+    """Returns the trace of a call: every callback gets it, asked for or not."""
+    headers = {"traceparent": trace.onward.text}
+    return headers | {"tracestate": trace.tracestate} if trace.tracestate else headers
 
 
 def _fields(call: Call) -> Iterator[tuple[str, Any]]:

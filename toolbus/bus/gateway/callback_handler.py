@@ -196,6 +196,8 @@ class CallbackHandler:
     def send(self, calls: Sequence[Call], now: float) -> None:
         """Starts an exchange for each call, in a task of its own."""
         for call in calls:
+            if call.trace is not None:
+                call.trace.sent = now
             self._callbacks.start(self, call)
 
     def cancel(self, call: Call, reason: str) -> bool:

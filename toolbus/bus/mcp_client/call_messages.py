@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolbus.bus.calls.call import Call
+from toolbus.bus.calls.trace import Trace
 from toolbus.errors import Code, Stage
 from toolbus.mcp import content
 from toolbus.mcp.jsonrpc import McpCode, RpcError
@@ -33,6 +34,12 @@ def write_params(call: Call, name_json: str) -> bytes:
     if "\n" in params or "\r" in params:  # between values only: inside texts JSON escapes them
         params = params.replace("\n", " ").replace("\r", " ")
     return params.encode()
+
+
+def write_trace(trace: Trace) -> bytes:
+    """Returns the trace of a call as `_meta` carries it (SEP-414)."""
+    fields = {"traceparent": trace.onward.text, "tracestate": trace.tracestate}
+    return dump_json({name: value for name, value in fields.items() if value}).encode()
 
 
 def read_answer(answer: Mapping[str, Any]) -> pb.ToolResult:

@@ -187,12 +187,14 @@ class Connection:
         accepts: Collection[str] = (),
         on_progress: OnProgress | None = None,
         headers: Mapping[str, str] | None = None,
+        more_meta: bytes = b"",
     ) -> RequestId:
         """Sends a request; `on_result` is called once, unless the request is cancelled.
 
         Args:
             params: a JSON object as text, without `_meta`.
             request: its id; None: the next number.
+            more_meta: fields of `_meta` that this request has beside those of all; a JSON object as text.
 
         Returns:
             Its id.
@@ -205,6 +207,8 @@ class Connection:
             raise Lost(self.closed_why, Stage.NOT_DISPATCHED)
         request = next(self._ids) if request is None else request
         meta = self._meta_of(tuple(accepts), request if on_progress is not None else None)
+        if more_meta:
+            meta = more_meta if not meta else meta[:-1] + b"," + more_meta[1:]
         if meta:
             params = params[:-1] + (b'"_meta":' if len(params) <= 2 else b',"_meta":') + meta + b"}"
         data = jsonrpc.request(request, method, msgspec.Raw(params))

@@ -29,6 +29,7 @@ from toolbus.bus.mcp_client.call_messages import (
     read_error,
     unreadable,
     write_params,
+    write_trace,
 )
 from toolbus.bus.mcp_client.connection import FEATURE_METHODS, Connection, Incoming
 from toolbus.bus.mcp_client.parked_calls import ParkedCalls
@@ -98,6 +99,7 @@ class MountHandler:
     awaits_roles = True
     remote = True
     persisted = False
+    speaks_mcp = True
     max_item_bytes = 1 << 62
 
     def __init__(
@@ -200,6 +202,8 @@ class MountHandler:
         sent = SentCall(call)
         sent.attempts = attempt
         self._sent[call.id] = sent
+        if call.trace is not None:
+            call.trace.sent = time.monotonic()
         try:
             connection.send(
                 "tools/call",
@@ -210,6 +214,7 @@ class MountHandler:
                 accepts=exchange.accepts if exchange is not None else (),
                 on_progress=functools.partial(self._progressed, sent),
                 headers=self._headers(ours, call.arguments_json),
+                more_meta=write_trace(call.trace) if call.trace is not None else b"",
             )
         except Busy as error:
             del self._sent[call.id]

@@ -107,6 +107,7 @@ def call_of(request: Request, target: Target) -> pb.ToolCall:
         call.context.attributes["level"] = str(profile.level)
     if params.meta.traceparent:
         call.context.traceparent = params.meta.traceparent
+        call.tracestate = params.meta.tracestate
     return call
 
 

@@ -41,6 +41,7 @@ class Meta(msgspec.Struct, frozen=True):
     log_level: str | None = msgspec.field(name=META_LOG_LEVEL, default=None)
     progress_token: str | int | float | None = msgspec.field(name="progressToken", default=None)
     traceparent: str = ""
+    tracestate: str = ""
 
 
 NO_META = Meta()
