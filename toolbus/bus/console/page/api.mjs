@@ -1,4 +1,6 @@
 // Asks the bus over the HTTP paths that every program has.
+//
+// Numbers of answers are JavaScript's, but for results of tools: those are shown as they came.
 
 import { parseJson, writeJson } from "./json.mjs";
 
@@ -48,11 +50,11 @@ export async function invoke(name, args, { onEvent = () => {}, signal, ...more }
   const body = { name, arguments: args, ...more };
   const response = await request("POST", "/api/tools/invoke", body, { signal, accept: "text/event-stream" });
   if (!(response.headers.get("content-type") ?? "").startsWith("text/event-stream")) {
-    return valueOf(await response.text());
+    return valueOf(await response.text(), parseJson);
   }
   try {
     for await (const { kind, data } of events(response.body)) {
-      if (kind === "result") return valueOf(data);
+      if (kind === "result") return valueOf(data, parseJson);
       onEvent(kind, valueOf(data));
     }
   } catch (error) {
@@ -79,7 +81,7 @@ async function request(method, path, body, { signal, accept = "application/json"
 /** Returns the words of a refused request. */
 function problem(text, response) {
   try {
-    const { detail } = parseJson(text);
+    const { detail } = JSON.parse(text);
     if (typeof detail === "string") return detail;
     if (Array.isArray(detail)) return detail.map((each) => `${(each.loc ?? []).join(".")}: ${each.msg}`).join("; ");
   } catch {
@@ -88,9 +90,9 @@ function problem(text, response) {
   return `the bus answered ${response.status} ${response.statusText}`.trim();
 }
 
-function valueOf(text) {
+function valueOf(text, parse = JSON.parse) {
   try {
-    return parseJson(text);
+    return parse(text);
   } catch {
     throw new ApiError(`the bus did not answer with JSON: ${text.slice(0, 200)}`);
   }

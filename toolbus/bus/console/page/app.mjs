@@ -15,7 +15,7 @@ import { page as tasksPage } from "./pages/tasks.mjs";
 import { page as toolsPage } from "./pages/tools.mjs";
 import { go, link, route, startRouter } from "./router.mjs";
 import { Sparkline } from "./sparkline.mjs";
-import { bus, connection, login, lost, may, me, rates } from "./store.mjs";
+import { bus, connection, login, lost, may, me, rates, trouble } from "./store.mjs";
 import { exchangeCode, startCatalog, startStream } from "./stream.mjs";
 
 // In the order of the navigation. A page with a `verb`, or several, is for those who may use one.
@@ -84,7 +84,9 @@ function Header() {
       <span class="muted opt">${version}</span>
     </header>
     ${state === "lost" &&
-    html`<div class="banner bad" role="alert">The bus does not answer. This page goes on by itself when it is back.</div>`}
+    html`<div class="banner bad" role="alert">
+      ${trouble.value || "The bus does not answer. This page goes on by itself when it is back."}
+    </div>`}
   </div>`;
 }
 

@@ -24,6 +24,8 @@ export const sessions = signal(new Map());
 export const sources = signal(new Map());
 /** "live", "connecting" or "lost". */
 export const connection = signal("connecting");
+/** Why there is no connection, in the bus's words; "" where it does not answer at all. */
+export const trouble = signal("");
 /** Who looks at the page: {identity, administer, version, bus_id, home}; null until it is known. */
 export const me = signal(null);
 /** What GET /api/tools gave: [{name, source, description, callback_url, is_remote, roles}], by name. */

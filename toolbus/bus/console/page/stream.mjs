@@ -4,55 +4,42 @@
 // locks (a page that is not secure), each tab has its own. A new tab, and one that missed a digest, asks the bus for
 // everything.
 
-import { ApiError, admin, get } from "./api.mjs";
+import { ApiError, admin, get, send } from "./api.mjs";
 import { effect } from "./html.mjs";
-import { parseJson } from "./json.mjs";
-import { applyDigest, bus, catalog, connection, login, me } from "./store.mjs";
+import { applyDigest, bus, catalog, connection, login, me, trouble } from "./store.mjs";
 
 const STREAM = "/api/console/stream";
 const CHANNEL = "toolbus-console";
 const RETRY = [300, 900]; // ms until the next try: at least, and at random on top
+const BUSY_RETRY = [10000, 10000]; // where the bus has as many streams as it serves
 const SILENCE = 12000; // ms without a digest after which the connection counts as lost; the bus sends one in 5 s
-const CATALOG_AFTER = 300; // ms after a change of the catalog; more come in a row
-const CATALOG_PAUSE = 2000; // ms between two readings of it
+const CATALOG_AFTER = 100; // ms after a change of the catalog, at least: more come in a row
+const CATALOG_RETRY = 100; // ms that a reading counts as, if the bus did not answer
+const CATALOG_SHARE = 10; // so many times as long as reading the catalog took, nothing is read
 
-let channel = null;
-let stop = () => {}; // ends the stream that this tab has
+let channel = null; // to the other tabs; null until the page follows
 
-/** Begins to follow. Ends itself where the page has to log in, and is then called again. */
+/** Begins to follow, until the page has to log in. */
 export async function startStream() {
-  stop();
-  channel ??= new BroadcastChannel(CHANNEL);
+  channel = new BroadcastChannel(CHANNEL);
   channel.onmessage = ({ data }) => hear(data);
-  if (!navigator.locks) {
-    stop = lead();
-    return;
-  }
-  const given = new AbortController();
-  let ended = () => {};
-  stop = () => {
-    given.abort();
-    ended();
-  };
-  navigator.locks
-    .request(CHANNEL, { signal: given.signal }, () => {
-      const end = lead();
-      return new Promise((resolve) => {
-        ended = () => {
-          end();
-          resolve();
-        };
-      });
-    })
-    .catch(() => {}); // aborted while it waited
+  if (!navigator.locks) return void lead();
+  const leads = await new Promise((decided) => {
+    navigator.locks.request(CHANNEL, { ifAvailable: true }, (lock) => {
+      decided(lock !== null);
+      return lock && lead();
+    });
+  });
+  if (leads) return;
+  navigator.locks.request(CHANNEL, () => login.value === null && lead()); // given when the tab that has it is closed
   await join();
 }
 
-/** Gets everything once, for a tab that may be one of those that only listen. */
+/** Gets everything once, for a tab that only listens. */
 async function join() {
   try {
     me.value = await get("/api/console/me");
-    apply(await admin("digest", { since: -1 }));
+    await catchUp();
     channel.postMessage({ kind: "hello" });
   } catch (error) {
     if (error instanceof ApiError && error.status === 401) refused(error);
@@ -62,64 +49,62 @@ async function join() {
 
 // -- the tab that has the stream -----------------------------------------------------------------------------------
 
-/** Keeps a stream open; returns what ends it. */
+/** Keeps a stream open; returns a promise that ends where the page has to log in. */
 function lead() {
-  let source = null;
-  let timer = 0; // until the next try, or until the silence is too long
-  let over = false;
+  return new Promise((resolve) => {
+    let source = null;
+    let timer = 0; // until the next try, or until the silence is too long
 
-  const open = async () => {
-    clearTimeout(timer);
-    if (over) return;
-    try {
-      me.value = await get("/api/console/me");
-    } catch (error) {
-      if (over) return;
-      if (error instanceof ApiError && error.status === 401) return refused(error);
-      return lose();
-    }
-    if (over) return;
-    source = new EventSource(STREAM);
-    source.addEventListener("digest", (event) => {
+    const open = async () => {
       clearTimeout(timer);
-      timer = setTimeout(lose, SILENCE);
-      const digest = parseJson(event.data);
-      apply(digest);
-      say("live");
-      channel.postMessage({ kind: "digest", digest: event.data });
-    });
-    source.addEventListener("error", lose);
-    timer = setTimeout(lose, SILENCE);
-  };
-  const lose = () => {
-    source?.close(); // its own reconnecting has no jitter, and stops at the first refusal
-    source = null;
-    if (over) return;
-    clearTimeout(timer);
-    say("lost");
-    timer = setTimeout(open, RETRY[0] + Math.random() * RETRY[1]);
-  };
-  const say = (state) => {
-    if (connection.value !== state) channel.postMessage({ kind: "connection", state });
-    connection.value = state;
-  };
-  const woken = () => {
-    if (!document.hidden && connection.value === "lost") open();
-  };
-  addEventListener("visibilitychange", woken);
-  addEventListener("online", woken);
-  open();
-  return () => {
-    over = true;
-    clearTimeout(timer);
-    source?.close();
-    removeEventListener("visibilitychange", woken);
-    removeEventListener("online", woken);
-  };
+      timer = 0;
+      try {
+        me.value = await get("/api/console/me");
+      } catch (error) {
+        if (!(error instanceof ApiError) || error.status !== 401) return lose();
+        refused(error);
+        return resolve();
+      }
+      let came = false;
+      source = new EventSource(STREAM);
+      source.addEventListener("digest", (event) => {
+        came = true;
+        wait(SILENCE, lose);
+        apply(JSON.parse(event.data));
+        say("live");
+        channel.postMessage({ kind: "digest", digest: event.data });
+      });
+      // The bus ends a stream that is one too many, and one that is read too slowly.
+      source.addEventListener("busy", (event) => lose(JSON.parse(event.data).detail, came ? RETRY : BUSY_RETRY));
+      source.addEventListener("error", () => lose());
+      wait(SILENCE, lose);
+    };
+    const wait = (length, act) => {
+      clearTimeout(timer);
+      timer = setTimeout(() => act(), length);
+    };
+    const lose = (why = "", [least, random] = RETRY) => {
+      source?.close(); // its own reconnecting has no jitter, and stops at the first refusal
+      source = null;
+      say("lost", why);
+      wait(least + Math.random() * random, open);
+    };
+    const woken = () => {
+      if (!document.hidden && connection.value === "lost" && timer) open();
+    };
+    addEventListener("visibilitychange", woken);
+    addEventListener("online", woken);
+    open();
+  });
+}
+
+function say(state, why = "") {
+  if (connection.value === state && trouble.value === why) return;
+  channel.postMessage({ kind: "connection", state, why });
+  [connection.value, trouble.value] = [state, why];
 }
 
 function refused(error) {
-  stop();
   channel.postMessage({ kind: "refused", why: error.message });
   login.value = error.message;
 }
@@ -128,33 +113,24 @@ function refused(error) {
 
 function hear(message) {
   if (message.kind === "digest") {
-    const digest = parseJson(message.digest);
+    const digest = JSON.parse(message.digest);
     const { number, instance } = bus.value;
-    if (digest.full || (digest.instance === instance && digest.number === number + 1)) {
-      apply(digest);
-      connection.value = "live";
-    } else if (digest.instance !== instance || digest.number > number) catchUp();
-  } else if (message.kind === "connection") connection.value = message.state;
-  else if (message.kind === "refused") login.value = message.why;
-  else if (message.kind === "hello" && connection.value !== "connecting") {
-    channel.postMessage({ kind: "connection", state: connection.value });
-  }
+    if (digest.full || (digest.instance === instance && digest.number === number + 1)) apply(digest);
+    else if (digest.instance !== instance || digest.number > number) catchUp().catch(() => {}); // the next digest tries again
+  } else if (message.kind === "connection") {
+    [connection.value, trouble.value] = [message.state, message.why];
+  } else if (message.kind === "refused") login.value = message.why;
+  else if (message.kind === "hello") channel.postMessage({ kind: "connection", state: connection.value, why: trouble.value });
 }
 
-let catching = false;
+let catching = null; // the promise of the answer that is waited for
 
-/** Gets everything, as this tab missed something. */
-async function catchUp() {
-  if (catching) return;
-  catching = true;
-  try {
-    apply(await admin("digest", { since: -1 }));
-    connection.value = "live";
-  } catch {
-    // The tab with the stream says when the bus is back; its next digest is tried again.
-  } finally {
-    catching = false;
-  }
+/** Gets everything, for a tab that missed something. Throws ApiError. */
+function catchUp() {
+  catching ??= admin("digest", { since: -1 })
+    .then(apply)
+    .finally(() => (catching = null));
+  return catching;
 }
 
 function apply(digest) {
@@ -165,28 +141,31 @@ function apply(digest) {
 
 // -- the catalog ---------------------------------------------------------------------------------------------------
 
-/** Reads the catalog again whenever its revision changes, at most every two seconds. */
+/** Reads the catalog again whenever its revision changes; the longer that takes, the more seldom. */
 export function startCatalog() {
   let known; // the revision that was read
   let timer = 0;
-  let read = 0; // when
+  let took = 0; // ms that the last reading took
   const fetchCatalog = async () => {
     const { instance, revision } = bus.value;
-    read = performance.now();
+    const began = performance.now();
+    let pause = 0;
     try {
       const { tools_by_role } = await get("/api/tools");
-      known = `${instance} ${revision}`;
       catalog.value = flat(tools_by_role);
-    } catch {
-      // A refusal or a bus that went away: the next revision tries again.
+      known = `${instance} ${revision}`;
+    } catch (error) {
+      if (error.status) known = `${instance} ${revision}`; // it was refused; another revision may not be
+      else pause = CATALOG_RETRY;
     }
+    took = Math.max(pause, performance.now() - began);
     timer = 0;
     follow();
   };
   const follow = () => {
     const { instance, revision } = bus.value;
     if (revision === undefined || timer || `${instance} ${revision}` === known || connection.value === "lost") return;
-    timer = setTimeout(fetchCatalog, known === undefined ? 0 : Math.max(CATALOG_AFTER, read + CATALOG_PAUSE - performance.now()));
+    timer = setTimeout(fetchCatalog, took ? Math.max(CATALOG_AFTER, took * CATALOG_SHARE) : 0);
   };
   effect(follow);
 }
@@ -206,15 +185,20 @@ function flat(byRole) {
 
 // -- logging in ----------------------------------------------------------------------------------------------------
 
+const CODE = "#code=";
+
 /** Exchanges the code of the address, if it has one, for a cookie, and takes it out of the address. */
 export async function exchangeCode() {
-  const code = new URLSearchParams(location.hash.replace(/^#/, "")).get("code");
-  if (!location.hash.startsWith("#code=") || !code) return;
+  addEventListener("hashchange", () => location.hash.startsWith(CODE) && location.reload()); // a new code was pasted
+  if (!location.hash.startsWith(CODE)) return;
+  const code = decodeURIComponent(location.hash.slice(CODE.length));
   history.replaceState(null, "", location.pathname + location.search);
-  const response = await fetch("/api/console/login", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ code }),
-  });
-  if (!response.ok) login.value = "This code was used already, or is older than a minute.";
+  try {
+    await send("POST", "/api/console/login", { code });
+  } catch (error) {
+    if (await get("/api/console/me").then(() => true, () => false)) return; // it need not: it is logged in already
+    login.value = error.status === 401 ? CODE_REFUSED : error.message;
+  }
 }
+
+const CODE_REFUSED = "This code was used already, or is older than a minute.";
