@@ -78,8 +78,10 @@ class Page:
         dialogs: the texts of the dialogs that it opened, which are dismissed.
     """
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, http: aiohttp.ClientSession, browser: str) -> None:
         self._socket = socket
+        self._http = http
+        self._browser = browser  # its host and port
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}  # answers, by the number of their command
         self._loaded = asyncio.Event()
@@ -131,6 +133,14 @@ class Page:
         assert "error" not in event, event
         result: dict[str, Any] = event["result"]
         return result
+
+    @asynccontextmanager
+    async def another(self) -> AsyncIterator[Page]:
+        """Opens another tab of the same browser, and closes it again."""
+        target = (await self.send("Target.createTarget", url="about:blank"))["targetId"]
+        async with _driven(self._http, self._browser, target) as page:
+            yield page
+            await self.send("Target.closeTarget", targetId=target)
 
     async def open(self, url: str) -> None:
         """Loads an address and waits until it is loaded."""
@@ -245,17 +255,24 @@ async def chromium_page() -> AsyncIterator[Page]:
             async with aiohttp.ClientSession() as http:
                 async with http.get(f"http://127.0.0.1:{port}/json/list") as answer:
                     tab = next(each for each in await answer.json() if each["type"] == "page")
-                async with http.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                    page = Page(socket)
-                    reading = asyncio.create_task(page.read())
-                    for domain in ("Page", "Runtime", "Log", "Network", "Performance"):
-                        await page.send(f"{domain}.enable")
+                async with _driven(http, f"127.0.0.1:{port}", tab["id"]) as page:
                     yield page
-                    reading.cancel()
         finally:
             if process.returncode is None:
                 process.terminate()
             await process.wait()
+
+
+@asynccontextmanager
+async def _driven(http: aiohttp.ClientSession, browser: str, target: str) -> AsyncIterator[Page]:
+    """Drives the tab of that id."""
+    async with http.ws_connect(f"ws://{browser}/devtools/page/{target}", max_msg_size=0) as socket:
+        page = Page(socket, http, browser)
+        reading = asyncio.create_task(page.read())
+        for domain in ("Page", "Runtime", "Log", "Network", "Performance"):
+            await page.send(f"{domain}.enable")
+        yield page
+        reading.cancel()
 
 
 def _port(folder: str) -> str:
