@@ -47,6 +47,7 @@ FLOORS = (
     "bus.keys",  # what proves who is asking
     "bus.storage",
     "bus.pins",  # what sources declared when they were trusted
+    "bus.metrics",  # counts and their texts: knows neither entries nor calls
     "bus.catalog",
     "bus.calls",
     "bus.traces",  # spans to a collector
@@ -111,11 +112,12 @@ LIBRARIES = {
     "check": set[str](),
     "bus.access": set[str](),
     "bus.keys": {"cryptography", "tomlkit", "jwt", "aiohttp"},  # extras `keys` and `jwt`
+    "bus.metrics": set[str](),
     "bus.catalog": {"google.protobuf", "orjson", "jsonschema_rs"},
     "bus.calls": {"google.protobuf", "orjson", "jsonschema_rs"},
 }
 # The core decides and never waits: no sockets, files, environment or loop of its own.
-CORE = ("bus.catalog", "bus.calls")
+CORE = ("bus.metrics", "bus.catalog", "bus.calls")
 NOT_IN_CORE = {
     *("asyncio", "multiprocessing", "os", "pathlib", "selectors", "shutil", "socket", "ssl", "subprocess", "tempfile"),
 }

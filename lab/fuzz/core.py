@@ -14,6 +14,7 @@ from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.metrics.call_counts import CallMetrics
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import RequestError, ToolBusError, grpc_status
@@ -34,6 +35,7 @@ class CoreOnAClock:
         untrusted: Iterable[str] = (),
         grace_seconds: float = 5.0,
         repairs: bool = True,
+        metrics: bool = True,
     ) -> None:
         self.now = 1_000.0
         self.armed_at = math.inf  # when the bus's timer would fire
@@ -42,8 +44,15 @@ class CoreOnAClock:
         self.registry = Registry(roles, grace_seconds=grace_seconds, unconfigured_roles=unconfigured)
         self.policy = Policy(denied, untrusted=untrusted)
         self.records = CallRecords()
+        self.metrics = CallMetrics(counts=metrics)
         self.dispatcher = Dispatcher(
-            self.registry, self.policy, self.records, self.limits, arm=self._arm, repairs=repairs
+            self.registry,
+            self.policy,
+            self.records,
+            self.limits,
+            arm=self._arm,
+            repairs=repairs,
+            metrics=self.metrics if metrics else None,
         )
         self.sources: list[str] = []  # sources whose health may have changed
         self.changes = 0  # how often the catalog may have changed

@@ -24,6 +24,7 @@ from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.keys.issuer_settings import Issuer, check_issuers
 from toolbus.bus.loopback import is_loopback_host, mask
 from toolbus.bus.mcp_settings import McpSettings
+from toolbus.bus.metrics.call_counts import MAX_COUNTED
 from toolbus.bus.pins.fingerprints import PINS, Pin
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.limits import DEFAULT_TIMINGS, Limits, Timings
@@ -92,6 +93,8 @@ class Config:
         trace_ratio: of the calls that bring no trace, how many begin one: from 0 to 1.
         trace_most: calls that are sampled in a second at most.
         slow_seconds: calls that take longer are logged and listed; 0: none is.
+        metrics: whether the calls of each tool are counted, and `/metrics` is served.
+        metrics_tools: how many tools have series of their own there; the rest is ``other``.
         grpc_reflection: whether clients can ask the server for its services.
         mcp: what MCP clients are offered.
         console: whether operators have a page over HTTP.
@@ -141,6 +144,8 @@ class Config:
     trace_ratio: float = 0.0
     trace_most: int = TRACE_MOST
     slow_seconds: float = 10.0
+    metrics: bool = True
+    metrics_tools: int = 200
     grpc_reflection: bool = True
     console: bool = True
     mcp: McpSettings = field(default_factory=McpSettings)
@@ -198,6 +203,8 @@ class Config:
             if not 0 <= seconds <= MAX_SECONDS:  # NaN fails this too
                 raise SetupError(f"{name} is {seconds:g}, it must be from 0 to {MAX_SECONDS:g} seconds")
         self._check_heartbeats()
+        if not 0 <= self.metrics_tools <= MAX_COUNTED:
+            raise SetupError(f"metrics_tools is {self.metrics_tools}, it must be from 0 to {MAX_COUNTED}")
         for limit in fields(Limits):
             value = getattr(self.limits, limit.name)
             if value < 1:

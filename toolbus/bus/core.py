@@ -17,6 +17,7 @@ from toolbus.bus.config import Config
 from toolbus.bus.embedded import EmbeddedBus
 from toolbus.bus.features import Features
 from toolbus.bus.keys.keyring import Keyring
+from toolbus.bus.metrics.call_counts import CallMetrics
 from toolbus.bus.pins.pins import Pins
 from toolbus.bus.roles import Roles
 from toolbus.bus.room import Rooms
@@ -44,6 +45,7 @@ class Core:
         dispatcher: the calls in flight.
         presence: the sessions of attached peers.
         records: the newest calls.
+        metrics: counts of the calls of each tool.
         audit: where parts say what was done and by whom.
         pins: what is trusted of sources whose changes are to be noticed.
         indexes: of the catalogs that are searched.
@@ -70,6 +72,7 @@ class Core:
     dispatcher: Dispatcher
     presence: Presence
     records: CallRecords
+    metrics: CallMetrics
     audit: Audit
     pins: Pins
     indexes: IndexCache

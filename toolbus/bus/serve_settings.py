@@ -162,6 +162,8 @@ _READ: dict[str, Read] = {
     "trace_ratio": Reader.number,
     "trace_most": Reader.whole,
     "slow_seconds": Reader.number,
+    "metrics": Reader.flag,
+    "metrics_tools": Reader.whole,
     "grpc_reflection": Reader.flag,
     "console": Reader.flag,
     "log_level": Reader.text,

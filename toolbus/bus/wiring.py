@@ -33,6 +33,7 @@ from toolbus.bus.core import Core
 from toolbus.bus.embedded import EmbeddedBus
 from toolbus.bus.features import Features
 from toolbus.bus.keys.keyring import Keyring
+from toolbus.bus.metrics.call_counts import CallMetrics
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.pins.pins import Pins
 from toolbus.bus.roles import Roles
@@ -146,6 +147,7 @@ class Bus(EmbeddedBus):
         registry = _registry(config)
         self.policy = Policy(frozenset(config.silenced), config.permissions, config.guarded, config.generation)
         self.records = CallRecords(contents=config.record_contents, began=time.time() - time.monotonic())
+        self._metrics = CallMetrics(config.metrics_tools, counts=config.metrics)
         self.tasks = TaskManager(config.background_after_seconds)
         self._sweeps = SweepTimer()
         dispatcher = self._dispatcher(config, registry, timings)
@@ -169,6 +171,7 @@ class Bus(EmbeddedBus):
             dispatcher=dispatcher,
             presence=self._presence(config, signals, timings, audit, pins),
             records=self.records,
+            metrics=self._metrics,
             audit=audit,
             pins=pins,
             indexes=IndexCache(embedder),
@@ -198,6 +201,7 @@ class Bus(EmbeddedBus):
             stuck_seconds=timings.stuck_seconds,
             first_id=secrets.randbits(48),
             repairs=config.repair_arguments,
+            metrics=self._metrics if config.metrics else None,
         )
 
     def _presence(self, config: Config, signals: Signals, timings: Timings, audit: Audit, pins: Pins) -> Presence:

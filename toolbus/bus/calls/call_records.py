@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from toolbus.bus.calls.redaction import redacted
 from toolbus.bus.catalog.argument_repair import Repair
+from toolbus.bus.metrics.call_counts import outcome_of
 from toolbus.errors import Code, Stage
-from toolbus.questions import INPUT_REQUIRED, INPUT_REQUIRED_OUTCOME
+from toolbus.questions import INPUT_REQUIRED
 from toolbus.text import shorten
 from toolbus.tool import CallError
 from toolbus.v1 import tool_pb2 as pb
@@ -368,11 +369,6 @@ class CallRecords:
                 return
             if _matches(record, conditions):
                 yield record
-
-
-def outcome_of(code: int) -> str:
-    """Returns the name of how a call ended."""
-    return INPUT_REQUIRED_OUTCOME if code == INPUT_REQUIRED else Code(code).name if code else "OK"
 
 
 def origin_of(context: pb.CallContext) -> Origin:

@@ -47,7 +47,8 @@ from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE, RUN_SOURCES, Handler, is_operators
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.errors import Code, Stage
+from toolbus.bus.metrics.call_counts import CallCounts, CallMetrics
+from toolbus.errors import Code, Stage, UnknownRole
 from toolbus.limits import DEFAULT_TIMINGS
 from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, CallError, Limits, Result
 from toolbus.v1 import tool_pb2 as pb
@@ -71,6 +72,7 @@ class Dispatcher:
             call of now: a nested call that a peer sends again would run as the user of another call. Dispatchers that
             share handlers must not share ids.
         repairs: whether arguments that break their schema are repaired before they are refused.
+        metrics: counts the calls of each tool; None: nobody does.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Dispatcher:
         stuck_seconds: float = DEFAULT_TIMINGS.stuck_seconds,
         first_id: int = 1,
         repairs: bool = True,
+        metrics: CallMetrics | None = None,
     ) -> None:
         self._registry = registry
         self._policy = policy
@@ -109,6 +112,7 @@ class Dispatcher:
         self.records = records
         self.slow_calls = SlowCalls()
         self.traces = CallTraces()
+        self._metrics = metrics
         self.settled_at = settled_at
         self._on_denied: OnDenied | None = None  # see watch_refusals
         self._on_limited: OnLimited | None = None
@@ -334,6 +338,10 @@ class Dispatcher:
         batch: list[tuple[str, str]] = []  # plain results for the same caller, not yet delivered
         to: Caller | None = None  # the caller of the batch
         checks_outputs, most, succeeded = self._registry.checks_outputs, 0, 0
+        run: Entry | None = None  # the tool of the results before; its calls are counted together
+        first = 0.0  # when the first of these calls began
+        starts: list[float] | None = None  # when each of them did; None for one call
+        counted = self._metrics is not None
         for result in results:
             call: Call | None = pending.pop(result.call_id, None)
             if call is None:
@@ -388,10 +396,24 @@ class Dispatcher:
                 self.slow_calls.note(call, 0, now)
             keep((call_id, name, source, caller.source, started, now, 0, size, len(output), origin, call.id, more))
             succeeded += 1
+            if counted:
+                if entry is not run:
+                    if run is not None:
+                        self._count_run(run, first, starts, now)
+                    run, first, starts = entry, started, None
+                elif starts is None:
+                    starts = [first, started]
+                else:
+                    starts.append(started)
         if batch and to is not None:
             handler.slots.release(to.budget, len(batch))
             to.deliver(batch)
         self.records.outcomes[0] += succeeded
+        if run is not None:
+            if starts is None and run.counts is not None:
+                run.counts.add_one(first, now)
+            else:
+                self._count_run(run, first, starts, now)
 
     def progress(self, handler: Handler, progress: Iterable[pb.ToolProgress], now: float) -> None:
         """Takes progress of running calls; each message resets the idle timeout."""
@@ -436,6 +458,40 @@ class Dispatcher:
         """Returns the budget that the callers of a source share."""
         return self._budgets.setdefault(source, Budget())
 
+    # -- counts of tools ------------------------------------------------------------------------------------------
+
+    def _count_run(self, entry: Entry, first: float, starts: list[float] | None, now: float) -> None:
+        """Counts calls of one tool that ended well, in one frame; `starts` is None for one call."""
+        counts = self._first_counts(entry) if entry.counts is None else entry.counts
+        if starts is None:
+            counts.add_one(first, now)
+        else:
+            counts.add_run(starts, now)
+
+    def _first_counts(self, entry: Entry) -> CallCounts:
+        assert self._metrics is not None  # nobody asks otherwise
+        entry.counts = counts = self._metrics.take(entry.source, entry.name)
+        return counts
+
+    def _count(self, entry: Entry, code: int, now: float, seconds: float | None) -> None:
+        """Counts a call that ended in any way; without seconds it was never sent."""
+        if self._metrics is not None:
+            (entry.counts or self._first_counts(entry)).add(code, now, seconds)
+
+    def _count_refused(self, call: pb.ToolCall, code: int, now: float) -> None:
+        metrics = self._metrics
+        if metrics is None:
+            return
+        metrics.refused[code] += 1
+        try:
+            entry = self._registry.find(call.name, call.role)
+        except UnknownRole:
+            entry = None
+        if entry is None:
+            metrics.unknown.add(code, now, None)
+        else:
+            self._count(entry, code, now, None)
+
     # -- a call that is refused -----------------------------------------------------------------------------------
 
     def refuse(self, caller: Caller, call: pb.ToolCall, refused: Refused, now: float) -> None:
@@ -452,6 +508,7 @@ class Dispatcher:
             if trace is not None:
                 self.traces.refuse(trace, call, caller.source, refused.error, now)
                 more = more._replace(trace_id=trace.trace_id)
+        self._count_refused(call, code, now)
         self.records.add(
             *(call.call_id[:MAX_TEXT], call.name[:MAX_TEXT], "", caller.source, now, now, code),
             (len(text), 0),
@@ -555,6 +612,7 @@ class Dispatcher:
     def _record(self, call: Call, code: int, now: float, output: str = "", error: CallError | None = None) -> None:
         """Records how a call ended, with everything that the hot path leaves out."""
         entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
+        self._count(entry, code, now, now - call.started)
         if trace is not None:
             self.traces.end(trace, call, code, error, now)
         if call.started < now - self.slow_calls.seconds:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from toolbus.bus.catalog.handler import Handler, has_room, in_flight, share_of
 from toolbus.bus.catalog.schema import ArgumentChecker
+from toolbus.bus.metrics.call_counts import CallCounts
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, Tool
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ class Entry:
     """What one role has under one listed name."""
 
     __slots__ = (
-        *("bare_name", "current", "declarations", "former", "last_error", "levels", "listing", "name", "place"),
-        *("shared_listing", "source", "suspended", "table", "warnings"),
+        *("bare_name", "counts", "current", "declarations", "former", "last_error", "levels", "listing", "name"),
+        *("place", "shared_listing", "source", "suspended", "table", "warnings"),
     )
 
     def __init__(self, table: RoleTable, name: str, bare_name: str, source: str, place: int) -> None:
@@ -95,6 +96,7 @@ class Entry:
         self.current: Declaration | None = None  # the newest that has a handler; None while offline
         self.former: dict[str, Tool] = {}  # declarations that are no longer offered, oldest first
         self.levels: dict[Handler, int] = {}  # the access level that a handler asks for, where it asks for one
+        self.counts: CallCounts | None = None  # of its calls; None before the first
         self.last_error = ""  # why the tool went offline the last time
         self.suspended: Declaration | None = None  # its handler is unreachable; not offered until that resumes
         self.warnings: dict[str, str] = {}  # what operators should know beside its schema, by topic

@@ -1,0 +1,1 @@
+"""Counts what a bus does, and writes the counts as Prometheus reads them; knows neither entries nor calls."""

@@ -1,0 +1,365 @@
+"""Counts the calls of each tool: how they ended, and how long they took.
+
+Outcomes are exact. Durations are two observations for each run of calls of one tool that end in one frame, taken at
+random from its halves and weighted, so a call costs a frame of results next to nothing and quantiles are unbiased.
+
+How many tools are counted, and how many of them have series of their own, is bounded. A series never goes backwards:
+what a tool counted before it had a series stays in ``other``, and what it counted with one never moves there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from heapq import nlargest, nsmallest
+from random import random
+
+from toolbus.errors import Code
+from toolbus.questions import INPUT_REQUIRED, INPUT_REQUIRED_OUTCOME
+
+MAX_COUNTED = 10_000  # tools; 1 kB each at the most
+MAX_ALONE = 32  # calls of a tool that ended alone in their frames, until they are counted
+MAX_SWAPS = 20  # of tools with series and tools without, at a scrape
+MAX_CHECKED = 500  # tools, each time it is asked which are gone
+FORGET_SECONDS = 3_600.0  # from when a tool was last seen in the catalog until its series goes
+OFFSET = 40  # a duration is counted in units of 2^-40 s: the index of its bucket is the number of their bits
+UNITS = 2.0**OFFSET
+BUCKETS = 72  # the first one holds calls that ended in their own frame, in 0 s; the last one ends at 2^31 s
+OTHER = "other"  # the name of tools without a series of their own
+UNKNOWN = "unknown"  # the name of tools that were called and do not exist
+
+_CODES = frozenset((*Code, INPUT_REQUIRED))
+
+
+def outcome_of(code: int) -> str:
+    """Returns the name of how a call ended."""
+    return INPUT_REQUIRED_OUTCOME if code == INPUT_REQUIRED else Code(code).name if code else "OK"
+
+
+def bucket_of(seconds: float) -> int:
+    """Returns the index of the bucket that a duration is counted in."""
+    return int(seconds * UNITS).bit_length()
+
+
+def bound_of(index: int) -> float:
+    """Returns the seconds below which a bucket's durations are."""
+    return float(2.0 ** (index - OFFSET))
+
+
+class Snapshot:
+    """What was counted up to a moment."""
+
+    __slots__ = ("failures", "histogram", "seconds", "succeeded")
+
+    def __init__(self) -> None:
+        self.succeeded = 0
+        self.failures: dict[int, int] | None = None  # by code, `INPUT_REQUIRED` included; None before the first
+        self.histogram = [0] * BUCKETS  # observations by `bucket_of`
+        self.seconds = 0.0  # their sum
+
+    @property
+    def calls(self) -> int:
+        """How many have ended."""
+        return self.succeeded + sum(self.failures.values()) if self.failures else self.succeeded
+
+    @property
+    def failed(self) -> int:
+        """How many ended neither in a success nor in questions."""
+        failures = self.failures
+        return sum(failures.values()) - failures.get(INPUT_REQUIRED, 0) if failures else 0
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How many ended how, by `outcome_of`."""
+        counts = {"OK": self.succeeded} if self.succeeded else {}
+        return counts | {outcome_of(code): count for code, count in sorted((self.failures or {}).items())}
+
+    def quantile(self, q: float) -> float | None:
+        """Returns the seconds that a share of the calls took at most, within a factor of two; None: none was sent.
+
+        Args:
+            q: from 0 to 1.
+        """
+        observed = sum(self.histogram)
+        if not observed:
+            return None
+        rank, passed, bound = q * observed, 0, 0.0
+        for index, count in enumerate(self.histogram):
+            if count:
+                bound = bound_of(index) if index else 0.0
+                if passed + count >= rank:
+                    return bound / 2.0 * float(2.0 ** ((rank - passed) / count))
+                passed += count
+        return bound
+
+    def merge(self, other: Snapshot, sign: int = 1) -> None:
+        """Adds what another has counted, or with sign -1 takes it away."""
+        self.succeeded += sign * other.succeeded
+        self.seconds += sign * other.seconds
+        if other.failures:
+            failures = self.failures = self.failures or {}
+            for code, count in other.failures.items():
+                failures[code] = failures.get(code, 0) + sign * count
+        self.histogram = [one + sign * two for one, two in zip(self.histogram, other.histogram, strict=True)]
+
+    def copy(self) -> Snapshot:
+        """Returns the counts of now, which change no more."""
+        copied = Snapshot()
+        copied.merge(self)
+        return copied
+
+
+class CallCounts(Snapshot):
+    """The calls of one tool.
+
+    Attributes:
+        source, name: whose tool it is, and its name as it is listed.
+        last_ended: when its last call ended, on the bus's monotonic clock; None before the first.
+        exemplars: the newest traced call of each bucket: its trace, its seconds, when it ended; None: none was traced.
+    """
+
+    __slots__ = (*("_alone", "_base", "_others", "exemplars", "last_ended", "mark", "name", "noted", "seen", "source"),)
+
+    def __init__(self, source: str, name: str, others: CallCounts | None = None) -> None:
+        super().__init__()
+        self.source = source
+        self.name = name
+        self.last_ended: float | None = None
+        self.mark = 0  # of the newest change that was noted, see `CallMetrics.changed`
+        self.noted = 0  # how many calls there were then
+        self.seen = 0.0  # when it was last known to be in the catalog
+        self.exemplars: dict[int, tuple[str, float, float]] | None = None
+        self._alone: list[float] = []  # seconds of calls that ended one by one and are counted together
+        self._others = others  # where its calls count too; None: it has a series of its own
+        self._base: Snapshot | None = None  # what it had counted when it got its series; None: nothing
+
+    def __repr__(self) -> str:
+        return f"<CallCounts {self.name} of {self.source} calls={self.calls} failed={self.failed}>"
+
+    @property
+    def calls(self) -> int:
+        """How many have ended."""
+        self.count_alone()
+        return super().calls
+
+    @property
+    def outcomes(self) -> dict[str, int]:
+        """How many ended how, by `outcome_of`."""
+        self.count_alone()
+        return super().outcomes
+
+    def quantile(self, q: float) -> float | None:
+        """Returns the seconds that a share of the calls took at most, see `Snapshot.quantile`."""
+        self.count_alone()
+        return super().quantile(q)
+
+    def copy(self) -> Snapshot:
+        """Returns a snapshot of now."""
+        self.count_alone()
+        return super().copy()
+
+    @property
+    def has_series(self) -> bool:
+        """Whether it has a series of its own."""
+        return self._others is None
+
+    @property
+    def series(self) -> Snapshot:
+        """What its own series shows: what it has counted since it has one."""
+        if self._base is None:
+            self.count_alone()
+            return self
+        shown = self.copy()
+        shown.merge(self._base, -1)
+        return shown
+
+    def begin_series(self) -> None:
+        """Gives it a series of its own, which begins at 0; what it has counted so far stays in `other`."""
+        self._others, self._base, self.exemplars = None, self.copy(), None
+
+    def end_series(self, others: CallCounts) -> None:
+        """Ends its series; what it counts from now on goes to the others."""
+        self.count_alone()
+        self._others, self._base, self.exemplars = others, None, None
+
+    def add_one(self, started: float, ended: float) -> None:
+        """Counts a call that ended well, alone in its frame."""
+        self.last_ended = ended
+        alone = self._alone
+        alone.append(ended - started)
+        if len(alone) >= MAX_ALONE:
+            self.count_alone()
+
+    def count_alone(self) -> None:
+        """Counts the calls that `add_one` has collected: together they cost half."""
+        alone = self._alone
+        if not alone:
+            return
+        self.succeeded += len(alone)
+        self.seconds += sum(alone)
+        if self._others is not None:
+            self._others.add_all(alone, self.last_ended)
+        alone.sort()  # so that each bucket is counted at once
+        counted = 0
+        while counted < len(alone):
+            index = bucket_of(alone[counted])
+            end = bisect_left(alone, bound_of(index), counted)
+            self.histogram[index] += end - counted
+            counted = end
+        alone.clear()
+
+    def add_all(self, durations: Sequence[float], ended: float | None) -> None:
+        """Counts calls that ended well, with all their durations."""
+        self.last_ended = ended
+        self._alone += durations
+        self.count_alone()
+
+    def add_run(self, starts: Sequence[float], ended: float) -> None:
+        """Counts calls that ended well, in one frame.
+
+        Args:
+            starts: when each began; at least two.
+            ended: when all of them ended.
+        """
+        count = len(starts)
+        half = count >> 1
+        self.succeeded += count
+        self.last_ended = ended
+        self.seconds += ended * count - sum(starts)
+        self.histogram[bucket_of(ended - starts[int(random() * half)])] += half
+        self.histogram[bucket_of(ended - starts[half + int(random() * (count - half))])] += count - half
+        if self._others is not None:
+            self._others.add_run(starts, ended)
+
+    def add(self, code: int, ended: float, seconds: float | None) -> None:
+        """Counts a call that ended in any way.
+
+        Args:
+            code: 0 for a success, `INPUT_REQUIRED` for questions.
+            seconds: how long it took; None: it was refused, and never sent.
+        """
+        if code == 0:
+            self.succeeded += 1
+        else:
+            failures = self.failures = self.failures or {}
+            code = code if code in _CODES else Code.INTERNAL  # otherwise a plugin could fill memory with keys
+            failures[code] = failures.get(code, 0) + 1
+        self.last_ended = ended
+        if seconds is not None:
+            self.histogram[bucket_of(seconds)] += 1
+            self.seconds += seconds
+        if self._others is not None:
+            self._others.add(code, ended, seconds)
+
+    def add_exemplar(self, trace_id: str, seconds: float, ended: float) -> None:
+        """Keeps a traced call as the example of its bucket; it was counted before."""
+        if self.has_series:
+            self.exemplars = self.exemplars or {}
+            self.exemplars[bucket_of(seconds)] = trace_id, seconds, ended
+
+
+class CallMetrics:
+    """The calls of all tools of one bus.
+
+    Args:
+        tools: how many tools have series of their own.
+        counts: whether calls are counted at all.
+        most: how many tools are counted one by one; those beyond count as others.
+
+    Attributes:
+        others: the calls of tools without series of their own.
+        unknown: calls of names that no tool has.
+        refused: calls that were never sent, by code.
+    """
+
+    def __init__(self, tools: int = 200, *, counts: bool = True, most: int = MAX_COUNTED) -> None:
+        self.counts = counts
+        self.others = CallCounts("", OTHER)
+        self.unknown = CallCounts("", UNKNOWN)
+        self.refused: Counter[int] = Counter()
+        self._mark = 0  # see `changed`
+        self._max_series = tools
+        self._most = most
+        self._series = 0  # how many tools have one
+        self._tools: dict[tuple[str, str], CallCounts] = {}
+        self._to_check: deque[CallCounts] = deque()  # all of them; the first was looked at longest ago
+
+    def __repr__(self) -> str:
+        return f"<CallMetrics tools={len(self._tools)} series={self._series}>"
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def of(self, source: str, name: str) -> CallCounts | None:
+        """Returns the counts of a tool; None where none of its calls was counted one by one."""
+        return self._tools.get((source, name))
+
+    def take(self, source: str, name: str) -> CallCounts:
+        """Returns the counts of a tool that exists, from its first call on; `others` where too many are counted."""
+        counts = self._tools.get((source, name))
+        if counts is None:
+            if len(self._tools) >= self._most:
+                return self.others
+            has_series = self._series < self._max_series
+            counts = CallCounts(source, name, None if has_series else self.others)
+            self._series += has_series
+            self._tools[source, name] = counts
+            self._to_check.append(counts)
+        return counts
+
+    def changed(self, mark: int) -> tuple[int, list[CallCounts]]:
+        """Returns the tools that counted something since a mark, and the mark of now; 0 stands for the start."""
+        self._mark += 1
+        found = []
+        for counts in self._tools.values():
+            calls = counts.calls
+            if calls != counts.noted:
+                counts.noted, counts.mark = calls, self._mark
+            if counts.mark > mark:
+                found.append(counts)
+        return self._mark, found
+
+    def with_series(self) -> list[CallCounts]:
+        """Returns the tools that have series of their own, having given one to those with most calls.
+
+        A tool takes the place of another only with twice as many calls: series that come and go help nobody.
+        """
+        if self._series < len(self._tools):
+            for counts in self._tools.values():
+                counts.count_alone()  # into the others, too
+            if self._max_series:
+                self._choose()
+        return [counts for counts in self._tools.values() if counts.has_series]
+
+    def _choose(self) -> None:
+        waiting = nlargest(MAX_SWAPS, (each for each in self._tools.values() if not each.has_series), _calls)
+        least = nsmallest(len(waiting), (each for each in self._tools.values() if each.has_series), _calls)
+        for counts in waiting:
+            if self._series < self._max_series:
+                self._series += 1
+            elif least and counts.calls > 2 * least[0].calls:
+                least.pop(0).end_series(self.others)
+            else:
+                return
+            counts.begin_series()
+
+    def forget(self, now: float, is_known: Callable[[str, str], bool], most: int = MAX_CHECKED) -> None:
+        """Drops tools that have not been in the catalog for an hour; looks at some of all each time.
+
+        Args:
+            is_known: whether the catalog has a tool, by source and listed name.
+        """
+        for _ in range(min(most, len(self._to_check))):
+            counts = self._to_check.popleft()
+            if is_known(counts.source, counts.name):
+                counts.seen = now
+            elif now - max(counts.seen, counts.last_ended or 0.0) > FORGET_SECONDS:
+                del self._tools[counts.source, counts.name]
+                self._series -= counts.has_series
+                continue
+            self._to_check.append(counts)
+
+
+def _calls(counts: CallCounts) -> int:
+    return counts.calls
