@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.calls.call_log import call_fields
-from toolbus.bus.calls.call_records import outcome_of
 from toolbus.bus.catalog.handler import is_operators
+from toolbus.bus.metrics.call_counts import outcome_of
 from toolbus.log_limit import LogLimit
 from toolbus.tool import MAX_TIMEOUT_SECONDS
 
