@@ -193,14 +193,12 @@ class Lookups:
         entry = next(iter(self._index.by_source.get(source, ())), None)
         return entry.handlers() if entry is not None else []
 
-    def count_tools(self, owner: Handler | str) -> int:
-        """Returns how many tools a handler or a source has, each once; holds the lock for a copy only."""
+    def all_entries(self, owner: Handler | str) -> list[Entry]:
+        """Returns the entries of a handler or a source, in every role, those included that no client sees."""
         with self._lock:
             index = self._index
             found = index.by_source.get(owner) if isinstance(owner, str) else index.by_handler.get(owner)
-            entries = list(found or ())
-        hides = self.tables.hides
-        return len({entry.bare_name for entry in entries if not hides(entry)})
+            return list(found or ())
 
     def places(self, handler: Handler) -> tuple[tuple[str | None, int], ...]:
         """Returns where a handler's tools stand: (role, None for roles that are added later; position in listings)."""

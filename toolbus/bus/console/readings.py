@@ -1,7 +1,7 @@
 """Reads of a bus what its digest shows: sessions, sources, calls in flight, and what is counted.
 
 Everything is read on the bus's loop, in constant time for each row: how many tools somebody has is counted only where
-that changed, and a very long list is counted on a thread, before.
+that changed, and a very long list bit by bit, before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 import toolbus
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.call_records import origin_of
+from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
+from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.console.digest import MAX_ROWS, MAX_RUNNING, Row
 from toolbus.bus.core import Core
 from toolbus.bus.streams.catalog_messages import best_state
@@ -22,14 +24,16 @@ from toolbus.bus.streams.peer import Peer
 from toolbus.questions import INPUT_REQUIRED
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
-COUNTED_AT_ONCE = 20_000  # entries of the catalog that one reading counts on the loop, some milliseconds
-_STATES = {
+COUNTED_AT_ONCE = 5_000  # entries of the catalog, in less than a millisecond
+_STATES: dict[int, str] = {
     wire.SESSION_STATE_LIVE: "attached",
     wire.SESSION_STATE_SUSPECT: "suspect",
     wire.SESSION_STATE_DRAINING: "draining",
 }
 _OFFLINE = "offline"
-_DROPIN = "dropin"  # source of drop-in tools, and with a colon the beginning of those of their groups
+# Kinds of sources that their names tell: the name alone, or before what sets those of a kind apart.
+_OWN = (("bus", BUS_SOURCE, "."), ("dropin", "dropin", ":"))
+_OWN_KINDS = tuple(name for _, name, _ in _OWN)
 
 Addresses = dict[str, Any]
 
@@ -37,8 +41,8 @@ Addresses = dict[str, Any]
 class ToolCounts:
     """How many tools sources and sessions have, counted again where the number of their entries is another one."""
 
-    def __init__(self, count: Callable[[Handler | str], int]) -> None:
-        self._count = count
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
         self._known: dict[Handler | str, tuple[int, int]] = {}  # by owner: its entries, and its tools
         self._budget = COUNTED_AT_ONCE
 
@@ -50,13 +54,15 @@ class ToolCounts:
         """Forgets all but some owners."""
         self._known = {owner: self._known[owner] for owner in owners if owner in self._known}
 
-    def is_due(self, owner: Handler | str, entries: int) -> bool:
-        """Tells whether an owner has to be counted on a thread."""
-        return entries > COUNTED_AT_ONCE and self._known.get(owner, (-1,))[0] != entries
-
-    def count(self, owner: Handler | str, entries: int) -> None:
-        """Counts an owner; on any thread."""
-        self._known[owner] = entries, self._count(owner)
+    async def count_long(self, owner: Handler | str, entries: int) -> None:
+        """Counts an owner with very many tools, bit by bit."""
+        if entries <= COUNTED_AT_ONCE or self._known.get(owner, (-1,))[0] == entries:
+            return
+        everything, names = self._registry.all_entries(owner), set[str]()
+        for first in range(0, len(everything), COUNTED_AT_ONCE):
+            names |= self._names(everything[first : first + COUNTED_AT_ONCE])
+            await asyncio.sleep(0)
+        self._known[owner] = entries, len(names)
 
     def of(self, owner: Handler | str, entries: int) -> int | None:
         """Returns how many tools an owner has; None where it is left to a later reading."""
@@ -66,8 +72,13 @@ class ToolCounts:
         if entries > self._budget:
             return known[1] if known is not None else None
         self._budget -= entries
-        self.count(owner, entries)
-        return self._known[owner][1]
+        count = len(self._names(self._registry.all_entries(owner)))
+        self._known[owner] = entries, count
+        return count
+
+    def _names(self, entries: Iterable[Entry]) -> set[str]:
+        hides = self._registry.tables.hides
+        return {entry.bare_name for entry in entries if not hides(entry)}
 
 
 class Readings:
@@ -81,20 +92,17 @@ class Readings:
     def __init__(self, core: Core, addresses: Callable[[], Addresses], started: float) -> None:
         self._core = core
         self._addresses = addresses
-        self._counts = ToolCounts(core.registry.count_tools)
+        self._counts = ToolCounts(core.registry)
         self._began = core.records.began  # added to times of the monotonic clock, makes them seconds since the epoch
         self._started = started
 
     async def prepare(self) -> None:
-        """Counts on a thread what would hold the loop up."""
-        registry, counts = self._core.registry, self._counts
-        due: list[tuple[Handler | str, int]] = [each for each in registry.sources().items() if counts.is_due(*each)]
+        """Counts what would hold the loop up."""
+        registry = self._core.registry
+        for source, entries in registry.sources().items():
+            await self._counts.count_long(source, entries)
         for peer in self._sessions():
-            entries = registry.max_offers(peer)
-            if counts.is_due(peer, entries):
-                due.append((peer, entries))
-        for owner, entries in due:
-            await asyncio.to_thread(counts.count, owner, entries)
+            await self._counts.count_long(peer, registry.max_offers(peer))
         self._counts.begin()
 
     def scalars(self) -> Row:
@@ -137,7 +145,7 @@ class Readings:
         """Returns the sources by their names."""
         registry, presence = self._core.registry, self._core.presence
         offering = registry.sources()
-        names = {**presence.by_source, **dict.fromkeys(presence.known_sources()), **offering}
+        names = {**presence.by_source, **dict.fromkeys(presence.in_grace), **offering}
         refused: dict[str, int] = {}
         for peer in presence.review.refused.peers:
             refused[peer.source] = refused.get(peer.source, 0) + len(presence.review.refused.of(peer))
@@ -151,10 +159,11 @@ class Readings:
     def _source(self, name: str, entries: int, refused: int) -> Row:
         peers = list(self._core.presence.by_source.get(name, {}).values())
         handlers: list[Any] = list(peers) or self._core.registry.some_handlers(name)
+        state = handlers[0].session_state if len(handlers) == 1 else best_state(handlers)
         row = {
             "source": name,
             "kind": _kind_of(name, handlers),
-            "state": _STATES.get(best_state(handlers), _OFFLINE),  # type: ignore[call-overload]  # protoc's enums are ints
+            "state": _STATES.get(state, _OFFLINE),
             "sessions": len(peers),
             "refused": refused,
         }
@@ -166,7 +175,7 @@ class Readings:
             "session": peer.session_id,
             "source": peer.source,
             "kind": _kind_of(peer.source, [peer]),
-            "state": _STATES.get(peer.session_state, _OFFLINE),  # type: ignore[call-overload]
+            "state": _STATES.get(peer.session_state, _OFFLINE),
             "attached": round(self._began + peer.attached, 3),
             "identity": peer.principal.identity.name,
             "peer": peer.address,
@@ -195,9 +204,9 @@ class Readings:
 
 
 def _kind_of(source: str, handlers: list[Any]) -> str:
-    if source == BUS_SOURCE or source.startswith(f"{BUS_SOURCE}."):
-        return "bus"
-    if source == _DROPIN or source.startswith(f"{_DROPIN}:"):
-        return _DROPIN
-    kind: str = handlers[0].kind if handlers else "peer"  # what is offline was a session
-    return kind
+    if source.startswith(_OWN_KINDS):
+        for kind, name, separator in _OWN:
+            if source == name or source.startswith(name + separator):
+                return kind
+    found: str = handlers[0].kind if handlers else "peer"  # what is offline was a session
+    return found

@@ -123,6 +123,11 @@ class SessionTable:
             return any(peer.takes_calls for peer in live)
         return False if source in self._grace_ends else None
 
+    @property
+    def in_grace(self) -> list[str]:
+        """The sources that disconnected and are in their grace period."""
+        return list(self._grace_ends)
+
     def known_sources(self) -> list[str]:
         """Returns the sources whose health is known."""
         return [source for source in {*self.by_source, *self._grace_ends} if self.serving(source) is not None]
