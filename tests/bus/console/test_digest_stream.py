@@ -34,6 +34,38 @@ async def test_a_stream_begins_with_everything_and_goes_on_with_what_changed() -
             (2, "add", "INVALID_ARGUMENTS"),
         ]
         assert sum(each["failed"] for each in digests) == 1
+        source, name, count, failed, median, most, last = [row for each in digests for row in each["tools"]][-1]
+        assert (source, name, count, failed) == ("local", "add", 2, 1)
+        assert 0 <= median <= most < 60
+        assert first["at"] <= last <= digests[-1]["at"]
+
+
+async def test_tools_that_were_called_before_anybody_watched_are_in_the_first_digest() -> None:
+    async with console_bus() as (bus, client):
+
+        @bus.tool
+        def one() -> None:
+            pass
+
+        @bus.tool
+        def two() -> None:
+            pass
+
+        for name in ("two", "one", "two", "add"):
+            await bus.call(name, {"a": 1, "b": 2} if name == "add" else {})
+        async with following(client) as stream:
+            first = await stream.digest()
+        assert [(row[1], row[2]) for row in first["tools"]] == [("two", 2), ("one", 1), ("add", 1)]
+        async with following(client) as again:
+            assert (await again.digest())["tools"] == first["tools"]
+
+
+async def test_without_counts_of_tools_a_digest_has_none() -> None:
+    async with console_bus(metrics=False) as (bus, client):
+        await bus.call("add", {"a": 1, "b": 2})
+        async with following(client) as stream:
+            first = await stream.digest()
+        assert (first["tools"], first["ended"]) == ([], 1)
 
 
 async def test_sessions_and_sources_come_change_and_go() -> None:

@@ -21,7 +21,7 @@ from toolbus.bus.gateway.gateway_parts import IDENTITY
 
 
 def feed_of(bus: Bus) -> DigestFeed:
-    return DigestFeed(bus.core.records, Readings(bus.core, dict, 0.0), TIMINGS)
+    return DigestFeed(bus.core.records, bus.core.metrics, Readings(bus.core, dict, 0.0), TIMINGS)
 
 
 async def test_all_who_watch_get_the_same_bytes() -> None:

@@ -15,7 +15,8 @@ from toolbus.bus.calls.call_records import CallRecord
 MAX_CALLS = 50  # newest calls of a digest, whatever their outcome
 MAX_FAILED = 50  # further calls of a digest that failed
 MAX_RUNNING = 100  # calls in flight, the oldest
-MAX_TOOLS = 2_000  # tools of a full digest, those that were called most
+MAX_CALLED = 400  # tools with new counts
+MAX_TOOLS = 1_000  # tools of a full digest, those that were called most
 MAX_ROWS = 1_000  # sessions, and as many sources, of a full digest
 MAX_BYTES = 1_000_000  # of an encoded digest: what is beyond is cut off the longest list
 _LISTS = ("tools", "calls", "running", "sessions", "sources", "closed", "gone")

@@ -15,8 +15,10 @@ from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
 from toolbus.bus.calls.call_records import CallRecords
+from toolbus.bus.console.called_tools import CalledTools
 from toolbus.bus.console.digest import MAX_CALLS, MAX_FAILED, KnownRows, Row, describe_call, encode, is_quiet
 from toolbus.bus.console.readings import Readings
+from toolbus.bus.metrics.call_counts import CallMetrics
 from toolbus.limits import Timings
 
 log = logging.getLogger("toolbus.console")
@@ -68,7 +70,7 @@ class DigestFeed:
         timings: say how often there is a digest.
     """
 
-    def __init__(self, records: CallRecords, readings: Readings, timings: Timings) -> None:
+    def __init__(self, records: CallRecords, metrics: CallMetrics, readings: Readings, timings: Timings) -> None:
         self._records = records
         self._readings = readings
         self._timings = timings
@@ -82,9 +84,9 @@ class DigestFeed:
         self._asked_at = -LINGER_SECONDS  # when the last such request came or ended
         self._building: asyncio.Task[None] | None = None  # None while nobody watches
         self._sessions, self._sources = KnownRows(), KnownRows()
+        self._tools = CalledTools(metrics, records.began)
         self._last: Row | None = None  # the newest digest; None while nobody watches
         self._last_at = self._looked_at = 0.0  # when it was built, and when was last looked, by the monotonic clock
-        self._made_at = time.monotonic()
         self._position = 0  # number of the last call that it covers
         self._ended = self._failed = 0  # calls when it was built
         self.closed = False
@@ -197,6 +199,8 @@ class DigestFeed:
                 await self._pause()
                 try:
                     await self._readings.prepare()
+                    if self._last is None:
+                        await self._tools.prepare()
                     self._looked_at = time.monotonic()
                     self._build(self._looked_at)
                 except Exception:
@@ -243,7 +247,7 @@ class DigestFeed:
         """Returns what changed since the last digest."""
         records, readings = self._records, self._readings
         if self._last is None:
-            ended, failed, since = records.recent(max(now - RECENT_SECONDS, self._made_at))
+            ended, failed, since = records.recent(max(now - RECENT_SECONDS, readings.started - records.began))
             self._position, seconds = records.ended - ended, now - since
         else:
             total, total_failed = readings.ended()
@@ -262,7 +266,7 @@ class DigestFeed:
             "failed": failed,
             "rate": round(ended / seconds, 2) if seconds > 0 else 0.0,
             "watchers": self.watchers,
-            "tools": [],
+            "tools": self._tools.changed() if self._last is not None else self._tools.begin(),
             "calls": [describe_call(record, records.began) for record in calls.records],
             "skipped": records.ended - self._position - calls.lost - len(calls.records),
             "lost": calls.lost,
@@ -279,6 +283,7 @@ class DigestFeed:
         calls = records.latest(0, MAX_CALLS, MAX_FAILED).records
         return changes | {
             "full": True,
+            "tools": self._tools.most_called(),
             "calls": [describe_call(record, records.began) for record in calls],
             "sessions": self._sessions.all,
             "closed": [],

@@ -94,7 +94,7 @@ class Readings:
         self._addresses = addresses
         self._counts = ToolCounts(core.registry)
         self._began = core.records.began  # added to times of the monotonic clock, makes them seconds since the epoch
-        self._started = started
+        self.started = started
 
     async def prepare(self) -> None:
         """Counts what would hold the loop up."""
@@ -111,7 +111,7 @@ class Readings:
         dispatcher, presence = core.dispatcher, core.presence
         total, failed = self.ended()
         return {
-            "began": round(self._started, 3),
+            "began": round(self.started, 3),
             "instance": presence.handshake.boot_id,
             "version": toolbus.__version__,
             "bus_id": core.config.bus_id,

@@ -103,7 +103,9 @@ class ConsoleRoom(Room):
             from toolbus.bus.console.readings import Readings
 
             core = self.core
-            self._feed = DigestFeed(core.records, Readings(core, self._addresses, self._began), core.timings)
+            self._feed = DigestFeed(
+                core.records, core.metrics, Readings(core, self._addresses, self._began), core.timings
+            )
         return self._feed
 
     def _addresses(self) -> dict[str, Any]:
