@@ -139,3 +139,18 @@ async def test_nothing_is_read_while_nobody_watches() -> None:
 
 def _tasks() -> list[str]:
     return [task.get_name() for task in asyncio.all_tasks()]
+
+
+async def test_calls_by_which_operators_follow_are_neither_running_nor_recorded_nor_slow() -> None:
+    async with console_bus(slow_seconds=0.001) as (bus, client), following(client) as stream:
+        await stream.digest()
+        following_calls = asyncio.create_task(bus.call("toolbus:calls", {"since": 0, "wait_seconds": 60}))
+        digest = await stream.digest()
+        while not digest["in_flight"]:
+            digest = await stream.digest()
+        assert digest["running"] == []
+        await bus.call("add", {"a": 1, "b": 2})
+        assert [call["name"] for call in (await following_calls).unwrap()] == ["add"]
+        assert [call["name"] for call in (await bus.call("toolbus:calls")).unwrap()] == ["add"]
+        slow = (await bus.call("toolbus:slow_calls")).unwrap()
+        assert [call["tool"] for call in slow["calls"] if call["tool"] != "add"] == []

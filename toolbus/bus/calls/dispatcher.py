@@ -161,7 +161,7 @@ class Dispatcher:
         those that became tasks.
         """
         of_callers = (
-            (call for call in caller.in_flight.values() if call.entry.name not in READERS) for caller in self._callers
+            (call for call in caller.in_flight.values() if not _only_reads(call.entry)) for caller in self._callers
         )
         return list(itertools.islice(heapq.merge(*of_callers, key=lambda call: call.started), limit))
 
@@ -615,10 +615,10 @@ class Dispatcher:
         self._count(entry, code, now, now - call.started)
         if trace is not None:
             self.traces.end(trace, call, code, error, now)
+        if _only_reads(entry):
+            return
         if call.started < now - self.slow_calls.seconds:
             self.slow_calls.note(call, code, now)
-        if entry.bare_name in READERS and is_operators(entry.source):
-            return
         self.records.add(
             *(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code),
             # As it came, and without the context, which counts towards what is held.
@@ -800,6 +800,11 @@ class Dispatcher:
         if when < self._armed_at:
             self._armed_at = when
             self._arm(when)
+
+
+def _only_reads(entry: Entry) -> bool:
+    """Tells whether a tool is one by which operators look and follow: its calls are neither recorded nor shown."""
+    return entry.bare_name in READERS and is_operators(entry.source)
 
 
 def _lost(call: Call, why: str, *, safe: bool) -> str:

@@ -85,8 +85,8 @@ export function useAct() {
   return [run, state.busy, state.error];
 }
 
-/** Reads what a tool of the bus answers, again after each change: [value, error, read]. */
-export function useAnswer(name) {
+/** Reads what a tool of the bus answers, again every so many milliseconds, if any: [value, error, read]. */
+export function useAnswer(name, every = 0) {
   const [state, setState] = useState({ value: undefined, error: null });
   const live = connection.value === "live";
   const read = async () => {
@@ -97,7 +97,11 @@ export function useAnswer(name) {
     }
   };
   useEffect(() => {
-    if (live) read();
+    if (!live) return;
+    read();
+    if (!every) return;
+    const timer = setInterval(() => document.hidden || read(), every);
+    return () => clearInterval(timer);
   }, [live]);
   return [state.value, state.error, read];
 }

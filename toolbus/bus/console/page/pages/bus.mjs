@@ -3,14 +3,22 @@
 import { admin } from "../api.mjs";
 import { now } from "../clock.mjs";
 import { askName } from "../dialogs.mjs";
-import { html, useEffect, useState } from "../html.mjs";
-import { Facts, Failed, Panel, useAct } from "../parts.mjs";
+import { html, useState } from "../html.mjs";
+import { Facts, Failed, Panel, Table, useAct, useAnswer } from "../parts.mjs";
 import { link } from "../router.mjs";
 import { Sparkline } from "../sparkline.mjs";
-import { bus, connection, may, me, rates, sessions, sources } from "../store.mjs";
+import { bus, may, me, rates, sessions, sources } from "../store.mjs";
 import { age, count, duration, moment, plural, rate, shown, size } from "../text.mjs";
 
 const STATS_EVERY = 2000; // ms
+const SLOW_EVERY = 5000;
+const LEVELS = ["debug", "info", "warning", "error"];
+const LEVEL_SECONDS = [
+  [60, "1 minute"],
+  [600, "10 minutes"],
+  [3600, "1 hour"],
+  [86400, "1 day"],
+];
 
 function View() {
   return html`<section class="list">
@@ -18,9 +26,8 @@ function View() {
     <div class="body">
       <${Now} />
       <div class="grid">
-        <${About} />
-        ${may("metrics") && html`<${Outcomes} />`}
-        ${may("drain") && html`<${Drain} />`}
+        <div class="stack"><${About} />${may("drain") && html`<${Drain} />`}</div>
+        <div class="stack">${may("metrics") && html`<${Outcomes} />`}${may("logs") && html`<${SlowCalls} /><${LogLevels} />`}</div>
       </div>
     </div>
   </section>`;
@@ -68,18 +75,11 @@ function About() {
 }
 
 function Outcomes() {
-  const [stats, setStats] = useState(null);
-  const live = connection.value === "live";
-  useEffect(() => {
-    if (!live) return;
-    const read = () => document.hidden || admin("stats").then(setStats, () => {});
-    read();
-    const timer = setInterval(read, STATS_EVERY);
-    return () => clearInterval(timer);
-  }, [live]);
+  const [stats, error] = useAnswer("stats", STATS_EVERY);
   const outcomes = Object.entries(stats?.outcomes ?? {}).sort(([, one], [, other]) => other - one);
   const total = outcomes.reduce((sum, [, number]) => sum + Number(number), 0);
   return html`<${Panel} title="How calls ended" aside=${stats && html`<span class="muted">${plural(total, "call")} since the start</span>`}>
+    <${Failed} error=${error} what="The counts" />
     ${total > 0
       ? html`<table class="table"><tbody>
           ${outcomes.map(
@@ -92,6 +92,66 @@ function Outcomes() {
           )}
         </tbody></table>`
       : html`<div class="empty">${stats ? "No call has ended yet." : "Reading …"}</div>`}
+  <//>`;
+}
+
+/** Shows the levels that were changed, and changes one for a while. */
+function LogLevels() {
+  const [answer, problem, read] = useAnswer("log_level");
+  const [run, busy, error] = useAct();
+  const [draft, setDraft] = useState({ logger: "toolbus", level: "debug", seconds: "600" });
+  const set = (field) => (event) => setDraft({ ...draft, [field]: event.currentTarget.value });
+  const change = (logger, level, seconds) => run(() => admin("log_level", { logger, level, seconds }), read);
+  const submit = (event) => {
+    event.preventDefault();
+    change(draft.logger.trim(), draft.level, Number(draft.seconds));
+  };
+  const changed = Object.entries(answer?.changed ?? {});
+  return html`<${Panel} title="Log level" aside=${answer && html`<span class="muted">toolbus: ${answer.levels.toolbus}</span>`}>
+    <${Failed} error=${problem} what="The levels" />
+    ${changed.length > 0 &&
+    html`<${Table}
+      heads=${["Logger", "Level", "Goes back", ""]}
+      rows=${changed.map(
+        ([logger, { before, seconds }]) => html`<tr key=${logger}>
+          <td><code>${logger}</code></td>
+          <td>${answer.levels[logger]}</td>
+          <td>to ${before || "that of its parent"} in ${age(seconds)}</td>
+          <td class="acts-cell"><button type="button" class="small" disabled=${busy} onClick=${() => change(logger, "", 1)}>Put back</button></td>
+        </tr>`,
+      )}
+    />`}
+    <form class="form" onSubmit=${submit}>
+      <div class="inline end">
+        <div class="field"><label for="level-logger">Logger</label><input id="level-logger" required autocomplete="off" spellcheck="false" list="level-loggers" value=${draft.logger} onInput=${set("logger")} /></div>
+        <div class="field"><label for="level-level">Level</label><select id="level-level" value=${draft.level} onChange=${set("level")}>${LEVELS.map((level) => html`<option value=${level}>${level}</option>`)}</select></div>
+        <div class="field"><label for="level-seconds">For</label><select id="level-seconds" value=${draft.seconds} onChange=${set("seconds")}>${LEVEL_SECONDS.map(([seconds, words]) => html`<option value=${String(seconds)}>${words}</option>`)}</select></div>
+        <button type="submit" class="primary" disabled=${busy}>Set</button>
+      </div>
+      <datalist id="level-loggers">${Object.keys(answer?.levels ?? {}).map((name) => html`<option value=${name}></option>`)}</datalist>
+      <${Failed} error=${error} what="Not changed" />
+    </form>
+  <//>`;
+}
+
+function SlowCalls() {
+  const [answer, error] = useAnswer("slow_calls", SLOW_EVERY);
+  const { slow_seconds, count: number, calls = [] } = answer ?? {};
+  return html`<${Panel} title="Slow calls" aside=${answer && html`<span class="muted">${slow_seconds > 0 ? `above ${duration(slow_seconds)}: ${count(number)} since the start` : "not noted"}</span>`}>
+    <${Failed} error=${error} what="The slow calls" />
+    ${answer &&
+    html`<${Table}
+      heads=${["Tool", "Caller", "Ended", "Took"]}
+      rows=${calls.map(
+        (call) => html`<tr key=${call.id || call.call_id}>
+          <td class="any">${call.id ? html`<a href=${link("calls", [call.id])}>${shown(call.tool)}</a>` : shown(call.tool)}${call.outcome !== "OK" && html` <span class="chip bad">${call.outcome}</span>`}</td>
+          <td class="any">${shown(call.caller)}</td>
+          <td class="nowrap">${moment(call.ended)}</td>
+          <td class="num">${duration(call.seconds)}</td>
+        </tr>`,
+      )}
+      empty=${html`<div class="empty">${slow_seconds > 0 ? "None in the last hour." : html`Set <code>slow_seconds</code> in the configuration of the bus.`}</div>`}
+    />`}
   <//>`;
 }
 

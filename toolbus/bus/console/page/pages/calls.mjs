@@ -77,7 +77,7 @@ function List({ selected = "", query }) {
       <${Failed} error=${error} what="Older calls" />
     </div>
     <div class="columns cols-calls" aria-hidden="true">
-      <span>Ended</span><span>Tool</span><span class="opt">Source</span><span class="opt">Caller</span><span>Outcome</span><span class="num">Took</span>
+      <span class="narrow-off">Ended</span><span>Tool</span><span class="opt">Source</span><span class="opt">Caller</span><span>Outcome</span><span class="num">Took</span>
     </div>
     <${Rows}
       label="Calls"
@@ -112,7 +112,7 @@ function rowOf({ call, words }) {
   if (!call) return html`<span class="whole">${words}</span>`;
   const runs = call.outcome === undefined;
   return html`
-    <span class="num-start muted">${runs ? "" : clock(call.ended)}</span>
+    <span class="narrow-off muted">${runs ? "" : clock(call.ended)}</span>
     <${Cut} text=${call.parent ? "↳ " + call.name : call.name} />
     <${Cut} kind="sub opt" text=${call.source} />
     <${Cut} kind="sub opt" text=${call.caller} />
