@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 from tests.browser.chromium import Page
 from tests.console.world import World
-from tests.support.waiting import until
 
 # Route → a text of the page that stands there once its data have come.
 PAGES = ("sources", "tools", "calls", "errors", "logs", "permissions", "tasks", "council", "bus")
@@ -67,7 +68,7 @@ _FOCUS = """(() => {
 async def open_console(page: Page, world: World, route: str = "sources") -> None:
     """Opens a route in a fresh document, and waits until it is live and drawn."""
     await page.open("about:blank")
-    for seen in (page.complaints, page.requests, page.dialogs):
+    for seen in (page.complaints, page.requests, page.dialogs, page.loading):
         seen.clear()
     await page.open(f"{world.page}#/{route}")
     await page.until("!!document.querySelector('.top .state.ok')", "the page to be live")
@@ -81,10 +82,12 @@ async def go(page: Page, route: str) -> None:
 
 
 async def settled(page: Page) -> None:
-    """Waits until the page has what it asked for and has drawn it."""
+    """Waits until the page has drawn what it asked for; 1 s at most, since it follows logs by answers that wait."""
+    end = time.monotonic() + 1
     for _ in range(2):  # what came may make it ask for more
         await page.run("new Promise(done => requestAnimationFrame(() => setTimeout(done, 20)))")
-        await until(lambda: not page.loading, "the answers to the page")
+        while page.loading and time.monotonic() < end:
+            await asyncio.sleep(0.01)
     await page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
