@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.browser.chromium import Page, chromium_page
-from tests.console.looking import open_console, settled
-from tests.console.world import World, demo_world, empty_world
+from tests.console.looking import go, open_console, settled
+from tests.console.world import demo_world, empty_world, traffic
 from tests.support.processes import ROOT
 
 FOLDER = ROOT / "docs" / "images" / "console"
@@ -38,32 +38,33 @@ class Shot:
     Attributes:
         name: of the files, without the scheme.
         route: what is opened.
-        keys: what is pressed then, one after the other.
-        wait: a condition in the page that holds once it is complete.
+        row: what stands in the row that is opened then; "" opens none.
     """
 
     name: str
     route: str
-    keys: tuple[str, ...] = ()
-    wait: str = "true"
+    row: str = ""
     phone: bool = False
     empty: bool = False
 
 
-_ROWS = "document.querySelectorAll('.row').length > 0"
 SHOTS = (
-    Shot("sources", "sources", ("j", "Enter"), _ROWS),
-    Shot("tools", "tools/travel/plan_trip", (), _ROWS),
-    Shot("calls", "calls?q=plan_trip", ("j", "Enter"), _ROWS),
-    Shot("errors", "errors", ("j", "Enter"), _ROWS),
-    Shot("logs", "logs", ("j", "Enter"), _ROWS),
+    Shot("sources", "sources", "billing"),
+    Shot("tools", "tools?q=e", "plan_trip"),
+    Shot("calls", "calls", "plan_trip"),
+    Shot("errors", "errors", "render_invoice"),
+    Shot("logs", "logs", "billing"),
     Shot("permissions", "permissions"),
-    Shot("tasks", "tasks", ("j", "Enter"), _ROWS),
-    Shot("council", "council", ("j", "Enter"), _ROWS),
+    Shot("tasks", "tasks", "running"),
+    Shot("council", "council", "Mira"),
     Shot("bus", "bus"),
-    Shot("phone-tools", "tools", (), _ROWS, phone=True),
-    Shot("phone-call", "calls?q=plan_trip", ("j", "Enter"), _ROWS, phone=True),
+    Shot("phone-tools", "tools", phone=True),
+    Shot("phone-call", "calls", "plan_trip", phone=True),
+    Shot("empty", "calls", empty=True),
 )
+# The first row with a text; null while there is none.
+_ROW = "[...document.querySelectorAll('.row')].find(row => row.innerText.includes(%s))"
+HISTORY_SECONDS = 12  # of traffic, for the curves
 
 
 def sources() -> Iterator[Path]:
@@ -79,15 +80,19 @@ def digests() -> dict[str, str]:
     return {str(path.relative_to(ROOT)): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in sources()}
 
 
-async def take(page: Page, world: World, shot: Shot, scheme: str) -> bytes:
-    """Returns a picture that is small enough."""
+async def show(page: Page, shot: Shot) -> None:
+    """Brings the open console to what a picture shows."""
     await page.size(*(PHONE if shot.phone else SIZE), phone=shot.phone)
-    await page.media(scheme=scheme)
-    await open_console(page, world, shot.route)
-    await page.until(shot.wait, f"the page of {shot.name}")
-    for key in shot.keys:
-        await page.press(key)
+    await go(page, shot.route)
+    if shot.row:
+        row = _ROW % json.dumps(shot.row)
+        await page.until(f"!!{row}", f"a row with {shot.row!r} on {shot.route}")
+        await page.run(f"{row}.click()")
         await settled(page)
+
+
+async def take(page: Page) -> bytes:
+    """Returns a picture that is small enough."""
     for quality in QUALITIES:
         picture = await page.picture(quality)
         if len(picture) <= MAX_BYTES:
@@ -95,17 +100,26 @@ async def take(page: Page, world: World, shot: Shot, scheme: str) -> bytes:
     return picture
 
 
-async def main(chosen: Callable[[Shot], bool], folder: Path = FOLDER, schemes: tuple[str, ...] = SCHEMES) -> None:
+async def main(chosen: Callable[[Shot], bool], folder: Path = FOLDER) -> None:
     """Takes the chosen pictures into a folder."""
     async with chromium_page() as page:
         for empty in (False, True):
             shots = [shot for shot in SHOTS if shot.empty == empty and chosen(shot)]
             if not shots:
                 continue
-            async with empty_world() if empty else demo_world() as world:
-                for shot, scheme in itertools.product(shots, schemes):
-                    picture = await take(page, world, shot, scheme)
-                    _write(folder / f"{shot.name}-{scheme}.webp", picture, page.complaints)
+            async with AsyncExitStack() as stack:
+                world = await stack.enter_async_context(empty_world() if empty else demo_world())
+                await page.size(*SIZE)
+                await open_console(page, world)
+                if not empty:
+                    await stack.enter_async_context(traffic(world))
+                    await asyncio.sleep(HISTORY_SECONDS)
+                for shot in shots:
+                    await show(page, shot)
+                    for scheme in SCHEMES:
+                        await page.media(scheme=scheme)
+                        await settled(page)
+                        _write(folder / f"{shot.name}-{scheme}.webp", await take(page), page.complaints)
 
 
 def _write(file: Path, picture: bytes, complaints: Sequence[str]) -> None:

@@ -7,6 +7,8 @@ fills any bus, such as that of a `toolbus serve`; `demo_world` and `empty_world`
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -153,6 +155,30 @@ async def _post(http: str, path: str, body: dict[str, Any]) -> Any:
         answer = await client.post(path, json=body, timeout=WAIT_SECONDS)
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+@asynccontextmanager
+async def traffic(world: World) -> AsyncIterator[None]:
+    """Has hosts make calls all the time, now more, now fewer."""
+
+    async def call() -> None:
+        names = ("find_order", "list_shipment", "count_pallet", "read_invoice", "stock_table", "get_sun_times")
+        for turn in itertools.count():
+            calls: list[tuple[str, Any]] = []
+            for name in names[: 2 + turn % 5]:
+                calls.append((name, {"city": "Oslo"} if name == "get_sun_times" else {"id": str(turn)}))
+            await world.assistant.call_many(calls)
+            if turn % 16 == 0:
+                await world.assistant.call("plan_trip", {"start": "Bern", "goal": "Vienna"}, context=USER)
+            if turn % 24 == 0:
+                await world.assistant.call("export_ledger", {"year": 2024}, context=GUEST)
+            await asyncio.sleep(0.12 + 0.1 * math.sin(turn / 4))
+
+    calling = asyncio.create_task(call())
+    try:
+        yield
+    finally:
+        calling.cancel()
 
 
 async def _listed(host: Host, *names: str) -> None:
