@@ -50,7 +50,7 @@ class Shot:
 
 SHOTS = (
     Shot("sources", "sources", "billing"),
-    Shot("tools", "tools?q=e", "plan_trip"),
+    Shot("tools", "tools?sort=calls", "plan_trip"),
     Shot("calls", "calls", "plan_trip"),
     Shot("errors", "errors", "render_invoice"),
     Shot("logs", "logs", "billing"),
@@ -64,7 +64,7 @@ SHOTS = (
 )
 # The first row with a text; null while there is none.
 _ROW = "[...document.querySelectorAll('.row')].find(row => row.innerText.includes(%s))"
-HISTORY_SECONDS = 12  # of traffic, for the curves
+HISTORY_SECONDS = 20  # of traffic, for the curves
 
 
 def sources() -> Iterator[Path]:

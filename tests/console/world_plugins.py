@@ -75,6 +75,11 @@ def trips(address: str) -> tuple[Plugin, ...]:
         sun = await ctx.call("get_sun_times", {"city": goal, "date": "2024-06-21"})
         return {"days": days, "routes": [each.output for each in found], "sun": sun.output}
 
+    @travel.tool
+    async def book_seat(train: str) -> str:
+        """Books a seat of a train."""
+        raise ConnectionError(f"the booking of {train} was answered with 502 Bad Gateway")
+
     @routes.tool(read_only=True)
     async def fastest_route(start: str, goal: str, ctx: ToolScope) -> dict[str, Any]:
         """Finds the fastest route by rail and its price."""

@@ -15,7 +15,7 @@ plugin = Plugin("billing", max_in_flight=2)
 
 
 @plugin.tool(destructive=True)
-def charge_card(customer: str, amount: float, currency: str = "EUR") -> str:
+def charge_card(customer: str, amount: float, currency: str = "EUR") -> Err:
     """Charges the card of a customer.
 
     Args:
@@ -24,9 +24,7 @@ def charge_card(customer: str, amount: float, currency: str = "EUR") -> str:
         currency: three letters, as ISO 4217 has them.
     """
     log.warning("charging %.2f %s from %s", amount, currency, customer)
-    if amount > 1000:
-        return Err("the bank declined the card: insufficient funds")  # type: ignore[return-value]  # shown as refusal
-    raise ConnectionError("payments.example answered 502 Bad Gateway")
+    return Err("the bank declined the card: insufficient funds")
 
 
 @plugin.tool(timeout=0.25, read_only=True)

@@ -27,10 +27,11 @@ export function Sparkline({ values, label = "", most = 0, kind = "" }) {
     };
   }, []);
   useEffect(() => {
-    if (drawn.current === values) return;
+    const element = canvas.current;
+    if (!element || drawn.current === values) return; // without an element it went before this effect
     drawn.current = values;
-    const draw = () => drawLine(canvas.current, values, most);
-    drawings.set(canvas.current, draw);
+    const draw = () => drawLine(element, values, most);
+    drawings.set(element, draw);
     draw();
   });
   return html`<canvas ref=${canvas} class=${"spark " + kind} role="img" aria-label=${label} title=${label}></canvas>`;
