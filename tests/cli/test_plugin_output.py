@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from toolbus.cli.plugin_output import PrefixedOutput, print_json_report
 from toolbus.processes.supervised_plugin import PluginReport, ReportKind
-from toolbus.text import keep_colours
+from toolbus.text import drop_unsafe, keep_colours
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
@@ -47,6 +47,13 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 )
 def test_colours_stay_and_every_other_escape_and_control_character_is_dropped(line: str, shown: str) -> None:
     assert keep_colours(line) == shown
+
+
+def test_no_character_that_is_dropped_counts_as_printable() -> None:
+    everything = "".join(map(chr, range(0x110000)))
+    unsafe = set(everything) - set(drop_unsafe(everything))
+    assert len(unsafe) > 2_000
+    assert not [character for character in unsafe if character.isprintable()]
 
 
 @given(st.text(st.sampled_from("\x1b\x9b\x9d\x9c\x07[]\\0;mKP?a \r")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,9 +11,11 @@ import pytest
 from tests.support.processes import alive
 from tests.support.waiting import until
 from toolbus import Bus, Config
+from toolbus.bus.rooms.dropin_room import LINES_PER_SECOND, DropinOutput
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.bus.wiring import ROOMS
 from toolbus.errors import SetupError
+from toolbus.processes.supervised_plugin import PluginReport, ReportKind
 
 PID = """
 import os
@@ -32,3 +36,26 @@ async def test_a_bus_without_streams_refuses_a_folder(tmp_path: Path) -> None:
     rooms = [room for room in ROOMS if room is not StreamsRoom]
     with pytest.raises(SetupError, match="tools_dir needs StreamsRoom"):
         await Bus(Config(http="off", tools_dir=tmp_path), rooms=rooms).start()
+
+
+async def test_a_group_that_prints_without_end_fills_neither_the_log_nor_the_memory_of_the_bus(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    timers: list[Callable[[], None]] = []
+    output = DropinOutput(lambda seconds, tell: timers.append(tell))
+    with caplog.at_level(logging.INFO, "toolbus.dropin"):
+        output.take(PluginReport("loud#1", ReportKind.STARTED, "started (pid 7)", pid=7))
+        for number in range(20_000):
+            output.take(PluginReport("loud#1", ReportKind.OUTPUT, f"{number}\x1b[2J", "stdout"))
+        output.take(PluginReport("quiet#1", ReportKind.OUTPUT, "a word", "stdout"))
+        output.take(PluginReport("loud#2", ReportKind.STARTED, "started (pid 8)", pid=8))
+        timers[0]()
+    texts = [record.getMessage() for record in caplog.records]
+    assert LINES_PER_SECOND < len(texts) < 5_000  # however many seconds a busy machine takes for this
+    assert "quiet#1: a word" in texts
+    assert texts[-1].startswith("loud: and ")
+    assert texts[-1].endswith("more lines: `toolbus logs loud` shows them")
+    (row, _) = output.plugins()
+    assert (row["plugin"], row["state"], row["pid"]) == ("loud", "running", 8)
+    answer = await output.read("loud", 2_000, -1, 0.0)
+    assert answer["lines"][-2]["text"] == "19999"

@@ -89,13 +89,15 @@ def test_the_state_of_a_plugin_follows_its_reports() -> None:
     tails = _tails("a")
     (row,) = tails.described()
     assert (row["plugin"], row["state"], row["pid"], row["restarts"]) == ("p", "running", 7, 0)
-    tails(PluginReport("p", ReportKind.DIED, "died (SIGKILL): restarting in 0.2 s"))
+    tails(PluginReport("p", ReportKind.DIED, "died (SIGKILL): restarting in 0.2 s", pid=7))
     (row,) = tails.described()
     assert (row["state"], row["pid"], row["last_exit"]) == ("restarting", 0, "died (SIGKILL): restarting in 0.2 s")
     tails(PluginReport("p", ReportKind.STARTED, "started (pid 8)", pid=8))
     (row,) = tails.described()
     assert (row["state"], row["pid"], row["restarts"]) == ("running", 8, 1)
-    tails(PluginReport("p", ReportKind.GIVEN_UP, "cannot start"))
+    tails(PluginReport("p", ReportKind.ENDED, "ended (SIGTERM)", pid=6))  # one that was replaced
+    assert tails.described()[0]["state"] == "running"
+    tails(PluginReport("p", ReportKind.GIVEN_UP, "cannot start", pid=8))
     assert tails.described()[0]["state"] == "given_up"
 
 

@@ -12,13 +12,22 @@ import contextlib
 import os
 import secrets
 import signal
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.lifeline_program import kill_marked
-from toolbus.processes.supervised_plugin import LINE_BYTES, describe_exit, signal_group
+from toolbus.processes.supervised_plugin import (
+    LINE_BYTES,
+    PAUSE,
+    SLICE_LINES,
+    SLICE_SECONDS,
+    describe_exit,
+    signal_group,
+)
 
 MARK_VARIABLE = "TOOLBUS_MOUNT"
 STOP_SECONDS = 2.0  # from the end of its input until SIGTERM, and from there until SIGKILL
@@ -43,6 +52,48 @@ class DuplexProgram:
     directory: str | None = None
 
 
+class _LogLines:
+    """Passes on the lines of a log; one that is written without end is read in slices, with pauses between them.
+
+    Args:
+        on_line: takes each.
+    """
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
+        self._unfinished = b""  # of a line
+        self._lines: deque[bytes] = deque()  # those that are not passed on yet; nothing is read meanwhile
+        self._seconds = 0.0  # taken since the last pause
+
+    def take(self, data: bytes, pipe: asyncio.ReadTransport | None) -> None:
+        """Takes what was read from a pipe."""
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        if len(self._unfinished) > LINE_BYTES:
+            lines, self._unfinished = [*lines, self._unfinished], b""
+        is_first = not self._lines
+        self._lines += lines
+        if is_first:
+            self._pass_on(pipe)
+
+    def _pass_on(self, pipe: asyncio.ReadTransport | None) -> None:
+        lines = self._lines
+        while lines and self._seconds <= SLICE_SECONDS:
+            began = time.perf_counter()
+            for _ in range(min(SLICE_LINES, len(lines))):
+                self._on_line(lines.popleft().decode(errors="replace").rstrip("\r"))
+            self._seconds += time.perf_counter() - began
+        if self._seconds > SLICE_SECONDS:
+            if pipe is not None:
+                pipe.pause_reading()
+            asyncio.get_running_loop().call_later(PAUSE * self._seconds, self._go_on, pipe)
+
+    def _go_on(self, pipe: asyncio.ReadTransport | None) -> None:
+        self._seconds = 0.0
+        if pipe is not None:
+            pipe.resume_reading()
+        self._pass_on(pipe)
+
+
 class DuplexProcess(asyncio.SubprocessProtocol):
     """One run of a program. All methods belong to the loop that started it.
 
@@ -65,7 +116,6 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         self._program = program
         self._lifeline = lifeline
         self._on_output = on_output
-        self._on_log = on_log
         self._on_end: Callable[[str], None] | None = on_end  # None once it was called
         self._mark = f"{MARK_VARIABLE}={secrets.token_hex(16)}"
         self._transport: Any = None  # None until started
@@ -73,7 +123,7 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         self._outbox: list[bytes] = []  # what this turn of the loop writes, in one piece
         self._outbox_bytes = 0
         self._exited = asyncio.Event()
-        self._unfinished = b""  # of a line of its log
+        self._log = _LogLines(on_log)
         self._stopping: asyncio.Task[None] | None = None  # None until `stop`
         self.pid = 0  # 0 until started
 
@@ -133,11 +183,7 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         if fd == _STDOUT:
             self._on_output(data)
             return
-        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
-        if len(self._unfinished) > LINE_BYTES:
-            lines, self._unfinished = [*lines, self._unfinished], b""
-        for line in lines:
-            self._on_log(line.decode(errors="replace").rstrip("\r"))
+        self._log.take(data, self._transport.get_pipe_transport(_STDERR))
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         """Counts a process that closes its input or output as dead: it cannot be spoken with any more."""

@@ -27,11 +27,11 @@ LINE_BYTES = 64 * 1024  # a longer line is passed on in pieces
 KILL_SECONDS = 5.0
 _OUTPUT_SECONDS = 1.0  # how long the output of a dead process is read: a child that left its group may hold the pipe
 _READ_BYTES = 64 * 1024
-# A plugin may print without end. What it prints is passed on in slices, and a slice that takes long is followed by a
-# pause of three times its length: the plugin then waits for its pipe, and never for ever, and others get their turn.
-_SLICE_LINES = 200
-_SLICE_SECONDS = 0.001
-_PAUSE = 3.0
+# A plugin may print without end. What it prints is passed on in slices, and whenever that has taken a millisecond, a
+# pause of three follows: the plugin then waits for its pipe, and never for ever, and others get their turn.
+SLICE_LINES = 200
+SLICE_SECONDS = 0.001
+PAUSE = 3.0
 _GROUP_POLL_SECONDS = 0.05  # nothing tells when the last process of a group ends
 _LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # some builds of Python do not start without
 _STARTER = Path(__file__).with_name("program_starter.py")
@@ -277,18 +277,20 @@ async def _read_lines(pipe: int, on_line: Callable[[bytes], object], ended: asyn
         lambda: asyncio.StreamReaderProtocol(reader), opened
     )
     rest = b""  # of a line that has not ended yet
+    seconds = 0.0  # taken since the last pause
     try:
         while chunk := await reader.read(_READ_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > LINE_BYTES:
                 lines, rest = [*lines, rest], b""
-            for first in range(0, len(lines), _SLICE_LINES):
+            for first in range(0, len(lines), SLICE_LINES):
                 began = time.perf_counter()
-                for line in lines[first : first + _SLICE_LINES]:
+                for line in lines[first : first + SLICE_LINES]:
                     on_line(line)
-                seconds = time.perf_counter() - began
-                if seconds > _SLICE_SECONDS and not ended.is_set():
-                    await asyncio.sleep(_PAUSE * seconds)
+                seconds += time.perf_counter() - began
+                if seconds > SLICE_SECONDS:
+                    await asyncio.sleep(0.0 if ended.is_set() else PAUSE * seconds)
+                    seconds = 0.0
         if rest:
             on_line(rest)
     finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +33,20 @@ _LEVELS = {logging.getLevelName(level): level for level in range(logging.DEBUG, 
 class DropinOutput:
     """The output of the groups of drop-in tools of one bus: kept, and logged as far as a log should have it.
 
+    Args:
+        later: calls a function after so many seconds.
+
     Attributes:
         folder: runs them; None before the start.
     """
 
     source = "toolbus.dropin"
 
-    def __init__(self) -> None:
+    def __init__(self, later: Callable[[float, Callable[[], None]], object]) -> None:
         from toolbus.processes.output_tail import OutputTails
 
         self.folder: ToolFolder | None = None
+        self._later = later
         self._tails = OutputTails()
         self._limits: dict[str, LogLimit] = {}  # by group
 
@@ -54,8 +59,7 @@ class DropinOutput:
         group = of_group.plugin
         limit = self._limits.get(group)
         if limit is None:
-            later = asyncio.get_running_loop().call_later
-            limit = self._limits[group] = LogLimit(LINES_PER_SECOND, partial(_log_more, group), later)
+            limit = self._limits[group] = LogLimit(LINES_PER_SECOND, partial(_log_more, group), self._later)
         if not report.stream or limit.passes():
             log_report(report)
 
@@ -102,7 +106,7 @@ class DropinRoom(Room):
         from toolbus.dropin.tool_folder import ToolFolder
 
         address = await streams.dropin_address()
-        self.output = output = DropinOutput()
+        self.output = output = DropinOutput(asyncio.get_running_loop().call_later)
         folder = ToolFolder(config.tools_dir, address, output.take, require_manifest=config.require_manifest)
         self._folder = output.folder = folder
         self._running = asyncio.create_task(self._folder.run(), name=f"drop-in tools of {config.tools_dir}")
