@@ -65,7 +65,7 @@ def top(
     ] = None,
     interval: Annotated[
         float, typer.Option(min=0.5, max=3600.0, metavar="SECONDS", help="Seconds between two frames.")
-    ] = 1.0,
+    ] = 2.0,
     sort: Annotated[Order, typer.Option(help="Sort the tools by this, what is highest first.")] = Order.RATE,
     filter_: Annotated[
         str, typer.Option("--filter", metavar="TEXT", help="Only lines that have these words, in any case.")

@@ -6,7 +6,7 @@ Every text is cleaned here, so no text of a peer changes the terminal; none is e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
@@ -29,6 +29,12 @@ _NOTHING = {"–", "-", "0"}  # cells that need no look
 
 _Cells = tuple[tuple[str, str], ...]
 _Place = tuple[Column, int]
+
+
+class _Drawn(NamedTuple):
+    cells: _Cells
+    at_cursor: bool
+    strip: Strip
 
 
 def places(view: View, width: int) -> list[_Place]:
@@ -126,7 +132,7 @@ class RowList(ScrollView, can_focus=True):
         self._lines: Sequence[Any] = ()
         self._cursor = 0  # the number of the line
         self._key: tuple[str, ...] | None = None  # of that line; None: the first one, whichever that is
-        self._drawn: dict[int, tuple[_Cells, bool]] = {}  # cells of the lines that are on the screen, by their number
+        self._drawn: dict[int, _Drawn] = {}  # the lines that are on the screen, by their number
         self._places: list[_Place] = []
         self._styles: dict[str, Style] = {}  # of tones; empty: not asked for since the theme changed
         super().__init__()
@@ -157,10 +163,13 @@ class RowList(ScrollView, can_focus=True):
             return
         top = self.scroll_offset.y
         before, self._drawn = self._drawn, {}
+        changed = []
         for number in range(top, min(len(lines), top + self.size.height)):
-            drawn = self._drawn[number] = self._cells(number), number == self._cursor
-            if drawn != before.get(number):
-                self.refresh(Region(0, number - top, self.size.width, 1))
+            drawn = self._drawn[number] = self._line_at(number, before.get(number))
+            if drawn is not before.get(number):
+                changed.append(number - top)
+        if changed:  # one region: each costs as much as ten lines
+            self.refresh(Region(0, changed[0], self.size.width, changed[-1] - changed[0] + 1))
 
     def redraw(self) -> None:
         """Draws everything anew, in the colours of the theme as it is now."""
@@ -175,7 +184,8 @@ class RowList(ScrollView, can_focus=True):
         self._drawn = {}
         if self._view is not None:
             self._places = places(self._view, self.size.width)
-        self.virtual_size = Size(self.size.width, len(self._lines))
+        if self.virtual_size != (size := Size(self.size.width, len(self._lines))):
+            self.virtual_size = size
         self.refresh()
 
     def on_resize(self, event: Resize) -> None:
@@ -234,8 +244,17 @@ class RowList(ScrollView, can_focus=True):
             return Strip([Segment(f" {empty}", self._style("muted"))]).adjust_cell_length(width, self.rich_style)
         drawn = self._drawn.get(number)
         if drawn is None:
-            drawn = self._drawn[number] = self._cells(number), number == self._cursor
-        cells, at_cursor = drawn
+            drawn = self._drawn[number] = self._line_at(number, None)
+        return drawn.strip
+
+    def _line_at(self, number: int, before: _Drawn | None) -> _Drawn:
+        """Draws a line, unless it was drawn just so before."""
+        cells, at_cursor = self._cells(number), number == self._cursor
+        if before is not None and (before.cells, before.at_cursor) == (cells, at_cursor):
+            return before
+        return _Drawn(cells, at_cursor, self._strip(cells, at_cursor))
+
+    def _strip(self, cells: _Cells, at_cursor: bool) -> Strip:
         base = self._style("lost") if self.lost else self.rich_style
         over = self._style("cursor") if at_cursor else Style.null()
         blank = base + over
@@ -243,7 +262,7 @@ class RowList(ScrollView, can_focus=True):
         for (text, tone), (column, room) in zip(cells, self._places, strict=True):
             style = blank if self.lost or not tone else self._style(tone) + over
             segments += [Segment(_fit(text, room, column.number), style), Segment(" " * GAP, blank)]
-        return Strip(segments).adjust_cell_length(width, blank)
+        return Strip(segments).adjust_cell_length(self.size.width, blank)
 
     def _cells(self, number: int) -> _Cells:
         line = self._lines[number]

@@ -122,6 +122,7 @@ class TopApp(App[int]):
         self._reading = asyncio.Event()  # not while the screen is paused
         self._reading.set()
         self._held: float | None = None  # what time a paused screen shows; None: it is not paused
+        self._written: dict[Static, Content] = {}  # what each line shows
         self._drain: asyncio.Task[None] | None = None  # the last request of a drain
 
     def compose(self) -> ComposeResult:
@@ -181,17 +182,24 @@ class TopApp(App[int]):
         """Draws what changed."""
         view, selection, now = self._view, self._selections[self._view.name], self.now
         base = self.screen_stack[0]
-        base.query_one("#bus", Static).update(self._bus_line(now))
-        base.query_one("#figures", Static).update(self._figures())
+        self._write(base.query_one("#bus", Static), self._bus_line(now))
+        self._write(base.query_one("#figures", Static), self._figures())
         for tab in base.query(ViewTab):
-            tab.update(self._tab(tab.view))
-        base.query_one("#selected", Static).update(self._selected(selection))
+            self._write(tab, self._tab(tab.view))
+        self._write(base.query_one("#selected", Static), self._selected(selection))
         base.query_one(ColumnHeads).show(view, selection.sort, selection.reverse)
         rows = base.query_one(RowList)
         rows.lost = bool(self._lost)
         rows.show(view, select(view, self.state, now, selection))
         if isinstance(self.screen, FactsDialog):
             self.screen.update()
+
+    def _write(self, place: Static, content: Content) -> None:
+        """Shows a line of text; lays the screen out anew only where a line of another length moves its neighbours."""
+        before = self._written.get(place)
+        if before is None or not before.is_same(content):
+            self._written[place] = content
+            place.update(content, layout=before is None or len(before) != len(content))
 
     def _bus_line(self, now: float) -> Content:
         bus = self.state.bus

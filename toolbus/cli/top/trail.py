@@ -36,6 +36,8 @@ class Trail:
         """Returns how much a second the count grew lately; None where only one moment is known."""
         first, newest = self._marks[0][0], self._marks[-1][1]
         since = max(first, now - WINDOW)
+        if self._marks[-1][0] <= since:
+            return 0.0 if now > since else None
         return (newest - self._count_at(since)) / (now - since) if now > since else None
 
     def course(self, now: float) -> list[float]:
