@@ -11,7 +11,7 @@ import pytest
 from tests.support.processes import alive
 from tests.support.waiting import until
 from toolbus import Bus, Config
-from toolbus.bus.rooms.dropin_room import LINES_PER_SECOND, DropinOutput
+from toolbus.bus.rooms.dropin_room import LINES_PER_SECOND, DropinOutput, DropinRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.bus.wiring import ROOMS
 from toolbus.errors import SetupError
@@ -29,6 +29,16 @@ async def test_a_bus_in_a_program_offers_the_folder_that_its_configuration_names
         await until(lambda: bus.registry.find("pid") is not None, "the tool of the folder")
         pid = (await bus.call("pid")).output
         assert alive(int(pid))
+        (row,) = (await bus.call("toolbus:plugin_logs")).output["plugins"]
+        assert (row["source"], row["plugin"], row["state"], row["pid"]) == ("toolbus.dropin", "dropin", "running", pid)
+        assert (await bus.call("toolbus:plugin_restart", {"plugin": "dropin"})).output["restarted"]
+        room = bus.core.rooms.find(DropinRoom)
+        assert room is not None
+        output = room.output
+        assert output is not None
+        await until(lambda: output.plugins()[0]["restarts"] == 1, "the new process")
+        assert not alive(int(pid))
+        assert output.plugins()[0]["last_exit"].endswith("as an operator asked")
     assert not alive(int(pid))
 
 

@@ -68,6 +68,8 @@ EPILOG = epilog(
     "0 all plugins ended as requested, 1 a plugin was given up, 2 wrong usage.",
 )
 
+SAME_SECONDS = 2.0  # two connections of this process, to tools and for operators, say the same at about the same time
+
 FilesArgument = Annotated[
     list[Path] | None,
     typer.Argument(
@@ -249,8 +251,13 @@ async def _following_address(
         emit(PluginReport(FOLDER_NAME, ReportKind.OUTPUT, text, "stderr"))
 
     class ReportHandler(logging.Handler):
+        latest = ("", 0.0)  # a text, and when it was reported
+
         def emit(self, record: logging.LogRecord) -> None:
-            loop.call_soon_threadsafe(report, f"{record.levelname} {record.name}: {record.getMessage()}")
+            text, when = f"{record.levelname} {record.name}: {record.getMessage()}", record.created
+            if text != self.latest[0] or when - self.latest[1] >= SAME_SECONDS:
+                self.latest = text, when
+                loop.call_soon_threadsafe(report, text)
 
     handler = ReportHandler(logging.WARNING)
     logging.getLogger("toolbus").addHandler(handler)  # the connection logs that no bus is there

@@ -312,8 +312,9 @@ def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
     if isinstance(problem, asyncio.CancelledError):
         why = scope.cancel_reason or "its handler was cancelled inside the plugin"
         return _error(scope, Code.CANCELLED, f"the call of {spec.tool.name} was cancelled: {why}")
-    trace = None if isinstance(problem, RequestError) else problem  # its text is complete
-    log.warning("tool %s failed in call %s", spec.tool.name, scope.call_id, exc_info=trace)
+    refuses = isinstance(problem, RequestError)  # the request is wrong, not the tool, and the text is complete
+    level = logging.DEBUG if refuses else logging.WARNING
+    log.log(level, "tool %s failed in call %s", spec.tool.name, scope.call_id, exc_info=None if refuses else problem)
     return _error(scope, Code.TOOL, _sentence(problem), type(problem).__name__)
 
 

@@ -16,6 +16,7 @@ from toolbus.bus import Bus
 from toolbus.bus.audit.audit_chain import FOLDER
 from toolbus.bus.config import Config
 from toolbus.bus.rooms.audit_room import AuditRoom
+from toolbus.bus.rooms.logs_room import LogsRoom
 from toolbus.bus.rooms.mcp_client_room import McpClientRoom
 from toolbus.bus.rooms.pins_room import PinsRoom
 from toolbus.errors import InvalidRequest
@@ -36,7 +37,8 @@ async def bus(tmp_path: Path) -> AsyncIterator[Bus]:
     }
     (tmp_path / "data").mkdir(mode=0o700)
     (tmp_path / "data" / "mcp.json").write_text(json.dumps({"mcpServers": mounts}))
-    async with Bus(Config(http="off", data_dir=tmp_path / "data"), rooms=(AuditRoom, PinsRoom, McpClientRoom)) as bus:
+    rooms = (AuditRoom, PinsRoom, LogsRoom, McpClientRoom)
+    async with Bus(Config(http="off", data_dir=tmp_path / "data"), rooms=rooms) as bus:
         yield bus
 
 
@@ -81,6 +83,10 @@ async def test_a_changed_tool_is_withdrawn_shown_approved_and_offered_again(bus:
             await asyncio.sleep(0.02)
     assert _audited(tmp_path / "data" / FOLDER, "change", "tool:read")
     assert isinstance((await ask(bus, "mount_logs", name="files"))["lines"], list)
+    [row] = (await ask(bus, "plugin_logs"))["plugins"]
+    assert (row["source"], row["plugin"], row["state"]) == ("toolbus.mounts", "files", "live")
+    written = (await ask(bus, "plugin_logs", plugin="files", wait_seconds=30, since=1))["lines"]
+    assert [(line["stream"], line["text"]) for line in written] == [("stderr", "started")]  # by the second process
 
 
 def _audited(folder: Path, act: str, why: str) -> bool:
