@@ -74,14 +74,14 @@ class CalledTools:
         known, calls = self._rows.get(counts), counts.calls
         if known is not None and known[2] == calls:
             return known
-        ended = counts.last_ended
+        ended, (median, most) = counts.last_ended, counts.quantiles(0.5, 0.95)
         row = self._rows[counts] = (
             counts.source,
             counts.name,
             calls,
             counts.failed,
-            counts.quantile(0.5),
-            counts.quantile(0.95),
+            median,
+            most,
             None if ended is None else round(self._began + ended, 3),
         )
         return row

@@ -9,10 +9,11 @@ what a tool counted before it had a series stays in ``other``, and what it count
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from heapq import nlargest, nsmallest
+from itertools import accumulate
 from random import random
 
 from toolbus.errors import Code
@@ -81,17 +82,23 @@ class Snapshot:
         Args:
             q: from 0 to 1.
         """
-        observed = sum(self.histogram)
+        return self.quantiles(q)[0]
+
+    def quantiles(self, *shares: float) -> list[float | None]:
+        """Returns the quantile of each of some shares: several cost little more than one."""
+        histogram = self.histogram
+        passed = list(accumulate(histogram))
+        observed = passed[-1]
         if not observed:
-            return None
-        rank, passed, bound = q * observed, 0, 0.0
-        for index, count in enumerate(self.histogram):
-            if count:
-                bound = bound_of(index) if index else 0.0
-                if passed + count >= rank:
-                    return bound / 2.0 * float(2.0 ** ((rank - passed) / count))
-                passed += count
-        return bound
+            return [None] * len(shares)
+        found: list[float | None] = []
+        for share in shares:
+            rank = share * observed
+            index = bisect_left(passed, rank) if rank > 0 else bisect_right(passed, 0)
+            count = histogram[index]
+            bound = bound_of(index) if index else 0.0
+            found.append(bound / 2.0 * float(2.0 ** ((rank - passed[index] + count) / count)))
+        return found
 
     def merge(self, other: Snapshot, sign: int = 1) -> None:
         """Adds what another has counted, or with sign -1 takes it away."""
@@ -151,8 +158,12 @@ class CallCounts(Snapshot):
 
     def quantile(self, q: float) -> float | None:
         """Returns the seconds that a share of the calls took at most, see `Snapshot.quantile`."""
+        return self.quantiles(q)[0]
+
+    def quantiles(self, *shares: float) -> list[float | None]:
+        """Returns the quantile of each of some shares, see `Snapshot.quantile`."""
         self.count_alone()
-        return super().quantile(q)
+        return super().quantiles(*shares)
 
     def copy(self) -> Snapshot:
         """Returns a snapshot of now."""
