@@ -15,7 +15,7 @@ from toolbus.bus.calls.call_records import CallRecord
 MAX_CALLS = 50  # newest calls of a digest, whatever their outcome
 MAX_FAILED = 50  # further calls of a digest that failed
 MAX_RUNNING = 100  # calls in flight, the oldest
-MAX_CALLED = 400  # tools with new counts
+MAX_CALLED = 250  # tools with new counts: a thousand that are called all the time are told every two seconds
 MAX_TOOLS = 1_000  # tools of a full digest, those that were called most
 MAX_ROWS = 1_000  # sessions, and as many sources, of a full digest
 MAX_BYTES = 1_000_000  # of an encoded digest: what is beyond is cut off the longest list
