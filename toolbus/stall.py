@@ -30,6 +30,7 @@ class StallWatch:
         awake_clock: the same without the time in which the machine was suspended.
 
     Attributes:
+        lag: how late the newest tick came, in seconds.
         due: a moment of ``clock``; whoever sees it pass calls `notice`. Infinity before the first tick.
         since: the last moment at which the process is known to have run before the newest stall.
         suspended: whether the machine was suspended in the newest stall: other machines may be late with what they
@@ -48,6 +49,7 @@ class StallWatch:
         self._awake_clock = awake_clock
         self._tick_seconds = tick_seconds
         self._late_seconds = late_seconds
+        self.lag = 0.0
         self.due = math.inf
         self.since = 0.0
         self.suspended = False
@@ -109,5 +111,7 @@ class StallWatch:
             stalled()
 
     def _ran(self, now: float) -> None:
+        if self.due < math.inf:
+            self.lag = max(0.0, now - (self.due - self._late_seconds))
         self._awake_at, self._asleep = now, now - self._awake_clock()
         self.due = now + self._tick_seconds + self._late_seconds

@@ -27,6 +27,7 @@ from toolbus.bus.gateway.docs_page import ASSETS_PATH, DOCS_PATH
 from toolbus.bus.gateway.scope_guard import LOCAL_ONLY, NO_KEY, RULES
 from toolbus.bus.mcp_server.endpoint import METHODS
 from toolbus.bus.rooms.mcp_server_room import PATH
+from toolbus.bus.rooms.metrics_room import PATH as METRICS_PATH
 from toolbus.v1 import tool_bus_service_pb2
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -431,7 +432,7 @@ def test_every_http_path_has_a_rule_and_every_rule_a_path() -> None:
     documented = {(method.upper(), path) for path, item in endpoints.openapi()["paths"].items() for method in item}
     served = documented | {("GET", DOCS_PATH), ("GET", "/openapi.json"), ("GET", f"{ASSETS_PATH}/{{file}}")}
     served |= {(method, f"{PATH}{rest}") for method in METHODS for rest in ("", "/{profile}")}
-    served |= set(CONSOLE_PATHS)
+    served |= {*CONSOLE_PATHS, ("GET", METRICS_PATH)}
     ruled = {(method, path) for method, path, _ in RULES} | set(NO_KEY)
     local = {path.replace(":rest", "") for path in LOCAL_ONLY}
     assert {(method, path) for method, path in served if path not in local} == ruled

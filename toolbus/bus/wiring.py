@@ -33,7 +33,7 @@ from toolbus.bus.core import Core
 from toolbus.bus.embedded import EmbeddedBus
 from toolbus.bus.features import Features
 from toolbus.bus.keys.keyring import Keyring
-from toolbus.bus.metrics.call_counts import CallMetrics
+from toolbus.bus.metrics.call_counts import CallMetrics, Times
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.pins.pins import Pins
 from toolbus.bus.roles import Roles
@@ -48,6 +48,7 @@ from toolbus.bus.rooms.keys_room import KeysRoom
 from toolbus.bus.rooms.logs_room import LogsRoom
 from toolbus.bus.rooms.mcp_client_room import McpClientRoom
 from toolbus.bus.rooms.mcp_server_room import McpServerRoom
+from toolbus.bus.rooms.metrics_room import MetricsRoom
 from toolbus.bus.rooms.notifications_room import NotificationsRoom
 from toolbus.bus.rooms.operators_room import OperatorsRoom
 from toolbus.bus.rooms.pins_room import PinsRoom
@@ -72,6 +73,7 @@ log = logging.getLogger("toolbus")
 ROOMS: tuple[type[Room], ...] = (
     CallbacksRoom,  # first: it locks the data directory
     AuditRoom,  # before whatever does what is written down
+    MetricsRoom,  # its path is served by the gateway
     TracesRoom,  # before whatever makes calls, and stops after it
     KeysRoom,
     OperatorsRoom,
@@ -93,7 +95,8 @@ ROOMS: tuple[type[Room], ...] = (
 class SweepTimer:
     """Wakes a dispatcher at its next deadline; one timer for all calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: Times) -> None:
+        self._times = times  # of the sweeps
         self._timer: asyncio.TimerHandle | None = None  # None while no deadline is near
         self._sweep: Callable[[float], object] | None = None  # None until started
 
@@ -114,7 +117,9 @@ class SweepTimer:
     def _wake(self) -> None:
         assert self._sweep is not None  # calls come only to a started bus
         self._timer = None
-        self._sweep(time.monotonic())
+        began = time.monotonic()
+        self._sweep(began)
+        self._times.add(time.monotonic() - began)
 
 
 class Bus(EmbeddedBus):
@@ -149,7 +154,7 @@ class Bus(EmbeddedBus):
         self.records = CallRecords(contents=config.record_contents, began=time.time() - time.monotonic())
         self._metrics = CallMetrics(config.metrics_tools, counts=config.metrics)
         self.tasks = TaskManager(config.background_after_seconds)
-        self._sweeps = SweepTimer()
+        self._sweeps = SweepTimer(self._metrics.sweeps)
         dispatcher = self._dispatcher(config, registry, timings)
         audit = Audit()
         pins = Pins(config.pins, audit)

@@ -80,6 +80,11 @@ class Audit:
         """The number and the hash of the newest line; None where nothing is written."""
         return self._writer.head if self._writer is not None else None
 
+    @property
+    def lost(self) -> int:
+        """How many lines were not written that should have been."""
+        return self._writer.lost if self._writer is not None else 0
+
     def record(
         self,
         act: Act,

@@ -91,6 +91,7 @@ class AuditWriter:
         self._head_seconds = head_seconds
         self._waiting: deque[Entry] = deque()
         self._lost = self._lost_calls = 0  # lines that found no room, and calls in them; guarded by the lock
+        self._told_lost = 0  # lines that lines `lost` have counted
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._urgent = threading.Event()
@@ -115,6 +116,11 @@ class AuditWriter:
     def head(self) -> tuple[int, str]:
         """The number and the hash of the newest line that was written."""
         return self._seq, self._head
+
+    @property
+    def lost(self) -> int:
+        """How many lines were not written."""
+        return self._told_lost + self._lost
 
     def open(self) -> None:
         """Opens the directory, repairs a torn last line, and starts the thread.
@@ -228,6 +234,7 @@ class AuditWriter:
             self._failed(entries, error)
             self._waiting.extend(Entry(each.time, each.fields) for each in entries if each.error)
             return
+        self._told_lost += lost
         if self.failing:
             log.info("the audit can be written again seq=%d", self._seq)
             self.failing = False

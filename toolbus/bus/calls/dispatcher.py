@@ -14,6 +14,7 @@ import heapq
 import itertools
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
@@ -165,6 +166,12 @@ class Dispatcher:
         )
         return list(itertools.islice(heapq.merge(*of_callers, key=lambda call: call.started), limit))
 
+    def count_by_source(self, limit: int) -> tuple[Counter[str], Counter[str]]:
+        """Counts calls in flight, and those that are stuck, by the source of their tools; of about ``limit`` calls."""
+        in_flight = (call for caller in self._callers for call in caller.in_flight.values())
+        counted = Counter(call.entry.source for call in itertools.islice(in_flight, limit))
+        return counted, Counter(call.entry.source for call in itertools.islice(self._stuck, limit))
+
     def stage(self, call: Call) -> Stage:
         """Returns how far a call has got."""
         return self._stage(call)
@@ -197,6 +204,7 @@ class Dispatcher:
         caller_full: Refused | None = None
         full_tool: Declaration | None = None  # the last tool without room
         tool_full: Refused | None = None  # the refusal of its calls
+        sent_before = self._last_id
         at_once: list[Call] = []  # those that become tasks as soon as they are sent
         for call in calls:
             call_id, name = call.call_id, call.name
@@ -326,6 +334,8 @@ class Dispatcher:
                 self._to_background(record, now)
         if in_flight:
             self._callers[caller] = None
+        if self._metrics is not None and (identity := caller.principal.identity).name:
+            self._metrics.count_identity(identity.name, sent=self._last_id - sent_before)
         if nearest < self._armed_at:
             self._rearm(nearest)
 
@@ -538,6 +548,8 @@ class Dispatcher:
         return calls
 
     def _refuse_rest(self, caller: Caller, calls: list[pb.ToolCall], first: int, refused: Refused, now: float) -> None:
+        if self._metrics is not None:
+            self._metrics.count_identity(caller.principal.identity.name, limited=len(calls) - first)
         if self._on_limited is not None:
             self._on_limited(caller.principal, len(calls) - first, refused.error.message)
         for call in calls[first:]:
@@ -615,6 +627,8 @@ class Dispatcher:
         self._count(entry, code, now, now - call.started)
         if trace is not None:
             self.traces.end(trace, call, code, error, now)
+            if trace.recorded and entry.counts is not None:
+                entry.counts.add_exemplar(trace.trace_id, now - call.started, now)
         if _only_reads(entry):
             return
         if call.started < now - self.slow_calls.seconds:

@@ -37,6 +37,7 @@ class Lookups:
         self.shows: Callable[[Entry], bool] = lambda entry: True  # whether watchers may see a tool; set by CatalogView
         self.revision = first_revision
         # Cache: revision and listings, by role and whether offline tools are included.
+        self._states: tuple[int, dict[str, int]] = (-1, {})  # a revision, and what `count_states` counted then
         self._listings: dict[tuple[str | None, bool], tuple[int, tuple[ToolListing, ...]]] = {}
         self._publish()
 
@@ -192,6 +193,22 @@ class Lookups:
         """Returns the handlers of one tool of a source, which stand for it where it is no session."""
         entry = next(iter(self._index.by_source.get(source, ())), None)
         return entry.handlers() if entry is not None else []
+
+    def has(self, source: str, name: str) -> bool:
+        """Tells whether a source has a tool in any role, an offline or hidden one too, by its listed name."""
+        entries = (table.entries.get(name) for table in self.tables.of(None))
+        return any(entry is not None and entry.source == source for entry in entries)
+
+    def count_states(self) -> dict[str, int]:
+        """Returns how many tools are offered, offline and suspended; a tool for several roles counts in each."""
+        if self._states[0] != self.revision:
+            with self._lock:
+                of_sources, offline = self._index.by_source.values(), len(self._index.offline)
+                entries = sum(map(len, of_sources))
+                suspended = sum(entry.suspended is not None for each in of_sources for entry in each)
+            states = {"offered": entries - offline - suspended, "offline": offline, "suspended": suspended}
+            self._states = self.revision, states
+        return self._states[1]
 
     def all_entries(self, owner: Handler | str) -> list[Entry]:
         """Returns the entries of a handler or a source, in every role, those included that no client sees."""

@@ -17,6 +17,7 @@ ANY = ""  # every identity may: what it sees there is what its scopes reach
 # Method, path as the application declares it, and the verb of the scope `administer` that it needs.
 RULES: tuple[tuple[str, str, str], ...] = (
     ("GET", "/healthz", ANY),
+    ("GET", "/metrics", "metrics"),
     ("GET", "/readyz", ANY),
     ("GET", "/api/tools", ANY),
     ("GET", "/api/tools/events", ANY),

@@ -23,6 +23,7 @@ MAX_COUNTED = 10_000  # tools; 1 kB each at the most
 MAX_ALONE = 32  # calls of a tool that ended alone in their frames, until they are counted
 MAX_SWAPS = 20  # of tools with series and tools without, at a scrape
 MAX_CHECKED = 500  # tools, each time it is asked which are gone
+MAX_IDENTITIES = 1_000  # that are counted one by one
 FORGET_SECONDS = 3_600.0  # from when a tool was last seen in the catalog until its series goes
 OFFSET = 40  # a duration is counted in units of 2^-40 s: the index of its bucket is the number of their bits
 UNITS = 2.0**OFFSET
@@ -109,6 +110,16 @@ class Snapshot:
             for code, count in other.failures.items():
                 failures[code] = failures.get(code, 0) + sign * count
         self.histogram = [one + sign * two for one, two in zip(self.histogram, other.histogram, strict=True)]
+
+    def cumulative(self, bounds: Sequence[float]) -> list[int]:
+        """Returns how many calls took at most so many seconds, and last how many took any time.
+
+        Args:
+            bounds: powers of two, each twice the one before.
+        """
+        first = bucket_of(bounds[0])  # the bucket that begins at the bound
+        counts = [sum(self.histogram[:first]), *self.histogram[first : first + len(bounds) - 1]]
+        return [*accumulate(counts), sum(self.histogram)]
 
     def copy(self) -> Snapshot:
         """Returns the counts of now, which change no more."""
@@ -270,6 +281,21 @@ class CallCounts(Snapshot):
             self.exemplars[bucket_of(seconds)] = trace_id, seconds, ended
 
 
+class Times:
+    """How often something was done, and how many seconds it took in all."""
+
+    __slots__ = ("count", "seconds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Counts one time."""
+        self.count += 1
+        self.seconds += seconds
+
+
 class CallMetrics:
     """The calls of all tools of one bus.
 
@@ -282,6 +308,8 @@ class CallMetrics:
         others: the calls of tools without series of their own.
         unknown: calls of names that no tool has.
         refused: calls that were never sent, by code.
+        identity_calls, identity_limited: calls that were sent for an identity, and those that its quota refused.
+        sweeps: of the deadlines of calls.
     """
 
     def __init__(self, tools: int = 200, *, counts: bool = True, most: int = MAX_COUNTED) -> None:
@@ -289,6 +317,9 @@ class CallMetrics:
         self.others = CallCounts("", OTHER)
         self.unknown = CallCounts("", UNKNOWN)
         self.refused: Counter[int] = Counter()
+        self.identity_calls: Counter[str] = Counter()
+        self.identity_limited: Counter[str] = Counter()
+        self.sweeps = Times()
         self._mark = 0  # see `changed`
         self._max_series = tools
         self._most = most
@@ -330,6 +361,14 @@ class CallMetrics:
             if counts.mark > mark:
                 found.append(counts)
         return self._mark, found
+
+    def count_identity(self, name: str, sent: int = 0, limited: int = 0) -> None:
+        """Counts calls of an identity; who of many a token of an issuer proves (NAME/WHO) is no part of it."""
+        name = name.partition("/")[0]
+        if name not in self.identity_calls and len(self.identity_calls) >= MAX_IDENTITIES:
+            name = OTHER
+        self.identity_calls[name] += sent
+        self.identity_limited[name] += limited
 
     def with_series(self) -> list[CallCounts]:
         """Returns the tools that have series of their own, having given one to those with most calls.

@@ -31,6 +31,9 @@ GONE_SECONDS = 0.05  # until the loop has learned that the connection of a strea
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+_CALLS = frozenset({"calls", "results"})  # what is counted of the messages
+
+
 class InvokeStream:
     """One Invoke RPC: reads frames into the session, writes what waits in its outbox."""
 
@@ -125,7 +128,7 @@ class InvokeStream:
 
     async def _read(self) -> None:
         peer, read, handle, stalls = self._peer, self._context.read, self._handle, self._stalls
-        clock, stall_clock = time.monotonic, stalls.clock
+        clock, stall_clock, traffic = time.monotonic, stalls.clock, self._presence.traffic
         try:
             while True:
                 frame = await read()
@@ -135,7 +138,10 @@ class InvokeStream:
                 if frame is grpc.aio.EOF:  # type: ignore[attr-defined]  # the published stubs lag behind
                     break
                 suspect = peer.suspect
+                traffic.frames_in += 1
                 for field, value in peer.receive(frame, now):
+                    if field in _CALLS:
+                        traffic.items_in += len(value)
                     handle[field](value, now)
                 if suspect:
                     self._presence.recovered(peer)
@@ -164,6 +170,7 @@ class InvokeStream:
 
     async def _write(self) -> None:
         peer, outbox, write = self._peer, self._peer.outbox, self._context.write
+        traffic = self._presence.traffic
         try:
             await self._context.send_initial_metadata(())  # clients such as tonic's wait for it before they write
             while True:
@@ -171,6 +178,8 @@ class InvokeStream:
                 if frame is not None:
                     if peer.traced:
                         peer.note_sent(time.monotonic())
+                    traffic.frames_out += 1
+                    traffic.items_out += len(frame.calls) + len(frame.results)
                     await write(frame)
                     continue
                 if self._peer.state is State.LEAVING:

@@ -14,6 +14,15 @@ from toolbus.errors import NotPermitted, SessionGone
 from toolbus.session import State
 
 
+class Traffic:
+    """What the streams of a bus have carried, in messages and in their calls and results."""
+
+    __slots__ = ("frames_in", "frames_out", "items_in", "items_out")
+
+    def __init__(self) -> None:
+        self.frames_in = self.frames_out = self.items_in = self.items_out = 0
+
+
 class SessionTable:
     """The attached sessions of one bus, by session id, by source and by instance."""
 
@@ -23,6 +32,7 @@ class SessionTable:
         self._by_instance: dict[tuple[str, str], Peer] = {}  # (source, instance) → its newest session
         self._grace_ends: dict[str, float] = {}  # source that disconnected → when its grace period ends
         self._tokens: dict[str, str] = {}  # source → the token that binds it while it is attached or in grace
+        self.traffic = Traffic()
         self.draining = False  # whether the bus shuts down and accepts no new session
 
     def __repr__(self) -> str:

@@ -1,0 +1,148 @@
+"""Writes metrics as Prometheus and other collectors read them: OpenMetrics 1.0, and the text format 0.0.4.
+
+It is pure: families in, text out. Names and labels of ours are trusted; the values of labels may hold anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Kind = Literal["counter", "gauge", "histogram", "summary", "info"]
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+BOUNDS = tuple(2.0**exponent for exponent in range(-10, 8))  # seconds: 1 ms to 128 s
+_LE = tuple(f'le="{bound!r}"' for bound in BOUNDS)
+_UNITS = ("seconds", "bytes")
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+_HELP_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n"})
+
+
+class Exemplar(NamedTuple):
+    """One call of a bucket: its trace, its seconds, and when it ended, in seconds since the epoch."""
+
+    trace_id: str
+    seconds: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of a family with its labels."""
+
+    value: float
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """One histogram of a family, or one summary, which has no buckets.
+
+    Attributes:
+        counts: how many took at most so many seconds as `BOUNDS` say; empty for a summary.
+        count, total: of all: how many, and their sum in seconds.
+        exemplars: by the number of a bucket; that of the last bound + 1 is the one without a bound.
+    """
+
+    labels: Mapping[str, str]
+    counts: Sequence[int]
+    count: int
+    total: float
+    exemplars: Mapping[int, Exemplar] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric.
+
+    Attributes:
+        name: without the suffixes of its samples, such as ``_total``.
+        help: a sentence.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    samples: Sequence[Sample | Durations]
+
+
+def content_type_for(accept: str) -> str:
+    """Returns the format that a client prefers, by its Accept header; OpenMetrics where both are welcome."""
+    openmetrics = text = -1.0
+    for part in (accept or "*/*").lower().split(","):
+        media, _, parameters = part.partition(";")
+        quality = _quality(parameters)
+        media = media.strip()
+        if media in ("application/openmetrics-text", "*/*"):
+            openmetrics = max(openmetrics, quality)
+        if media in ("text/plain", "text/html", "text/*", "*/*"):  # a browser shows plain text
+            text = max(text, quality)
+    return TEXT if text > openmetrics or openmetrics <= 0.0 else OPENMETRICS
+
+
+def write(families: Sequence[Family], content_type: str) -> bytes:
+    """Returns families in one of the two formats."""
+    is_openmetrics = content_type == OPENMETRICS
+    lines: list[str] = []
+    for family in families:
+        if family.samples:
+            _write_family(lines, family, is_openmetrics)
+    if is_openmetrics:
+        lines.append("# EOF")
+    lines.append("")
+    return "\n".join(lines).encode("utf-8", "replace")
+
+
+def _quality(parameters: str) -> float:
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def _write_family(lines: list[str], family: Family, is_openmetrics: bool) -> None:
+    name, kind = family.name, family.kind
+    suffix = {"counter": "_total", "info": "_info"}.get(kind, "")
+    shown = name if is_openmetrics else name + suffix
+    shown_kind = "gauge" if kind == "info" and not is_openmetrics else kind
+    text = family.help.translate(_ESCAPES if is_openmetrics else _HELP_ESCAPES)
+    lines += (f"# TYPE {shown} {shown_kind}", f"# HELP {shown} {text}")
+    unit = name.rpartition("_")[2]
+    if is_openmetrics and unit in _UNITS:
+        lines.append(f"# UNIT {name} {unit}")
+    for sample in family.samples:
+        labels = _labels(sample.labels)
+        if isinstance(sample, Sample):
+            lines.append(f"{name}{suffix}{'{' + labels + '}' if labels else ''} {_number(sample.value)}")
+        else:
+            _write_durations(lines, name, labels, sample, is_openmetrics)
+
+
+def _write_durations(lines: list[str], name: str, labels: str, durations: Durations, is_openmetrics: bool) -> None:
+    if durations.counts:
+        bucket = f"{name}_bucket{{{labels}{',' if labels else ''}"
+        first = len(lines)
+        lines += [f"{bucket}{le}}} {count}" for le, count in zip(_LE, durations.counts, strict=True)]
+        lines.append(f'{bucket}le="+Inf"}} {durations.count}')
+        if is_openmetrics and durations.exemplars:
+            for index, one in durations.exemplars.items():
+                lines[first + index] += f' # {{trace_id="{one.trace_id}"}} {one.seconds!r} {one.ended!r}'
+    braces = f"{{{labels}}}" if labels else ""
+    lines += (f"{name}_count{braces} {durations.count}", f"{name}_sum{braces} {_number(durations.total)}")
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    return ",".join([f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items()])
+
+
+def _number(value: float) -> str:
+    if value == math.inf:
+        return "+Inf"
+    return "NaN" if value != value else repr(value)
