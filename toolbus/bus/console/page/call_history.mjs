@@ -18,7 +18,10 @@ effect(() => {
   const { instance: newest, number, skipped: more = 0 } = bus.value;
   if (newest === undefined || (number === counted && newest === instance)) return;
   const restarted = instance !== undefined && newest !== instance;
-  if (restarted) fetched.value = [];
+  if (restarted) {
+    fetched.value = [];
+    covered = -1;
+  }
   skipped.value = restarted || counted === undefined ? 0 : skipped.peek() + more;
   [instance, counted] = [newest, number];
 });
@@ -54,6 +57,20 @@ export async function fetchCalls(query = {}, limit = MAX_FETCHED) {
   const given = Object.entries(asked).filter(([, value]) => value);
   const answer = await get(`/api/calls?${new URLSearchParams([...given, ["limit", limit]])}`);
   fetched.value = merged(answer.calls, fetched.value).slice(0, MAX_FETCHED);
+}
+
+let covered = -1; // `skipped` when all that the bus remembers was asked for last: since then nothing is missing; -1: never
+
+/** Asks for what may be missing of a call and of those around it: its contents, or all calls. Throws ApiError. */
+export async function fetchAround(call) {
+  const missing = skipped.peek();
+  if (call && covered === missing && (!call.parent || callOf(call.parent))) {
+    const { calls: found } = await get(`/api/calls?since=${call.number - 1}&limit=1`); // digests have no contents
+    fetched.value = merged(found.filter(({ number }) => number === call.number), fetched.value).slice(0, MAX_FETCHED);
+    return;
+  }
+  await fetchCalls();
+  covered = missing;
 }
 
 /** Tells whether a query selects a call. What is running has no outcome, and neither has failed nor succeeded. */

@@ -1,6 +1,6 @@
 // Shows calls: those that run, those that ended, and of each one what it was, why it failed and which calls it made.
 
-import { callOf, fetchCalls, history, keyOf, MAX_FETCHED, selects, skipped, textOf } from "../call_history.mjs";
+import { callOf, fetchAround, fetchCalls, history, keyOf, MAX_FETCHED, selects, skipped, textOf } from "../call_history.mjs";
 import { now } from "../clock.mjs";
 import { Filter, filtered } from "../filter.mjs";
 import { html, signal, useEffect } from "../html.mjs";
@@ -151,8 +151,8 @@ function Detail({ id, query }) {
   const [fetch, fetching, error] = useAct();
   const live = connection.value === "live";
   useEffect(() => {
-    if (live && (!call || call.outcome !== undefined)) fetch(() => fetchCalls());
-  }, [id, live]);
+    if (live && (!call || call.outcome !== undefined)) fetch(() => fetchAround(call));
+  }, [id, live, call?.outcome]);
   if (!call) {
     return html`
       <${DetailHead} back="calls" title="Calls" query=${query} name="Call ${id}" />

@@ -13,7 +13,7 @@ import { connection } from "../store.mjs";
 import { ago, count, duration, moment, plural, shown } from "../text.mjs";
 
 const REFRESH = 2000; // ms
-const LIMIT = 1000;
+const LIMIT = 500;
 const STATUSES = [
   ["", "All"],
   ["running", "Running"],
