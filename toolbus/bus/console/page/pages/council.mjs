@@ -62,7 +62,7 @@ function View({ parts, query }) {
           : html`<${Nothing} title="No runs yet">A host asks for one with <code>POST /api/council/run</code>; the newest 100 stand here until the bus stops.<//>`}
     />
   `;
-  const detail = id === SETTINGS ? html`<${Settings} query=${query} />` : id && html`<${Run} key=${id} id=${id} line=${runs?.find((run) => run.runId === id)} query=${query} onChange=${read} />`;
+  const detail = id === SETTINGS ? html`<${Settings} query=${query} />` : id && html`<${Run} key=${id} id=${id} known=${runs !== null} line=${runs?.find((run) => run.runId === id)} query=${query} onChange=${read} />`;
   return html`<${Split} list=${list} detail=${detail} />`;
 }
 
@@ -86,19 +86,20 @@ function Tally({ run: { successCount, failedCount, skippedCount } }) {
 
 // -- one run -------------------------------------------------------------------------------------------------------
 
-function Run({ id, line, query, onChange }) {
+function Run({ id, known, line, query, onChange }) {
   const [run, setRun] = useState(null);
   const [act, busy, error] = useAct();
   const live = connection.value === "live";
   useEffect(() => {
-    if (live) act(() => get(`/api/council/runs/${encodeURIComponent(id)}`), setRun);
-  }, [id, live, line?.failedCount]);
+    if (live && line) act(() => get(`/api/council/runs/${encodeURIComponent(line.runId)}`), setRun);
+  }, [live, line?.runId, line?.failedCount]);
   const retry = () => act(() => send("POST", "/api/council/retry", { run_id: id }), (answer) => { setRun(answer); onChange(); });
   const results = run?.results ?? [];
   const failed = results.filter((result) => !result.success).length;
   return html`<${DetailHead} back="council" title="Council" query=${query} name=${line?.members.join(", ") || "Run"} />
     <div class="body">
       <${Failed} error=${error} />
+      ${known && !line && html`<${Nothing} title="This run is not known">The bus keeps the newest 100 until it stops.<//>`}
       ${run &&
       html`
         <${Panel} title="The run" aside=${failed > 0 && html`<button type="button" class="small" disabled=${busy} onClick=${retry}>Retry what failed</button>`}>
