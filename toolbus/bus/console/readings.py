@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -25,6 +26,7 @@ from toolbus.questions import INPUT_REQUIRED
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 COUNTED_AT_ONCE = 5_000  # entries of the catalog, in less than a millisecond
+LONG_SECONDS = 5.0  # between two counts of an owner with more
 _STATES: dict[int, str] = {
     wire.SESSION_STATE_LIVE: "attached",
     wire.SESSION_STATE_SUSPECT: "suspect",
@@ -39,28 +41,39 @@ Addresses = dict[str, Any]
 
 
 class ToolCounts:
-    """How many tools sources and sessions have, counted again where the number of their entries is another one."""
+    """How many tools sources and sessions have, counted again where the number of their entries is another one.
 
-    def __init__(self, registry: Registry) -> None:
+    Args:
+        at_once: how many entries of the catalog are counted before others get their turn.
+    """
+
+    def __init__(self, registry: Registry, at_once: int = COUNTED_AT_ONCE) -> None:
         self._registry = registry
+        self._at_once = at_once
         self._known: dict[Handler | str, tuple[int, int]] = {}  # by owner: its entries, and its tools
-        self._budget = COUNTED_AT_ONCE
+        self._long_at: dict[Handler | str, float] = {}  # when owners with very many tools were counted
+        self._budget = self._at_once
 
     def begin(self) -> None:
         """Begins a reading."""
-        self._budget = COUNTED_AT_ONCE
+        self._budget = self._at_once
 
     def keep(self, owners: Iterable[Handler | str]) -> None:
         """Forgets all but some owners."""
         self._known = {owner: self._known[owner] for owner in owners if owner in self._known}
+        self._long_at = {owner: when for owner, when in self._long_at.items() if owner in self._known}
 
     async def count_long(self, owner: Handler | str, entries: int) -> None:
         """Counts an owner with very many tools, bit by bit."""
-        if entries <= COUNTED_AT_ONCE or self._known.get(owner, (-1,))[0] == entries:
+        if entries <= self._at_once or self._known.get(owner, (-1,))[0] == entries:
             return
+        now = time.monotonic()
+        if now - self._long_at.get(owner, -LONG_SECONDS) < LONG_SECONDS:
+            return
+        self._long_at[owner] = now
         everything, names = self._registry.all_entries(owner), set[str]()
-        for first in range(0, len(everything), COUNTED_AT_ONCE):
-            names |= self._names(everything[first : first + COUNTED_AT_ONCE])
+        for first in range(0, len(everything), self._at_once):
+            names |= self._names(everything[first : first + self._at_once])
             await asyncio.sleep(0)
         self._known[owner] = entries, len(names)
 
