@@ -25,6 +25,13 @@ def test_help_shows_examples_and_exit_codes(command: str) -> None:
     assert ("--json" in shown and f"toolbus {command}" in shown) or command == "--help"
 
 
+@pytest.mark.parametrize("command", ["list", "calls", "health"])
+def test_help_names_where_an_operator_sees_more(command: str) -> None:
+    shown = " ".join(toolbus(command, "--help").stdout.split())
+    assert "toolbus top" in shown
+    assert "toolbus console" in shown
+
+
 def test_help_imports_neither_grpc_nor_protobuf_nor_the_bus() -> None:
     ended = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "toolbus.cli", "call", "--help"],
@@ -35,7 +42,7 @@ def test_help_imports_neither_grpc_nor_protobuf_nor_the_bus() -> None:
         check=True,
     )
     modules = {line.rsplit("|", 1)[-1].strip() for line in ended.stderr.splitlines()}
-    assert not modules & {"grpc", "google.protobuf", "toolbus.tool", "toolbus.bus", "uvloop"}
+    assert not modules & {"grpc", "google.protobuf", "toolbus.tool", "toolbus.bus", "uvloop", "textual"}
     assert "toolbus.cli.call_command" in modules
 
 

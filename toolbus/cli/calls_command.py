@@ -34,6 +34,8 @@ EPILOG = epilog(
     until Ctrl-C. It continues when the bus is restarted. Calls that ended faster than they could be printed are a line
     with their number, on standard error; with --json a line {"lost":NUMBER}. It counts them whatever the filters say.
 
+    `toolbus top` shows which calls run now, and how each tool does; `toolbus console` shows the calls that a call made.
+
     Arguments and outputs are recorded only by a bus that was started with `toolbus serve --record-contents`, without
     what looks like a secret. The table shortens them to 60 characters, --json prints up to 4,096.
     """,
@@ -75,7 +77,7 @@ def calls(
     slow: Annotated[
         bool, typer.Option("--slow", help="Print the slowest calls of the last hour instead, slowest first.")
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Continue, and print each call as it ends.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue, and print each call as it ends.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON document; with --follow, JSON lines.")
     ] = False,

@@ -46,6 +46,9 @@ LIST_EPILOG = epilog(
     A tool that the bus refuses is not offered; the other tools of its plugin are. --refused lists those instead,
     each with what is wrong and how to fix it. The bus tries it again when its plugin declares it again, or a role, a
     right or a limit changes.
+
+    `toolbus top` shows how often the tools are called, how long that takes and how often it fails; `toolbus console`
+    opens a page that shows them with their schemas, and tries them.
     """,
     "0 done (also if no tool is offered), 1 the bus refused (an unknown role, for example), 2 wrong usage, "
     "3 no bus found.",

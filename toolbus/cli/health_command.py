@@ -15,6 +15,9 @@ EPILOG = epilog(
     """
     Uses grpc.health.v1. The services of a bus are '' (the whole bus), toolbus.v1.ToolBusService, and
     toolbus.source.NAME for each source.
+
+    `toolbus top` shows the sources with their sessions, how full these are, and what fails, live; `toolbus console`
+    opens a page that shows the same.
     """,
     "0 serving, 1 not serving or unknown service, 2 wrong usage, 3 no bus found, 130 after Ctrl-C.",
 )

@@ -193,12 +193,13 @@ async def test_texts_of_plugins_are_neither_markup_nor_escapes() -> None:
         running=[running(ATTACK, ATTACK, source=ATTACK, caller=ATTACK, user_id=ATTACK, stage=ATTACK)],
         calls=[failed(1, ATTACK, ATTACK, source=ATTACK, failure={"message": ATTACK, "stage": ATTACK, "limit": ATTACK})],
     )
-    async with screen([nasty], size=(160, 40)) as (app, pilot, _):
+    async with screen([nasty], size=(160, 24)) as (app, pilot, _):
         for key in "tsce":
-            await pilot.press(key, "enter")
+            await pilot.press(key)
             _check_harmless(app)
-            await pilot.press("escape")
-        await pilot.press("s", "d")
+        await pilot.press("enter")
+        _check_harmless(app)
+        await pilot.press("escape", "s", "d")
         _check_harmless(app)
         await pilot.press("escape", "slash")
         app.query_one("#filter", Input).value = "[red]"
@@ -221,7 +222,7 @@ def _check_harmless(app: TopApp) -> None:
 
 async def test_columns_fit_into_the_width_and_the_name_keeps_room() -> None:
     async with screen(world.digests()) as (app, pilot, _):
-        for width in (60, 80, 220):
+        for width in (60, 220):
             await pilot.resize_terminal(width, 24)
             await until(lambda width=width: app.query_one(RowList).size.width == width - 1, "the width")  # type: ignore[misc]
             await pilot.pause()
@@ -230,7 +231,7 @@ async def test_columns_fit_into_the_width_and_the_name_keeps_room() -> None:
             assert "IN FLIGHT" in _shown(app) or width == 60
 
 
-async def test_pictures_are_the_same_each_time() -> None:
+async def test_a_picture_shows_what_its_keys_open() -> None:
     picture = await draw("call", light=True)
     assert "search_mailbox" in picture
-    assert await draw("call", light=True) == picture
+    assert "deadline" in picture

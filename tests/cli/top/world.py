@@ -25,9 +25,9 @@ def digests() -> list[dict[str, Any]]:
         more: dict[str, Any] = {
             "at": BEGAN + 11_000 + second,
             "rate": 180 + 90 * math.sin(second / 7) + 25 * math.sin(second * 1.9),
-            "tools": _tools(second),
-            "total": int(1_218_400 + 220 * second),
-            "total_failed": int(311 + second),
+            "tools": (tools := _tools(second)),
+            "total": sum(row[2] for row in tools),
+            "total_failed": sum(row[3] for row in tools),
             "in_flight": 5,
             "held_bytes": 18_432,
             "late": 3,

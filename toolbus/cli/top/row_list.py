@@ -24,7 +24,6 @@ from toolbus.cli.top.table import Column, View
 from toolbus.text import clean_line
 
 GAP = 2  # blanks between columns
-LEAST_NAME = 20  # characters of the column that takes the rest: for less, another column goes
 _NOTHING = {"–", "-", "0"}  # cells that need no look
 
 _Cells = tuple[tuple[str, str], ...]
@@ -43,9 +42,9 @@ def places(view: View, width: int) -> list[_Place]:
     for word in ("", *view.least):
         columns = [column for column in columns if column.word != word]
         rest = width - 1 - sum(column.width for column in columns) - GAP * (len(columns) - 1)
-        if rest >= LEAST_NAME:
+        if rest >= view.narrowest:
             break
-    rest = max(LEAST_NAME, min(rest, view.widest or rest))
+    rest = max(view.narrowest, min(rest, view.widest or rest))
     return [(column, column.width or rest) for column in columns]
 
 

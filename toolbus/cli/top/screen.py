@@ -242,9 +242,8 @@ class TopApp(App[int]):
         state = self.state
         counts = {"tools": len(state.tools), "sources": len(state.sources), "calls": len(state.running)}
         count = counts.get(view.name, sum(each.count for each in state.failures.values()))
-        text = (
-            f" {view.title[0].lower()} {view.title} {units.count(count)}{' running' if view.name == 'calls' else ''} "
-        )
+        what = {"calls": " running", "errors": " seen"}.get(view.name, "")
+        text = f" {view.title[0].lower()} {view.title} {units.count(count)}{what} "
         return Content.styled(text, "reverse bold" if view is self._view else "$foreground 60%")
 
     def _selected(self, selection: Selection) -> Content:

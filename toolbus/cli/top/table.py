@@ -41,6 +41,7 @@ class View:
         sort: the column by which it is sorted at first; "" for the natural order.
         empty: what stands there instead of a table without lines.
         least: words of the columns that a narrow screen leaves out, the first one first.
+        narrowest: characters of the column that takes what the others leave: for less, another column goes.
         widest: characters of the column that takes what the others leave; 0: all of it.
     """
 
@@ -52,6 +53,7 @@ class View:
     sort: str
     empty: str
     least: tuple[str, ...] = ()
+    narrowest: int = 20
     widest: int = 0
 
     def column(self, word: str) -> Column | None:

@@ -369,6 +369,7 @@ ERRORS = View(
     "",
     "no errors since this program began to read",
     ("retry-safe", "stage", "source", "last"),
+    narrowest=36,
 )
 
 VIEWS = (TOOLS, SOURCES, CALLS, ERRORS)
