@@ -49,6 +49,7 @@ KEYS = MappingProxyType(
     }
 )
 TEXT_OF_KEYS = {"Enter": "\r", " ": " "}
+COMMANDS = {"Control+a": ["selectAll"]}  # which a desktop would make of these keys
 MODIFIERS = {"Alt": 1, "Control": 2, "Meta": 4, "Shift": 8}
 
 
@@ -181,7 +182,8 @@ class Page:
             text = TEXT_OF_KEYS.get(key, key if len(key) == 1 and not {"Control", "Alt"} & set(held) else "")
             common = {"key": key, "code": code, "windowsVirtualKeyCode": number}
             common["modifiers"] = sum(MODIFIERS[name] for name in held)
-            await self.send("Input.dispatchKeyEvent", type="keyDown" if text else "rawKeyDown", text=text, **common)
+            down = {"type": "keyDown" if text else "rawKeyDown", "text": text, "commands": COMMANDS.get(each, [])}
+            await self.send("Input.dispatchKeyEvent", **down, **common)
             await self.send("Input.dispatchKeyEvent", type="keyUp", **common)
 
     async def type(self, text: str) -> None:

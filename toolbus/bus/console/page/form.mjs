@@ -132,7 +132,7 @@ function Field({ name, model, state, set, path, problems, required, onRemove, to
   const label = html`<span class="cut any">${name}</span>${required && html`<span class="required" title="required"> *</span>`}
     <span class="type"> ${typeName(model)}</span>`;
   const head = html`<div class="inline">
-    ${toggle && html`<input type="checkbox" checked=${on} aria-label=${`send ${name}`} onChange=${(event) => toggle(event.currentTarget.checked)} />`}
+    ${toggle && html`<input type="checkbox" checked=${on} aria-label=${`send ${name}`} data-send=${JSON.stringify(path)} onChange=${(event) => toggle(event.currentTarget.checked)} />`}
     ${simple && on ? html`<label for=${id}>${label}</label>` : html`<span class="label">${label}</span>`}
     ${onRemove && html`<button type="button" class="plain" aria-label=${`remove ${name}`} onClick=${onRemove}>Remove</button>`}
   </div>`;
@@ -266,6 +266,7 @@ function ObjectPlace({ model, state, set, path, problems, top }) {
         type="text"
         aria-label="name of a further field"
         placeholder="name of a further field"
+        data-more=${JSON.stringify(path)}
         autocomplete="off"
         spellcheck=${false}
         value=${name}
