@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.browser.chromium import Page, chromium_page
+from tests.cli.top import screenshots
 from tests.console.looking import go, open_console, settled
 from tests.console.world import demo_world, empty_world, traffic
 from tests.support.processes import ROOT
@@ -60,8 +63,9 @@ SHOTS = (
     Shot("bus", "bus"),
     Shot("phone-tools", "tools", phone=True),
     Shot("phone-call", "calls", "plan_trip", phone=True),
-    Shot("empty", "calls", empty=True),
+    Shot("empty", "tools", empty=True),
 )
+TOP = Shot("top", "")
 # The first row with a text; null while there is none.
 _ROW = "[...document.querySelectorAll('.row')].find(row => row.innerText.includes(%s))"
 HISTORY_SECONDS = 20  # of traffic, for the curves
@@ -71,7 +75,7 @@ def sources() -> Iterator[Path]:
     """Yields the files that the pictures show, or that make them."""
     shown = (path for path in PAGE.rglob("*") if path.is_file() and path.suffix in (".css", ".html", ".mjs", ".svg"))
     yield from sorted(path for path in shown if path.parent.name != "vendor")
-    yield from sorted((ROOT / "toolbus" / "cli" / "top").glob("*.py"))
+    yield from sorted((ROOT / "toolbus" / "cli" / "top").glob("*.*"))
     yield from (Path(__file__).parent / name for name in WORLD)
 
 
@@ -103,6 +107,9 @@ async def take(page: Page) -> bytes:
 async def main(chosen: Callable[[Shot], bool], folder: Path = FOLDER) -> None:
     """Takes the chosen pictures into a folder."""
     async with chromium_page() as page:
+        if chosen(TOP):
+            for scheme in SCHEMES:
+                _write(folder / f"{TOP.name}-{scheme}.webp", await take_top(page, scheme), ())
         for empty in (False, True):
             shots = [shot for shot in SHOTS if shot.empty == empty and chosen(shot)]
             if not shots:
@@ -125,6 +132,19 @@ async def main(chosen: Callable[[Shot], bool], folder: Path = FOLDER) -> None:
 def _write(file: Path, picture: bytes, complaints: Sequence[str]) -> None:
     file.write_bytes(picture)
     sys.stdout.write("\n  ".join((f"{file} has {len(picture):,} bytes", *complaints)) + "\n")
+
+
+async def take_top(page: Page, scheme: str) -> bytes:
+    """Returns a picture of `toolbus top`, which it draws as SVG."""
+    svg = await screenshots.draw("tools", light=scheme == "light")
+    page_of_svg = f"<!doctype html><meta charset=utf-8><style>body {{margin: 0}}</style>{svg}"
+    with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
+        file.write(page_of_svg)
+        file.flush()
+        await page.open(f"file://{file.name}")
+        box = await page.run("(box => [box.width, box.height])(document.querySelector('svg').getBoundingClientRect())")
+        await page.size(*(math.ceil(each) for each in box))
+    return await take(page)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ async def act(page: Page, plan: dict[str, Any], at: dict[str, Any]) -> bool:
         steps = plan.get(("kind" if at["union"] else "") + at["path"], int(at["value"])) - int(at["value"])
         # "choose …" is the first of the options, until something is chosen
         await page.press(*["ArrowDown" if steps > 0 else "ArrowUp"] * abs(steps))
-        return steps != 0
+        return bool(steps)
     elif at["path"] not in plan:
         return False
     elif isinstance(plan[at["path"]], bool):
