@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { failed, familyOf, layout, rowsInSight } from "../../toolbus/bus/console/page/spans_layout.mjs";
+import { failed, familyOf, groupKey, groupsOf, layout, rowsInSight } from "../../toolbus/bus/console/page/spans_layout.mjs";
 
 const call = (id, parent, started, ended, more = {}) => ({ id, parent, started, ended, outcome: "OK", ...more });
 const ROOT = call("a", "", 100, 110, { number: 5 });
@@ -72,6 +72,15 @@ test("only what failed, or was slow, is shown with its ancestors", () => {
 test("a question is not a failure, and neither is a running call", () => {
   assert.ok(!failed({ outcome: "INPUT_REQUIRED" }) && !failed({ outcome: "OK" }) && !failed({}));
   assert.ok(failed({ outcome: "CANCELLED" }));
+});
+
+test("failed calls come by tool and code, the group with the newest call first", () => {
+  const of = (number, name, outcome, source = "s") => call(`${number}`, "", number, number, { number, name, outcome, source });
+  const calls = [of(9, "a", "TOOL"), of(8, "b", "TIMEOUT"), of(7, "a", "OK"), of(6, "a", "TOOL"), of(5, "a", "TIMEOUT"), of(4, "a b/c", "NOT_FOUND", "")];
+  const groups = groupsOf(calls);
+  assert.deepEqual(groups.map(({ name, outcome, count }) => [name, outcome, count]), [["a", "TOOL", 2], ["b", "TIMEOUT", 1], ["a", "TIMEOUT", 1], ["a b/c", "NOT_FOUND", 1]]);
+  assert.equal(groups[0].newest.number, 9);
+  assert.deepEqual(groups.map(({ key }) => key), ["a/TOOL/s", "b/TIMEOUT/s", "a/TIMEOUT/s", groupKey("a b/c", "NOT_FOUND")]);
 });
 
 test("calls that took no time and no calls at all have a layout", () => {

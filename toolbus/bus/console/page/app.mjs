@@ -2,7 +2,7 @@
 
 import { unauthorized } from "./api.mjs";
 import { Dialog, Dialogs } from "./dialogs.mjs";
-import { html, render } from "./html.mjs";
+import { html, render, useEffect } from "./html.mjs";
 import { helpIsOpen, helpOfKeys, Keys, startKeys, useKeys } from "./keys.mjs";
 import { page as busPage } from "./pages/bus.mjs";
 import { page as callsPage } from "./pages/calls.mjs";
@@ -36,10 +36,16 @@ const STATES = { live: "live", connecting: "connecting", lost: "connection lost"
 const KINDS = { live: "ok", connecting: "busy", lost: "bad" };
 
 function App() {
-  if (login.value !== null) return html`<${Login} why=${login.value} />`;
+  return login.value !== null ? html`<${Login} why=${login.value} />` : html`<${Frame} />`;
+}
+
+function Frame() {
   const pages = allowed();
   const { page: name, parts, query } = route.value;
   const page = pages.find((each) => each.name === name);
+  useEffect(() => {
+    document.querySelector(".pages [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone
+  }, [page]);
   return html`
     <a class="skip" href="#main" onClick=${toMain}>To the page</a>
     <${Header} />

@@ -111,6 +111,9 @@ export function rowsInSight(count, height, top, room, around = 8) {
   return [Math.min(first, Math.max(0, count - 1)), Math.min(count, Math.ceil((top + room) / height) + around)];
 }
 
+/** Returns the key of a group of `groupsOf`; a call that was refused before its tool was known has no source. */
+export const groupKey = (name, outcome, source = "") => [name, outcome, source].map(encodeURIComponent).join("/");
+
 /**
  * Returns the failed ones of some calls, newest first, by tool and code: {key, source, name, outcome, count, newest,
  * calls} each, the group with the newest call first.
@@ -119,7 +122,7 @@ export function groupsOf(calls) {
   const groups = new Map();
   for (const call of calls) {
     if (!failed(call)) continue;
-    const key = [call.source, call.name, call.outcome].map(encodeURIComponent).join("/");
+    const key = groupKey(call.name, call.outcome, call.source);
     let group = groups.get(key);
     if (!group) {
       group = { key, source: call.source, name: call.name, outcome: call.outcome, count: 0, newest: call, calls: [] };

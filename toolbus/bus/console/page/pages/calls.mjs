@@ -205,7 +205,7 @@ function Summary({ call }) {
   const filter = (name, value, label = value) => value && html`<a href=${link("calls", [], { [name]: value })} title="Calls with this ${name}">${shown(label)}</a>`;
   return html`<${Panel} title="The call">
     <${Facts} of=${[
-      ["Tool", html`<a href=${link("tools", [call.source, call.name])}>${shown(call.name)}</a> ${" "}<a class="muted" href=${link("calls", [], { tool: call.name })}>its calls</a>`],
+      ["Tool", html`${call.source ? html`<a href=${link("tools", [call.source, call.name])}>${shown(call.name)}</a>` : shown(call.name)} ${" "}<a class="muted" href=${link("calls", [], { tool: call.name })}>its calls</a>`],
       ["Source", filter("source", call.source)],
       ["Caller", filter("caller", call.caller)],
       ["User", filter("user", call.user_id)],

@@ -45,7 +45,7 @@ function View({ parts, query }) {
       </div>
       <${Failed} error=${error} what="The runs" />
     </div>
-    <div class="columns cols-runs" aria-hidden="true"><span>Ended</span><span>Members</span><span class="opt">Chat</span><span>Tools</span><span class="num">Took</span></div>
+    <div class="columns cols-runs" aria-hidden="true"><span class="narrow-off">Ended</span><span>Members</span><span class="opt">Chat</span><span>Tools</span><span class="num">Took</span></div>
     <${Rows}
       label="Runs of councils"
       items=${items}
@@ -68,7 +68,7 @@ function View({ parts, query }) {
 
 function rowOf(run) {
   return html`
-    <span class="muted">${clock(run.ended)}</span>
+    <span class="narrow-off muted">${clock(run.ended)}</span>
     <${Cut} text=${run.members.join(", ")} />
     <${Cut} kind="sub opt" text=${run.chatId || "–"} />
     <${Tally} run=${run} />

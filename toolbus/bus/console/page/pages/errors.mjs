@@ -7,7 +7,7 @@ import { html, useEffect } from "../html.mjs";
 import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct } from "../parts.mjs";
 import { go, link } from "../router.mjs";
 import { Rows } from "../rows.mjs";
-import { groupsOf } from "../spans_layout.mjs";
+import { groupKey, groupsOf } from "../spans_layout.mjs";
 import { connection, toolKey, tools } from "../store.mjs";
 import { ago, count, duration, moment, plural, shown } from "../text.mjs";
 
@@ -21,7 +21,7 @@ function View({ parts, query }) {
   }, [live]);
   const groups = groupsOf(history.value);
   const items = filtered(groups, query.q, (group) => `${group.name}\n${group.source}\n${group.outcome}\n${textOf(group.newest)}`.toLowerCase());
-  const key = parts.map(encodeURIComponent).join("/");
+  const key = parts.length > 1 ? groupKey(...parts) : "";
   const open = parts.length > 0 && (groups.find((group) => group.key === key) ?? null);
   const list = html`
     <div class="head">
@@ -39,7 +39,7 @@ function View({ parts, query }) {
       columns="cols-errors"
       row=${rowOf}
       selected=${key}
-      onOpen=${(group) => go("errors", [group.source, group.name, group.outcome], query)}
+      onOpen=${(group) => go("errors", [group.name, group.outcome, group.source], query)}
       empty=${query.q
         ? html`<${Nothing} title="No such error">Remove a part of the filter.<//>`
         : html`<${Nothing} title="No errors">None of the newest ${count(MAX_FETCHED)} calls failed.<//>`}
@@ -62,7 +62,7 @@ function Ago({ at }) {
   return ago(at, now.value).replace(" ago", "");
 }
 
-function Detail({ group, parts: [source, name, outcome], query }) {
+function Detail({ group, parts: [name, outcome, source = ""], query }) {
   const head = html`<${DetailHead} back="errors" title="Errors" query=${query} name=${name}><span class="chip bad">${shown(outcome ?? "")}</span><//>`;
   if (!group) return html`${head}<div class="body"><${Nothing} title="Not any more">None of the newest ${count(MAX_FETCHED)} calls failed so.<//></div>`;
   const { calls, failed } = tools.value.get(toolKey(source, name)) ?? {};
@@ -73,7 +73,7 @@ function Detail({ group, parts: [source, name, outcome], query }) {
         <p class=${message ? "error any" : "note"}>${message ? shown(message) : "The tool's own words are not recorded, as they may repeat arguments."}</p>
         <${Facts} of=${[
           ["When", html`${moment(group.newest.ended, 3)} <span class="muted">${ago(group.newest.ended, now.value)}</span>`],
-          ["Tool", html`<a href=${link("tools", [source, name])}>${shown(name)}</a>`],
+          ["Tool", source ? html`<a href=${link("tools", [source, name])}>${shown(name)}</a>` : shown(name)],
           ["Source", shown(source)],
           ["Failed so", `${plural(group.count, "call")} of those that the bus remembers`],
           ["Failed", calls !== undefined && `${count(failed)} of ${plural(calls, "call")} since the bus started`],
