@@ -68,10 +68,11 @@ def test_every_expression_asks_for_series_and_labels_that_the_bus_has(where: str
     asked = [each for each in parts if isinstance(each, promql.VectorSelector)]
     assert asked, where
     for selector in asked:
-        assert selector.name in SERIES, f"{where}: {selector.name} is not in docs/start/metrics.md"
-        known = SERIES[selector.name] | OF_PROMETHEUS
+        name = selector.name or ""
+        assert name in SERIES, f"{where}: {name!r} is not in docs/start/metrics.md"
+        known = SERIES[name] | OF_PROMETHEUS
         assert {matcher.name for matcher in selector.matchers.matchers} <= known, where
-    all_known = set().union(*(SERIES[selector.name] for selector in asked)) | OF_PROMETHEUS
+    all_known = set().union(*(SERIES[selector.name or ""] for selector in asked)) | OF_PROMETHEUS
     for part in parts:
         if isinstance(part, promql.AggregateExpr) and part.modifier is not None:
             assert set(part.modifier.labels) <= all_known, where
@@ -91,7 +92,7 @@ def test_every_alert_is_complete_and_explained() -> None:
         assert set(alert["annotations"]) == {"summary"}
         used = set(re.findall(r"\$labels\.(\w+)", alert["annotations"]["summary"]))
         for selector in nodes(alert["expr"]):
-            if isinstance(selector, promql.AggregateExpr):
+            if isinstance(selector, promql.AggregateExpr) and selector.modifier is not None:
                 assert used <= {"instance", *selector.modifier.labels}, alert["alert"]
     names = [alert["alert"] for alert in ALERTS]
     assert len(set(names)) == len(names)
