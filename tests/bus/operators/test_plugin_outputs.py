@@ -15,7 +15,7 @@ from toolbus.bus.access.identity import Globs, Identity, Scopes
 from toolbus.bus.access.principal import Principal
 from toolbus.errors import Code, InvalidRequest
 from toolbus.processes.output_tail import OutputTails
-from toolbus.processes.run_tools import RunTools, run_source
+from toolbus.processes.run_tools import RunTools, offer, run_source
 from toolbus.processes.supervised_plugin import PluginReport, ReportKind
 from toolbus.sdk import ToolScope
 from toolbus.testing import running_bus
@@ -198,3 +198,19 @@ async def test_a_call_that_follows_gets_each_line_as_a_chunk_until_it_is_cancell
         await asyncio.wait_for(arrived.wait(), 30)
         following.cancel()
     assert ['"text":"one"' in chunks[0], '"text":"two"' in chunks[1]] == [True, True]
+
+
+async def test_a_supervisor_that_the_bus_refuses_says_so_once_and_its_plugins_run_on() -> None:
+    logged: list[str] = []
+    async with running_bus() as bus:
+        address = bus.grpc_addresses[0]
+        async with Plugin(run_source(), address=address, qualified=True, token="of another") as other:
+            await other.ready()
+            tools = RunTools(OutputTails(), lambda name: None, lambda name: None)
+            async with asyncio.timeout(30):
+                await offer(tools, address, None, logged.append)
+    (text,) = logged
+    assert text.startswith(
+        "the bus does not take the output of these plugins, so `toolbus logs` cannot show it: source"
+    )
+    assert "is bound to a token" in text
