@@ -77,6 +77,23 @@ ATTEMPTS: dict[str, tuple[str, str]] = {
         "event(new EventSource(target + '/api/tools/events'), ['open', 'message', 'catalog', 'error'])",
         "error",
     ),
+    "digests are followed": (
+        "event(new EventSource(target + '/api/console/stream'), ['open', 'message', 'digest', 'error'])",
+        "error",
+    ),
+    "digests are fetched unread": ("shown(fetch(target + '/api/console/stream', {mode: 'no-cors'}))", "TypeError"),
+    "a script of the console is loaded": (
+        "added('script', {type: 'module', src: target + '/console/text.mjs'}).then(seen => seen[1])",
+        "error",
+    ),
+    "a window of the console is kept": (
+        """(async () => {
+            const page = open(target + '/console/');
+            while (!page.closed) await new Promise(done => setTimeout(done, 20));
+            return 'closed';
+        })()""",
+        "closed",
+    ),
     "a web socket is opened": (
         "event(new WebSocket(target.replace('http', 'ws') + '/api/tools'), ['open', 'error'])",
         "error",
