@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,9 +17,12 @@ from tests.bus.keys.keys_directory import KeysDirectory
 from tests.bus.test_doors import House, open_house
 from tests.support.waiting import within
 from toolbus.bus.access.doorman import Doorman
-from toolbus.bus.access.identity import Scopes, template
+from toolbus.bus.access.identity import Identity, Scopes, template
 from toolbus.bus.console.login import CODE_SECONDS, COOKIE, COOKIE_SECONDS, MAX_CODES, Logins
+from toolbus.bus.gateway.remote_access import BY_COOKIE, RemoteAccess
+from toolbus.bus.gateway.resource_metadata import ResourceMetadata
 from toolbus.bus.keys.keyring import Keyring
+from toolbus.bus.web_paths import WebPaths
 from toolbus.errors import Unauthenticated
 
 SAME = {"Sec-Fetch-Site": "same-origin"}
@@ -202,3 +208,22 @@ async def test_who_may_not_read_calls_gets_no_code_and_without_a_key_nothing_but
         for body in (b"", b"[]", b'{"x": 1}', b"\xff"):
             assert (await web.post("/api/console/login", content=body)).status_code == 422
         assert (await web.post("/api/console/login", content=b"x" * 5_000)).status_code == 413
+
+
+async def test_what_a_login_began_ends_with_it() -> None:
+    remote = RemoteAccess(Doorman(None), ResourceMetadata(()), WebPaths())
+    ending = Identity("ops", Scopes(), expires=time.time() + 0.05)
+    answered: list[int] = []
+
+    async def forever(scope: object, receive: object, send: object) -> None:
+        await asyncio.Event().wait()
+
+    async def receive() -> Any:
+        return {}
+
+    async def send(message: Any) -> None:
+        answered.append(message.get("status", 0))
+
+    scope = {"type": "http", "scheme": "https", "path": STREAM, "headers": [], BY_COOKIE: True}
+    await within(remote.serve(forever, scope, receive, send, ending))
+    assert answered[0] == 401

@@ -11,7 +11,15 @@ from toolbus.testing import running_bus
 
 RECORDED = read_recorded()
 PAGES = ("another port", "another site", "rebound")
-HARMLESS = ("the list", "an icon", "events", "a web socket", "a window", "a script")  # GETs, whose answers no page can read
+# GETs, whose answers no page can read.
+HARMLESS = (
+    "the list",
+    "an icon",
+    "events",
+    "a web socket",
+    "a window",
+    "a script",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -12,6 +12,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from toolbus.bus.access.doorman import Doorman
@@ -77,13 +78,16 @@ class Logins:
             )
         self._doorman.current(identity)
         seconds = min(COOKIE_SECONDS, identity.expires - self._clock())
-        fields = [identity.name, identity.key, identity.how, identity.proof, min(identity.expires, 1e15)]
+        ends = self._clock() + seconds
+        fields = [identity.name, identity.key, identity.how, identity.proof, min(identity.expires, 1e15), ends]
         sealed = self._sealer.seal(json.dumps(fields).encode(), _PURPOSE, seconds=seconds)
         attributes = f"Path=/; Secure; HttpOnly; SameSite=Strict; Max-Age={int(seconds)}"
         return identity, f"{COOKIE}={sealed}; {attributes}"
 
     def identity_in(self, header: str) -> Identity | None:
         """Returns whom a Cookie header proves, with the scopes of now; None where it holds no cookie of the bus.
+
+        The identity expires with the cookie.
 
         Raises:
             Unauthenticated: the bus did not seal it, it has expired, or its key has ended.
@@ -96,8 +100,8 @@ class Logins:
             content = self._sealer.open(cookie, _PURPOSE)
         except BrokenSeal as error:
             raise Unauthenticated(f"the login of this browser has ended ({error}): {_AGAIN}") from None
-        name, key, how, proof, expires = json.loads(content)
-        return self._doorman.current(Identity(name, _NOBODY, key, how, expires, proof))
+        name, key, how, proof, expires, ends = json.loads(content)
+        return replace(self._doorman.current(Identity(name, _NOBODY, key, how, expires, proof)), expires=ends)
 
 
 def _digest(code: str) -> bytes:

@@ -6,6 +6,7 @@ Each request needs a key. When a key ends, the requests that it began end too: a
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from toolbus.text import quote
 
 EVENTS = "text/event-stream"
 BY_COOKIE = "toolbus.by_cookie"  # in an ASGI scope: the identity is that of a browser's login
+_LOGIN_ENDED = "the login of this browser has ended: make a new one with `toolbus console --bus ADDRESS`"
 _OPEN_PATHS = frozenset(path.decode() for path in PROBES)  # they tell nothing but that the bus runs
 
 
@@ -131,6 +133,10 @@ class RemoteAccess:
             await app(scope, receive, send)
             return
         request = self._open[task] = _Request(identity)
+        timer = None
+        if scope.get(BY_COOKIE):  # what its key does not end ends with it
+            left = max(0.0, identity.expires - time.time())
+            timer = asyncio.get_running_loop().call_later(left, self._end, task, request, _LOGIN_ENDED)
 
         async def begin(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -148,6 +154,8 @@ class RemoteAccess:
                 await answer(scope, receive, send)
         finally:
             del self._open[task]
+            if timer is not None:
+                timer.cancel()
 
     def headers_of_401(self, scope: Scope) -> dict[str, str]:
         """Returns the headers with which a request without a valid key is refused."""
@@ -165,6 +173,11 @@ class RemoteAccess:
                 ends = changed and request.streams
             except Unauthenticated as error:
                 why, ends = str(error), True
-            if ends and not request.ended:
-                request.ended = why
-                task.cancel()
+            if ends:
+                self._end(task, request, why)
+
+    @staticmethod
+    def _end(task: asyncio.Task[Any], request: _Request, why: str) -> None:
+        if not request.ended:
+            request.ended = why
+            task.cancel()
