@@ -66,6 +66,7 @@ SHOTS = (
     Shot("empty", "tools", empty=True),
 )
 TOP = Shot("top", "")
+STYLE_OF_TOP = "body {margin: 0; overflow: hidden} svg {display: block; width: 1200px; height: auto}"
 # The first row with a text; null while there is none.
 _ROW = "[...document.querySelectorAll('.row')].find(row => row.innerText.includes(%s))"
 HISTORY_SECONDS = 20  # of traffic, for the curves
@@ -137,7 +138,7 @@ def _write(file: Path, picture: bytes, complaints: Sequence[str]) -> None:
 async def take_top(page: Page, scheme: str) -> bytes:
     """Returns a picture of `toolbus top`, which it draws as SVG."""
     svg = await screenshots.draw("tools", light=scheme == "light")
-    page_of_svg = f"<!doctype html><meta charset=utf-8><style>body {{margin: 0}}</style>{svg}"
+    page_of_svg = f"<!doctype html><meta charset=utf-8><style>{STYLE_OF_TOP}</style>{svg}"
     with tempfile.NamedTemporaryFile("w", suffix=".html", encoding="utf-8") as file:
         file.write(page_of_svg)
         file.flush()

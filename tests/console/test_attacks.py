@@ -20,7 +20,15 @@ _MADE = """[...document.body.querySelectorAll(
 )].map(each => each.outerHTML.slice(0, 200))"""
 _FOREIGN_LINKS = """[...document.querySelectorAll('[href], [src]')].map(each => each.href || each.src)
     .filter(address => !address.startsWith(location.origin + '/'))"""
-_CONTROLS = r"""(document.body.innerText.match(/.{0,20}[\x00-\x08\x0b-\x1f\x7f-\x9f].{0,20}/g) || [])"""
+_CONTROLS = r"""(() => {
+    const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walker.nextNode()) {
+        if (/[\x00-\x08\x0b-\x1f\x7f-\x9f]/.test(walker.currentNode.data)) {
+            found.push(walker.currentNode.parentElement.outerHTML.slice(0, 120));
+        }
+    }
+    return found;
+})()"""
 # Texts whose reordering reaches beyond themselves.
 _REORDERING = r"""(() => {
     const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
@@ -77,4 +85,5 @@ async def test_an_address_with_markup_is_text(page: Page, attacked: World) -> No
     await open_console(page, attacked)
     for route in (*PAGES, attack, "__proto__", "constructor"):
         await go(page, f"{route}/{attack}/{attack}?status={attack}&{attack}=__proto__")
+        page.complaints[:] = [each for each in page.complaints if "404 (Not Found)" not in each]  # there is no such run
         await assert_harmless(page, attacked)

@@ -3,6 +3,7 @@
 import { html, useEffect, useRef, useState } from "./html.mjs";
 import { parseJson, writeJson } from "./json.mjs";
 import { pathText, startOf, stateOf, typeName, writeArguments, writeState } from "./schema_model.mjs";
+import { shown as visible } from "./text.mjs";
 
 let newestId = 0;
 
@@ -129,7 +130,7 @@ function Field({ name, model, state, set, path, problems, required, onRemove, to
   const id = useId();
   const simple = SIMPLE.has(model.kind);
   const on = state !== null;
-  const label = html`<span class="cut any">${name}</span>${required && html`<span class="required" title="required"> *</span>`}
+  const label = html`<span class="cut any">${visible(name)}</span>${required && html`<span class="required" title="required"> *</span>`}
     <span class="type"> ${typeName(model)}</span>`;
   const head = html`<div class="inline">
     ${toggle && html`<input type="checkbox" checked=${on} aria-label=${`send ${name}`} data-send=${JSON.stringify(path)} onChange=${(event) => toggle(event.currentTarget.checked)} />`}
@@ -137,13 +138,13 @@ function Field({ name, model, state, set, path, problems, required, onRemove, to
     ${onRemove && html`<button type="button" class="plain" aria-label=${`remove ${name}`} onClick=${onRemove}>Remove</button>`}
   </div>`;
   return html`<div class="field" role=${simple ? undefined : "group"} aria-label=${simple ? undefined : name}>
-    ${head} ${model.description && html`<div class="hint any">${model.description}</div>`}
+    ${head} ${model.description && html`<div class="hint any">${visible(model.description)}</div>`}
     ${on
       ? html`<${Place} ...${{ id, model, state, set, path, problems, name }} />`
       : html`<div class="hint">
           not sent${model.fallback !== undefined && html`; the default is <code>${shortJson(model.fallback)}</code>`}
         </div>`}
-    ${model.hint && html`<div class="hint any">${model.hint}</div>`}
+    ${model.hint && html`<div class="hint any">${visible(model.hint)}</div>`}
   </div>`;
 }
 
@@ -197,11 +198,11 @@ function Check({ id, state, set, path }) {
 function Choice({ id, model, state, set, path, invalid }) {
   return html`<select id=${id} data-path=${JSON.stringify(path)} aria-invalid=${invalid} value=${state.at} onChange=${(event) => set({ at: Number(event.currentTarget.value) })}>
     ${state.at < 0 && html`<option value="-1">choose …</option>`}
-    ${model.values.map((value, at) => html`<option key=${at} value=${at}>${typeof value === "string" && value ? value : writeJson(value)}</option>`)}
+    ${model.values.map((value, at) => html`<option key=${at} value=${at}>${visible(typeof value === "string" && value ? value : writeJson(value))}</option>`)}
   </select>`;
 }
 
-const Fixed = ({ id, model }) => html`<code id=${id}>${writeJson(model.kind === "null" ? null : model.value)}</code>`;
+const Fixed = ({ id, model }) => html`<code id=${id}>${visible(writeJson(model.kind === "null" ? null : model.value))}</code>`;
 
 function JsonPlace({ id, model, state, set, path, problems, name }) {
   return html`${model.why && html`<div class="hint">As JSON: ${model.why}.</div>`}
@@ -278,7 +279,7 @@ function ObjectPlace({ model, state, set, path, problems, top }) {
         }}
       />
       <button type="button" disabled=${!name} onClick=${add}>Add field</button>
-      ${model.names.length > 0 && html`<span class="hint">its name matches ${model.names.join(" or ")}</span>`}
+      ${model.names.length > 0 && html`<span class="hint">its name matches ${visible(model.names.join(" or "))}</span>`}
     </div>`;
   const nothing = !fields.length && !model.more && html`<div class="hint">no fields</div>`;
   if (top) return html`${!fields.length && html`<div class="hint">This tool names no arguments.</div>`}${fields}${more}${adder}`;
@@ -325,11 +326,11 @@ function UnionPlace({ id, model, state, set, path, problems, name, top, invalid 
       onChange=${(event) => choose(Number(event.currentTarget.value))}
     >
       ${state.at < 0 && html`<option value="-1">choose …</option>`}
-      ${names.map((each, at) => html`<option key=${at} value=${at}>${each}</option>`)}
+      ${names.map((each, at) => html`<option key=${at} value=${at}>${visible(each)}</option>`)}
     </select>
     ${inner &&
     inner.kind !== "null" &&
-    html`${inner.description && html`<div class="hint any">${inner.description}</div>`}
+    html`${inner.description && html`<div class="hint any">${visible(inner.description)}</div>`}
       <${Place}
         key=${state.at}
         model=${inner}
@@ -340,7 +341,7 @@ function UnionPlace({ id, model, state, set, path, problems, name, top, invalid 
         name=${name}
         top=${top}
       />
-      ${inner.hint && html`<div class="hint any">${inner.hint}</div>`}`}`;
+      ${inner.hint && html`<div class="hint any">${visible(inner.hint)}</div>`}`}`;
 }
 
 const PLACES = {
