@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.sdk.played_bus import PlayedStream, played_bus
-from tests.support.waiting import within
+from tests.support.waiting import until, within
 from toolbus.bus import Bus
 from toolbus.errors import Code, PeerLost, RequestError
 from toolbus.functions.call_context import CallContext
@@ -51,6 +51,18 @@ async def test_many_calls_at_once_come_back_in_their_order() -> None:
         results = await within(host.call_many([("add", {"a": number, "b": 1}) for number in range(300)]))
         assert [result.unwrap() for result in results] == list(range(1, 301))
         assert len({result.call_id for result in results}) == 300
+
+
+async def test_a_host_tells_whether_it_is_connected() -> None:
+    async with running_bus() as bus:
+        host = Host(at(bus))
+        seen = [host.connected]
+        await within(host.ready())
+        seen.append(host.connected)
+        assert seen == [False, True]
+        await bus.stop()
+        await until(lambda: not host.connected, "the end of the connection")
+        await host.close()
 
 
 async def test_of_many_calls_none_is_sent_where_one_cannot_be() -> None:

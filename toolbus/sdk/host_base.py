@@ -82,6 +82,11 @@ class HostBase:
         return self._connection.expires
 
     @property
+    def connected(self) -> bool:
+        """Whether there is a connection to the bus now; without one, calls wait for it."""
+        return self._began and self._connection.calls.connected
+
+    @property
     def settling(self) -> bool:
         """Whether the bus has restarted so recently that its list may lack tools: their plugins are reconnecting."""
         return self._delegate.settling

@@ -175,6 +175,11 @@ class OutgoingCalls:
         self._closed_reason = ""  # why calls are no longer sent; empty while they are
         self.no_bus_reason = ""  # why there is no connection, for error texts
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a session that takes calls now."""
+        return self._session is not None
+
     def __repr__(self) -> str:
         pending = len(self._session.pending) if self._session else 0
         return f"<OutgoingCalls pending={pending} waiting={len(self._waiting)} pausing={len(self._pausing)}>"

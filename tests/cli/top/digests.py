@@ -143,6 +143,7 @@ class DigestHost:
 
     def __init__(self, *digests: Mapping[str, Any] | Result) -> None:
         self._digests: asyncio.Queue[Mapping[str, Any] | Result] = asyncio.Queue()
+        self.connected = True
         self.calls: list[tuple[str, Mapping[str, Any]]] = []
         self.answers: dict[str, Result] = {}  # of other tools, by name
         self.add(*digests)

@@ -15,7 +15,7 @@ from toolbus.cli.top.table import Selection
 from toolbus.errors import Code, RequestError
 from toolbus.sdk import Host
 
-TIMINGS = ReaderTimings(wait=0.05, late=10.0, pause=0.02)
+TIMINGS = ReaderTimings(wait=0.05, late=10.0, look=0.01, pause=0.02)
 FIRST = digest(1, tools=[tool("a", 10), tool("b", 2)], sources=[source()], sessions=[session("s1")])
 SECOND = change(2, tools=[tool("a", 15)], running=[running("r1", "a")], calls=[failed(1)], ended=5, total=17)
 
@@ -108,4 +108,11 @@ async def test_changes_of_another_bus_are_not_taken_for_those_of_the_one_before(
 
 async def test_a_bus_that_does_not_answer_is_lost() -> None:
     with pytest.raises(BusLost, match="not answered"):
-        await within(DigestReader(cast(Host, DigestHost()), ReaderTimings(late=0.05)).read(0.0))
+        await within(DigestReader(cast(Host, DigestHost()), ReaderTimings(late=0.05, look=0.01)).read(0.0))
+
+
+async def test_a_broken_connection_is_a_loss_at_once() -> None:
+    host = DigestHost()
+    host.connected = False
+    with pytest.raises(BusLost, match="broke"):
+        await within(DigestReader(cast(Host, host), TIMINGS).read())

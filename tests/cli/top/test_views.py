@@ -20,6 +20,7 @@ def _cells(view: View, state: BusState, selection: Selection = ALL) -> list[dict
 def state() -> BusState:
     state = BusState()
     tools = [tool("slow", 4, 2, p95=3.0), tool("often", 40, 1, p95=0.02), tool("never", 0), tool("other", 4, of="maps")]
+    tools.append(tool("toolbus:digest", 99, of="toolbus"))  # the reader's own calls, which no table shows
     state.apply(digest(1, tools=tools, sources=[source(), source("maps", kind="function", sessions=0)]))
     state.apply(change(2, tools=[tool("often", 60, 1, p95=0.02)], running=[running("r1", "slow")], calls=[failed(1)]))
     return state

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from toolbus.cli.top.trail import Trail
 
+DIGEST_TOOL = "toolbus:digest"  # is not among the tools shown: this program itself calls it, twice a second
 MAX_CALLS = 1_000  # ended calls that are remembered, as many as the bus has records
 MAX_RATES = 60  # values of the rate of the whole bus
 MAX_FAILURES = 500  # pairs of tool and outcome that failed calls are counted for
@@ -161,6 +162,8 @@ class BusState:
 
     def _tool(self, row: Iterable[Any]) -> None:
         source, name, calls, failed, p50, p95, last_ended, *_ = row
+        if name == DIGEST_TOOL:
+            return
         tool = self.tools.get((source, name))
         if tool is None:
             trail = Trail(self.at, calls or 0)

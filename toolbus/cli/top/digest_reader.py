@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from toolbus.cli.top.bus_state import DIGEST_TOOL
 from toolbus.errors import Code, RequestError
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host
+    from toolbus.tool import Result
 
-DIGEST_TOOL = "toolbus:digest"
 _GONE = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.OVERLOADED)
 
 
@@ -23,11 +24,13 @@ class ReaderTimings:
     Attributes:
         wait: how long the bus may wait for a newer digest.
         late: after that, the bus counts as lost.
+        look: between two looks at the connection, while an answer is awaited.
         pause: between two requests. A digest comes every 0.5 s, and one may be left out, so none is missed.
     """
 
     wait: float = 1.0
     late: float = 1.0
+    look: float = 0.25
     pause: float = 0.2
 
 
@@ -79,10 +82,11 @@ class DigestReader:
     async def _ask(self, wait_seconds: float) -> Mapping[str, Any]:
         arguments = {"since": self._since, "wait_seconds": wait_seconds if self._since >= 0 else 0.0}
         timeout = wait_seconds + self._timings.late
+        call = asyncio.ensure_future(self._host.call(DIGEST_TOOL, arguments, timeout=timeout))
         try:
-            result = await asyncio.wait_for(self._host.call(DIGEST_TOOL, arguments, timeout=timeout), timeout)
-        except TimeoutError:
-            raise BusLost(f"it has not answered for {timeout:g} s") from None
+            result = await self._answer(call, timeout)
+        finally:
+            call.cancel()
         if (error := result.error) is not None:
             if error.code in _GONE:
                 raise BusLost(error.message)
@@ -94,3 +98,14 @@ class DigestReader:
             raise RequestError(error.message)
         digest: Mapping[str, Any] = result.output
         return digest
+
+    async def _answer(self, call: asyncio.Future[Result], timeout: float) -> Result:
+        """Waits for the answer of a call, which would wait for another bus itself: not without a connection."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        while not (await asyncio.wait((call,), timeout=self._timings.look))[0]:
+            if not self._host.connected:
+                raise BusLost("the connection broke")
+            if loop.time() >= until:
+                raise BusLost(f"it has not answered for {timeout:g} s")
+        return call.result()
