@@ -115,15 +115,16 @@ async def act(page: Page, plan: dict[str, Any], at: dict[str, Any]) -> bool:
         await page.press(" ")
     elif at["more"]:
         missing = [name for name in plan.get("more" + at["more"], ()) if name not in at["names"]]
-        for name in missing:
-            await page.type(name)
-            await page.press("Enter")
-            await page.run("new Promise(requestAnimationFrame)")  # nobody types before the field is empty again
-        return bool(missing)
+        if not missing:
+            return False
+        await page.type(missing[0])
+        await page.press("Enter")
+        await drawn(page)  # what was added has the focus then
     elif at["tag"] == "BUTTON":
         if plan.get("items" + (at["path"] or ""), 0) <= at["items"]:
             return False
         await page.press("Enter")
+        await drawn(page)
     elif at["tag"] == "SELECT":
         steps = plan.get(("kind" if at["union"] else "") + at["path"], int(at["value"])) - int(at["value"])
         # "choose …" is the first of the options, until something is chosen
@@ -141,6 +142,11 @@ async def act(page: Page, plan: dict[str, Any], at: dict[str, Any]) -> bool:
         await page.press("Control+a", "Delete")
         await page.type(plan[at["path"]])
     return True
+
+
+async def drawn(page: Page) -> None:
+    """Waits until the page has drawn what the last key did."""
+    await page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 async def fill(page: Page, plan: dict[str, Any]) -> None:

@@ -98,24 +98,33 @@ function valueOf(text, parse = JSON.parse) {
   }
 }
 
-/** Yields the server-sent events of a body: {kind, data}. */
+/** Yields the server-sent events of a body: {kind, data}. What is not wanted any more is not read. */
 export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    rest += value;
-    const blocks = rest.split(/\r?\n\r?\n/);
-    rest = blocks.pop();
-    for (const block of blocks) {
-      let kind = "message";
-      const data = [];
-      for (const line of block.split(/\r?\n/)) {
-        if (line.startsWith("event:")) kind = line.slice(6).trim();
-        else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      rest += value;
+      const blocks = rest.split(/\r?\n\r?\n/);
+      rest = blocks.pop();
+      for (const block of blocks) {
+        const event = eventOf(block);
+        if (event.data) yield event;
       }
-      if (data.length) yield { kind, data: data.join("\n") };
     }
+  } finally {
+    reader.cancel().catch(() => {});
   }
+}
+
+function eventOf(block) {
+  let kind = "message";
+  const data = [];
+  for (const line of block.split(/\r?\n/)) {
+    if (line.startsWith("event:")) kind = line.slice(6).trim();
+    else if (line.startsWith("data:")) data.push(line.slice(5).replace(/^ /, ""));
+  }
+  return { kind, data: data.join("\n") };
 }

@@ -49,11 +49,12 @@ export function Dialogs() {
 
 function NameDialog({ title, name, text, answer }) {
   const [typed, setTyped] = useState("");
+  const field = useRef(null);
   return html`<${Dialog} title=${title} onClose=${() => answer(false)}>
     <form
       onSubmit=${(event) => {
         event.preventDefault();
-        if (typed === name) answer(true);
+        if (field.current.value === name) answer(true);
       }}
     >
       ${text && html`<p>${text}</p>`}
@@ -64,6 +65,7 @@ function NameDialog({ title, name, text, answer }) {
           autocomplete="off"
           spellcheck="false"
           autofocus
+          ref=${field}
           value=${typed}
           onInput=${(event) => setTyped(event.currentTarget.value)}
         />

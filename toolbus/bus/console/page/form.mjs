@@ -1,4 +1,6 @@
 // Draws a form from a model of arguments. It holds what was typed, as text; `schema_model` makes JSON of it.
+//
+// `set` of a place takes a function from its old state to its new one: several keys may come between two frames.
 
 import { html, useEffect, useRef, useState } from "./html.mjs";
 import { parseJson, writeJson } from "./json.mjs";
@@ -13,28 +15,30 @@ let newestId = 0;
  */
 export function ArgumentsForm({ model, text = null, onRun, busy = false, api, children }) {
   const [typed, setTyped] = useState(() => begin(model, text)); // {state} of the form, or {json} where JSON is written
+  const newest = useRef(typed); // the same, also before it is drawn: what was typed last is sent, however quick the hand
   const [problems, setProblems] = useState([]);
   const [refusal, setRefusal] = useState(""); // why the JSON cannot be shown as a form
   const box = useRef(null);
 
   const change = (next) => {
+    newest.current = next;
     setTyped(next);
     if (problems.length) setProblems(writeTyped(model, next).problems);
-    setRefusal("");
+    if (refusal) setRefusal("");
   };
   const run = () => {
     if (busy) return;
-    const sent = writeTyped(model, typed);
+    const sent = writeTyped(model, newest.current);
     setProblems(sent.problems);
     if (sent.problems.length) focusOn(box.current, sent.problems[0].path);
     else onRun(sent.text);
   };
   const toJson = () => {
-    const { text: now, problems: found } = writeState(model, typed.state);
+    const { text: now, problems: found } = writeState(model, newest.current.state);
     change({ json: found.length ? now : writeJson(parseJson(now), 2) });
   };
   const toForm = () => {
-    const next = shown(model, typed.json);
+    const next = shown(model, newest.current.json);
     if (typeof next === "string") setRefusal(next);
     else change({ state: next });
   };
@@ -65,7 +69,7 @@ export function ArgumentsForm({ model, text = null, onRun, busy = false, api, ch
           rows=${8}
           onText=${(json) => change({ json })}
         />`
-      : html`<${Place} model=${model} state=${typed.state} path=${[]} problems=${problems} top set=${(state) => change({ state })} />`}
+      : html`<${Place} model=${model} state=${typed.state} path=${[]} problems=${problems} top set=${(update) => change({ state: update(newest.current.state) })} />`}
     ${refusal && html`<p class="note warn" role="alert">The form cannot show this: ${refusal}. It is sent as it stands.</p>`}
     ${problems.length > 0 &&
     html`<div class="error" role="alert">
@@ -169,7 +173,7 @@ const problemAt = (problems, path) => {
 
 function Text({ id, model, state, set, path, invalid }) {
   const more = { id, value: state.text, "data-path": JSON.stringify(path), "aria-invalid": invalid, autocomplete: "off", spellcheck: false, dir: "auto" };
-  const onInput = (event) => set({ text: event.currentTarget.value });
+  const onInput = ({ currentTarget: { value: text } }) => set(() => ({ text }));
   if (!model.lines || model.secret) return html`<input type=${model.secret ? "password" : "text"} ...${more} onInput=${onInput} />`;
   const rows = Math.min(12, Math.max(1, state.text.split("\n").length));
   return html`<textarea class="line" rows=${rows} ...${more} onInput=${onInput}></textarea>`;
@@ -184,19 +188,19 @@ function NumberText({ id, model, state, set, path, invalid }) {
     aria-invalid=${invalid}
     autocomplete="off"
     value=${state.text}
-    onInput=${(event) => set({ text: event.currentTarget.value })}
+    onInput=${({ currentTarget: { value: text } }) => set(() => ({ text }))}
   />`;
 }
 
 function Check({ id, state, set, path }) {
   return html`<label class="inline">
-    <input type="checkbox" id=${id} data-path=${JSON.stringify(path)} checked=${state.value} onChange=${(event) => set({ value: event.currentTarget.checked })} />
+    <input type="checkbox" id=${id} data-path=${JSON.stringify(path)} checked=${state.value} onChange=${({ currentTarget: { checked: value } }) => set(() => ({ value }))} />
     <code>${String(state.value)}</code>
   </label>`;
 }
 
 function Choice({ id, model, state, set, path, invalid }) {
-  return html`<select id=${id} data-path=${JSON.stringify(path)} aria-invalid=${invalid} value=${state.at} onChange=${(event) => set({ at: Number(event.currentTarget.value) })}>
+  return html`<select id=${id} data-path=${JSON.stringify(path)} aria-invalid=${invalid} value=${state.at} onChange=${({ currentTarget: { value: at } }) => set(() => ({ at: Number(at) }))}>
     ${state.at < 0 && html`<option value="-1">choose …</option>`}
     ${model.values.map((value, at) => html`<option key=${at} value=${at}>${visible(typeof value === "string" && value ? value : writeJson(value))}</option>`)}
   </select>`;
@@ -206,7 +210,7 @@ const Fixed = ({ id, model }) => html`<code id=${id}>${visible(writeJson(model.k
 
 function JsonPlace({ id, model, state, set, path, problems, name }) {
   return html`${model.why && html`<div class="hint">As JSON: ${model.why}.</div>`}
-    <${JsonText} id=${id} label=${name ?? "JSON"} path=${path} problems=${problems} text=${state.text} rows=${2} onText=${(text) => set({ text })} />`;
+    <${JsonText} id=${id} label=${name ?? "JSON"} path=${path} problems=${problems} text=${state.text} rows=${2} onText=${(text) => set(() => ({ text }))} />`;
 }
 
 function JsonText({ id, label, path, problems, text, rows, onText }) {
@@ -228,23 +232,29 @@ function JsonText({ id, label, path, problems, text, rows, onText }) {
 
 function ObjectPlace({ model, state, set, path, problems, top }) {
   const [name, setName] = useState("");
-  const setField = (at, next) => set({ ...state, fields: state.fields.map((each, index) => (index === at ? next : each)) });
-  const setMore = (more) => set({ ...state, more });
+  const field = useRef(null); // where the name of a further field is typed
+  const focusNew = useFocusOfNew(field, ":scope > .field");
+  const setField = (at, update) => set((old) => ({ ...old, fields: changed(old.fields, at, update) }));
+  const setMore = (update) => set((old) => ({ ...old, more: update(old.more) }));
   const add = () => {
-    setMore([...state.more, { name, state: startOf(model.more()) }]);
+    const { value } = field.current;
+    if (!value) return;
+    focusNew();
+    setMore((more) => [...more, { name: value, state: startOf(model.more()) }]);
     setName("");
   };
-  const fields = model.properties.map(({ name: field, required, below }, at) => {
+  const fields = model.properties.map(({ name: own, required, below }, at) => {
     const { on, state: inner } = state.fields[at];
+    const started = (old) => old.state ?? startOf(below());
     return html`<${Field}
-      key=${`own ${field}`}
-      name=${field}
+      key=${`own ${own}`}
+      name=${own}
       model=${below()}
       required=${required}
       state=${on ? (inner ?? startOf(below())) : null}
-      set=${(next) => setField(at, { on: true, state: next })}
-      toggle=${required ? null : (next) => setField(at, { on: next, state: inner ?? startOf(below()) })}
-      path=${[...path, field]}
+      set=${(update) => setField(at, (old) => ({ on: true, state: update(started(old)) }))}
+      toggle=${required ? null : (next) => setField(at, (old) => ({ on: next, state: started(old) }))}
+      path=${[...path, own]}
       problems=${problems}
     />`;
   });
@@ -254,8 +264,8 @@ function ObjectPlace({ model, state, set, path, problems, top }) {
       name=${each.name}
       model=${model.more()}
       state=${each.state}
-      set=${(next) => setMore(state.more.map((old, index) => (index === at ? { ...old, state: next } : old)))}
-      onRemove=${() => setMore(state.more.filter((_, index) => index !== at))}
+      set=${(update) => setMore((more) => changed(more, at, (old) => ({ ...old, state: update(old.state) })))}
+      onRemove=${() => setMore((more) => more.filter((_, index) => index !== at))}
       path=${[...path, each.name]}
       problems=${problems}
     />`,
@@ -266,14 +276,15 @@ function ObjectPlace({ model, state, set, path, problems, top }) {
       <input
         type="text"
         aria-label="name of a further field"
-        placeholder="name of a further field"
         data-more=${JSON.stringify(path)}
+        ref=${field}
+        placeholder="name of a further field"
         autocomplete="off"
         spellcheck=${false}
         value=${name}
         onInput=${(event) => setName(event.currentTarget.value)}
         onKeyDown=${(event) => {
-          if (event.key !== "Enter" || event.ctrlKey || !name) return;
+          if (event.key !== "Enter" || event.ctrlKey || event.metaKey) return;
           event.preventDefault();
           add();
         }}
@@ -281,30 +292,24 @@ function ObjectPlace({ model, state, set, path, problems, top }) {
       <button type="button" disabled=${!name} onClick=${add}>Add field</button>
       ${model.names.length > 0 && html`<span class="hint">its name matches ${visible(model.names.join(" or "))}</span>`}
     </div>`;
-  const nothing = !fields.length && !model.more && html`<div class="hint">no fields</div>`;
+  const nothing = !top && !fields.length && !model.more && html`<div class="hint">no fields</div>`;
   if (top) return html`${!fields.length && html`<div class="hint">This tool names no arguments.</div>`}${fields}${more}${adder}`;
   return html`<div class="group">${fields}${more}${adder}${nothing}</div>`;
 }
 
 function ArrayPlace({ model, state, set, path, problems }) {
   const box = useRef(null);
-  const added = useRef(false); // an item was added by the last act: it gets the focus
-  useEffect(() => {
-    if (!added.current) return;
-    added.current = false;
-    box.current?.querySelector(":scope > .item:last-of-type :is(input, textarea, select)")?.focus();
-  });
+  const focusNew = useFocusOfNew(box, ":scope > .item");
   const { items } = state;
-  const setItem = (at, next) => set({ items: items.map((each, index) => (index === at ? next : each)) });
   const add = () => {
-    added.current = true;
-    set({ items: [...items, startOf(model.below(items.length))] });
+    focusNew();
+    set((old) => ({ items: [...old.items, startOf(model.below(old.items.length))] }));
   };
   return html`<div class="group" ref=${box}>
     ${items.map(
       (each, at) => html`<div class="item" key=${at}>
-        <${Field} name=${`[${at}]`} model=${model.below(at)} state=${each} set=${(next) => setItem(at, next)} path=${[...path, at]} problems=${problems} />
-        <button type="button" class="plain" aria-label=${`remove item ${at}`} onClick=${() => set({ items: items.filter((_, index) => index !== at) })}>
+        <${Field} name=${`[${at}]`} model=${model.below(at)} state=${each} set=${(update) => set((old) => ({ items: changed(old.items, at, update) }))} path=${[...path, at]} problems=${problems} />
+        <button type="button" class="plain" aria-label=${`remove item ${at}`} onClick=${() => set((old) => ({ items: old.items.filter((_, index) => index !== at) }))}>
           Remove
         </button>
       </div>`,
@@ -313,10 +318,25 @@ function ArrayPlace({ model, state, set, path, problems }) {
   </div>`;
 }
 
+/** Returns a list in which one item is another. */
+const changed = (list, at, update) => list.map((each, index) => (index === at ? update(each) : each));
+
+/** Returns a function to call before something is added: the last of `parts` around an element gets the focus then. */
+function useFocusOfNew(element, parts) {
+  const isNew = useRef(false);
+  useEffect(() => {
+    if (!isNew.current) return;
+    isNew.current = false;
+    const all = element.current.closest(".group, form").querySelectorAll(parts);
+    [...all].at(-1)?.querySelector("[data-path], [data-send], [data-more]")?.focus();
+  });
+  return () => (isNew.current = true);
+}
+
 function UnionPlace({ id, model, state, set, path, problems, name, top, invalid }) {
   const names = model.names();
   const inner = state.at < 0 ? null : model.options[state.at]();
-  const choose = (at) => set({ at, state: startOf(model.options[at]()) });
+  const choose = (at) => at >= 0 && set(() => ({ at, state: startOf(model.options[at]()) }));
   return html`<select
       id=${id}
       aria-label=${`kind of ${name ?? "arguments"}`}
@@ -335,7 +355,7 @@ function UnionPlace({ id, model, state, set, path, problems, name, top, invalid 
         key=${state.at}
         model=${inner}
         state=${state.state}
-        set=${(next) => set({ at: state.at, state: next })}
+        set=${(update) => set((old) => ({ at: old.at, state: update(old.state) }))}
         path=${path}
         problems=${problems}
         name=${name}

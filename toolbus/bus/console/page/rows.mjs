@@ -26,7 +26,8 @@ export function windowOf(count, height, top, room) {
 export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty, label, keys = true, columns = "", kind = () => columns }) {
   const box = useRef(null);
   const [view, setView] = useState({ top: 0, room: 600 });
-  const [cursor, setCursor] = useState(selected);
+  const [cursor, drawCursor] = useState(selected);
+  const newest = useRef(selected); // the cursor, also before it is drawn: keys may come faster than frames
   const [first, end] = windowOf(items.length, height, view.top, view.room);
   const at = items.findIndex((item) => id(item) === cursor);
 
@@ -43,6 +44,10 @@ export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty
     reveal(chosen);
   }, [selected, chosen < 0]);
 
+  const setCursor = (name) => {
+    newest.current = name;
+    drawCursor(name);
+  };
   const reveal = (index) => {
     const element = box.current;
     if (index < 0 || !element) return;
@@ -53,12 +58,13 @@ export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty
   };
   const move = (step) => () => {
     if (!items.length) return false;
-    const next = Math.min(items.length - 1, Math.max(0, at < 0 && Number.isFinite(step) ? 0 : at + step));
+    const from = items.findIndex((item) => id(item) === newest.current);
+    const next = Math.min(items.length - 1, Math.max(0, from < 0 && Number.isFinite(step) ? 0 : from + step));
     setCursor(id(items[next]));
     reveal(next);
   };
   const open = () => {
-    const item = items.find((each) => id(each) === cursor) ?? items[0];
+    const item = items.find((each) => id(each) === newest.current) ?? items[0];
     if (!item || !onOpen) return false;
     setCursor(id(item));
     onOpen(item);
