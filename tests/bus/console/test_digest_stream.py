@@ -34,6 +34,8 @@ async def test_a_stream_begins_with_everything_and_goes_on_with_what_changed() -
             (2, "add", "INVALID_ARGUMENTS"),
         ]
         assert sum(each["failed"] for each in digests) == 1
+        assert (digests[-1]["total"], digests[-1]["total_failed"]) == (2, 1)
+        assert 0 <= digests[-1]["loop_lag"] < 60
         source, name, count, failed, median, most, last = [row for each in digests for row in each["tools"]][-1]
         assert (source, name, count, failed) == ("local", "add", 2, 1)
         assert 0 <= median <= most < 60

@@ -136,6 +136,7 @@ class Readings:
             "stuck": dispatcher.stuck,
             "held_bytes": dispatcher.held_bytes,
             "late": core.records.late,
+            "loop_lag": round(core.stalls.lag, 6),
             "total": total,
             "total_failed": failed,
         }

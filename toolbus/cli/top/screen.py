@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,6 +42,7 @@ LIGHT = Theme(
     success="#2f6b16", foreground="#1c2030", background="#fbfbfd", surface="#f1f2f6", panel="#e4e6ee", dark=False,
 )  # fmt: skip
 RATE_BARS = 24
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class ViewTab(Static):
@@ -374,9 +376,14 @@ async def show_screen(host: Host, address: str, interval: float, selection: Sele
     before = log.level
     log.setLevel(logging.CRITICAL)  # the screen says itself that the bus is gone
     app = TopApp(host, address, interval, selection, light=light)
+    loop = asyncio.get_running_loop()
+    for number in _ENDS:  # without this, the terminal would stay as the screen had made it
+        loop.add_signal_handler(number, app.exit, 128 + number)
     try:
         code = await app.run_async()
     finally:
+        for number in _ENDS:
+            loop.remove_signal_handler(number)
         log.setLevel(before)
     if app.error is not None:
         raise app.error
