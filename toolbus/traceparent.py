@@ -12,7 +12,10 @@ MAX_TRACESTATE = 512  # bytes; the standard asks to pass on at least as many
 _LENGTH = 55  # of version 00; later versions may be longer
 _MAX_LENGTH = 512  # of a version that is not known here
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
-_NO_TRACE, _NO_SPAN = "0" * 32, "0" * 16
+# Matches what version 00 writes, without taking it apart: the trace is `[3:35]` of it, the span `[36:52]`, and the last
+# digit says whether it is sampled.
+is_plain = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
+_NO_TRACE, NO_SPAN = "0" * 32, "0" * 16
 _SAMPLED = 1  # the only flag of level 1
 
 
@@ -45,7 +48,7 @@ def read_traceparent(text: str) -> TraceContext | None:
     if not _LENGTH <= len(text) <= _MAX_LENGTH or (match := _FORM.fullmatch(text)) is None:
         return None
     version, trace_id, span_id, flags, more = match.groups()
-    if version == "ff" or trace_id == _NO_TRACE or span_id == _NO_SPAN:
+    if version == "ff" or trace_id == _NO_TRACE or span_id == NO_SPAN:
         return None
     sampled = bool(int(flags, 16) & _SAMPLED)
     if version == "00":

@@ -22,13 +22,12 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 def span(number: int = 1, **more: Any) -> Span:
     base = Span(
-        TraceContext.of(TRACE, f"{number:016x}", sampled=True),
+        TraceContext.of(TRACE, f"{number:016x}", sampled=True).text,
         *(PARENT, "a=1", "far:t", "far", f"c{number}", str(number), "host", "s1", False),
         started=100.0,
         ended=101.5,
         sent=100.25,
         first_sign=0.0,
-        code=0,
         error=None,
     )
     return base._replace(**more)
@@ -71,7 +70,7 @@ async def test_a_span_arrives_with_its_parent_its_times_and_what_it_may_say() ->
 async def test_the_span_of_a_failure_has_code_stage_and_retry_but_not_its_text() -> None:
     error = CallError(Code.TOOL, "the password is hunter2", Stage.ACCEPTED, retry_safe=False)
     with collector() as seen, exporting(seen.url) as export:
-        export.take(span(code=Code.TOOL, error=error, mcp=True, parent_id="", first_sign=100.5))
+        export.take(span(error=error, mcp=True, parent_id="", first_sign=100.5))
         (received,) = await seen.wait(1)
     assert (received.failed, received.name, received.kind, received.parent_id) == (True, "tools/call far:t", 3, "")
     assert (received.attributes["error.type"], received.attributes["toolbus.stage"]) == ("TOOL", "accepted")

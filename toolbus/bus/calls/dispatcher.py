@@ -40,7 +40,7 @@ from toolbus.bus.calls.refusals import (
 )
 from toolbus.bus.calls.result_review import NO_OUTPUT, review
 from toolbus.bus.calls.slow_calls import SlowCalls
-from toolbus.bus.calls.trace import CallTraces
+from toolbus.bus.calls.trace import CallTraces, Trace
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.argument_repair import original_of, repairs_of
 from toolbus.bus.catalog.catalog_view import CatalogView
@@ -393,14 +393,13 @@ class Dispatcher:
                 self._record(call, code, now, "" if code == Code.SECRET_BLOCKED else output, error)
                 continue
             batch.append((call_id, output))
-            # What was repaired says so in its record, and what is traced there and in its span.
-            if careful or call.trace is not None or type(call.arguments_json) is not str:
+            if careful or type(call.arguments_json) is not str:  # repaired ones say so in their record
                 self._record(call, 0, now, output)
                 continue
             origin, context = None, call.context
             if context is not None:
                 origin, size = origin_of(context), len(call.arguments_json)
-            more = More(parent=call.parent.id) if call.parent is not None else None
+            more = self._more(call, now) if call.parent is not None or call.trace is not None else None
             name, source, started = entry.name, entry.source, call.started
             if started < slow:
                 self.slow_calls.note(call, 0, now)
@@ -626,9 +625,7 @@ class Dispatcher:
         entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
         self._count(entry, code, now, now - call.started)
         if trace is not None:
-            self.traces.end(trace, call, code, error, now)
-            if trace.recorded and entry.counts is not None:
-                entry.counts.add_exemplar(trace.trace_id, now - call.started, now)
+            self._end_trace(trace, call, error, now)
         if _only_reads(entry):
             return
         if call.started < now - self.slow_calls.seconds:
@@ -647,6 +644,21 @@ class Dispatcher:
                 failure=failure_of(error, contents=contents) if error is not None else None,
             ),
         )
+
+    def _more(self, call: Call, now: float) -> More | None:
+        """Returns what the record of a nested or traced call that succeeded has more, and ends its span."""
+        trace, parent = call.trace, call.parent
+        if trace is not None:
+            self._end_trace(trace, call, None, now)
+            if parent is None:
+                return More(trace_id=trace.trace_id) if trace.trace_id else None
+        return More(None, (), parent.id if parent is not None else "", trace.trace_id if trace is not None else "")
+
+    def _end_trace(self, trace: Trace, call: Call, error: CallError | None, now: float) -> None:
+        self.traces.end(trace, call, error, now)
+        if trace.recorded and self._metrics is not None:
+            counts = call.entry.counts or self._first_counts(call.entry)
+            counts.add_exemplar(trace.trace_id, now - call.started, now)
 
     def _stage(self, call: Call) -> Stage:
         if call.accepted:

@@ -52,7 +52,7 @@ def context_headers(call: Call) -> dict[str, str]:
 
 def trace_headers(trace: Trace) -> dict[str, str]:
     """Returns the trace of a call: every callback gets it, asked for or not."""
-    headers = {"traceparent": trace.onward.text}
+    headers = {"traceparent": trace.traceparent}
     return headers | {"tracestate": trace.tracestate} if trace.tracestate else headers
 
 

@@ -38,7 +38,7 @@ def write_params(call: Call, name_json: str) -> bytes:
 
 def write_trace(trace: Trace) -> bytes:
     """Returns the trace of a call as `_meta` carries it (SEP-414)."""
-    fields = {"traceparent": trace.onward.text, "tracestate": trace.tracestate}
+    fields = {"traceparent": trace.traceparent, "tracestate": trace.tracestate}
     return dump_json({name: value for name, value in fields.items() if value}).encode()
 
 

@@ -14,6 +14,7 @@ from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call import Budget, Call
+from toolbus.bus.calls.trace import TRACE_BYTES
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.slots import Slots
 from toolbus.errors import Stage
@@ -117,7 +118,7 @@ class Peer(Session[wire.InvokeResponse]):
             if call.context is not None:
                 size += call.context.ByteSize()
             if call.trace is not None:
-                size += call.trace.size
+                size += TRACE_BYTES + len(call.trace.tracestate)
             if size < least:
                 size = least
             if size > space:
@@ -137,9 +138,12 @@ class Peer(Session[wire.InvokeResponse]):
                 message.context.CopyFrom(call.context)
                 if call.exchange is not None:
                     call.exchange.fill(message)
-            if call.trace is not None:
-                call.trace.fill(message)
-                if call.trace.recorded:
+            trace = call.trace
+            if trace is not None:
+                message.traceparent = trace.traceparent  # as `fill` does it
+                if trace.tracestate:
+                    message.tracestate = trace.tracestate
+                if trace.recorded:
                     self.traced.append(call)
             if self.qualified:
                 message.request_id = call.call_id

@@ -21,7 +21,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from toolbus import span_names
-from toolbus.bus.calls.trace import Span
+from toolbus.bus.calls.trace import Span, SpanRow
 from toolbus.bus.loopback import mask
 from toolbus.text import clean_line, shorten
 
@@ -50,7 +50,7 @@ class SpanExport:
     def __init__(self, url: str, version: str, instance: str, *, collect_seconds: float) -> None:
         self._shown = mask(url)
         self._collect_seconds = collect_seconds
-        self._waiting: deque[Span] = deque()
+        self._waiting: deque[SpanRow] = deque()
         self._came = threading.Event()  # whether the thread has something to do
         self._stopping = threading.Event()
         self._given_up = False  # whether nobody waits for the thread any more
@@ -86,7 +86,7 @@ class SpanExport:
         logging.getLogger(_OTEL_LOG).addFilter(self._heard)
         self._thread.start()
 
-    def take(self, span: Span) -> None:
+    def take(self, span: SpanRow) -> None:
         """Takes a span; on the bus's loop."""
         if len(self._waiting) >= MAX_WAITING:
             self._overflowed += 1
@@ -103,8 +103,6 @@ class SpanExport:
         if self._thread.is_alive():
             self._given_up = True
             log.warning("%d spans or more were not exported when the bus stopped", len(self._waiting))
-        else:
-            logging.getLogger(_OTEL_LOG).removeFilter(self._heard)
         self._exporter.shutdown()
 
     # -- on the thread ------------------------------------------------------------------------------------------------
@@ -118,12 +116,15 @@ class SpanExport:
 
     def _run(self) -> None:
         attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))  # an export must not be traced itself
-        while not self._stopping.is_set():
-            self._came.wait()
-            self._stopping.wait(self._collect_seconds)
-            self._came.clear()  # before the queue is read: `take` looks the other way round
+        try:
+            while not self._stopping.is_set():
+                self._came.wait()
+                self._stopping.wait(self._collect_seconds)
+                self._came.clear()  # before the queue is read: `take` looks the other way round
+                self._export_waiting()
             self._export_waiting()
-        self._export_waiting()
+        finally:  # here: another thread may get the number of this one, and would not be heard
+            logging.getLogger(_OTEL_LOG).removeFilter(self._heard)
 
     def _export_waiting(self) -> None:
         while self._waiting and not self._given_up:
@@ -135,10 +136,12 @@ class SpanExport:
                     self._lost += len(self._waiting)
                     self._waiting.clear()
 
-    def _export(self, batch: Sequence[Span]) -> bool:
+    def _export(self, batch: Sequence[SpanRow]) -> bool:
         try:
             epoch = time.time() - time.monotonic()
-            succeeded = self._exporter.export([self._make(span, epoch) for span in batch]) is SpanExportResult.SUCCESS
+            succeeded = (
+                self._exporter.export([self._make(Span._make(row), epoch) for row in batch]) is SpanExportResult.SUCCESS
+            )
         except Exception as fault:
             succeeded, self._why = False, f"{type(fault).__name__}: {fault}"
         if succeeded:
@@ -167,7 +170,7 @@ class SpanMaker:
         Args:
             epoch: added to times of the bus's clock, makes them seconds since the epoch.
         """
-        trace_id, tracestate = int(span.context.trace_id, 16), TraceState.from_header([span.tracestate])
+        trace_id, tracestate = int(span.trace_id, 16), TraceState.from_header([span.tracestate])
 
         def at(seconds: float) -> int:
             return int((epoch + seconds) * 1e9)
@@ -187,7 +190,7 @@ class SpanMaker:
         moments = ((span_names.EVENT_SENT, span.sent), (span_names.EVENT_FIRST_SIGN, span.first_sign))
         return ReadableSpan(
             span_names.dispatch_name(span.name, mcp=span.mcp),
-            context(span.context.span_id, is_remote=False),
+            context(span.span_id, is_remote=False),
             context(span.parent_id, is_remote=True) if span.parent_id else None,
             self._resource,
             attributes,
