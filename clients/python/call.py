@@ -92,9 +92,11 @@ class Call:
         """Calls another tool as part of this call: it has the same context and ends no later.
 
         It goes to the stream of this call and is never sent on another, where the id of its parent could be the id of
-        another user's call.
+        another user's call. This peer makes no span of its own, so the call goes on from the bus's.
         """
-        return await self._make_call(name, arguments, timeout=timeout, parent=self._link, parent_id=self.call_id)
+        trace = {"traceparent": self.message.traceparent, "tracestate": self.message.tracestate}
+        ask = self._make_call(name, arguments, timeout=timeout, **trace, parent=self._link, parent_id=self.call_id)
+        return await ask
 
 
 def result_of(task: asyncio.Task[Any], link: Link) -> pb.ToolResult:
