@@ -85,6 +85,9 @@ export function useAct() {
   return [run, state.busy, state.error];
 }
 
+/** Returns what a form holds, by the names of its fields: what was typed a moment ago is not drawn yet. */
+export const fieldsOf = (form) => Object.fromEntries(new FormData(form));
+
 /** Reads what a tool of the bus answers, again every so many milliseconds, if any: [value, error, read]. */
 export function useAnswer(name, every = 0) {
   const [state, setState] = useState({ value: undefined, error: null });

@@ -4,7 +4,7 @@ import { admin } from "./api.mjs";
 import { filtered } from "./filter.mjs";
 import { html, useState } from "./html.mjs";
 import { useKeys } from "./keys.mjs";
-import { Failed, Nothing, Panel, Table, useAct, useAnswer } from "./parts.mjs";
+import { Failed, fieldsOf, Nothing, Panel, Table, useAct, useAnswer } from "./parts.mjs";
 import { catalog, sources } from "./store.mjs";
 import { shown } from "./text.mjs";
 
@@ -39,8 +39,8 @@ export function Rules({ query }) {
   useKeys({ u: takeBack }, undo ? { u: "undo the last change" } : "");
   const add = async (event) => {
     event.preventDefault();
-    const users = listOf(draft.users);
-    if (await permit(draft.kind, draft.name.trim(), users)) setDraft({ ...draft, name: "", users: "" });
+    const { kind, name, users } = fieldsOf(event.currentTarget);
+    if (await permit(kind, name.trim(), listOf(users))) setDraft({ kind, name: "", users: "" });
   };
   const set = (field) => (event) => setDraft({ ...draft, [field]: event.currentTarget.value });
   return html`
@@ -60,9 +60,9 @@ export function Rules({ query }) {
     <${Panel} title="Add a rule">
       <form class="form" onSubmit=${add}>
         <div class="inline end">
-          <div class="field"><label for="rule-kind">Of</label><select id="rule-kind" value=${draft.kind} onChange=${set("kind")}>${KINDS.map(([kind, label]) => html`<option value=${kind}>${label}</option>`)}</select></div>
-          <div class="field"><label for="rule-name">Name</label><input id="rule-name" required autocomplete="off" spellcheck="false" list="rule-names" value=${draft.name} onInput=${set("name")} /></div>
-          <div class="field"><label for="rule-users">Users</label><input id="rule-users" autocomplete="off" spellcheck="false" placeholder="u-17, u-12" value=${draft.users} onInput=${set("users")} /></div>
+          <div class="field"><label for="rule-kind">Of</label><select id="rule-kind" name="kind" value=${draft.kind} onChange=${set("kind")}>${KINDS.map(([kind, label]) => html`<option value=${kind}>${label}</option>`)}</select></div>
+          <div class="field"><label for="rule-name">Name</label><input id="rule-name" name="name" required autocomplete="off" spellcheck="false" list="rule-names" value=${draft.name} onInput=${set("name")} /></div>
+          <div class="field"><label for="rule-users">Users</label><input id="rule-users" name="users" autocomplete="off" spellcheck="false" placeholder="u-17, u-12" value=${draft.users} onInput=${set("users")} /></div>
           <button type="submit" class="primary" disabled=${busy || !draft.name.trim()}>Permit</button>
         </div>
         <datalist id="rule-names">${namesOf(draft.kind, draft.name).map((name) => html`<option value=${name}></option>`)}</datalist>
@@ -77,7 +77,7 @@ function Rule({ kind, name, users, busy, onPermit }) {
   const [draft, setDraft] = useState(null); // the users as text while they are changed; null: they are not
   const save = async (event) => {
     event.preventDefault();
-    if (await onPermit(kind, name, listOf(draft))) setDraft(null);
+    if (await onPermit(kind, name, listOf(fieldsOf(event.currentTarget).users))) setDraft(null);
   };
   return html`<tr>
     <td>${KINDS.find(([each]) => each === kind)[1]}</td>
@@ -85,7 +85,7 @@ function Rule({ kind, name, users, busy, onPermit }) {
     <td>
       ${draft === null
         ? html`<span class="chips">${users.length ? users.map((user) => html`<span class="chip" title=${shown(user)}>${user === "*" ? "everyone" : shown(user)}</span>`) : html`<span class="chip warn">no user</span>`}</span>`
-        : html`<form class="inline" onSubmit=${save}><input aria-label="Users of ${name}" autocomplete="off" spellcheck="false" value=${draft} onInput=${(event) => setDraft(event.currentTarget.value)} /><button type="submit" class="small primary" disabled=${busy}>Save</button></form>`}
+        : html`<form class="inline" onSubmit=${save}><input name="users" aria-label="Users of ${name}" autocomplete="off" spellcheck="false" value=${draft} onInput=${(event) => setDraft(event.currentTarget.value)} /><button type="submit" class="small primary" disabled=${busy}>Save</button></form>`}
     </td>
     <td class="acts-cell">
       <button type="button" class="small" onClick=${() => setDraft(draft === null ? users.join(", ") : null)}>${draft === null ? "Change" : "Cancel"}</button>${" "}

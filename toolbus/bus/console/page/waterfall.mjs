@@ -25,7 +25,7 @@ export function Waterfall({ calls, current, now, only = "", onOnly, missing = ""
   const box = useRef(null);
   const [top, setTop] = useState(0);
   const { seconds, rows, left_out } = layout(calls, now, only);
-  const [first, end] = rowsInSight(rows.length, HEIGHT, top, ROOM);
+  const [first, end] = rowsInSight(rows.length, HEIGHT, top, ROOM, 4);
   const at = rows.findIndex((row) => row.call.id === current);
 
   useEffect(() => {

@@ -4,7 +4,7 @@ import { admin } from "../api.mjs";
 import { now } from "../clock.mjs";
 import { askName } from "../dialogs.mjs";
 import { html, useState } from "../html.mjs";
-import { Facts, Failed, Panel, Table, useAct, useAnswer } from "../parts.mjs";
+import { Facts, Failed, fieldsOf, Panel, Table, useAct, useAnswer } from "../parts.mjs";
 import { link } from "../router.mjs";
 import { Sparkline } from "../sparkline.mjs";
 import { bus, may, me, rates, sessions, sources } from "../store.mjs";
@@ -104,7 +104,8 @@ function LogLevels() {
   const change = (logger, level, seconds) => run(() => admin("log_level", { logger, level, seconds }), read);
   const submit = (event) => {
     event.preventDefault();
-    change(draft.logger.trim(), draft.level, Number(draft.seconds));
+    const { logger, level, seconds } = fieldsOf(event.currentTarget);
+    change(logger.trim(), level, Number(seconds));
   };
   const changed = Object.entries(answer?.changed ?? {});
   return html`<${Panel} title="Log level" aside=${answer && html`<span class="muted">toolbus: ${answer.levels.toolbus}</span>`}>
@@ -123,9 +124,9 @@ function LogLevels() {
     />`}
     <form class="form" onSubmit=${submit}>
       <div class="inline end">
-        <div class="field"><label for="level-logger">Logger</label><input id="level-logger" required autocomplete="off" spellcheck="false" list="level-loggers" value=${draft.logger} onInput=${set("logger")} /></div>
-        <div class="field"><label for="level-level">Level</label><select id="level-level" value=${draft.level} onChange=${set("level")}>${LEVELS.map((level) => html`<option value=${level}>${level}</option>`)}</select></div>
-        <div class="field"><label for="level-seconds">For</label><select id="level-seconds" value=${draft.seconds} onChange=${set("seconds")}>${LEVEL_SECONDS.map(([seconds, words]) => html`<option value=${String(seconds)}>${words}</option>`)}</select></div>
+        <div class="field"><label for="level-logger">Logger</label><input id="level-logger" name="logger" required autocomplete="off" spellcheck="false" list="level-loggers" value=${draft.logger} onInput=${set("logger")} /></div>
+        <div class="field"><label for="level-level">Level</label><select id="level-level" name="level" value=${draft.level} onChange=${set("level")}>${LEVELS.map((level) => html`<option value=${level}>${level}</option>`)}</select></div>
+        <div class="field"><label for="level-seconds">For</label><select id="level-seconds" name="seconds" value=${draft.seconds} onChange=${set("seconds")}>${LEVEL_SECONDS.map(([seconds, words]) => html`<option value=${String(seconds)}>${words}</option>`)}</select></div>
         <button type="submit" class="primary" disabled=${busy}>Set</button>
       </div>
       <datalist id="level-loggers">${Object.keys(answer?.levels ?? {}).map((name) => html`<option value=${name}></option>`)}</datalist>

@@ -18,7 +18,7 @@ const TABLE_EVERY = 5000; // ms
 const FIRST_LINES = 1000;
 const MORE_LINES = 2000; // of one answer
 const MAX_LINES = 5000; // that the page holds; and the newest of them that are searched
-const MAX_WRAPPED = 500; // lines that are drawn where they wrap, as their heights are not known
+const MAX_WRAPPED = 200; // lines that are drawn where they wrap, as their heights are not known
 const WAIT_SECONDS = 20;
 const AGAIN = 1500; // ms after a request that failed
 const HEIGHT = 18; // of a line, as in style.css
@@ -175,7 +175,7 @@ function Lines({ lines, wrap, follows, onFollows }) {
   const box = useRef(null);
   const [view, setView] = useState({ top: 0, room: 600 });
   const drawn = wrap ? lines.slice(-MAX_WRAPPED) : lines;
-  const [first, end] = wrap ? [0, drawn.length] : rowsInSight(lines.length, HEIGHT, view.top, view.room, 12);
+  const [first, end] = wrap ? [0, drawn.length] : rowsInSight(lines.length, HEIGHT, view.top, view.room, 4);
   const newest = lines[lines.length - 1].number;
   useLayoutEffect(() => {
     if (follows) box.current.scrollTop = box.current.scrollHeight;

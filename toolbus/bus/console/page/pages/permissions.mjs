@@ -7,7 +7,7 @@ import { Filter, filtered } from "../filter.mjs";
 import { html, useEffect, useState } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
 import { KeyTables } from "../key_tables.mjs";
-import { Failed, Nothing, Panel, Table, useAct, useAnswer } from "../parts.mjs";
+import { Failed, fieldsOf, Nothing, Panel, Table, useAct, useAnswer } from "../parts.mjs";
 import { namesOf, Rules } from "../permit_rules.mjs";
 import { link, refine } from "../router.mjs";
 import { may, sources } from "../store.mjs";
@@ -116,12 +116,13 @@ function Explain({ query }) {
   const asked = { tool: query.tool ?? "", user: query.user ?? "", role: query.role ?? "", identity: query.identity ?? "" };
   const ask = (event) => {
     event?.preventDefault();
-    if (asked.tool) run(() => admin("explain", asked), setAnswer);
+    const what = event ? fieldsOf(event.currentTarget) : asked;
+    if (what.tool) run(() => admin("explain", what), setAnswer);
   };
   useEffect(ask, []);
   const field = (name, label, more = {}) => html`<div class="field">
     <label for=${"explain-" + name}>${label}</label>
-    <input id=${"explain-" + name} autocomplete="off" spellcheck="false" value=${asked[name]} onInput=${(event) => refine({ [name]: event.currentTarget.value })} ...${more} />
+    <input id=${"explain-" + name} name=${name} autocomplete="off" spellcheck="false" value=${asked[name]} onInput=${(event) => refine({ [name]: event.currentTarget.value })} ...${more} />
   </div>`;
   return html`
     <${Panel} title="Why is a call allowed, or not?">
