@@ -63,7 +63,7 @@ export function Rules({ query }) {
           <div class="field"><label for="rule-kind">Of</label><select id="rule-kind" name="kind" value=${draft.kind} onChange=${set("kind")}>${KINDS.map(([kind, label]) => html`<option value=${kind}>${label}</option>`)}</select></div>
           <div class="field"><label for="rule-name">Name</label><input id="rule-name" name="name" required autocomplete="off" spellcheck="false" list="rule-names" value=${draft.name} onInput=${set("name")} /></div>
           <div class="field"><label for="rule-users">Users</label><input id="rule-users" name="users" autocomplete="off" spellcheck="false" placeholder="u-17, u-12" value=${draft.users} onInput=${set("users")} /></div>
-          <button type="submit" class="primary" disabled=${busy || !draft.name.trim()}>Permit</button>
+          <button type="submit" class="primary" disabled=${busy}>Permit</button>
         </div>
         <datalist id="rule-names">${namesOf(draft.kind, draft.name).map((name) => html`<option value=${name}></option>`)}</datalist>
         <p class="hint">Separate users by commas. <code>*</code> is everyone; nothing at all is no user.</p>

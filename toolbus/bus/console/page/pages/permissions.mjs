@@ -129,7 +129,7 @@ function Explain({ query }) {
       <form class="form" onSubmit=${ask}>
         <div class="inline end">
           ${field("tool", "Tool", { required: true, list: "explain-names" })} ${field("user", "User")} ${field("role", "Role")} ${field("identity", "Identity")}
-          <button type="submit" class="primary" disabled=${busy || !asked.tool}>Explain</button>
+          <button type="submit" class="primary" disabled=${busy}>Explain</button>
         </div>
         <datalist id="explain-names">${namesOf("tools", asked.tool).map((name) => html`<option value=${name}></option>`)}</datalist>
         <${Failed} error=${error} />
