@@ -99,10 +99,6 @@ class DigestFeed:
         """How many streams and waiting requests there are."""
         return self._streams + self._asking
 
-    def hurry(self) -> None:
-        """Has those who wait get a digest now."""
-        self._due.set()
-
     def close(self) -> None:
         """Ends every stream and every wait."""
         self.closed = True

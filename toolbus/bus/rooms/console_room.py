@@ -37,7 +37,6 @@ class ConsoleRoom(Room):
         self._feed: DigestFeed | None = None  # None until it is first needed
         self._app: Application | None = None  # the same
         self._made_logins: Logins | None = None  # the same
-        core.signals.on_readiness(self._readiness_changed)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the tool that answers with digests."""
@@ -73,10 +72,9 @@ class ConsoleRoom(Room):
         """
         from toolbus.bus.console.digest_feed import Ended
 
-        # A client that waits must not delay the shutdown of the bus.
-        wait = 0.0 if self.core.presence.draining else min(max(0.0, wait_seconds), MAX_WAIT_SECONDS)
         try:
-            body = await self._digests().after(since, wait)
+            # Who waits does not delay a shutdown: that the bus drains is news.
+            body = await self._digests().after(since, min(max(0.0, wait_seconds), MAX_WAIT_SECONDS))
         except Ended:
             raise PeerLost("the bus stops") from None
         return Result("", body.decode())
@@ -92,10 +90,6 @@ class ConsoleRoom(Room):
 
             self._made_logins = Logins(self.core.doorman, self.core.config.data_dir)
         return self._made_logins
-
-    def _readiness_changed(self) -> None:
-        if self._feed is not None:
-            self._feed.hurry()
 
     def _digests(self) -> DigestFeed:
         if self._feed is None:
