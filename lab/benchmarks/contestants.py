@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import pathlib
 import secrets
 import shutil
 import socket
@@ -131,6 +132,13 @@ def _request(url: str, body: dict[str, Any] | None = None, token: str = "") -> b
         raise ChildFailed(f"{url} answered HTTP {error.code}: {error.read()[:500]!r}") from None
 
 
+def _without_metrics(stage: Stage, plan: Plan) -> tuple[Child, str]:
+    """Starts a bus that counts no tools."""
+    config = pathlib.Path(stage.folder()) / "toolbus.toml"
+    config.write_text("metrics = false\n", "utf-8")
+    return plan.bus(stage, "--ephemeral", "--config", str(config))[:2]
+
+
 def by_name(*contestants: Contestant) -> dict[str, Contestant]:
     return {contestant.name: contestant for contestant in contestants}
 
@@ -143,6 +151,10 @@ BUS = by_name(
     Contestant("nats", _nats, (*_NATS, "host"), (*_NATS, "plugin")),
     Contestant("tcp", module(*_TCP, "middle"), (*_TCP, "host"), (*_TCP, "plugin")),
     Contestant("toolbus", lambda stage, plan: plan.bus(stage)[:2], STREAM, ("load.plugin",)),
+)
+WATCHING = by_name(
+    BUS["toolbus"],
+    Contestant("unwatched", _without_metrics, STREAM, ("load.plugin",)),
 )
 GATEWAY = by_name(
     *(Contestant(way, PLUGIN, ("load.rest_host", way)) for way in ("aiohttp", "aiohttp_json", "httpx", "embedded")),

@@ -31,12 +31,12 @@ BUCKETS = 72  # the first one holds calls that ended in their own frame, in 0 s;
 OTHER = "other"  # the name of tools without a series of their own
 UNKNOWN = "unknown"  # the name of tools that were called and do not exist
 
-_CODES = frozenset((*Code, INPUT_REQUIRED))
+_OUTCOMES = {code.value: code.name if code else "OK" for code in Code} | {INPUT_REQUIRED: INPUT_REQUIRED_OUTCOME}
 
 
 def outcome_of(code: int) -> str:
     """Returns the name of how a call ended."""
-    return INPUT_REQUIRED_OUTCOME if code == INPUT_REQUIRED else Code(code).name if code else "OK"
+    return _OUTCOMES.get(code, "INTERNAL")  # a plugin may send one of a newer protocol
 
 
 def bucket_of(seconds: float) -> int:
@@ -265,7 +265,7 @@ class CallCounts(Snapshot):
             self.succeeded += 1
         else:
             failures = self.failures = self.failures or {}
-            code = code if code in _CODES else Code.INTERNAL  # otherwise a plugin could fill memory with keys
+            code = code if code in _OUTCOMES else Code.INTERNAL  # otherwise a plugin could fill memory with keys
             failures[code] = failures.get(code, 0) + 1
         self.last_ended = ended
         if seconds is not None:

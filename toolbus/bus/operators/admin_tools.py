@@ -16,6 +16,7 @@ from toolbus.bus.access.principal import principal_of
 from toolbus.bus.calls.call_records import RecordBatch, RecordFilter
 from toolbus.bus.catalog.policy import TOOLS
 from toolbus.bus.core import Core
+from toolbus.bus.metrics.call_counts import outcome_of
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.operators.introspection import Introspection
 from toolbus.bus.tasks.task import shown_owner
@@ -152,8 +153,8 @@ class AdminTools:
 
     @llm_tool(description="Shows what the bus has counted since it started.")
     async def stats(self) -> dict[str, Any]:
-        """Counts sessions, tools and outcomes."""
-        records = self._records
+        """Counts sessions, tools, outcomes, and what the bus does now; `/metrics` has the same and more, by tool."""
+        core, records, traffic = self._core, self._records, self._presence.traffic
         return {
             "sessions": len(self._presence.sessions),
             "sources": len(self._presence.by_source),
@@ -162,6 +163,14 @@ class AdminTools:
             "late_results": records.late,
             "unowed_results": records.unexpected,
             "outcomes": records.counts(),
+            "refused": {outcome_of(code): count for code, count in sorted(core.metrics.refused.items())},
+            "in_flight": core.dispatcher.active,
+            "stuck": core.dispatcher.stuck,
+            "held_bytes": core.dispatcher.held_bytes,
+            "tools": self._registry.count_states(),
+            "frames": {"in": traffic.frames_in, "out": traffic.frames_out},
+            "watchers": core.signals.watching,
+            "loop_lag_seconds": round(core.stalls.lag, 6),
         }
 
     @llm_tool(description="Adds a role, for later runs too; it gets every tool that is registered for all roles.")

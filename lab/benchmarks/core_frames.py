@@ -1,0 +1,83 @@
+"""Carries frames of calls through the core of a bus, for a program that counts its instructions.
+
+Counted is what `functools.reduce` runs: taking calls, taking results, and the message with the results. The ends of the
+peers, and the decoding of messages, are not.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from functools import reduce
+
+from lab.fuzz.core import CoreOnAClock, StreamDouble
+from toolbus.tool import Tool
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+WARM_UP = 200  # calls, until the interpreter has specialized the code
+ARGUMENTS, SCHEMA = '{"text":"hello"}', '{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}'
+_ONCE = (None, None)  # for reduce: one call of its function
+
+STATES = ("off", "metrics", "metrics, 1 % sampled")
+
+
+class Frames:
+    """Two peers of one core, and frames between them.
+
+    Args:
+        size: calls of a frame.
+        state: one of `STATES`.
+    """
+
+    def __init__(self, size: int, state: str) -> None:
+        self._core = CoreOnAClock(metrics=state != STATES[0])
+        self._host, self._plugin = StreamDouble(self._core), StreamDouble(self._core)
+        self._host.attach("host")
+        self._plugin.attach("plugin", Tool("echo", "Says it.", SCHEMA))
+        self._host.written()
+        self._plugin.written()
+        calls = [
+            pb.ToolCall(call_id=f"c{number}", name="echo", arguments_json=ARGUMENTS, timeout_seconds=30.0)
+            for number in range(size)
+        ]
+        self._calls = wire.InvokeRequest(calls=calls).SerializeToString()
+        if state == STATES[2]:
+            self._core.dispatcher.traces.start(lambda span: None, ratio=0.01, most=1_000_000)
+
+    def run(self) -> int:
+        """Carries one frame there and back. Returns how many calls have ended so far."""
+        core, dispatcher, host, plugin = self._core, self._core.dispatcher, self._host.peer, self._plugin.peer
+        calls = wire.InvokeRequest.FromString(self._calls).calls
+        core.now += 0.001
+        reduce(lambda _, __: dispatcher.calls(host, calls, core.now), _ONCE)
+        answers = []
+        while (sent := plugin.outbox.take()) is not None:
+            answers += [pb.ToolResult(call_id=call.call_id, output_json='{"said":"hello"}') for call in sent.calls]
+        message = wire.InvokeRequest(results=answers).SerializeToString()
+        results = wire.InvokeRequest.FromString(message).results
+        core.now += 0.001
+        reduce(lambda _, __: self._finish(results), _ONCE)
+        return core.records.outcomes[0]
+
+    def _finish(self, results: object) -> None:
+        self._core.dispatcher.results(self._plugin.peer, results, self._core.now)  # type: ignore[arg-type]
+        while (frame := self._host.peer.outbox.take()) is not None:
+            frame.SerializeToString()
+
+
+def main() -> None:
+    """Carries ``FRAMES`` frames of ``SIZE`` calls in ``STATE``, after a warm-up that is the same for any number."""
+    size, number, state = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    frames = Frames(size, state)
+    gc.collect()
+    gc.freeze()
+    total = number + max(WARM_UP // size, 2)
+    for _ in range(total):
+        ended = frames.run()
+    if ended != total * size:
+        raise SystemExit(f"{ended} calls have ended, of {total * size}")
+
+
+if __name__ == "__main__":
+    main()
