@@ -402,7 +402,7 @@ SUITES = {
             page="benchmarks-watching.md",
             title="Benchmarks of a bus that is watched",
             aims=tuple(_faster("unwatched", in_flight, 0.97) for in_flight in (64, 512)),
-            intro="What it costs that a bus counts the calls of each tool and tells it. valgrind counts instructions in "
+            intro="What it costs if a bus counts the calls of each tool and tells it. valgrind counts instructions in "
             "a program that has the core of a bus and nothing else (`lab/benchmarks/core_frames.py`), so they do not "
             "depend on what else the machine does. `toolbus` counts, as it does by default; `unwatched` has `metrics = "
             "false`; both are whole buses between a host and a plugin.",
