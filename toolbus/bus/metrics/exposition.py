@@ -40,13 +40,13 @@ class Durations(NamedTuple):
 
     Attributes:
         counts: how many took at most so many seconds as `BOUNDS` say; empty for a summary.
-        count, total: of all: how many, and their sum in seconds.
+        observed, total: of all: how many, and their sum in seconds.
         exemplars: by the number of a bucket; that of the last bound + 1 is the one without a bound.
     """
 
     labels: Mapping[str, str]
     counts: Sequence[int]
-    count: int
+    observed: int
     total: float
     exemplars: Mapping[int, Exemplar] | None = None
 
@@ -125,7 +125,7 @@ def _write_family(lines: list[str], family: Family, is_openmetrics: bool) -> Non
 def _write_durations(lines: list[str], name: str, labels: str, durations: Durations, is_openmetrics: bool) -> None:
     if durations.counts:
         bucket = f"{name}_bucket{{{labels}{',' if labels else ''}"
-        text = _BUCKETS % (*durations.counts, durations.count)
+        text = _BUCKETS % (*durations.counts, durations.observed)
         if is_openmetrics and durations.exemplars:
             each = text.split("\n")
             for index, one in durations.exemplars.items():
@@ -133,7 +133,7 @@ def _write_durations(lines: list[str], name: str, labels: str, durations: Durati
             text = "\n".join(each)
         lines.append(text.replace("\0", bucket))
     braces = f"{{{labels}}}" if labels else ""
-    lines += (f"{name}_count{braces} {durations.count}", f"{name}_sum{braces} {_number(durations.total)}")
+    lines += (f"{name}_count{braces} {durations.observed}", f"{name}_sum{braces} {_number(durations.total)}")
 
 
 def _labels(labels: Mapping[str, str]) -> str:
