@@ -76,7 +76,11 @@ function lead() {
       });
       // The bus ends a stream that is one too many, and one that is read too slowly.
       source.addEventListener("busy", (event) => lose(JSON.parse(event.data).detail, came ? RETRY : BUSY_RETRY));
-      source.addEventListener("error", () => lose());
+      source.addEventListener("error", async (event) => {
+        const refusedIt = event.target.readyState === EventSource.CLOSED; // by a status, which the browser does not tell
+        lose();
+        if (refusedIt && !came) await admin("digest", { since: -1 }).catch((error) => error.message && lose(error.message, BUSY_RETRY));
+      });
       wait(SILENCE, lose);
     };
     const wait = (length, act) => {
