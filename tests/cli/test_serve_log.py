@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from toolbus.bus.access.principal import Principal
+from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.serve_settings import settle
 from toolbus.cli import serve_log
 
@@ -74,6 +76,22 @@ def test_lines_of_an_exceptions_message_and_stack_are_indented_below_its_record(
     assert "  12:00:00 info toolbus.sessions: attached source=operator" in others
     assert all(line.startswith("  ") for line in others)
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]", shown)
+
+
+def test_the_fields_of_a_call_are_keys_of_the_json_log() -> None:
+    principal = Principal("chat")
+    fields = call_fields("c-1", "get_weather", "weather", principal, trace_id="ab", seconds=1.5, outcome="OK")
+    line = json.loads(_formatted("slow call", as_json=True, extra=fields))
+    assert {key: line[key] for key in ("message", *fields)} == {
+        "message": "slow call",
+        "call_id": "c-1",
+        "tool": "get_weather",
+        "source": "weather",
+        "identity": "chat",
+        "trace_id": "ab",
+        "seconds": 1.5,
+        "outcome": "OK",
+    }
 
 
 def test_the_log_as_json_lines_escapes_what_could_change_a_terminal() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Call
+from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.slots import Slots
@@ -265,4 +266,4 @@ class LocalCaller:
             try:
                 waiting[1](Progress.from_wire(progress))
             except Exception:  # it runs in the middle of the plugin's frame
-                log.exception("on_progress failed for call %.80r", call_id)
+                log.exception("on_progress failed", extra=call_fields(call_id, "", "", self.principal))
