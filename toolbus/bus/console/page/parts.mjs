@@ -113,7 +113,7 @@ export function useAnswer(name, every = 0) {
 export function Table({ heads, rows, empty }) {
   if (!rows.length) return empty;
   return html`<div class="scroll">
-      <table class="table">
+      <table class="table cards">
         <thead><tr>${heads.map((head) => html`<th>${head}</th>`)}</tr></thead>
         <tbody>${rows.slice(0, MAX_ROWS)}</tbody>
       </table>

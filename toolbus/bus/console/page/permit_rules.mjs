@@ -6,7 +6,7 @@ import { html, useState } from "./html.mjs";
 import { useKeys } from "./keys.mjs";
 import { Failed, fieldsOf, Nothing, Panel, Table, useAct, useAnswer } from "./parts.mjs";
 import { catalog, sources } from "./store.mjs";
-import { shown } from "./text.mjs";
+import { shortened, shown } from "./text.mjs";
 
 const KINDS = [
   ["tools", "Tool"],
@@ -81,7 +81,7 @@ function Rule({ kind, name, users, busy, onPermit }) {
   };
   return html`<tr>
     <td>${KINDS.find(([each]) => each === kind)[1]}</td>
-    <td class="any">${shown(name)}</td>
+    <td class="any" title=${shown(name)}>${shortened(shown(name), 120)}</td>
     <td>
       ${draft === null
         ? html`<span class="chips">${users.length ? users.map((user) => html`<span class="chip" title=${shown(user)}>${user === "*" ? "everyone" : shown(user)}</span>`) : html`<span class="chip warn">no user</span>`}</span>`

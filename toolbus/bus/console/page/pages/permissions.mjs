@@ -78,6 +78,7 @@ function Grant({ source, permission, granted, onChange }) {
     run(() => admin(granted ? "revoke" : "grant", { source, permission }), onChange);
   };
   return html`<span class="inline line">
+      <span class="narrow-only muted">${permission === "tools" ? "tools" : "models"}</span>
       <span class=${granted ? "chip ok" : "chip"}>${granted ? "yes" : "no"}</span>
       ${source.endsWith("*") ? null : html`<button type="button" class="small" disabled=${busy} onClick=${change}>${granted ? "Revoke" : "Grant"}${granted && permission === "tools" && " …"}</button>`}
     </span>
