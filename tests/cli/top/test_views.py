@@ -29,11 +29,11 @@ def state() -> BusState:
 @pytest.mark.parametrize(
     ("sort", "names"),
     [
-        ("", ["often", "other", "slow", "never"]),
-        ("calls", ["often", "other", "slow", "never"]),
-        ("errors", ["slow", "often", "other", "never"]),
+        ("", ["often", "slow", "other", "never"]),
+        ("calls", ["often", "slow", "other", "never"]),
+        ("errors", ["slow", "often", "never", "other"]),
         ("p95", ["slow", "other", "often", "never"]),
-        ("in-flight", ["slow", "often", "other", "never"]),
+        ("in-flight", ["slow", "often", "never", "other"]),
         ("name", ["never", "often", "other", "slow"]),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import time
@@ -377,6 +378,7 @@ async def show_screen(host: Host, address: str, interval: float, selection: Sele
     log.setLevel(logging.CRITICAL)  # the screen says itself that the bus is gone
     app = TopApp(host, address, interval, selection, light=light)
     loop = asyncio.get_running_loop()
+    gc.freeze()  # what is loaded stays: to look through it again and again would be a fifth of the work
     for number in _ENDS:  # without this, the terminal would stay as the screen had made it
         loop.add_signal_handler(number, app.exit, 128 + number)
     try:

@@ -131,9 +131,12 @@ class FailureLine:
 
 def _tool_lines(state: BusState, now: float) -> list[Any]:
     running = state.running_of()
-    lines = [ToolLine(tool, tool.trail.rate(now), running.get(key, 0), now) for key, tool in state.tools.items()]
-    lines.sort(key=lambda line: (-(line.tool.calls or 0), line.tool.name, line.tool.source))
-    return lines
+    return [ToolLine(tool, tool.trail.rate(now), running.get(key, 0), now) for key, tool in state.tools.items()]
+
+
+def _rate_rank(line: ToolLine) -> tuple[float, int] | None:
+    """Returns what orders tools by their rate, and those that are called equally often by their calls."""
+    return None if line.rate is None else (line.rate, line.tool.calls or 0)
 
 
 TOOLS = View(
@@ -142,7 +145,7 @@ TOOLS = View(
     (
         Column("NAME", "name", lambda line: line.tool.name, lambda line: line.tool.name, 0),
         Column("SOURCE", "source", lambda line: line.tool.source, lambda line: line.tool.source, 16),
-        Column("CALLS/S", "rate", lambda line: units.rate(line.rate), lambda line: line.rate, 8, True),
+        Column("CALLS/S", "rate", lambda line: units.rate(line.rate), _rate_rank, 8, True),
         Column("CALLS", "calls", lambda line: units.count(line.tool.calls), lambda line: line.tool.calls, 10, True),
         Column(
             *("ERRORS", "errors"),
