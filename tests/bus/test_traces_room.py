@@ -49,6 +49,22 @@ async def test_a_bus_without_a_collector_traces_nothing_and_says_that_a_ratio_is
     assert "trace_ratio has no effect" in caplog.text
 
 
+async def test_calls_go_on_while_the_collector_stands_still() -> None:
+    with collector() as seen:
+        seen.held.clear()
+        async with running_bus(traces=seen.url, trace_ratio=1.0, trace_most=100_000, timings=QUICK) as bus:
+
+            @bus.tool
+            def add(a: int, b: int) -> int:
+                return a + b
+
+            async with Host(bus.grpc_addresses[0]) as host:
+                results = [await host.call_many([("add", {"a": 1, "b": 2})] * 100) for _ in range(20)]
+                assert {result.output for batch in results for result in batch} == {3}
+                assert (seen.spans, bus.dispatcher.traces.refused) == ([], 0)
+            seen.held.set()
+
+
 async def test_the_spans_of_the_last_calls_are_exported_when_the_bus_stops() -> None:
     with collector() as seen:
         async with running_bus(traces=seen.url, trace_ratio=1.0) as bus:
