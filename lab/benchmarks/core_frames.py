@@ -1,7 +1,7 @@
 """Carries frames of calls through the core of a bus, for a program that counts its instructions.
 
 Counted is what `functools.reduce` runs: taking calls, taking results, and the message with the results. The ends of the
-peers, and the decoding of messages, are not.
+peers, and the decoding of messages, are not. All cases run in one process, so that imports are run once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 from functools import reduce
+from math import frexp
 
 from lab.fuzz.core import CoreOnAClock, StreamDouble
 from toolbus.tool import Tool
@@ -20,6 +21,8 @@ ARGUMENTS, SCHEMA = '{"text":"hello"}', '{"type":"object","properties":{"text":{
 _ONCE = (None, None)  # for reduce: one call of its function
 
 STATES = ("off", "metrics", "metrics, 1 % sampled")
+SIZES = (128, 1)  # calls of a frame
+CASES = tuple((size, state) for size in SIZES for state in STATES)
 
 
 class Frames:
@@ -67,16 +70,19 @@ class Frames:
 
 
 def main() -> None:
-    """Carries ``FRAMES`` frames of ``SIZE`` calls in ``STATE``, after a warm-up that is the same for any number."""
-    size, number, state = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    frames = Frames(size, state)
-    gc.collect()
-    gc.freeze()
-    total = number + max(WARM_UP // size, 2)
-    for _ in range(total):
-        ended = frames.run()
-    if ended != total * size:
-        raise SystemExit(f"{ended} calls have ended, of {total * size}")
+    """Carries frames of each size in each state, as many calls as the command line says; `frexp` ends each part."""
+    calls = int(sys.argv[1])
+    for size, state in CASES:
+        frames = Frames(size, state)
+        gc.collect()
+        for part in (WARM_UP, calls):
+            number = max(part // size, 2)
+            before = frames.run()
+            for _ in range(number - 1):
+                ended = frames.run()
+            if ended - before != (number - 1) * size:
+                raise SystemExit(f"{ended - before} calls have ended, of {(number - 1) * size}")
+            frexp(1.0)
 
 
 if __name__ == "__main__":

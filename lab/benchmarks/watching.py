@@ -8,11 +8,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 from lab.benchmarks import core_frames
 from lab.benchmarks.contest import Plan
-from lab.benchmarks.core_frames import STATES
+from lab.benchmarks.core_frames import CASES, STATES
 from lab.benchmarks.facts import Fact
 from lab.stage import Stage
 from toolbus.bus import Bus, Config
@@ -20,12 +22,12 @@ from toolbus.bus.metrics.call_counts import CallCounts, bucket_of
 from toolbus.bus.metrics.exposition import OPENMETRICS, write
 from toolbus.bus.operators.bus_metrics import BusMetrics
 
-FRAMES = {128: 24, 1: 1_600}  # frames by their calls: as many as make the warm-up small beside them
+COUNTED = 1_500  # calls of each case
 CALLS = 1_000_000  # of which quantiles are compared
 QUANTILES = (0.05, 0.25, 0.45, 0.55, 0.75, 0.9, 0.95, 0.99)
 _VALGRIND = (
     *("valgrind", "--tool=callgrind", "--collect-atstart=no", "--toggle-collect=functools_reduce"),
-    "--callgrind-out-file=/dev/null",
+    "--dump-after=math_frexp",  # which no part of the bus calls
 )
 
 
@@ -33,35 +35,29 @@ def instructions(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Counts the instructions of a call in the core, in frames of 128 and of 1, in each state."""
     if shutil.which("valgrind") is None:
         raise RuntimeError("valgrind is not installed: it counts the instructions")
+    counted = dict(zip(CASES, _counted(), strict=True))
     facts = []
-    for size in FRAMES:
-        base = _count(size, STATES[0])
-        line = f"frames of {size}"
+    for (size, state), each in counted.items():
+        line, base = f"frames of {size}", counted[size, STATES[0]]
         title = "Instructions of a call in the core: calls, results, the message of results"
-        facts.append(Fact("instructions", STATES[0], "instructions", None, (base,), title, line))
-        for state in STATES[1:]:
-            counted = _count(size, state)
-            facts.append(Fact("instructions", state, "instructions", None, (counted,), title, line))
-            more = 100.0 * (counted / base - 1.0)
+        facts.append(Fact("instructions", state, "instructions", None, (each,), title, line))
+        if state != STATES[0]:
+            more = 100.0 * (each / base - 1.0)
             facts.append(Fact("instructions", f"{state}: more than off", "%", 3.0, (more,), title, line))
     return tuple(facts)
 
 
-def _count(size: int, state: str) -> float:
-    """Returns the instructions of one call: what a longer run has more than a short one."""
-    few, many = (_collected(size, number, state) for number in (FRAMES[size] // 4, FRAMES[size]))
-    return (many - few) / (FRAMES[size] - FRAMES[size] // 4) / size
-
-
-def _collected(size: int, frames: int, state: str) -> int:
-    command = [*_VALGRIND, sys.executable, "-m", core_frames.__name__, str(size), str(frames), state]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONHASHSEED": "0"}, capture_output=True, text=True, check=False
-    )
-    found = re.search(r"Collected : (\d+)", done.stderr)
-    if done.returncode or found is None or not int(found[1]):
-        raise RuntimeError(f"valgrind counted nothing, perhaps since this Python has no symbols: {done.stderr[-500:]}")
-    return int(found[1])
+def _counted() -> list[float]:
+    """Returns the instructions of one call, of each of `CASES`."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*_VALGRIND, f"--callgrind-out-file={folder}/out", sys.executable, "-m", core_frames.__name__]
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        done = subprocess.run([*command, str(COUNTED)], env=environment, capture_output=True, text=True, check=False)
+        parts = [Path(folder, f"out.{number}") for number in range(1, 2 * len(CASES) + 1)]
+        if done.returncode or not all(part.exists() for part in parts):
+            raise RuntimeError(f"valgrind counted nothing, perhaps since Python has no symbols: {done.stderr[-500:]}")
+        totals = [int(re.findall(r"^(?:totals|summary): (\d+)", part.read_text(), re.MULTILINE)[-1]) for part in parts]
+    return [total / (max(COUNTED // size, 2) * size) for (size, _), total in zip(CASES, totals[1::2], strict=True)]
 
 
 def scrapes(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:

@@ -296,6 +296,15 @@ def test_a_task_is_counted_once_when_it_ends() -> None:
     assert counted(core).seconds == pytest.approx(5.0)
 
 
+def test_a_traced_call_is_the_example_of_its_bucket() -> None:
+    core, host, plugin = one_call()
+    core.dispatcher.traces.start(lambda span: None)
+    core.call(host, "t", traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
+    core.now += 0.25
+    core.answer(plugin)
+    assert counted(core).exemplars == {bucket_of(0.25): ("ab" * 16, 0.25, core.now)}
+
+
 def test_without_metrics_nothing_is_counted() -> None:
     core = Core(metrics=False)
     host, plugin = core.peer("host"), core.plugin("plugin", tool("t"))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from tests.bus.keys.keys_directory import KeysDirectory
 from tests.support.waiting import until
 from toolbus import Host, Plugin
 from toolbus.bus import Bus, Config
+from toolbus.bus.access.identity import Scopes, template
 from toolbus.bus.metrics.call_counts import MAX_COUNTED
 from toolbus.bus.metrics.exposition import OPENMETRICS, TEXT, write
 from toolbus.bus.operators.bus_metrics import BusMetrics
@@ -119,6 +122,34 @@ async def test_a_source_that_is_gone_is_down_and_then_forgotten() -> None:
             assert read((await scrape(bus)).text)["toolbus_source_up"]["p",] == 1
         await until(lambda: "p" not in bus.core.presence.known_sources(), "the end of the grace period")
         assert ("p",) not in read((await scrape(bus)).text)["toolbus_source_up"]
+
+
+async def test_what_identities_use_and_when_their_keys_end_is_told(tmp_path: Path) -> None:
+    keys = KeysDirectory(tmp_path, time.time())
+    chat = keys.add("chat", template("host", "chat"))
+    reader = keys.add("prometheus", Scopes(administer=frozenset({"metrics"})))
+    config = Config(grpc=("127.0.0.1:0",), http="off", https="127.0.0.1:0", keys=keys.path)
+    async with Bus(config) as bus:
+
+        @bus.tool
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        async with httpx.AsyncClient(base_url=f"https://{bus.https_address}", verify=False, trust_env=False) as http:
+            body = {"name": "add", "arguments": {"a": 1, "b": 2}}
+            for _ in range(2):
+                answer = await http.post("/api/tools/invoke", json=body, headers=bearer(chat))
+                assert answer.status_code == 200
+            assert (await http.get("/metrics", headers=bearer(chat))).status_code == 403
+            assert (await http.get("/metrics")).status_code == 401
+            values = read((await http.get("/metrics", headers=bearer(reader))).text)
+    assert values["toolbus_identity_calls_total"] == {("chat",): 2}
+    assert values["toolbus_identity_limited_total"] == {("chat",): 0}
+    assert 0 < values["toolbus_key_expires_seconds"]["chat",] < 400 * 86_400
+
+
+def bearer(credential: dict[str, Any]) -> dict[str, str]:
+    return {"authorization": f"Bearer {credential['token']}"}
 
 
 # -- how much it may cost --------------------------------------------------------------------------------------------
