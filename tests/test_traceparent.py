@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.trace import TraceState
 
-from toolbus.traceparent import TraceContext, read_traceparent, read_tracestate
+from toolbus.traceparent import TraceContext, is_tracestate, read_traceparent, read_tracestate
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = f"00-{TRACE}-{SPAN}-01"
@@ -64,3 +67,27 @@ def test_what_is_written_reads_back(trace: int, span: int, sampled: bool) -> Non
 )
 def test_a_tracestate_is_passed_on_unread_unless_it_is_no_header_or_too_long(text: str, read: str) -> None:
     assert read_tracestate(text) == read
+
+
+@pytest.mark.parametrize(
+    ("text", "has_form"),
+    [
+        ("", True),
+        ("a=1, vendor@x=2,", True),
+        (",".join(f"k{n}=1" for n in range(32)), True),
+        (",".join(f"k{n}=1" for n in range(33)), False),
+        ("A=1", False),
+        ("what=is=this", False),
+        ("no member at all", False),
+    ],
+)
+def test_a_tracestate_without_the_form_of_the_standard_is_recognized(text: str, has_form: bool) -> None:
+    assert is_tracestate(text) == has_form
+
+
+@given(st.text(alphabet="ab1=,@ -*\t", max_size=40))
+def test_of_what_has_the_form_opentelemetry_warns_of_nothing(text: str) -> None:
+    with patch("opentelemetry.trace.span._logger.warning") as warning:
+        if is_tracestate(text):
+            TraceState.from_header([text])
+    warning.assert_not_called()

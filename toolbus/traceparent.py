@@ -15,6 +15,11 @@ _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-
 # Matches what version 00 writes, without taking it apart: the trace is `[3:35]` of it, the span `[36:52]`, and the last
 # digit says whether it is sampled.
 is_plain = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}").fullmatch
+MAX_MEMBERS = 32  # of a tracestate
+_MEMBER = re.compile(
+    r"(?:[a-z][_0-9a-z\-*/]{0,255}|[a-z0-9][_0-9a-z\-*/]{0,240}@[a-z][_0-9a-z\-*/]{0,13})"
+    r"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
 _NO_TRACE, NO_SPAN = "0" * 32, "0" * 16
 _SAMPLED = 1  # the only flag of level 1
 
@@ -59,3 +64,12 @@ def read_traceparent(text: str) -> TraceContext | None:
 def read_tracestate(text: str) -> str:
     """Returns a ``tracestate`` as it came; "" where it is too long, or no text that a header may hold."""
     return text if len(text) <= MAX_TRACESTATE and text.isascii() and text.isprintable() else ""
+
+
+def is_tracestate(text: str) -> bool:
+    """Tells whether a ``tracestate`` has the form of the standard.
+
+    Of one that has not, OpenTelemetry logs a warning with its text: whoever calls could fill the log of others.
+    """
+    members = [member for each in text.split(",") if (member := each.strip(" \t"))]
+    return len(members) <= MAX_MEMBERS and all(map(_MEMBER.fullmatch, members))

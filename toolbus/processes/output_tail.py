@@ -12,6 +12,7 @@ import contextlib
 import sys
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -184,6 +185,10 @@ class OutputTails:
         ended = [name for name, tail in self._tails.items() if tail.state not in ("", *RUNS)]
         for name in ended[: max(0, len(ended) - MAX_ENDED)]:
             del self._tails[name]
+
+    def keep(self, names: Collection[str]) -> None:
+        """Forgets all but some plugins, whatever their state."""
+        self._tails = {name: tail for name, tail in self._tails.items() if name in names}
 
     def described(self) -> list[dict[str, Any]]:
         """Returns the state of each plugin."""

@@ -73,7 +73,8 @@ class RunTools:
         while follow:
             if answer["lines"]:
                 scope.progress(chunk="".join(f"{dump_json(line)}\n" for line in answer["lines"]))
-            answer = await self._tails.read(plugin, lines, answer["next"], MAX_WAIT_SECONDS)
+            # At least one: who reads none never gets further, and would be asked again without a pause.
+            answer = await self._tails.read(plugin, max(1, lines), answer["next"], MAX_WAIT_SECONDS)
         return answer
 
     async def restart(self, plugin: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from toolbus.span_names import (
     failure_attributes,
 )
 from toolbus.tool import CallError, Result
-from toolbus.traceparent import TraceContext, read_traceparent, read_tracestate
+from toolbus.traceparent import TraceContext, is_tracestate, read_traceparent, read_tracestate
 from toolbus.v1 import tool_pb2 as pb
 
 API = "opentelemetry.trace"  # the name of the module where a program has imported it
@@ -217,7 +217,7 @@ def _tracer_of(provider: Any) -> Any:
 
 def _context_of(api: Any, came: TraceContext, tracestate: str) -> Any:
     flags = api.TraceFlags(_SAMPLED if came.sampled else 0)
-    state = api.TraceState.from_header([tracestate]) if tracestate else None
+    state = api.TraceState.from_header([tracestate]) if tracestate and is_tracestate(tracestate) else None
     return api.SpanContext(int(came.trace_id, 16), int(came.span_id, 16), True, flags, state)
 
 

@@ -166,6 +166,21 @@ def test_of_calls_without_a_trace_the_ratio_begins_one() -> None:
     assert len({span.call_id for span in spans}) == 100  # wherever they stand in a message
 
 
+@pytest.mark.parametrize("refused", [1, 50])
+def test_refused_calls_take_no_draw_from_the_calls_after_them(refused: int) -> None:
+    core, host, plugin = one_call()
+    spans = traced(core, ratio=1.0)
+    core.call(host, "t")
+    core.answer(plugin)
+    unknown = [pb.ToolCall(call_id=f"u{n}", name="no-such-tool") for n in range(refused)]
+    core.dispatcher.calls(host, unknown, core.now)
+    del spans[:]
+    for _ in range(5):
+        core.call(host, "t")
+        core.answer(plugin)
+    assert len(spans) == 5
+
+
 def test_a_drawn_call_that_brings_a_trace_keeps_its_own() -> None:
     core, host, plugin = one_call()
     spans = traced(core, ratio=1.0)

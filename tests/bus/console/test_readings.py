@@ -7,10 +7,10 @@ from typing import Any
 
 from tests.support.core_model import Core, nested, one_call, tool
 from toolbus.bus.calls.call_records import CallRecords
-from toolbus.bus.console.called_tools import CalledTools
+from toolbus.bus.console.called_tools import MAX_GONE, CalledTools
 from toolbus.bus.console.digest import MAX_CALLED, MAX_TOOLS
 from toolbus.bus.console.readings import ToolCounts
-from toolbus.bus.metrics.call_counts import CallMetrics
+from toolbus.bus.metrics.call_counts import FORGET_SECONDS, CallMetrics
 from toolbus.errors import Code
 from toolbus.questions import INPUT_REQUIRED
 
@@ -131,3 +131,18 @@ async def test_of_very_many_tools_some_are_told_now_and_the_others_later() -> No
     assert (len(first), len(second)) == (MAX_CALLED, 5)
     assert len({row[1] for row in [*first, *second]}) == MAX_CALLED + 5
     assert tools.changed() == []
+
+
+def test_rows_of_tools_that_the_metrics_forgot_go() -> None:
+    metrics = CallMetrics(most=1_500)
+    called = CalledTools(metrics, 0.0)
+    called.begin()
+    for generation in range(4):
+        for number in range(1_500):
+            metrics.take("p", f"t{generation}-{number}").add(0, generation * 2.0 * FORGET_SECONDS, 0.001)
+        while called.changed():
+            pass
+        assert len(called) <= 1_500 + MAX_GONE + MAX_CALLED
+        for _ in range(3):
+            metrics.forget((generation * 2 + 1.5) * FORGET_SECONDS, lambda source, name: False)
+        assert len(metrics) == 0

@@ -146,3 +146,12 @@ async def test_a_stream_of_a_feed_that_was_closed_ends_at_once() -> None:
         feed.close()
         with pytest.raises(Ended):
             await anext(feed.stream())
+
+
+async def test_asking_for_digests_is_no_news_for_the_next_one() -> None:
+    async with console_bus() as (bus, _):
+        first = (await bus.call("toolbus:digest")).output
+        for _ in range(3):
+            first = (await bus.call("toolbus:digest", {"since": first["number"]})).output
+            assert [row[1] for row in first["tools"]] == []
+        assert bus.core.metrics.of("toolbus", "toolbus:digest") is None

@@ -144,6 +144,23 @@ def test_quantiles_are_within_a_bucket_of_exact_ones(kind: str) -> None:
         assert abs(bucket_of(value) - bucket_of(exact[int(q * len(exact))])) <= 1, (q, value)
 
 
+@pytest.mark.parametrize("seconds", [(1.0,), (1.0, 1.25, 1.5), (0.0, 0.0)])
+def test_calls_of_one_bucket_have_their_mean_as_every_quantile(seconds: tuple[float, ...]) -> None:
+    counts = CallCounts("p", "t")
+    for each in seconds:
+        counts.add(0, 10.0, each)
+    assert counts.quantiles(0.5, 0.95) == [pytest.approx(sum(seconds) / len(seconds))] * 2
+
+
+def test_a_quantile_stays_in_the_one_bucket_that_was_observed() -> None:
+    while True:  # of the first two calls one is drawn: 64 s are in the sum at any rate
+        counts = CallCounts("p", "t")
+        counts.add_run([99.0, 36.0, 99.0, 99.0], 100.0)
+        if counts.histogram[bucket_of(1.0)] == 4:
+            break
+    assert counts.quantile(0.5) == 2.0
+
+
 def test_a_tool_whose_calls_were_all_refused_has_no_quantile() -> None:
     counts = CallCounts("p", "t")
     counts.add(Code.OVERLOADED, 1.0, None)

@@ -214,3 +214,43 @@ async def test_a_supervisor_that_the_bus_refuses_says_so_once_and_its_plugins_ru
         "the bus does not take the output of these plugins, so `toolbus logs` cannot show it: source"
     )
     assert "is bound to a token" in text
+
+
+async def test_a_supervisor_speaks_for_no_other_source() -> None:
+    supervisor = _Supervisor()
+    supervisor.says("weather", "true")
+    forged = {"source": "run.b.2", "plugin": "clock", "state": "running"}
+    async with (
+        running_bus() as bus,
+        supervisor.on(bus, "run.b.2"),
+        Plugin("run.forger.1", address=bus.grpc_addresses[0], qualified=True) as forger,
+    ):
+        forger.tool(name="plugins")(lambda: [forged])
+
+        @forger.tool
+        def tail(plugin: str, lines: int, since: int, wait_seconds: float) -> dict[str, object]:
+            return {"lines": [], "source": "run.b.2", "plugin": "weather", "next": 0, "lost": 0}
+
+        await forger.ready()
+        table = (await bus.call("toolbus:plugin_logs")).output["plugins"]
+        assert {row["plugin"]: row["source"] for row in table} == {"weather": "run.b.2", "clock": "run.forger.1"}
+        answer = (await bus.call("toolbus:plugin_logs", {"plugin": "clock"})).output
+        assert (answer["source"], answer["plugin"]) == ("run.forger.1", "clock")
+
+
+async def test_who_follows_from_the_next_line_on_does_not_hold_the_supervisor_up() -> None:
+    supervisor = _Supervisor()
+    supervisor.says("weather", "one")
+    chunks: list[str] = []
+    arrived = asyncio.Event()
+
+    def on_progress(progress: object) -> None:
+        chunks.append(getattr(progress, "chunk", ""))
+        arrived.set()
+
+    async with running_bus() as bus, supervisor.on(bus) as source:
+        arguments = {"plugin": "weather", "lines": 0, "since": 0, "follow": True}
+        following = asyncio.create_task(bus.call(f"{source}:tail", arguments, timeout=60, on_progress=on_progress))
+        await asyncio.wait_for(arrived.wait(), 30)
+        assert "started" in chunks[0]
+        following.cancel()

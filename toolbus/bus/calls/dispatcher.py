@@ -512,6 +512,7 @@ class Dispatcher:
             self._on_denied(caller.principal, call.name[:MAX_TEXT], refused.error.message)
         context = call.context if "context" in call and caller.may_set_context else None
         more = self._refusal_record(refused, text)
+        self.traces.draw_at -= 1  # it gets no number; otherwise as many calls after it would not be drawn
         if call.traceparent or call.parent_call_id or context is not None:
             trace = self.traces.begin(call, caller.pending.get(call.parent_call_id), context, now)
             if trace is not None:
@@ -623,11 +624,11 @@ class Dispatcher:
     def _record(self, call: Call, code: int, now: float, output: str = "", error: CallError | None = None) -> None:
         """Records how a call ended, with everything that the hot path leaves out."""
         entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
-        self._count(entry, code, now, now - call.started)
         if trace is not None:
             self._end_trace(trace, call, error, now)
         if _only_reads(entry):
             return
+        self._count(entry, code, now, now - call.started)
         if call.started < now - self.slow_calls.seconds:
             self.slow_calls.note(call, code, now)
         self.records.add(

@@ -18,6 +18,7 @@ ToolRow: TypeAlias = tuple[str, str, int, int, float | None, float | None, float
 """Source, name, calls, those that failed, median and 95th percentile of the seconds, when the last one ended."""
 
 MADE_AT_ONCE = 200  # rows, a millisecond
+MAX_GONE = 1_000  # rows of tools that are not counted any more
 
 
 class CalledTools:
@@ -37,6 +38,9 @@ class CalledTools:
     def __repr__(self) -> str:
         return f"<CalledTools waiting={len(self._waiting)}>"
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     async def prepare(self) -> None:
         """Makes the rows for those who have read none, bit by bit: with many tools they take milliseconds."""
         self._rows.clear()
@@ -54,6 +58,7 @@ class CalledTools:
     def changed(self) -> list[ToolRow]:
         """Returns the rows of tools that were called since their last row."""
         self._mark, found = self._metrics.changed(self._mark)
+        self._forget()
         waiting = self._waiting
         for counts in found:
             waiting.setdefault(counts)
@@ -69,6 +74,12 @@ class CalledTools:
     def _most_called(self) -> list[CallCounts]:
         _, found = self._metrics.changed(0)
         return heapq.nlargest(MAX_TOOLS, found, key=_calls)
+
+    def _forget(self) -> None:
+        """Drops the rows of tools that the metrics have forgotten: who watches for weeks would keep all of them."""
+        if len(self._rows) > len(self._metrics) + MAX_GONE:
+            of = self._metrics.of
+            self._rows = {counts: row for counts, row in self._rows.items() if of(counts.source, counts.name) is counts}
 
     def _row(self, counts: CallCounts) -> ToolRow:
         known, calls = self._rows.get(counts), counts.calls

@@ -57,7 +57,7 @@ def describe_call(record: CallRecord, began: float) -> Row:
 def encode(digest: Row) -> bytes:
     """Returns a digest as JSON of at most `MAX_BYTES`: what does not fit is cut off its longest lists."""
     body = orjson.dumps(digest)
-    while len(body) > MAX_BYTES:
+    while len(body) > MAX_BYTES and any(digest.get(name) for name in _LISTS):
         digest = dict(digest)
         longest = max(_LISTS, key=lambda name: len(digest.get(name, ())))
         digest[longest] = digest[longest][: len(digest[longest]) // 2]

@@ -256,7 +256,7 @@ class DigestFeed:
             "at": round(records.began + now, 3),
             "full": False,
             **(scalars := readings.scalars()),
-            "in_flight": scalars["in_flight"] - self._asking,  # those who wait for this digest are no news
+            "in_flight": max(0, scalars["in_flight"] - self._asking),  # those who wait for this digest are no news
             "seconds": round(seconds, 3),
             "ended": ended,
             "failed": failed,

@@ -27,6 +27,8 @@ class MountOutput:
 
     def take(self, name: str, line: str) -> None:
         """Keeps a line that a server wrote."""
+        if not self._tails.has(name):
+            self._tails.keep({name, *(mount.name for mount in self._mounts())})
         self._tails(PluginReport(name, ReportKind.OUTPUT, line, "stderr"))
 
     def plugins(self) -> list[dict[str, Any]]:

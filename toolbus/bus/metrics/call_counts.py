@@ -92,6 +92,10 @@ class Snapshot:
         observed = passed[-1]
         if not observed:
             return [None] * len(shares)
+        only = bisect_right(passed, 0)
+        if passed[only] == observed:  # all are in one bucket: their mean is known, and says more than its bounds
+            bound = bound_of(only) if only else 0.0
+            return [min(max(self.seconds / observed, bound / 2.0), bound)] * len(shares)
         found: list[float | None] = []
         for share in shares:
             rank = share * observed

@@ -74,7 +74,7 @@ class PluginOutputs:
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                rows += [{"source": source, **row} for row in _rows(answer)]
+                rows += [{**row, "source": source} for row in _rows(answer)]  # a supervisor speaks for itself only
         return {"plugins": rows, "errors": errors}
 
     async def read(self, source: str, plugin: str, lines: int, since: int, wait_seconds: float) -> Row:
@@ -95,7 +95,7 @@ class PluginOutputs:
             answer = await self._ask(source, "tail", asked, ASK_SECONDS + wait_seconds)
             if not isinstance(answer, dict) or not isinstance(answer.get("lines"), list):
                 raise InvalidRequest(f"supervisor {source} gave no lines")
-        return {"source": source, "plugin": plugin, **answer}
+        return {**answer, "source": source, "plugin": plugin}
 
     async def act(self, act: str, source: str, plugin: str) -> str:
         """Restarts or stops a plugin; returns where it runs. Raises as `read`."""

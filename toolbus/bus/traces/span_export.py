@@ -24,6 +24,7 @@ from toolbus import span_names
 from toolbus.bus.calls.trace import Span, SpanRow
 from toolbus.bus.loopback import mask
 from toolbus.text import clean_line, shorten
+from toolbus.traceparent import is_tracestate
 
 log = logging.getLogger("toolbus.traces")
 
@@ -170,7 +171,8 @@ class SpanMaker:
         Args:
             epoch: added to times of the bus's clock, makes them seconds since the epoch.
         """
-        trace_id, tracestate = int(span.trace_id, 16), TraceState.from_header([span.tracestate])
+        trace_id = int(span.trace_id, 16)
+        tracestate = TraceState.from_header([span.tracestate] if is_tracestate(span.tracestate) else [])
 
         def at(seconds: float) -> int:
             return int((epoch + seconds) * 1e9)
