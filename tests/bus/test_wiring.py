@@ -8,12 +8,14 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from toolbus.bus import Bus, Config
 from toolbus.errors import Code, SetupError
+from toolbus.limits import Limits
 from toolbus.sdk import CallContext, Host, Plugin, ToolScope
 from toolbus.search import ToolIndex
 from toolbus.search_tool import REQUEST_TOOL_INJECTION, SEARCH_TOOLS, search_tool
@@ -96,6 +98,12 @@ async def test_a_function_of_the_program_may_not_call_the_bus_s_own_tools(bus: B
     assert result.error is not None
     assert (result.error.code, result.error.reason) == (Code.TOOL, "PERMISSION_DENIED")
     assert (await bus.call("toolbus:stats")).error is None
+
+
+async def test_operators_see_the_limits_in_force() -> None:
+    limits = Limits(call_depth=3)
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="off", limits=limits)) as bus:
+        assert (await bus.call("toolbus:stats")).output["limits"] == asdict(limits)
 
 
 async def test_a_taken_address_is_a_sentence_and_leaves_nothing_listening(bus: Bus) -> None:

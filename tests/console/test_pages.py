@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from tests.browser.chromium import Page
@@ -17,6 +19,7 @@ from tests.console.looking import (
     unseen_focus,
 )
 from tests.console.world import World
+from toolbus.limits import Limits
 
 pytestmark = [pytest.mark.console, pytest.mark.asyncio(loop_scope="module")]
 
@@ -53,6 +56,15 @@ async def test_a_list_of_a_thousand_tools_draws_only_the_rows_in_sight(page: Pag
     await settled(page)
     assert await drawn_rows(page) <= MAX_ROWS
     assert page.complaints == []
+
+
+async def test_the_page_of_the_bus_shows_the_limits_in_force(page: Page, world: World) -> None:
+    await open_console(page, world, "bus")
+    await page.until("!!document.querySelector('details summary')", "the limits of the bus")
+    await page.run("document.querySelector('details summary').click()")
+    shown = await page.run("document.querySelector('details').innerText")
+    assert all(limit.name in shown for limit in fields(Limits))
+    assert "arguments_bytes\n1 MiB" in shown, shown
 
 
 async def test_the_pages_are_reached_by_their_keys(page: Page, world: World) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from toolbus.bus.access.principal import principal_of
@@ -151,9 +152,12 @@ class AdminTools:
                 await self._core.signals.next_call()
                 await asyncio.sleep(BATCH_SECONDS)
 
-    @llm_tool(description="Shows what the bus has counted since it started.")
+    @llm_tool(description="Shows what the bus has counted since it started, and its limits.")
     async def stats(self) -> dict[str, Any]:
-        """Counts sessions, tools, outcomes, and what the bus does now; `/metrics` has the same and more, by tool."""
+        """Counts sessions, tools, outcomes, and what the bus does now; `/metrics` has the same and more, by tool.
+
+        `limits` are the values in force of all that `[limits]` of the configuration can set, by name.
+        """
         core, records, traffic = self._core, self._records, self._presence.traffic
         return {
             "sessions": len(self._presence.sessions),
@@ -171,6 +175,7 @@ class AdminTools:
             "frames": {"in": traffic.frames_in, "out": traffic.frames_out},
             "watchers": core.signals.watching,
             "loop_lag_seconds": round(core.stalls.lag, 6),
+            "limits": asdict(core.config.limits),
         }
 
     @llm_tool(description="Adds a role, for later runs too; it gets every tool that is registered for all roles.")

@@ -27,7 +27,7 @@ function View() {
       <${Now} />
       <div class="grid">
         <div class="stack"><${About} />${may("drain") && html`<${Drain} />`}</div>
-        <div class="stack">${may("metrics") && html`<${Outcomes} />`}${may("logs") && html`<${SlowCalls} /><${LogLevels} />`}</div>
+        <div class="stack">${may("metrics") && html`<${Counted} />`}${may("logs") && html`<${SlowCalls} /><${LogLevels} />`}</div>
       </div>
     </div>
   </section>`;
@@ -74,8 +74,22 @@ function About() {
   <//>`;
 }
 
-function Outcomes() {
+function Counted() {
   const [stats, error] = useAnswer("stats", STATS_EVERY);
+  return html`<${Outcomes} stats=${stats} error=${error} />${stats?.limits && html`<${Limits} of=${stats.limits} />`}`;
+}
+
+/** Shows the limits in force, as the configuration names them. */
+function Limits({ of }) {
+  return html`<${Panel} title="Limits">
+    <details class="inside">
+      <summary>${plural(Object.keys(of).length, "value")} in force</summary>
+      <${Facts} of=${Object.entries(of).map(([name, value]) => [html`<code>${name}</code>`, name.includes("bytes") ? size(value) : count(value)])} />
+    </details>
+  <//>`;
+}
+
+function Outcomes({ stats, error }) {
   const outcomes = Object.entries(stats?.outcomes ?? {}).sort(([, one], [, other]) => other - one);
   const total = outcomes.reduce((sum, [, number]) => sum + Number(number), 0);
   return html`<${Panel} title="How calls ended" aside=${stats && html`<span class="muted">${plural(total, "call")} since the start</span>`}>
