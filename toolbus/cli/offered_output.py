@@ -68,7 +68,8 @@ async def offering_output(bus: BusTarget, plugins: Supervisor | ToolFolder, outp
 async def _offer_output(
     bus: BusTarget, plugins: Supervisor | ToolFolder, tails: OutputTails, emit: Callable[[PluginReport], None]
 ) -> None:
-    from toolbus.errors import InvalidRequest, SetupError
+    from toolbus.dropin.group_supervisor import refuse_stop
+    from toolbus.errors import SetupError
     from toolbus.processes.supervised_plugin import PluginReport, ReportKind
     from toolbus.processes.supervisor import Supervisor
     from toolbus.sdk.bus_address import BusAddress, find_credential
@@ -78,16 +79,13 @@ async def _offer_output(
     def report(text: str) -> None:
         emit(PluginReport(OWN_NAME, ReportKind.OUTPUT, text, "stderr"))
 
-    def refuse(name: str) -> None:
-        raise InvalidRequest(f"{name} is a group of drop-in tools: remove its file to stop it")
-
     run_tools = await asyncio.to_thread(importlib.import_module, "toolbus.processes.run_tools")  # it takes a while
     if isinstance(plugins, Supervisor):
         # Each plugin says for itself that no bus is there; the connection for operators need not.
         logging.getLogger("toolbus.sdk").setLevel(logging.CRITICAL)
         tools = run_tools.RunTools(tails, plugins.restart, plugins.stop_plugin)
     else:
-        tools = run_tools.RunTools(tails, plugins.processes.restart, refuse)
+        tools = run_tools.RunTools(tails, plugins.processes.restart, refuse_stop)
     try:
         address = BusAddress.parse(bus.address).text if bus.address else ""
         await run_tools.offer(tools, address, find_credential(bus.credential), report)

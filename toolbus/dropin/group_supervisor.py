@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from toolbus.dropin.grant_checks import limit_hit, temporary_folder
 from toolbus.dropin.group_process import ProcessPlan
@@ -309,6 +310,11 @@ class GroupSupervisor:
 def group_report(report: PluginReport) -> PluginReport:
     """Returns a report of a process as one of its group: a change of a file replaces the process, not the group."""
     return replace(report, plugin=_group_of(report.plugin))
+
+
+def refuse_stop(group: str) -> NoReturn:
+    """Refuses to stop a group: what a folder holds is offered."""
+    raise InvalidRequest(f"{quote(group)} is a group of drop-in tools: remove its file to stop it")
 
 
 def _group_of(process: str) -> str:

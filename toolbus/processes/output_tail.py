@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,13 +117,14 @@ class PluginTail:
             since = 0
         if since < 0:
             begin = max(first, self.number + 1 - count)
-            chosen = self._newest(begin)
+            chosen = _bounded(itertools.islice(reversed(self._lines), self.number + 1 - begin))[::-1]
             begin = self.number + 1 - len(chosen)
             lost = 0
         else:
             begin = max(first, since + 1)
             lost = begin - since - 1
-            chosen = self._oldest(begin - first, count)
+            index = begin - first
+            chosen = _bounded(itertools.islice(self._lines, index, index + count))
         return {
             "lines": [
                 {"number": begin + at, "at": round(when, 3), "stream": stream, "text": keep_colours(text)}
@@ -132,26 +134,17 @@ class PluginTail:
             "next": begin + len(chosen) - 1 if chosen or since >= 0 else self.number,
         }
 
-    def _newest(self, begin: int) -> list[_Line]:
-        chosen: list[_Line] = []
-        room = ANSWER_CHARACTERS
-        for _, line in zip(range(self.number + 1 - begin), reversed(self._lines), strict=False):
-            room -= len(line[2])
-            if room < 0 and chosen:
-                break
-            chosen.append(line)
-        return chosen[::-1]
 
-    def _oldest(self, index: int, count: int) -> list[_Line]:
-        chosen: list[_Line] = []
-        room = ANSWER_CHARACTERS
-        for at in range(index, min(index + count, len(self._lines))):
-            line = self._lines[at]
-            room -= len(line[2])
-            if room < 0 and chosen:
-                break
-            chosen.append(line)
-        return chosen
+def _bounded(lines: Iterable[_Line]) -> list[_Line]:
+    """Returns as many of the first lines as one answer holds, one at least."""
+    chosen: list[_Line] = []
+    room = ANSWER_CHARACTERS
+    for line in lines:
+        room -= len(line[2])
+        if room < 0 and chosen:
+            break
+        chosen.append(line)
+    return chosen
 
 
 class OutputTails:

@@ -34,12 +34,12 @@ STREAM_PATH = f"{API_PATH}/stream"
 ME_PATH = f"{API_PATH}/me"
 CODE_PATH = f"{API_PATH}/code"
 LOGIN_PATH = f"{API_PATH}/login"
+_METHODS = {ME_PATH: ("GET", "HEAD"), STREAM_PATH: ("GET", "HEAD"), CODE_PATH: ("POST",), LOGIN_PATH: ("POST",)}
 PATHS = (  # method and path of what is answered
-    *(("GET", path) for path in (PAGE_PATH, HOME, f"{HOME}{{file:rest}}", ME_PATH, STREAM_PATH)),
-    *(("POST", path) for path in (CODE_PATH, LOGIN_PATH)),
+    *(("GET", path) for path in (PAGE_PATH, HOME, f"{HOME}{{file:rest}}")),
+    *((methods[0], path) for path, methods in _METHODS.items()),
 )
 MAX_LOGIN_BYTES = 4_096
-_METHODS = {ME_PATH: "GET, HEAD", STREAM_PATH: "GET, HEAD", CODE_PATH: "POST", LOGIN_PATH: "POST"}
 _NO_LOGIN = "programs and browsers of this machine need no login: open /console"
 SEND_SECONDS = 10.0
 RETRY_SECONDS = (1.0, 3.0)  # after how long a client is told to come back, drawn between these
@@ -89,19 +89,19 @@ class ConsoleApp:
         path, method = scope["path"], scope["method"]
         if path == PAGE_PATH or path.startswith(HOME):
             await self._file(scope, send)
-        elif path == STREAM_PATH and method in ("GET", "HEAD"):
-            await self._stream(scope, receive, send)
-        elif path == ME_PATH and method in ("GET", "HEAD"):
-            await _respond(scope, send, 200, orjson.dumps(self._me(scope[IDENTITY])), [_JSON, _NO_STORE])
-        elif path == CODE_PATH and method == "POST":
-            await self._code(scope, send)
-        elif path == LOGIN_PATH and method == "POST":
-            await self._login(scope, receive, send)
-        elif path in _METHODS:
-            allowed = _METHODS[path]
-            await _refuse(scope, send, 405, f"{path} takes {allowed}, not {method}", [(b"allow", allowed.encode())])
-        else:
+        elif path not in _METHODS:
             await _refuse(scope, send, 404, f"there is no {method} {path}")
+        elif method not in _METHODS[path]:
+            allowed = ", ".join(_METHODS[path])
+            await _refuse(scope, send, 405, f"{path} takes {allowed}, not {method}", [(b"allow", allowed.encode())])
+        elif path == STREAM_PATH:
+            await self._stream(scope, receive, send)
+        elif path == ME_PATH:
+            await _respond(scope, send, 200, orjson.dumps(self._me(scope[IDENTITY])), [_JSON, _NO_STORE])
+        elif path == CODE_PATH:
+            await self._code(scope, send)
+        else:
+            await self._login(scope, receive, send)
 
     # -- the page ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import toolbus
@@ -20,19 +20,12 @@ from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.console.digest import MAX_ROWS, MAX_RUNNING, Row
 from toolbus.bus.core import Core
-from toolbus.bus.streams.catalog_messages import best_state
+from toolbus.bus.operators.source_states import handlers_of, state_of
 from toolbus.bus.streams.peer import Peer
 from toolbus.questions import INPUT_REQUIRED
-from toolbus.v1 import tool_bus_service_pb2 as wire
 
 COUNTED_AT_ONCE = 5_000  # entries of the catalog, in less than a millisecond
 LONG_SECONDS = 5.0  # between two counts of an owner with more
-_STATES: dict[int, str] = {
-    wire.SESSION_STATE_LIVE: "attached",
-    wire.SESSION_STATE_SUSPECT: "suspect",
-    wire.SESSION_STATE_DRAINING: "draining",
-}
-_OFFLINE = "offline"
 # Kinds of sources that their names tell: the name alone, or before what sets those of a kind apart.
 _OWN = (("bus", BUS_SOURCE, "."), ("dropin", "dropin", ":"))
 _OWN_KINDS = tuple(name for _, name, _ in _OWN)
@@ -171,14 +164,12 @@ class Readings:
         return list(itertools.islice(self._core.presence.sessions.values(), MAX_ROWS))
 
     def _source(self, name: str, entries: int, refused: int) -> Row:
-        peers = list(self._core.presence.by_source.get(name, {}).values())
-        handlers: list[Any] = list(peers) or self._core.registry.some_handlers(name)
-        state = handlers[0].session_state if len(handlers) == 1 else best_state(handlers)
+        handlers = handlers_of(self._core, name)
         row = {
             "source": name,
             "kind": _kind_of(name, handlers),
-            "state": _STATES.get(state, _OFFLINE),
-            "sessions": len(peers),
+            "state": state_of(*handlers),
+            "sessions": len(self._core.presence.by_source.get(name, ())),
             "refused": refused,
         }
         tools = self._counts.of(name, entries)
@@ -189,7 +180,7 @@ class Readings:
             "session": peer.session_id,
             "source": peer.source,
             "kind": _kind_of(peer.source, [peer]),
-            "state": _STATES.get(peer.session_state, _OFFLINE),
+            "state": state_of(peer),
             "attached": round(self._began + peer.attached, 3),
             "identity": peer.principal.identity.name,
             "peer": peer.address,
@@ -217,10 +208,9 @@ class Readings:
         }
 
 
-def _kind_of(source: str, handlers: list[Any]) -> str:
+def _kind_of(source: str, handlers: Sequence[Handler]) -> str:
     if source.startswith(_OWN_KINDS):
         for kind, name, separator in _OWN:
             if source == name or source.startswith(name + separator):
                 return kind
-    found: str = handlers[0].kind if handlers else "peer"  # what is offline was a session
-    return found
+    return handlers[0].kind if handlers else "peer"  # what is offline was a session

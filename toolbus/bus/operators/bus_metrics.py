@@ -14,23 +14,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import toolbus
-from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.core import Core
 from toolbus.bus.metrics.call_counts import CallCounts, Snapshot, outcome_of
 from toolbus.bus.metrics.exposition import BOUNDS, Durations, Exemplar, Family, Kind, Sample
-from toolbus.bus.streams.catalog_messages import best_state
-from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.bus.operators.source_states import ATTACHED, STATES, handlers_of, state_of
 
 MAX_SOURCES = 1_000  # with series of their own; the rest is `other`
 MAX_KEYS = 1_000  # identities whose keys are shown
 MAX_CALLS = 20_000  # in flight, whose sources are looked up; the rest is `other`
 OTHER = "other"
 
-_STATES = {
-    wire.SESSION_STATE_LIVE: "attached",
-    wire.SESSION_STATE_SUSPECT: "suspect",
-    wire.SESSION_STATE_DRAINING: "draining",
-}
 _NO_LABELS: Mapping[str, str] = {}
 
 
@@ -92,21 +85,16 @@ class BusMetrics:
     def _catalog(self) -> Iterator[Family]:
         core = self._core
         registry, presence = core.registry, core.presence
-        states = Counter(dict.fromkeys((*_STATES.values(), "offline"), 0))
-        states.update(_state_of(peer.session_state) for peer in presence.sessions.values())
+        states = Counter(dict.fromkeys(STATES, 0))
+        states.update(map(state_of, presence.sessions.values()))
         yield _gauge("toolbus_sessions", "Sessions of peers, by state.", _by("state", states))
         counts = registry.count_states()
         yield _gauge("toolbus_tools", "Tools in all roles, by state.", _by("state", counts))
         names = dict.fromkeys((*presence.by_source, *presence.known_sources(), *registry.sources()))
         up = {
-            name: float(_state_of(best_state(self._handlers(name))) == "attached")
-            for name in itertools.islice(names, MAX_SOURCES)
+            name: float(state_of(*handlers_of(core, name)) == ATTACHED) for name in itertools.islice(names, MAX_SOURCES)
         }
         yield _gauge("toolbus_source_up", "1 where a source can be called, else 0.", _by("source", up))
-
-    def _handlers(self, source: str) -> list[Handler]:
-        peers: list[Handler] = list(self._core.presence.by_source.get(source, {}).values())
-        return peers or self._core.registry.some_handlers(source)
 
     def _streams(self) -> Iterator[Family]:
         core = self._core
@@ -160,10 +148,6 @@ class BusMetrics:
         yield _gauge(
             "toolbus_key_expires_seconds", text, _by("identity", dict(itertools.islice(finite.items(), MAX_KEYS)))
         )
-
-
-def _state_of(state: int) -> str:
-    return _STATES.get(state, "offline")  # type: ignore[call-overload, no-any-return]  # protoc's enums are ints
 
 
 def _by(label: str, values: Mapping[str, float]) -> list[Sample]:

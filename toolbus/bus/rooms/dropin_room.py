@@ -16,7 +16,6 @@ from toolbus.bus.room import Room
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.log_limit import LogLimit
-from toolbus.text import quote
 
 if TYPE_CHECKING:
     from toolbus.dropin.tool_folder import ToolFolder
@@ -79,7 +78,9 @@ class DropinOutput:
 
     def stop(self, plugin: str) -> None:
         """Refuses: what a folder holds is offered."""
-        raise InvalidRequest(f"{quote(plugin)} is a group of drop-in tools: remove its file to stop it")
+        from toolbus.dropin.group_supervisor import refuse_stop
+
+        refuse_stop(plugin)
 
 
 class DropinRoom(Room):

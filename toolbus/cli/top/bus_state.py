@@ -71,7 +71,6 @@ class BusState:
         rates: calls per second of the whole bus, one of each digest, the newest last.
         ended, failed: calls that ended, and that failed, since this program began to read.
         lost: calls that ended, and that no digest showed: overwritten before they were read.
-        restarts: how often another instance of the bus answered.
     """
 
     def __init__(self) -> None:
@@ -86,7 +85,6 @@ class BusState:
         self.rates: deque[float] = deque(maxlen=MAX_RATES)
         self.ended = self.failed = 0
         self.lost = 0
-        self.restarts = 0
 
     @property
     def known(self) -> bool:
@@ -139,7 +137,6 @@ class BusState:
 
     def _begin_anew(self) -> None:
         """Forgets what belongs to an instance of the bus that is no more."""
-        self.restarts += 1
         self.bus.clear()
         self.tools.clear()
         self.calls.clear()

@@ -186,19 +186,11 @@ def _column(label: str, values: list[str]) -> list[Fact]:
 def _limit(limit: Any) -> str:
     if isinstance(limit, Mapping):
         return f"{limit.get('name')} = {limit.get('value')}"
-    return (
-        " = ".join(map(str, limit))
-        if isinstance(limit, (list, tuple))
-        else units.UNKNOWN
-        if limit is None
-        else str(limit)
-    )
+    return units.UNKNOWN
 
 
 def _label(field: str) -> str:
-    return (
-        field.removesuffix("_id").replace("_", " ") if field not in ("call_id", "trace_id") else field.replace("_", " ")
-    )
+    return (field if field in ("call_id", "trace_id") else field.removesuffix("_id")).replace("_", " ")
 
 
 def _value(value: Any) -> str:

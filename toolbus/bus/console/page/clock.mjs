@@ -3,12 +3,10 @@
 import { effect, signal } from "./html.mjs";
 import { bus } from "./store.mjs";
 
-let ahead = 0; // seconds that the bus's clock is ahead of performance.now()
+let ahead = 0; // seconds that the bus's clock is ahead of performance.now(); 0 before the first digest
 
 /** Seconds since the epoch on the bus; changes once a second while the page is seen. */
 export const now = signal(Date.now() / 1000);
-
-const read = () => ahead + performance.now() / 1000;
 
 effect(() => {
   const { at } = bus.value;
@@ -17,8 +15,5 @@ effect(() => {
 });
 
 setInterval(() => {
-  if (!document.hidden) now.value = ahead ? read() : Date.now() / 1000;
+  if (!document.hidden) now.value = ahead ? ahead + performance.now() / 1000 : Date.now() / 1000;
 }, 1000);
-
-/** Returns seconds since the epoch on the bus. */
-export const busTime = () => (ahead ? read() : Date.now() / 1000);

@@ -88,13 +88,16 @@ export function useAct() {
 /** Returns what a form holds, by the names of its fields: what was typed a moment ago is not drawn yet. */
 export const fieldsOf = (form) => Object.fromEntries(new FormData(form));
 
-/** Reads what a tool of the bus answers, again every so many milliseconds, if any: [value, error, read]. */
-export function useAnswer(name, every = 0) {
+/**
+ * Reads what a tool of the bus answers, or what `ask()` promises, again every so many milliseconds, if any:
+ * [value, error, read]. After an error the value before stays.
+ */
+export function useAnswer(ask, every = 0) {
   const [state, setState] = useState({ value: undefined, error: null });
   const live = connection.value === "live";
   const read = async () => {
     try {
-      setState({ value: await admin(name), error: null });
+      setState({ value: await (typeof ask === "string" ? admin(ask) : ask()), error: null });
     } catch (error) {
       setState((before) => ({ ...before, error }));
     }

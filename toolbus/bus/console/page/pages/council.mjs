@@ -4,7 +4,7 @@ import { get, send } from "../api.mjs";
 import { now } from "../clock.mjs";
 import { Filter, filtered } from "../filter.mjs";
 import { html, useEffect, useState } from "../html.mjs";
-import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct } from "../parts.mjs";
+import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct, useAnswer } from "../parts.mjs";
 import { go, link } from "../router.mjs";
 import { Rows } from "../rows.mjs";
 import { connection } from "../store.mjs";
@@ -14,21 +14,7 @@ const RUNS_EVERY = 3000; // ms
 const SETTINGS = "settings"; // instead of the id of a run
 
 function View({ parts, query }) {
-  const [{ runs, error }, setAnswer] = useState({ runs: null, error: null });
-  const live = connection.value === "live";
-  const read = async () => {
-    try {
-      setAnswer({ runs: (await get("/api/council/runs")).runs, error: null });
-    } catch (failure) {
-      setAnswer(({ runs: before }) => ({ runs: before, error: failure }));
-    }
-  };
-  useEffect(() => {
-    if (!live) return;
-    read();
-    const timer = setInterval(() => document.hidden || read(), RUNS_EVERY);
-    return () => clearInterval(timer);
-  }, [live]);
+  const [{ runs = null } = {}, error, read] = useAnswer(() => get("/api/council/runs"), RUNS_EVERY);
   if (error?.status === 404) {
     return html`<section class="list"><div class="head"><div class="toolbar"><h1>Council</h1></div></div>
       <div class="body"><${Nothing} title="This bus has no council">Hosts that call over HTTP let members look at a conversation before the main model is asked. The bus was started without that part.<//></div></section>`;

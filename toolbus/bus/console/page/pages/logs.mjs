@@ -7,7 +7,7 @@ import { Filter, filtered } from "../filter.mjs";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
 import { newestLines } from "../log_lines.mjs";
-import { Cut, DetailHead, Failed, Nothing, Split, useAct } from "../parts.mjs";
+import { Cut, DetailHead, Failed, Nothing, Split, useAct, useAnswer } from "../parts.mjs";
 import { go, refine } from "../router.mjs";
 import { Rows } from "../rows.mjs";
 import { rowsInSight } from "../spans_layout.mjs";
@@ -26,23 +26,7 @@ const AT_END = 30; // pixels: a log that is scrolled so near to its end follows
 const KINDS = { running: "ok", ended: "off", disabled: "off", given_up: "bad", starting: "busy", restarting: "warn" };
 
 function View({ parts, query }) {
-  const [table, setTable] = useState({ plugins: null, errors: {}, error: null });
-  const live = connection.value === "live";
-  const read = async () => {
-    try {
-      const { plugins, errors } = await admin("plugin_logs");
-      setTable({ plugins, errors, error: null });
-    } catch (error) {
-      setTable((before) => ({ ...before, error }));
-    }
-  };
-  useEffect(() => {
-    if (!live) return;
-    read();
-    const timer = setInterval(() => document.hidden || read(), TABLE_EVERY);
-    return () => clearInterval(timer);
-  }, [live]);
-  const { plugins, errors, error } = table;
+  const [{ plugins = null, errors = {} } = {}, error, read] = useAnswer("plugin_logs", TABLE_EVERY);
   const [source, plugin] = parts;
   const items = filtered(plugins ?? [], query.q, (row) => `${row.plugin}\n${row.source}\n${row.state}`.toLowerCase());
   const open = plugins?.find((row) => row.source === source && row.plugin === plugin);

@@ -5,11 +5,10 @@ import { now } from "../clock.mjs";
 import { Filter, filtered } from "../filter.mjs";
 import { html, useEffect, useState } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
-import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct } from "../parts.mjs";
+import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct, useAnswer } from "../parts.mjs";
 import { Output } from "../result_view.mjs";
 import { go, link, refine } from "../router.mjs";
 import { Rows } from "../rows.mjs";
-import { connection } from "../store.mjs";
 import { ago, count, duration, moment, plural, shown } from "../text.mjs";
 
 const REFRESH = 2000; // ms
@@ -23,22 +22,7 @@ const STATUSES = [
 const KINDS = { running: "busy", completed: "ok", failed: "bad" };
 
 function View({ parts, query }) {
-  const [{ tasks, total, error }, setAnswer] = useState({ tasks: null, total: 0, error: null });
-  const live = connection.value === "live";
-  const read = async () => {
-    try {
-      const answer = await admin("all_tasks", { limit: LIMIT });
-      setAnswer({ tasks: answer.tasks, total: answer.count, error: null });
-    } catch (failure) {
-      setAnswer((before) => ({ ...before, error: failure }));
-    }
-  };
-  useEffect(() => {
-    if (!live) return;
-    read();
-    const timer = setInterval(() => document.hidden || read(), REFRESH);
-    return () => clearInterval(timer);
-  }, [live]);
+  const [{ tasks = null, count: total = 0 } = {}, error, read] = useAnswer(() => admin("all_tasks", { limit: LIMIT }), REFRESH);
   const [id] = parts;
   const status = query.status ?? "";
   const wanted = (tasks ?? []).filter((task) => !status || task.status === status);

@@ -1,0 +1,30 @@
+"""Names the states of sessions and sources as operators read them, in digests and metrics alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from toolbus.bus.catalog.handler import Handler
+from toolbus.bus.core import Core
+from toolbus.bus.streams.catalog_messages import best_state
+from toolbus.v1 import tool_bus_service_pb2 as wire
+
+ATTACHED = "attached"
+_OFFLINE = "offline"
+_NAMES: dict[int, str] = {
+    wire.SESSION_STATE_LIVE: ATTACHED,
+    wire.SESSION_STATE_SUSPECT: "suspect",
+    wire.SESSION_STATE_DRAINING: "draining",
+}
+STATES = (*_NAMES.values(), _OFFLINE)
+
+
+def state_of(*handlers: Handler) -> str:
+    """Returns the best state of some handlers."""
+    return _NAMES.get(best_state(handlers), _OFFLINE)
+
+
+def handlers_of(core: Core, source: str) -> Sequence[Handler]:
+    """Returns the sessions of a source; where it has none, the handlers of one of its tools, which stand for it."""
+    peers = core.presence.by_source.get(source)
+    return list(peers.values()) if peers else core.registry.some_handlers(source)
