@@ -10,8 +10,9 @@ from tests.cli.top import world
 from tests.cli.top.digests import ATTACK, change, digest, error, failed, output, running, session, source, tool
 from tests.cli.top.screenshots import draw, read, screen
 from tests.support.waiting import until
+from toolbus.cli.top.header import ViewTab
 from toolbus.cli.top.row_list import ColumnHeads, RowList
-from toolbus.cli.top.screen import TopApp, ViewTab
+from toolbus.cli.top.screen import TopApp
 from toolbus.cli.top.table import Selection
 from toolbus.errors import Code
 

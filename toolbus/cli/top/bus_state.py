@@ -1,6 +1,6 @@
 """Holds the whole state of a bus as its digests tell it: each digest brings what changed, a full one everything.
 
-Knows neither the connection nor the screen. Texts are as the bus sent them: whoever shows them cleans them.
+Knows neither the connection nor the screen. Texts are as the bus sent them: what shows them cleans them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Says everything that is known of one line of a table: of a tool, a source, a call with its nested calls, an error.
 
-Texts are as the bus sent them: whoever draws them cleans them.
+Texts are as the bus sent them: what draws them cleans them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 
 from toolbus.cli.top import units
 from toolbus.cli.top.bus_state import BusState, is_failure
+from toolbus.cli.top.lines import CallLine, FailureLine, SourceLine, ToolLine
 from toolbus.cli.top.table import Selection, select
 from toolbus.cli.top.trail import BARS
-from toolbus.cli.top.views import CALLS, CallLine, FailureLine, SourceLine, ToolLine
+from toolbus.cli.top.views import CALLS
 
 Fact: TypeAlias = tuple[str, str]
 """What it is, and its value; a label of "" continues the fact before it."""
@@ -20,16 +21,8 @@ Fact: TypeAlias = tuple[str, str]
 MAX_TREE = 200  # calls of a tree
 MAX_NEWEST = 10  # calls of a tool
 _OF_SESSION = (
-    "state",
-    "kind",
-    "identity",
-    "version",
-    "peer",
-    "in_flight",
-    "max_in_flight",
-    "pending",
-    "stuck",
-    "tools",
+    *("state", "kind", "identity", "version", "peer"),
+    *("in_flight", "max_in_flight", "pending", "stuck", "tools"),
 )
 
 
@@ -116,7 +109,7 @@ def _of_call(line: CallLine, state: BusState, now: float) -> list[Fact]:
     facts = [
         ("outcome", line.outcome),
         ("duration", units.duration(line.seconds)),
-        ("stage", str(call.get("stage") or failure.get("stage") or "-").lower()),
+        ("stage", line.stage or "-"),
     ]
     if failure:
         facts += [
@@ -175,7 +168,7 @@ def nested_calls(line: CallLine, state: BusState, now: float) -> Iterator[str]:
 def _short(line: CallLine) -> str:
     parts = [str(line.call.get("name", "")), line.outcome, units.duration(line.seconds)]
     if line.running or is_failure(line.call):
-        parts.append(str(line.call.get("stage") or (line.call.get("failure") or {}).get("stage") or "").lower())
+        parts.append(line.stage)
     return "  ".join(part for part in parts if part)
 
 

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 
 from toolbus.cli.top import units
 from toolbus.cli.top.bus_state import BusState, Row
+from toolbus.cli.top.lines import CallLine, FailureLine
 from toolbus.cli.top.table import Selection, View, select
-from toolbus.cli.top.views import CALLS, ERRORS, SOURCES, TOOLS, CallLine, FailureLine
+from toolbus.cli.top.views import CALLS, ERRORS, SOURCES, TOOLS
 
 # Fields of the bus that the JSON object has, null where the bus did not say.
 _OF_BUS = (

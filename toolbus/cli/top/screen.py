@@ -15,16 +15,15 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.content import Content
-from textual.events import Click
-from textual.message import Message
 from textual.theme import Theme
 from textual.widgets import Footer, Input, Static
 
 from toolbus.cli import terminal
-from toolbus.cli.top import details, frame, units
+from toolbus.cli.top import details, header
 from toolbus.cli.top.bus_state import BusState
 from toolbus.cli.top.dialogs import DrainDialog, FactsDialog, KeysDialog
 from toolbus.cli.top.digest_reader import BusLost, DigestReader, ReaderTimings
+from toolbus.cli.top.header import Loss, ViewTab
 from toolbus.cli.top.row_list import ColumnHeads, RowList
 from toolbus.cli.top.table import Selection, View, select
 from toolbus.cli.top.views import SOURCES, TOOLS, VIEWS
@@ -42,27 +41,7 @@ LIGHT = Theme(
     "toolbus-light", primary="#2952a3", secondary="#3a6b1f", accent="#00607f", warning="#8a5300", error="#b3182d",
     success="#2f6b16", foreground="#1c2030", background="#fbfbfd", surface="#f1f2f6", panel="#e4e6ee", dark=False,
 )  # fmt: skip
-RATE_BARS = 24
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
-
-
-class ViewTab(Static):
-    """The name of a table, with its key; a click shows it."""
-
-    class Chosen(Message):
-        """It was clicked."""
-
-        def __init__(self, view: View) -> None:
-            self.view = view
-            super().__init__()
-
-    def __init__(self, view: View) -> None:
-        self.view = view
-        super().__init__(id=f"tab-{view.name}")
-
-    def on_click(self, event: Click) -> None:
-        """Shows its table."""
-        self.post_message(self.Chosen(self.view))
 
 
 class TopApp(App[int]):
@@ -116,8 +95,7 @@ class TopApp(App[int]):
         self.state = BusState()
         self._clock = clock
         self._arrived = 0.0  # when the newest digest came, on this program's clock
-        self._lost = ""  # why the bus does not answer; "" while it does
-        self._lost_at = 0.0  # since when, in seconds since the epoch
+        self._loss: Loss | None = None  # why the bus does not answer; None while it does
         self.error: RequestError | None = None  # what ended the screen; None: its user did
         self._view: View = TOOLS
         first = replace(selection, sort=selection.sort or TOOLS.sort)
@@ -156,18 +134,18 @@ class TopApp(App[int]):
             try:
                 digest = await self._reader.read()
             except BusLost as error:
-                first, self._lost = not self._lost, str(error)
+                first = self._loss is None
+                self._loss = Loss(str(error), time.time() if self._loss is None else self._loss.since)
                 if first:
-                    self._lost_at = time.time()
                     self.draw()
                 continue
             except RequestError as error:
                 self.error = error
                 self.exit(terminal.REFUSED)
                 return
-            first = not self.state.known or bool(self._lost)
+            first = not self.state.known or self._loss is not None
             self.state.apply(digest)
-            self._arrived, self._lost = self._clock(), ""
+            self._arrived, self._loss = self._clock(), None
             if first:
                 self.draw()
 
@@ -176,7 +154,7 @@ class TopApp(App[int]):
         """The time on the bus's clock: that of its newest digest, and what has passed since."""
         if self._held is not None:
             return self._held
-        passed = 0.0 if self._lost else self._clock() - self._arrived
+        passed = 0.0 if self._loss is not None else self._clock() - self._arrived
         return self.state.at + passed if self.state.known else 0.0
 
     # -- drawing --------------------------------------------------------------------------------------------------
@@ -185,14 +163,15 @@ class TopApp(App[int]):
         """Draws what changed."""
         view, selection, now = self._view, self._selections[self._view.name], self.now
         base = self.screen_stack[0]
-        self._write(base.query_one("#bus", Static), self._bus_line(now))
-        self._write(base.query_one("#figures", Static), self._figures())
+        about_bus = header.bus_line(self.state, self._address, now, self._loss, is_paused=self._held is not None)
+        self._write(base.query_one("#bus", Static), about_bus)
+        self._write(base.query_one("#figures", Static), header.figures(self.state))
         for tab in base.query(ViewTab):
-            self._write(tab, self._tab(tab.view))
-        self._write(base.query_one("#selected", Static), self._selected(selection))
+            self._write(tab, header.tab(self.state, tab.view, is_shown=tab.view is view))
+        self._write(base.query_one("#selected", Static), header.selected(selection))
         base.query_one(ColumnHeads).show(view, selection.sort, selection.reverse)
         rows = base.query_one(RowList)
-        rows.lost = bool(self._lost)
+        rows.lost = self._loss is not None
         rows.show(view, select(view, self.state, now, selection))
         if isinstance(self.screen, FactsDialog):
             self.screen.update()
@@ -203,56 +182,6 @@ class TopApp(App[int]):
         if before is None or not before.is_same(content):
             self._written[place] = content
             place.update(content, layout=before is None or len(before) != len(content))
-
-    def _bus_line(self, now: float) -> Content:
-        bus = self.state.bus
-        where = clean_line(self._address)
-        parts: list[Content | tuple[str, str]] = [
-            (f" toolbus {clean_line(str(bus.get('version') or ''))} ", "bold $primary")
-        ]
-        parts += [Content(f" {where}  ")]
-        if self._lost:
-            parts.append((f"no answer since {units.clock(self._lost_at)}, reconnecting", "bold $error"))
-            parts.append((f"  {clean_line(self._lost)}", "$error"))
-        elif not self.state.known:
-            parts.append(("connecting", "$warning"))
-        else:
-            word = frame.state_word(self.state)
-            parts.append((word, "bold $success" if word == "serving" else "bold $warning"))
-            began = bus.get("began")
-            parts.append((f"  up {units.duration(now - began)}" if began is not None else "", "$foreground 60%"))
-            parts.append((f"  {units.clock(now)}", "$foreground 60%"))
-        if self._held is not None:
-            parts.append(("  PAUSED: p goes on", "bold $warning"))
-        return Content.assemble(*parts)
-
-    def _figures(self) -> Content:
-        bus, state = self.state.bus, self.state
-        failed = bus.get("total_failed")
-        parts: list[Content | tuple[str, str]] = [
-            (f" {units.rate(bus.get('rate')):>6} calls/s ", "bold"),
-            (units.sparkline(state.rates, RATE_BARS), "$accent"),
-            Content(f"  {frame.in_flight(state)}  {units.count(bus.get('total'))} calls  "),
-            (f"{units.count(failed)} errors", "$error" if failed else "$foreground 60%"),
-        ]
-        if state.lost:
-            parts.append((f"  {units.count(state.lost)} calls lost (ended faster than read)", "$warning"))
-        rest = f"  held {units.size(bus.get('held_bytes'))}  lag {units.duration(bus.get('loop_lag'))}"
-        parts.append((f"{rest}  late {units.count(bus.get('late'))}", "$foreground 60%"))
-        return Content.assemble(*parts)
-
-    def _tab(self, view: View) -> Content:
-        state = self.state
-        counts = {"tools": len(state.tools), "sources": len(state.sources), "calls": len(state.running)}
-        count = counts.get(view.name, sum(each.count for each in state.failures.values()))
-        what = {"calls": " running", "errors": " seen"}.get(view.name, "")
-        text = f" {view.title[0].lower()} {view.title} {units.count(count)}{what} "
-        return Content.styled(text, "reverse bold" if view is self._view else "$foreground 60%")
-
-    def _selected(self, selection: Selection) -> Content:
-        parts = [f"source {selection.source}"] if selection.source else []
-        parts += [f"filter {selection.filter}"] if selection.filter else []
-        return Content.styled("  " + ", ".join(map(clean_line, parts)), "$warning")
 
     # -- keys -----------------------------------------------------------------------------------------------------
 

@@ -1,129 +1,40 @@
 """Makes the tables of a bus's state: tools, sources, calls, errors.
 
-The frame of text and the screen draw the same tables. Cells are texts as the bus sent them: who draws them cleans them.
+The frame of text and the screen draw the same tables. Cells are as the bus sent them: what draws them cleans them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from toolbus.cli.top import units
-from toolbus.cli.top.bus_state import BusState, FailureKey, FailureState, Row, ToolState, is_failure
+from toolbus.cli.top.bus_state import BusState, Row
+from toolbus.cli.top.lines import CallLine, FailureLine, SourceLine, ToolLine
 from toolbus.cli.top.table import Column, View
 from toolbus.cli.top.trail import BARS
 
-
-@dataclass(frozen=True, slots=True)
-class ToolLine:
-    """A tool, how often it is called now, and how many of the running calls it has."""
-
-    tool: ToolState
-    rate: float | None
-    in_flight: int
-    now: float
-
-    @property
-    def source(self) -> str:
-        """Whose line it is."""
-        return self.tool.source
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What stays the same of this line from digest to digest."""
-        return self.tool.key
+_Tone = Callable[[Any], str]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceLine:
-    """A source with its sessions; a program that only calls has no entry of its own among the sources.
-
-    Attributes:
-        entry: empty where there is none.
-    """
-
-    name: str
-    entry: Row
-    sessions: tuple[Row, ...]
-
-    @property
-    def source(self) -> str:
-        """Whose line it is."""
-        return self.name
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What stays the same of this line from digest to digest."""
-        return (self.name,)
-
-    def first(self, field: str) -> Any:
-        """Returns a field of the source, or of the first session that has it; None where nobody says."""
-        return next((each[field] for each in (self.entry, *self.sessions) if each.get(field)), None)
-
-    def total(self, field: str) -> int | None:
-        """Returns the sum of a field of the sessions; None where none has it."""
-        values = [each[field] for each in self.sessions if each.get(field) is not None]
-        return sum(values) if values else None
+def _plain(line: Any) -> str:
+    return ""
 
 
-@dataclass(frozen=True, slots=True)
-class CallLine:
-    """A call that runs, or that has ended.
-
-    Attributes:
-        seconds: how long it took, or has run.
-    """
-
-    call: Row
-    running: bool
-    seconds: float | None
-
-    @property
-    def source(self) -> str:
-        """Whose line it is."""
-        return str(self.call.get("source", ""))
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What stays the same of this line from digest to digest, also when the call ends."""
-        return (str(self.call.get("id") or self.call.get("number", "")),)
-
-    @property
-    def outcome(self) -> str:
-        """`running`, or as `toolbus calls` writes it."""
-        return "running" if self.running else str(self.call.get("outcome", "")).lower()
-
-    @property
-    def tone(self) -> str:
-        """How the outcome is drawn."""
-        return "accent" if self.running else "bad" if is_failure(self.call) else "ok"
+def _text(
+    title: str, word: str, read: Callable[[Any], Any], width: int, tone: _Tone = _plain, *, without: str = "-"
+) -> Column:
+    """Returns a column of texts; `without` stands where there is none."""
+    return Column(
+        title, word, lambda line: str(read(line) or without), lambda line: str(read(line) or ""), width, tone=tone
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class FailureLine:
-    """Calls of a tool that failed in the same way."""
-
-    failure: FailureState
-
-    @property
-    def source(self) -> str:
-        """Whose line it is."""
-        return str(self.newest["source"])
-
-    @property
-    def key(self) -> FailureKey:
-        """What stays the same of this line from digest to digest."""
-        newest = self.newest
-        return str(newest["source"]), str(newest["name"]), str(newest["outcome"])
-
-    @property
-    def newest(self) -> Row:
-        """The record of the newest one."""
-        return self.failure.newest
-
-    def said(self, field: str) -> Any:
-        """Returns a field of what was said about the newest failure; None where nothing was."""
-        return (self.newest.get("failure") or {}).get(field)
+def _number(
+    title: str, word: str, read: Callable[[Any], Any], width: int, write: Callable[[Any], str], tone: _Tone = _plain
+) -> Column:
+    """Returns a column of numbers, the highest first."""
+    return Column(title, word, lambda line: write(read(line)), read, width, True, tone)
 
 
 # -- tools --------------------------------------------------------------------------------------------------------
@@ -143,20 +54,17 @@ TOOLS = View(
     "tools",
     "Tools",
     (
-        Column("NAME", "name", lambda line: line.tool.name, lambda line: line.tool.name, 0),
-        Column("SOURCE", "source", lambda line: line.tool.source, lambda line: line.tool.source, 16),
+        _text("NAME", "name", lambda line: line.tool.name, 0),
+        _text("SOURCE", "source", lambda line: line.source, 16),
         Column("CALLS/S", "rate", lambda line: units.rate(line.rate), _rate_rank, 8, True),
-        Column("CALLS", "calls", lambda line: units.count(line.tool.calls), lambda line: line.tool.calls, 10, True),
-        Column(
-            *("ERRORS", "errors"),
-            lambda line: units.count(line.tool.failed),
-            lambda line: line.tool.failed,
-            *(8, True),
-            lambda line: "bad" if line.tool.failed else "",
+        _number("CALLS", "calls", lambda line: line.tool.calls, 10, units.count),
+        _number(
+            *("ERRORS", "errors", lambda line: line.tool.failed, 8),
+            *(units.count, lambda line: "bad" if line.tool.failed else ""),
         ),
-        Column("P50", "p50", lambda line: units.duration(line.tool.p50), lambda line: line.tool.p50, 8, True),
-        Column("P95", "p95", lambda line: units.duration(line.tool.p95), lambda line: line.tool.p95, 8, True),
-        Column("IN FLIGHT", "in-flight", lambda line: str(line.in_flight), lambda line: line.in_flight, 9, True),
+        _number("P50", "p50", lambda line: line.tool.p50, 8, units.duration),
+        _number("P95", "p95", lambda line: line.tool.p95, 8, units.duration),
+        _number("IN FLIGHT", "in-flight", lambda line: line.in_flight, 9, str),
         Column(
             *("LAST MINUTE", "last"),
             lambda line: units.sparkline(line.tool.trail.course(line.now), BARS),
@@ -192,30 +100,22 @@ def _window(line: SourceLine) -> str:
     return f"{used}/{limit}" if limit else str(used)
 
 
-def _number(line: SourceLine, field: str) -> int | None:
+def _count(line: SourceLine, field: str) -> int | None:
     value = line.entry.get(field)
     if isinstance(value, int):
         return value
     return len(line.sessions) if field == "sessions" else line.total(field)
 
 
-def _counted(title: str, field: str, width: int, tone: str = "") -> Column:
-    return Column(
-        *(title, field.replace("_", "-")),
-        lambda line: units.count(_number(line, field)),
-        lambda line: _number(line, field),
-        *(width, True),
-        lambda line: tone if _number(line, field) else "",
+def _counted(field: str, width: int, tone: str = "") -> Column:
+    return _number(
+        *(field.upper(), field, lambda line: _count(line, field), width),
+        *(units.count, lambda line: tone if _count(line, field) else ""),
     )
 
 
-def _said(title: str, field: str, width: int) -> Column:
-    return Column(
-        *(title, field.replace("_", "-")),
-        lambda line: str(line.first(field) or "-"),
-        lambda line: str(line.first(field) or ""),
-        width,
-    )
+def _of_source(field: str, width: int, tone: _Tone = _plain) -> Column:
+    return _text(field.upper(), field, lambda line: line.first(field), width, tone)
 
 
 _STATES = {"attached": "ok", "suspect": "warning", "draining": "warning", "offline": "bad"}
@@ -223,23 +123,17 @@ SOURCES = View(
     "sources",
     "Sources",
     (
-        Column("SOURCE", "name", lambda line: line.name, lambda line: line.name, 0),
-        Column(
-            *("STATE", "state"),
-            lambda line: str(line.first("state") or "-"),
-            lambda line: str(line.first("state") or ""),
-            9,
-            tone=lambda line: _STATES.get(str(line.first("state")), ""),
-        ),
-        _said("KIND", "kind", 9),
-        _counted("TOOLS", "tools", 7),
-        _counted("SESSIONS", "sessions", 8),
+        _text("SOURCE", "name", lambda line: line.name, 0),
+        _of_source("state", 9, lambda line: _STATES.get(str(line.first("state")), "")),
+        _of_source("kind", 9),
+        _counted("tools", 7),
+        _counted("sessions", 8),
         Column("IN FLIGHT", "in-flight", _window, lambda line: line.total("in_flight"), 11, True),
-        _counted("PENDING", "pending", 8),
-        _counted("STUCK", "stuck", 6, "bad"),
-        _counted("REFUSED", "refused", 8, "warning"),
-        _said("IDENTITY", "identity", 14),
-        _said("VERSION", "version", 12),
+        _counted("pending", 8),
+        _counted("stuck", 6, "bad"),
+        _counted("refused", 8, "warning"),
+        _of_source("identity", 14),
+        _of_source("version", 12),
     ),
     _source_lines,
     lambda line: (line.name, str(line.first("state") or ""), str(line.first("kind") or "")),
@@ -266,16 +160,7 @@ def _since(call: Row, now: float) -> float | None:
 
 
 def _of_call(title: str, field: str, width: int) -> Column:
-    return Column(
-        *(title, field.removesuffix("_id")),
-        lambda line: str(line.call.get(field) or "-"),
-        lambda line: str(line.call.get(field) or ""),
-        width,
-    )
-
-
-def _stage(line: CallLine) -> str:
-    return str(line.call.get("stage") or (line.call.get("failure") or {}).get("stage") or "-").lower()
+    return _text(title, field.removesuffix("_id"), lambda line: line.call.get(field), width)
 
 
 _SEARCHED = ("name", "source", "caller", "user_id", "call_id", "trace_id")
@@ -283,21 +168,14 @@ CALLS = View(
     "calls",
     "Calls",
     (
-        Column(
-            "OUTCOME", "outcome", lambda line: line.outcome, lambda line: line.outcome, 17, tone=lambda line: line.tone
-        ),
-        Column("DURATION", "duration", lambda line: units.duration(line.seconds), lambda line: line.seconds, 11, True),
-        Column("STAGE", "stage", _stage, _stage, 14),
+        _text("OUTCOME", "outcome", lambda line: line.outcome, 17, lambda line: line.tone),
+        _number("DURATION", "duration", lambda line: line.seconds, 11, units.duration),
+        _text("STAGE", "stage", lambda line: line.stage, 14),
         _of_call("NAME", "name", 0),
         _of_call("SOURCE", "source", 18),
         _of_call("CALLER", "caller", 16),
         _of_call("USER", "user_id", 12),
-        Column(
-            *("STARTED", "started"),
-            lambda line: units.clock(line.call.get("started")),
-            lambda line: line.call.get("started"),
-            *(9, True),
-        ),
+        _number("STARTED", "started", lambda line: line.call.get("started"), 9, units.clock),
         _of_call("CALL", "call_id", 14),
     ),
     call_lines,
@@ -316,14 +194,8 @@ def _failure_lines(state: BusState, now: float) -> list[Any]:
     return [FailureLine(failure) for failure in reversed(state.failures.values())]
 
 
-def _of_newest(title: str, field: str, width: int) -> Column:
-    return Column(
-        title, field, lambda line: str(line.newest.get(field, "")), lambda line: str(line.newest.get(field, "")), width
-    )
-
-
 def _retry_safe(line: FailureLine) -> str:
-    safe = line.said("retry_safe")
+    safe = line.failed_with("retry_safe")
     return units.UNKNOWN if safe is None else "yes" if safe else "no"
 
 
@@ -331,44 +203,17 @@ ERRORS = View(
     "errors",
     "Errors",
     (
-        Column(
-            *("LAST", "last"),
-            lambda line: units.clock(line.newest.get("ended")),
-            lambda line: line.newest.get("ended"),
-            *(9, True),
-        ),
-        Column(
-            *("ERRORS", "errors"),
-            lambda line: units.count(line.failure.count),
-            lambda line: line.failure.count,
-            *(7, True),
-        ),
-        Column(
-            "OUTCOME",
-            "outcome",
-            lambda line: line.key[2].lower(),
-            lambda line: line.key[2],
-            17,
-            tone=lambda line: "bad",
-        ),
-        _of_newest("NAME", "name", 20),
-        _of_newest("SOURCE", "source", 14),
-        Column(
-            *("STAGE", "stage"),
-            lambda line: str(line.said("stage") or units.UNKNOWN).lower(),
-            lambda line: str(line.said("stage") or ""),
-            14,
-        ),
-        Column("RETRY SAFE", "retry-safe", _retry_safe, _retry_safe, 10),
-        Column(
-            *("MESSAGE", "message"),
-            lambda line: str(line.said("message") or "-"),
-            lambda line: str(line.said("message") or ""),
-            0,
-        ),
+        _number("LAST", "last", lambda line: line.newest.get("ended"), 9, units.clock),
+        _number("ERRORS", "errors", lambda line: line.failure.count, 7, units.count),
+        _text("OUTCOME", "outcome", lambda line: line.key[2].lower(), 17, lambda line: "bad"),
+        _text("NAME", "name", lambda line: line.newest.get("name"), 20),
+        _text("SOURCE", "source", lambda line: line.newest.get("source"), 14),
+        _text("STAGE", "stage", lambda line: line.stage, 14, without=units.UNKNOWN),
+        _text("RETRY SAFE", "retry-safe", _retry_safe, 10),
+        _text("MESSAGE", "message", lambda line: line.failed_with("message"), 0),
     ),
     _failure_lines,
-    lambda line: (*line.key, str(line.said("message") or "")),
+    lambda line: (*line.key, str(line.failed_with("message") or "")),
     "",
     "no errors since this program began to read",
     ("retry-safe", "stage", "source", "last"),
