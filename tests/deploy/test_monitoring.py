@@ -116,6 +116,13 @@ def test_the_scrape_configuration_keeps_our_labels_and_loads_the_rules() -> None
     assert remote[0]["honor_labels"] is True
 
 
+def test_only_failures_of_a_tool_itself_count_as_its_failures() -> None:
+    """What no tool has is counted as `unknown`, where each call fails."""
+    (alert,) = (each for each in ALERTS if each["alert"] == "ToolbusToolFails")
+    (callers,) = re.findall(r'outcome!~"([^"]+)"', alert["expr"])
+    assert set(callers.split("|")) == {"OK", "INPUT_REQUIRED", "CANCELLED", "INVALID_ARGUMENTS", "NOT_FOUND"}
+
+
 @pytest.mark.parametrize(
     "words", [("check", "rules", str(RULES)), ("check", "config", str(PROMETHEUS / "prometheus.yml"))]
 )

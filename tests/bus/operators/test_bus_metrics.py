@@ -115,13 +115,39 @@ async def test_nothing_of_arguments_outputs_and_users_is_told() -> None:
             assert CANARY not in (await scrape(bus, accept)).text
 
 
-async def test_a_source_that_is_gone_is_down_and_then_forgotten() -> None:
-    async with running_bus(http="127.0.0.1:0", grace_seconds=0.2) as bus:
-        async with Plugin("p", address=bus.grpc_addresses[0]):
-            await until(lambda: "p" in bus.core.presence.by_source, "the plugin")
-            assert read((await scrape(bus)).text)["toolbus_source_up"]["p",] == 1
-        await until(lambda: "p" not in bus.core.presence.known_sources(), "the end of the grace period")
+async def test_a_source_that_left_in_good_order_is_not_told_of_and_a_host_is_none() -> None:
+    async with running_bus(http="127.0.0.1:0") as bus, Host(bus.grpc_addresses[0]):
+        plugin = Plugin("p", address=bus.grpc_addresses[0])
+
+        @plugin.tool
+        def one() -> int:
+            return 1
+
+        async with plugin:
+            await plugin.ready()
+            assert set(read((await scrape(bus)).text)["toolbus_source_up"]) == {("p",), ("toolbus",)}
+        await until(lambda: "p" not in bus.core.presence.by_source, "the end of the session")
         assert ("p",) not in read((await scrape(bus)).text)["toolbus_source_up"]
+
+
+async def test_a_source_that_was_lost_is_down_until_it_is_back() -> None:
+    async with running_bus(http="127.0.0.1:0", grace_seconds=0.0) as bus:
+        presence = bus.core.presence
+        plugin = Plugin("p", address=bus.grpc_addresses[0])
+
+        @plugin.tool
+        def one() -> int:
+            return 1
+
+        async with plugin:
+            await plugin.ready()
+            presence.draining = True  # nobody can attach
+            presence.end(next(iter(presence.by_source["p"].values())), "it is lost", time.monotonic())
+            await until(lambda: "p" in presence.lost_sources, "the end of the grace period")
+            assert read((await scrape(bus)).text)["toolbus_source_up"]["p",] == 0
+            presence.draining = False
+            await until(lambda: "p" in presence.by_source, "the plugin to come back")
+            assert read((await scrape(bus)).text)["toolbus_source_up"]["p",] == 1
 
 
 async def test_what_identities_use_and_when_their_keys_end_is_told(tmp_path: Path) -> None:

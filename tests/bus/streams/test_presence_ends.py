@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.core_model import IDEMPOTENT, Core, StreamDouble, answer, call, codes, error_of, names, tool
+from toolbus.bus.streams.session_table import LOST_SECONDS, MAX_LOST
 from toolbus.errors import Code
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
@@ -102,6 +103,33 @@ def test_a_plugin_that_reconnects_within_its_grace_period_takes_its_place_again(
     core.now += 10.0
     core.presence.tick(core.now)
     assert names(core) == ["a", "b"]
+
+
+def test_a_source_that_does_not_come_back_is_lost_for_an_hour_and_one_that_left_is_not() -> None:
+    core = Core(grace_seconds=5.0)
+    left = core.attached("left", tool("l"))
+    left.send(drain=wire.Drain(reason="bye"))
+    for source in ("gone", "back"):
+        core.attached(source, tool(source)).end()
+    left.end()
+    assert core.presence.lost_sources == []
+    core.now += 5.0
+    core.presence.tick(core.now)
+    assert sorted(core.presence.lost_sources) == ["back", "gone"]
+    core.attached("back")
+    assert core.presence.lost_sources == ["gone"]
+    core.now += LOST_SECONDS
+    core.presence.tick(core.now)
+    assert core.presence.lost_sources == []
+
+
+def test_no_more_than_a_thousand_lost_sources_are_told_of() -> None:
+    core = Core(grace_seconds=0.0)
+    for number in range(MAX_LOST + 1):
+        core.presence.start_grace(f"s{number}", core.now)
+    core.presence.tick(core.now)
+    assert len(core.presence.lost_sources) == MAX_LOST
+    assert "s0" not in core.presence.lost_sources
 
 
 def _opening(core: Core) -> StreamDouble:

@@ -90,11 +90,11 @@ class BusMetrics:
         yield _gauge("toolbus_sessions", "Sessions of peers, by state.", _by("state", states))
         counts = registry.count_states()
         yield _gauge("toolbus_tools", "Tools in all roles, by state.", _by("state", counts))
-        names = dict.fromkeys((*presence.by_source, *presence.known_sources(), *registry.sources()))
+        names = dict.fromkeys((*registry.sources(), *presence.lost_sources))
         up = {
             name: float(state_of(*handlers_of(core, name)) == ATTACHED) for name in itertools.islice(names, MAX_SOURCES)
         }
-        yield _gauge("toolbus_source_up", "1 where a source can be called, else 0.", _by("source", up))
+        yield _gauge("toolbus_source_up", "1 where the tools of a source can be called, else 0.", _by("source", up))
 
     def _streams(self) -> Iterator[Family]:
         core = self._core

@@ -13,6 +13,8 @@ from toolbus.bus.streams.peer import Peer
 from toolbus.errors import NotPermitted, SessionGone
 from toolbus.session import State
 
+LOST_SECONDS = 3600.0  # so long a source that is gone is told of, as the series of its tools are
+MAX_LOST = 1_000  # of them, so that names which never come back take no memory
 
 class Traffic:
     """What the streams of a bus have carried, in messages and in their calls and results."""
@@ -31,6 +33,7 @@ class SessionTable:
         self.by_source: dict[str, dict[str, Peer]] = {}  # source → session_id → peer
         self._by_instance: dict[tuple[str, str], Peer] = {}  # (source, instance) → its newest session
         self._grace_ends: dict[str, float] = {}  # source that disconnected → when its grace period ends
+        self._lost: dict[str, float] = {}  # source whose grace period ended → when it is forgotten
         self._tokens: dict[str, str] = {}  # source → the token that binds it while it is attached or in grace
         self.traffic = Traffic()
         self.draining = False  # whether the bus shuts down and accepts no new session
@@ -81,6 +84,7 @@ class SessionTable:
         if peer.instance:
             self._by_instance[peer.source, peer.instance] = peer
         self._grace_ends.pop(peer.source, None)
+        self._lost.pop(peer.source, None)
         if token:
             self._tokens[peer.source] = token
 
@@ -107,6 +111,9 @@ class SessionTable:
             del self._grace_ends[source]
             if source not in self.by_source:
                 self._tokens.pop(source, None)
+                self._lost[source] = now + LOST_SECONDS
+        while self._lost and (len(self._lost) > MAX_LOST or next(iter(self._lost.values())) <= now):
+            del self._lost[next(iter(self._lost))]
         return expired
 
     def check_token(self, source: str, token: str) -> None:
@@ -137,6 +144,11 @@ class SessionTable:
     def in_grace(self) -> list[str]:
         """The sources that disconnected and are in their grace period."""
         return list(self._grace_ends)
+
+    @property
+    def lost_sources(self) -> list[str]:
+        """The sources that went without a word, with their tools, in the last hour, and have not come back."""
+        return list(self._lost)
 
     def known_sources(self) -> list[str]:
         """Returns the sources whose health is known."""
