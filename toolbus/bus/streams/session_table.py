@@ -16,6 +16,7 @@ from toolbus.session import State
 LOST_SECONDS = 3600.0  # so long a source that is gone is told of, as the series of its tools are
 MAX_LOST = 1_000  # of them, so that names which never come back take no memory
 
+
 class Traffic:
     """What the streams of a bus have carried, in messages and in their calls and results."""
 
