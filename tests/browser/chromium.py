@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import os
 import shutil
@@ -69,6 +70,10 @@ def find_chromium() -> str:
     return found
 
 
+class Navigated(Exception):
+    """The page went to another document before a script in it had ended."""
+
+
 class Page:
     """A tab.
 
@@ -131,6 +136,8 @@ class Page:
         answer = self._pending[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": number, "method": method, "params": params})
         event = await asyncio.wait_for(answer, 2 * WAIT_SECONDS)  # `until` gives up before
+        if "navigated" in event.get("error", {}).get("message", ""):
+            raise Navigated(event["error"]["message"])
         assert "error" not in event, event
         result: dict[str, Any] = event["result"]
         return result
@@ -158,7 +165,7 @@ class Page:
         return result["result"].get("value")
 
     async def until(self, script: str, what: str = "", seconds: float = WAIT_SECONDS) -> None:
-        """Waits, a frame at a time, until an expression is true in the page."""
+        """Waits, a frame at a time, until an expression is true in the page, in the next document if it goes there."""
         loop = f"""new Promise((done, failed) => {{
             const giveUp = performance.now() + {seconds * 1000};
             const look = () => {{
@@ -170,7 +177,10 @@ class Page:
             }};
             look();
         }})"""
-        assert await self.run(loop), f"waited {seconds:g} s for {what or script}"
+        while True:
+            with contextlib.suppress(Navigated):
+                assert await self.run(loop), f"waited {seconds:g} s for {what or script}"
+                return
 
     # -- as a person -------------------------------------------------------------------------------------------------
 

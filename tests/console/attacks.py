@@ -107,7 +107,7 @@ async def attacked_world(folder: Path) -> AsyncIterator[World]:
         async with first, second, Host(address, source="assistant") as host:
             await within(first.ready())
             await within(second.ready())
-            with Running(folder, "run", folder / "prints.py", "--bus", address) as supervisor:
+            async with Running(folder, "run", folder / "prints.py", "--bus", address) as supervisor:
                 await within(asyncio.to_thread(supervisor.says, "attached to the bus"))
                 user = CallContext(user_id=SAFE[:60], attributes={"level": "0"})
                 for name in (*NAMES, "fails", "waits", "speak"):

@@ -118,8 +118,7 @@ async def inhabited(address: str, http: str, *, tools: int = 1000, run: bool = T
         host = await stack.enter_async_context(Host(address, source="assistant"))
         await within(host.ready())
         if run:
-            supervisor = Running(Path(folder), "run", *SUPERVISED, "--bus", address)
-            stack.callback(lambda: supervisor.__exit__(None, None, None))
+            await stack.enter_async_context(Running(Path(folder), "run", *SUPERVISED, "--bus", address))
             await within(_listed(host, "print_slip", "get_sun_times"))
         yield World(address, http, host)
 

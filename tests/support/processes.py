@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
 import signal
@@ -82,7 +83,10 @@ def _toolbus_fork(*words: str | Path, **env: str) -> subprocess.CompletedProcess
 
 
 class Running:
-    """A ``toolbus`` command that keeps running; its output goes to files."""
+    """A ``toolbus`` command that keeps running; its output goes to files.
+
+    Use ``async with`` where the bus that it needs to end well runs on the test's own event loop.
+    """
 
     def __init__(self, folder: Path, *words: str | Path, **env: str) -> None:
         self._out = folder / f"{words[0]}-{time.monotonic_ns()}.out"
@@ -150,3 +154,11 @@ class Running:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
