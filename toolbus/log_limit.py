@@ -1,6 +1,6 @@
-"""Limits how many lines a second somebody may put into a log; what is beyond is counted and said once a second.
+"""Limits how many lines a second one source may put into a log; what is beyond is counted, and logged once a second.
 
-Whoever logs what others cause asks it first: a log that others can flood hides what matters and fills a disk.
+A part that logs what others cause asks it first: a log that others can flood hides what matters and fills a disk.
 """
 
 from __future__ import annotations

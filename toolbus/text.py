@@ -94,7 +94,7 @@ def keep_colours(line: str) -> str:
             parts.append(match["colour"])
             coloured = True
     parts.append(drop_unsafe(line[begin:]))
-    return "".join(parts) + (COLOUR_END if coloured else "")  # the next line is somebody else's
+    return "".join(parts) + (COLOUR_END if coloured else "")  # the next line is another plugin's
 
 
 def drop_colours(line: str) -> str:

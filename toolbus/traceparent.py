@@ -69,7 +69,7 @@ def read_tracestate(text: str) -> str:
 def is_tracestate(text: str) -> bool:
     """Tells whether a ``tracestate`` has the form of the standard.
 
-    Of one that has not, OpenTelemetry logs a warning with its text: whoever calls could fill the log of others.
+    Of one that has not, OpenTelemetry logs a warning with its text: a caller could fill the log of others.
     """
     members = [member for each in text.split(",") if (member := each.strip(" \t"))]
     return len(members) <= MAX_MEMBERS and all(map(_MEMBER.fullmatch, members))

@@ -1,4 +1,4 @@
-"""Makes a plugin whose every text attacks whoever shows it: markup, scripts, escapes of terminals, reordered text."""
+"""Makes a plugin whose every text attacks what shows it: markup, scripts, escapes of terminals, reordered text."""
 
 from __future__ import annotations
 

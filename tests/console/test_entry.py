@@ -18,7 +18,7 @@ REFUSAL = "'ann' may not read calls: add calls to administer in keys.toml"
 
 
 class Doors:
-    """A server with the page's files that lets in whoever has the code, and nobody to the stream."""
+    """A server with the page's files that lets in a browser with the code, and none to the stream."""
 
     def __init__(self) -> None:
         self.codes: list[str] = []  # that came

@@ -343,7 +343,7 @@ def check_collector(url: str) -> None:
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, a bracket that is not closed
+    except ValueError:  # a port that is not a number, a bracket that is not closed
         fits = False
     if not fits or parts.query or parts.fragment or not url.isprintable() or " " in url:
         raise SetupError(

@@ -157,7 +157,7 @@ class OutputTails:
     def __init__(self, tail_bytes: int = TAIL_BYTES) -> None:
         self._tail_bytes = tail_bytes
         self._tails: dict[str, PluginTail] = {}  # by name, in the order in which they began
-        self._changed: asyncio.Event | None = None  # set at the next line; None while nobody waits
+        self._changed: asyncio.Event | None = None  # set at the next line; None without waiters
 
     def __repr__(self) -> str:
         return f"<OutputTails plugins={len(self._tails)}>"

@@ -1,7 +1,7 @@
 """Offers what a supervisor knows of its plugins as tools of a peer `run.HOST.PID`: state, output, restart, stop.
 
 So their output is read on whatever machine they run, by the wire that there is. The tools are for operators: a bus
-shows them to nobody else, and forwards to them what `toolbus logs` and the console ask. Importing this file loads grpc.
+shows them to no others, and forwards to them what `toolbus logs` and the console ask. Importing this file loads grpc.
 """
 
 from __future__ import annotations

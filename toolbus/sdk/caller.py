@@ -170,7 +170,7 @@ class Batch:
         return [out.target for out in self.calls]
 
     def give_up(self) -> None:
-        """Ends the spans of the calls that nobody waits for any more."""
+        """Ends the spans of the calls whose callers wait no more."""
         while self._spans:
             out, span = self._spans.popitem()
             span.end(out.call_id, None)

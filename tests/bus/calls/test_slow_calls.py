@@ -1,4 +1,4 @@
-"""Calls that took long: which are noted, what is said of them, and that a flood of them does not flood the log."""
+"""Calls that took long: which are noted, what is told about them, and that many of them do not flood the log."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Notes calls that took long: the newest of them for operators, and a line in the log for each, up to a bound.
 
 The dispatcher compares when a call began with a moment that it looks up once for each message; only a slow call comes
-here. Calls that nobody waits for, tasks, and those by which operators look are not slow whatever they take.
+here. Calls that no caller waits for, tasks, and those by which operators look are not slow whatever they take.
 """
 
 from __future__ import annotations

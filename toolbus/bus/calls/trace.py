@@ -71,7 +71,7 @@ class Span(NamedTuple):
         name: of the tool, as listed; as the caller wrote it where the call was refused.
         source: whose tool it is; "" where the call was refused.
         id: the bus's own id of the call; "" where it was refused.
-        session: that ran it; "" where its handler is none.
+        session: that ran it; "" where its handler is not a session.
         mcp: whether the tool is a mounted MCP server's.
         sent, first_sign: as in `Trace`.
         error: None where it succeeded.

@@ -190,7 +190,7 @@ class Lookups:
             return {source: len(entries) for source, entries in self._index.by_source.items()}
 
     def some_handlers(self, source: str) -> list[Handler]:
-        """Returns the handlers of one tool of a source, which stand for it where it is no session."""
+        """Returns the handlers of one tool of a source, which stand for it where it is not a session."""
         entry = next(iter(self._index.by_source.get(source, ())), None)
         return entry.handlers() if entry is not None else []
 

@@ -1,1 +1,1 @@
-"""What operators look at: the digest of a bus, the page that shows it, and who may."""
+"""Shows operators a bus: builds its digest, serves the page that draws it, and decides who may look."""

@@ -1,7 +1,7 @@
 """Builds the digests of one bus, for all who watch it: once in an interval, the same bytes for each of them.
 
-Nothing is read while nobody watches. Who begins to watch waits for the next digest, which is then built at once, and
-gets everything; the others get what changed. A watcher that is too slow for that begins anew.
+Nothing is read without watchers. A new watcher waits for the next digest, which is then built at once, and gets
+everything; the others get what changed. A watcher that is too slow for that begins anew.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ log = logging.getLogger("toolbus.console")
 MAX_WATCHERS = 20  # streams at the same time
 FAULT_SECONDS = 1.0  # until a digest is tried again
 KEPT = 8  # digests that a watcher may be behind
-CLOSEST_SECONDS = 0.05  # between two digests, also where somebody waits for one
+CLOSEST_SECONDS = 0.05  # between two digests, also where a watcher waits for one
 RECENT_SECONDS = 5.0  # that the rates of the first digest are about
-LINGER_SECONDS = 10.0  # how long digests are built for somebody who asked for one and may ask again
+LINGER_SECONDS = 10.0  # how long digests are built for a client that asked for one and may ask again
 
 
 class Frame(NamedTuple):
@@ -75,17 +75,17 @@ class DigestFeed:
         self._readings = readings
         self._timings = timings
         self._number = time.time_ns() // 1_000_000  # of the newest; rises across restarts too
-        self._frames: deque[Frame] = deque(maxlen=KEPT)  # the newest, without a gap; none while nobody watches
+        self._frames: deque[Frame] = deque(maxlen=KEPT)  # the newest, without a gap; none without watchers
         self._joining: list[asyncio.Future[Frame]] = []  # those who wait for a full one
         self._waiting = asyncio.Event()  # set, and replaced, with each digest
         self._due = asyncio.Event()  # whether one is wanted before its time
         self._streams = 0
         self._asking = 0  # requests for one digest that wait
         self._asked_at = -LINGER_SECONDS  # when the last such request came or ended
-        self._building: asyncio.Task[None] | None = None  # None while nobody watches
+        self._building: asyncio.Task[None] | None = None  # None without watchers
         self._sessions, self._sources = KnownRows(), KnownRows()
         self._tools = CalledTools(metrics, records.began)
-        self._last: Row | None = None  # the newest digest; None while nobody watches
+        self._last: Row | None = None  # the newest digest; None without watchers
         self._last_at = self._looked_at = 0.0  # when it was built, and when was last looked, by the monotonic clock
         self._position = 0  # number of the last call that it covers
         self._ended = self._failed = 0  # calls when it was built
@@ -220,7 +220,7 @@ class DigestFeed:
         await asyncio.sleep(max(0.0, self._looked_at + CLOSEST_SECONDS - time.monotonic()))
 
     def _build(self, now: float) -> None:
-        """Makes the next digest, unless it would say nothing new and nobody waits for it."""
+        """Makes the next digest, unless it would say nothing new and no watcher waits for it."""
         wanted = self._due.is_set()
         self._due.clear()
         changes = self._changes(now)

@@ -27,7 +27,7 @@ CODE_BYTES = 24
 MAX_CODES = 1_000  # that are not used yet; the oldest is dropped
 _PURPOSE = "console cookie"
 _AGAIN = "make a new one with `toolbus console --bus ADDRESS`"
-_NOBODY = Scopes()  # of a cookie until its key is looked up
+_NO_SCOPES = Scopes()  # of a cookie until its key is looked up
 
 
 class Logins:
@@ -101,7 +101,7 @@ class Logins:
         except BrokenSeal as error:
             raise Unauthenticated(f"the login of this browser has ended ({error}): {_AGAIN}") from None
         name, key, how, proof, expires, ends = json.loads(content)
-        return replace(self._doorman.current(Identity(name, _NOBODY, key, how, expires, proof)), expires=ends)
+        return replace(self._doorman.current(Identity(name, _NO_SCOPES, key, how, expires, proof)), expires=ends)
 
 
 def _digest(code: str) -> bytes:

@@ -1,6 +1,6 @@
 """Reads of a bus what its digest shows: sessions, sources, calls in flight, and what is counted.
 
-Everything is read on the bus's loop, in constant time for each row: how many tools somebody has is counted only where
+Everything is read on the bus's loop, in constant time for each row: how many tools a source has is counted only where
 that changed, and a very long list bit by bit, before.
 """
 

@@ -403,7 +403,7 @@ class Registrations:
 def _check_name(name: str) -> None:
     # REST-3 allows a colon, and a later registration replaces an earlier
     if ":" in name and is_operators(name.partition(":")[0]):
-        raise NotPermitted(f"name {name!r} is reserved for the bus's own tools and supervisors': choose another")
+        raise NotPermitted(f"name {name!r} is reserved for the bus's own tools and supervisors: choose another")
     if name == LENT_MODEL:  # it would get what plugins ask a host's model
         raise NotPermitted(f"name {name!r} is reserved for hosts that lend their model, in a session: choose another")
 

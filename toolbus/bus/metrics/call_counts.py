@@ -377,7 +377,7 @@ class CallMetrics:
     def with_series(self) -> list[CallCounts]:
         """Returns the tools that have series of their own, having given one to those with most calls.
 
-        A tool takes the place of another only with twice as many calls: series that come and go help nobody.
+        A tool takes the place of another only with twice as many calls: series that come and go are of no use.
         """
         if self._series < len(self._tools):
             for counts in self._tools.values():

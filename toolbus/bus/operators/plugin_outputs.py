@@ -84,7 +84,7 @@ class PluginOutputs:
             source: where it runs; "" where its name is enough.
 
         Raises:
-            InvalidRequest: there is none of that name, or several; the text lists them.
+            InvalidRequest: no plugin has that name, or several do; the text lists them.
         """
         source = source or await self._place_of(plugin)
         own = self._own_of(source)

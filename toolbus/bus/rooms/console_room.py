@@ -1,6 +1,6 @@
 """Serves the console: its page at ``/console``, and digests of the bus for it and for `toolbus top`.
 
-What serves is loaded by the first request, so a bus that nobody looks at does not pay for it.
+What serves is loaded by the first request, so a bus without watchers does not pay for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Serves what the bus has counted at ``/metrics``, and forgets the counts of tools that are gone.
 
-What serves is loaded by the first request, so a bus that nobody scrapes does not pay for it.
+What serves is loaded by the first request, so a bus that is not scraped does not pay for it.
 """
 
 from __future__ import annotations

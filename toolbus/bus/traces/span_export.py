@@ -54,7 +54,7 @@ class SpanExport:
         self._waiting: deque[SpanRow] = deque()
         self._came = threading.Event()  # whether the thread has something to do
         self._stopping = threading.Event()
-        self._given_up = False  # whether nobody waits for the thread any more
+        self._given_up = False  # whether the bus has stopped to wait for the thread
         self._failures = 0  # requests in a row
         self._why = ""  # what the exporter last said about a failure
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over what is said here.

@@ -136,7 +136,7 @@ class BusState:
             self.rates.append(float(digest["rate"]))
 
     def _begin_anew(self) -> None:
-        """Forgets what belongs to an instance of the bus that is no more."""
+        """Forgets what belongs to an earlier instance of the bus."""
         self.bus.clear()
         self.tools.clear()
         self.calls.clear()

@@ -54,7 +54,7 @@ class SourceLine:
         return (self.name,)
 
     def first(self, field: str) -> Any:
-        """Returns a field of the source, or of the first session that has it; None where nobody says."""
+        """Returns a field of the source, or of the first session that has it; None where none of them says."""
         return next((each[field] for each in (self.entry, *self.sessions) if each.get(field)), None)
 
     def total(self, field: str) -> int | None:

@@ -1,4 +1,4 @@
-// Hands keys to whoever asked last, and knows what each does, for the help.
+// Hands keys to the part of the page that asked last, and knows what each does, for the help.
 
 import { html, signal, useEffect, useRef } from "./html.mjs";
 

@@ -66,7 +66,7 @@ export function Rules({ query }) {
           <button type="submit" class="primary" disabled=${busy}>Permit</button>
         </div>
         <datalist id="rule-names">${namesOf(draft.kind, draft.name).map((name) => html`<option value=${name}></option>`)}</datalist>
-        <p class="hint">Separate users by commas. <code>*</code> is everyone; nothing at all is no user.</p>
+        <p class="hint">Separate users by commas. <code>*</code> is everyone; an empty field allows no user.</p>
         <${Failed} error=${failure} what="Not changed" />
       </form>
     <//>

@@ -13,7 +13,7 @@ export async function declarationOf(source, name, signal) {
 /** Returns the tools that the bus refused: {name, source, role, error}. Throws ApiError. */
 export const refusedTools = (signal) => asOperator({ kind: "refused" }, signal);
 
-/** Asks as a user who may see everything; one who may not say so asks as nobody. */
+/** Asks as a user who may see everything; one who may not say so asks without a user. */
 async function asOperator(args, signal) {
   const body = { name: "toolbus:this_bus", arguments: args };
   try {

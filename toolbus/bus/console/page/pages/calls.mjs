@@ -160,7 +160,7 @@ function Detail({ id, query }) {
         <${Failed} error=${error} what="Older calls" />
         ${fetching || !live
           ? html`<${Nothing} title="Looking for the call …" />`
-          : html`<${Nothing} title="This call is not known">The bus remembers the newest ${count(MAX_FETCHED)} calls since its start, and this is none of them.<//>`}
+          : html`<${Nothing} title="This call is not known">The bus remembers the newest ${count(MAX_FETCHED)} calls since its start, and this is not one of them.<//>`}
       </div>
     `;
   }
