@@ -18,7 +18,7 @@ comma := ,
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test conformance mutants mcp-conformance thorough browser console-test console-pictures crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
+.PHONY: help run test conformance mutants mcp-conformance thorough browser console-test console-pictures lab-test crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
 .PHONY: docs clean vendor
 
 help: ## list the targets
@@ -53,6 +53,9 @@ console-test: $(VENV)/dev.stamp ## use the console in a Chromium, on a bus with 
 
 console-pictures: $(VENV)/dev.stamp ## take the pictures of the console that the documentation shows, into docs/images/console
 	@$(BIN)/python -m tests.console.pictures $(ARGS)
+
+lab-test: $(VENV)/dev.stamp ## run the programs of lab/ in a short form, and test how they judge
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m lab tests/lab $(ARGS)
 
 network: $(VENV)/dev.stamp ## listen between two network namespaces to what bus and peers say over TLS (needs root)
 	@$(BIN)/python -m pytest -m network tests/network $(ARGS)

@@ -45,6 +45,8 @@ from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
+pytestmark = pytest.mark.lab
+
 BRIEFLY = Plan(rounds=1)
 Measure = Callable[[Stage, Plan, int], tuple[Fact, ...]]
 

@@ -25,6 +25,8 @@ from lab.load.line import Line
 from tests.support.processes import ROOT, alive, environment
 from tests.support.waiting import until_sync
 
+pytestmark = pytest.mark.lab
+
 PARTS = cast()
 TOOLS = tools(PARTS)
 SECONDS = 5.0

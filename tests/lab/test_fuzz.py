@@ -31,6 +31,8 @@ from toolbus.dropin import file_grants
 from toolbus.sdk.outgoing_calls import OutgoingCalls
 from toolbus.tool import Result
 
+pytestmark = pytest.mark.lab
+
 RUNS = 60  # of each target in the bounded search: enough to see that libFuzzer, atheris and the target work together
 SEEDS = 10  # of them in its corpus, so that most of the runs are of inputs that no person wrote
 LEADS = "lab"  # whose branches lead the search: atheris takes ten seconds to instrument toolbus

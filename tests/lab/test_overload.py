@@ -43,6 +43,8 @@ from toolbus.sdk.outgoing_calls import SWEEP_PAUSE, OutgoingCall, OutgoingCalls
 from toolbus.testing import running_bus
 from toolbus.tool import Limits
 
+pytestmark = pytest.mark.lab
+
 PART = PARTS["plugin"]
 CAPACITY = 10.0
 OVERLOADED = Code.OVERLOADED.value

@@ -26,6 +26,8 @@ from tests.lab.test_chaos import started_in
 from tests.support.processes import ROOT, alive, environment
 from tests.support.waiting import until_sync
 
+pytestmark = pytest.mark.lab
+
 SECONDS = 1800
 START_MB = 90.0
 Shape = Callable[[float], float]

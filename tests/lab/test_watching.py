@@ -9,6 +9,8 @@ from lab.benchmarks.contest import Plan
 from lab.benchmarks.core_frames import STATES, Frames
 from lab.stage import Stage
 
+pytestmark = pytest.mark.lab
+
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("size", [1, 5])
