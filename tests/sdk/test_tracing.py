@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace as api
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
@@ -19,6 +19,7 @@ from tests.support.waiting import until, within
 from toolbus import Host, Plugin, SyncHost
 from toolbus.bus import Bus
 from toolbus.functions.scope import ToolScope
+from toolbus.sdk import CallContext
 from toolbus.sdk.tracing import begin_span, begin_tool
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_pb2 as pb
@@ -200,6 +201,39 @@ async def test_a_blocking_host_and_a_program_around_its_own_bus_trace_their_call
         assert await asyncio.to_thread(blocking) == [1, 1]
         await program.spans(9)
         assert len(program.names) == 9
+
+
+class _Faulty(SpanProcessor):
+    """A processor of the program that fails, at the beginning of spans or at their end."""
+
+    def __init__(self, fails: str) -> None:
+        self._fails = fails
+
+    def on_start(self, span: object, parent_context: object = None) -> None:
+        if self._fails == "on_start":
+            raise RuntimeError("no such exporter")
+
+    def on_end(self, span: object) -> None:
+        if self._fails == "on_end":
+            raise RuntimeError("no such exporter")
+
+
+@pytest.mark.parametrize("fails", ["on_start", "on_end"])
+async def test_a_fault_of_the_programs_own_tracing_fails_no_call(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    provider = TracerProvider()
+    provider.add_span_processor(_Faulty(fails))
+    monkeypatch.setattr(api, "get_tracer_provider", lambda: provider)
+    async with running_bus() as bus, Plugin("kitchen", address=bus.grpc_addresses[0]) as plugin:
+
+        @plugin.tool
+        async def cook() -> str:
+            return "soup"
+
+        await plugin.ready()
+        async with Host(bus.grpc_addresses[0]) as host:
+            traced = {"traceparent": SAMPLED}
+            for context in (CallContext(), CallContext(**traced)):
+                assert (await within(host.call("cook", context=context))).output == "soup"
 
 
 def test_without_a_provider_that_records_nothing_is_begun() -> None:

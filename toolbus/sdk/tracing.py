@@ -8,6 +8,7 @@ call pays one look into `sys.modules`, and each message of calls another.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
@@ -27,6 +28,8 @@ from toolbus.span_names import (
 from toolbus.tool import CallError, Result
 from toolbus.traceparent import TraceContext, is_tracestate, read_traceparent, read_tracestate
 from toolbus.v1 import tool_pb2 as pb
+
+log = logging.getLogger("toolbus.sdk.tracing")
 
 API = "opentelemetry.trace"  # the name of the module where a program has imported it
 _SAMPLED = 1  # the flag of W3C trace context
@@ -108,7 +111,8 @@ def begin_span(name: str) -> CallSpan | None:
         span = tracer.start_span(execute_name(name), kind=api.SpanKind.CLIENT, attributes=call_attributes(name, ""))
         context = span.get_span_context()
         return CallSpan(api, span if span.is_recording() else None, context) if context.is_valid else None
-    except AttributeError:  # another thread is still importing it
+    except Exception as fault:
+        _note(fault)
         return None
 
 
@@ -200,7 +204,8 @@ def begin_tool(api: Any, call: pb.ToolCall) -> ToolSpan | None:
             attributes=call_attributes(call.name, call.request_id, id=call.call_id),
         )
         return ToolSpan(api, span, records=span.is_recording())
-    except AttributeError:  # another thread is still importing it
+    except Exception as fault:
+        _note(fault)
         return None
 
 
@@ -237,9 +242,23 @@ def _error_of(result: Result) -> CallError | None:
 
 
 def _end(api: Any, span: Any, attributes: Attributes, error: CallError | None) -> None:
-    if error is not None:
-        attributes = attributes | failure_attributes(error)
-        span.set_status(api.Status(api.StatusCode.ERROR))
-    if attributes:
-        span.set_attributes(attributes)
-    span.end()
+    try:
+        if error is not None:
+            attributes = attributes | failure_attributes(error)
+            span.set_status(api.Status(api.StatusCode.ERROR))
+        if attributes:
+            span.set_attributes(attributes)
+        span.end()
+    except Exception as fault:
+        _note(fault)
+
+
+def _note(fault: Exception) -> None:
+    """Notes a fault of the program's own samplers and processors, which run within spans: no call fails of it."""
+    if not isinstance(fault, AttributeError):  # another thread is still importing OpenTelemetry
+        _log_once(f"{type(fault).__name__}: {fault}")
+
+
+@functools.lru_cache(maxsize=100)  # not at each call
+def _log_once(fault: str) -> None:
+    log.warning("a call has no span, since OpenTelemetry in this program failed: %s", fault)
