@@ -254,3 +254,26 @@ async def test_who_follows_from_the_next_line_on_does_not_hold_the_supervisor_up
         await asyncio.wait_for(arrived.wait(), 30)
         assert "started" in chunks[0]
         following.cancel()
+
+
+async def test_what_a_supervisor_makes_up_has_the_types_that_readers_expect() -> None:
+    rows = [{"plugin": ["clock"], "since": "1e999", "pid": True, "more": 1}, 7, {"plugin": "p", "since": 1e300}]
+    async with (
+        running_bus() as bus,
+        Plugin("run.forger.1", address=bus.grpc_addresses[0], qualified=True) as forger,
+    ):
+        forger.tool(name="plugins")(lambda: rows)
+
+        @forger.tool
+        def tail(plugin: str, lines: int, since: int, wait_seconds: float) -> dict[str, object]:
+            return {"lines": [{"text": 5}, "no line"], "lost": "many"}
+
+        await forger.ready()
+        table = (await bus.call("toolbus:plugin_logs")).output["plugins"]
+        assert [(row["plugin"], row["since"], row["pid"]) for row in table] == [("", 0.0, 0), ("p", 0.0, 0)]
+        assert {tuple(row) for row in table} == {
+            ("plugin", "state", "pid", "restarts", "since", "last_exit", "lines", "next", "source")
+        }
+        answer = (await bus.call("toolbus:plugin_logs", {"plugin": "p"})).output
+        assert answer["lines"] == [{"number": 0, "at": 0.0, "stream": "", "text": ""}]
+        assert (answer["lost"], answer["next"]) == (0, 0)

@@ -18,6 +18,12 @@ from toolbus.tool import Result
 
 ASK_SECONDS = 5.0  # for a supervisor to answer; more than one that hangs would hold up the table
 MAX_SUPERVISORS = 200  # that one request asks
+MAX_ROWS = 1_000  # of one supervisor
+MAX_NUMBER = 1e11  # of its numbers: counts, process ids, and seconds since the epoch, which have to be a date
+# What a supervisor may answer, with what stands where a field is missing or of another type.
+_ROW = {"plugin": "", "state": "", "pid": 0, "restarts": 0, "since": 0.0, "last_exit": "", "lines": 0, "next": 0}
+_LINE = {"number": 0, "at": 0.0, "stream": "", "text": ""}
+_ANSWER = {"lost": 0, "next": 0}
 
 Call = Callable[[str, Mapping[str, Any], float], Awaitable[Result]]
 """Calls a tool with arguments and a timeout."""
@@ -95,6 +101,8 @@ class PluginOutputs:
             answer = await self._ask(source, "tail", asked, ASK_SECONDS + wait_seconds)
             if not isinstance(answer, dict) or not isinstance(answer.get("lines"), list):
                 raise InvalidRequest(f"supervisor {source} gave no lines")
+            came = [_of_kinds(line, _LINE) for line in answer["lines"] if isinstance(line, dict)]
+            answer = {"lines": came, **_of_kinds(answer, _ANSWER)}
         return {**answer, "source": source, "plugin": plugin}
 
     async def act(self, act: str, source: str, plugin: str) -> str:
@@ -150,4 +158,19 @@ class PluginOutputs:
 
 
 def _rows(answer: Any) -> list[Row]:
-    return [row for row in answer if isinstance(row, dict)] if isinstance(answer, list) else []
+    """Returns the rows of a supervisor, of which anything may have come."""
+    rows = [row for row in answer if isinstance(row, dict)] if isinstance(answer, list) else []
+    return [_of_kinds(row, _ROW) for row in rows[:MAX_ROWS]]
+
+
+def _of_kinds(row: Row, kinds: Row) -> Row:
+    """Returns the fields of an object that are known; one of another type has its default."""
+    values = ((name, row.get(name, default), default) for name, default in kinds.items())
+    return {name: value if _fits(value, default) else default for name, value, default in values}
+
+
+def _fits(value: Any, default: Any) -> bool:
+    if isinstance(default, str):
+        return isinstance(value, str)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and (isinstance(default, float) or isinstance(value, int)) and 0 <= value < MAX_NUMBER
