@@ -203,7 +203,7 @@ async def test_a_blocking_host_and_a_program_around_its_own_bus_trace_their_call
         assert len(program.names) == 9
 
 
-class _Faulty(SpanProcessor):
+class _Faulty(SpanProcessor):  # type: ignore[misc]  # OpenTelemetry has no types here
     """A processor of the program that fails, at the beginning of spans or at their end."""
 
     def __init__(self, fails: str) -> None:
@@ -231,8 +231,7 @@ async def test_a_fault_of_the_programs_own_tracing_fails_no_call(monkeypatch: py
 
         await plugin.ready()
         async with Host(bus.grpc_addresses[0]) as host:
-            traced = {"traceparent": SAMPLED}
-            for context in (CallContext(), CallContext(**traced)):
+            for context in (CallContext(), CallContext(traceparent=SAMPLED)):
                 assert (await within(host.call("cook", context=context))).output == "soup"
 
 

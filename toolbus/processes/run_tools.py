@@ -11,6 +11,7 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from toolbus.errors import PeerLost, RequestError
@@ -22,16 +23,28 @@ from toolbus.text import dump_json
 ACT_SECONDS = 10.0  # timeout of a call that does not follow
 FOLLOW_SECONDS = 300.0  # how long one call may follow
 MAX_IN_FLIGHT = 32  # each follower holds a call
+_NAMESPACE = Path("/proc/self/ns/pid")
+_MACHINE = 0xEFFFFFFC  # inode of the first namespace, PROC_PID_INIT_INO of Linux
 MAX_HOST = 64  # characters of the machine's name in the source
 
 Act = Callable[[str], object]
 """Restarts or stops a plugin by its name; raises InvalidRequest where there is none."""
 
 
-def run_source() -> str:
-    """Returns the source of this process's supervisor."""
+def run_source(namespace: Path = _NAMESPACE) -> str:
+    """Returns the source of this process's supervisor.
+
+    Args:
+        namespace: of process ids. In a container it is another one than the machine's, and its number is part of the
+            name: containers that share the machine's network have its name too, and the same few process ids.
+    """
     host = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname().partition(".")[0])[:MAX_HOST].strip("-")
-    return f"run.{host or 'unnamed'}.{os.getpid()}"
+    name = f"run.{host or 'unnamed'}.{os.getpid()}"
+    try:
+        inside = namespace.stat().st_ino
+    except OSError:  # not Linux
+        return name
+    return name if inside == _MACHINE else f"{name}-{inside}"
 
 
 class RunTools:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
@@ -277,3 +278,11 @@ async def test_what_a_supervisor_makes_up_has_the_types_that_readers_expect() ->
         answer = (await bus.call("toolbus:plugin_logs", {"plugin": "p"})).output
         assert answer["lines"] == [{"number": 0, "at": 0.0, "stream": "", "text": ""}]
         assert (answer["lost"], answer["next"]) == (0, 0)
+
+
+def test_supervisors_of_two_containers_with_the_machines_name_are_two_sources(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).touch()
+    sources = [run_source(tmp_path / name) for name in ("one", "two", "none")]
+    assert len(set(sources)) == 3
+    assert all(source == sources[2] or source.startswith(f"{sources[2]}-") for source in sources)
