@@ -84,6 +84,14 @@ def test_each_kind_of_identity_starts_with_its_scopes(made: Keys) -> None:
     assert identities["eye"]["in_flight"] == 0
 
 
+def test_a_reader_is_told_the_way_that_it_has(made: Keys) -> None:
+    """It has no stream, so the commands refuse its credential."""
+    assert made("add", "eye", "--reader").stdout.splitlines()[-1] == (
+        "use it over HTTPS: toolbus console --bus https://HOST:PORT --credential eye.toolbus, or toolbus keys export "
+        "eye --pem DIRECTORY for other programs"
+    )
+
+
 def test_list_shows_every_key_and_its_state(made: Keys, tmp_path: Path) -> None:
     made("add", "chat", "--host")
     key = as_json(made("list", "--json"))["keys"][0]

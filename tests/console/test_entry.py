@@ -70,12 +70,14 @@ async def test_the_page_tells_the_way_to_a_code_and_takes_one_out_of_its_address
     async with doors() as (served, url), chromium_page() as page:
         await page.open(url)
         await says(page, "no key proves who asks")
-        await says(page, f"toolbus console --bus {url.split('/')[2]}")
+        await says(page, f"toolbus console --bus {url.removesuffix('/console')} --credential FILE")
         await page.run("void (location.hash = '#code=wrong')")
         await says(page, "This code was used already, or is older than a minute.")
         assert served.codes == ["wrong"]
         await page.run("void (location.hash = '#code=right')")
         await says(page, "here")  # the name of the bus's machine
+        await says(page, "Sources")
+        assert "There is no page" not in await page.run("document.body.innerText")
         assert served.codes == ["wrong", "right"]
         assert "code" not in await page.run("location.href")
         await says(page, REFUSAL)

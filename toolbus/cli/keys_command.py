@@ -343,8 +343,15 @@ def _show_made(made: Made, scopes: Scopes, as_json: bool) -> None:
         f"wrote {made.file}: identity {made.name}, credential {made.id}, good until {day_of(made.expires)}"
     )
     print_sentences(allowed)
-    command = "python PLUGIN.py" if scopes.offer and not scopes.call else "toolbus list"
-    terminal.print_lines(f"use it with: TOOLBUS_CREDENTIAL={shlex.quote(str(made.file))} {command}")
+    if scopes.attach:
+        command = "python PLUGIN.py" if scopes.offer and not scopes.call else "toolbus list"
+        terminal.print_lines(f"use it with: TOOLBUS_CREDENTIAL={shlex.quote(str(made.file))} {command}")
+    else:  # the commands have a stream
+        file = shlex.quote(str(made.file))
+        terminal.print_lines(
+            f"use it over HTTPS: toolbus console --bus https://HOST:PORT --credential {file}, or "
+            f"toolbus keys export {shlex.quote(made.name)} --pem DIRECTORY for other programs"
+        )
 
 
 def print_sentences(sentences: Sequence[str]) -> None:

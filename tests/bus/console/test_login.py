@@ -163,6 +163,24 @@ async def test_a_browser_that_logged_in_may_do_what_its_identity_may(house: Hous
         assert more.status_code == 403  # a stolen cookie could else live for ever
 
 
+def echo(text: str) -> str:
+    return text
+
+
+async def test_a_reader_reads_single_digests_as_well_as_the_stream_and_calls_nothing(house: House) -> None:
+    """The second tab of a browser has no stream of its own."""
+    house.bus.tool(echo)
+    async with logged_in(house, "eye", template("reader")) as browser:
+        digest = await browser.post("/api/bus/digest", json={}, headers=own_origin(house))
+        assert digest.json()["output"]["full"]
+        called = await browser.post(
+            "/api/tools/invoke", json={"name": "echo", "arguments": {"text": "x"}}, headers=own_origin(house)
+        )
+        assert called.json()["error"]["code"] == "PERMISSION_DENIED"
+        refused = await browser.post("/api/bus/plugin_logs", json={}, headers=own_origin(house))
+        assert "'logs' in its scope administer" in refused.json()["error"]["message"]
+
+
 async def test_a_login_ends_with_its_key_and_its_stream_too(house: House) -> None:
     async with logged_in(house, "ops", template("operator")) as browser:
         async with following(browser, **SAME) as stream:

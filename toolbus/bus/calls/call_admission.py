@@ -16,6 +16,7 @@ from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Asker, Call, Caller
 from toolbus.bus.calls.call_log import call_fields
+from toolbus.bus.calls.call_records import only_reads
 from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid
 from toolbus.bus.catalog.argument_repair import (
     ABSENT,
@@ -118,7 +119,7 @@ class CallAdmission:
         user_id, level = _user_of(caller, call, parent)
         principal = caller.principal
         if principal.identity.claims_matter and parent is None:
-            _check_claims(principal, user_id, level)
+            _check_claims(principal, entry, user_id, level)
         denial = self._policy.denial(principal, entry, user_id, level)
         if entry.name == LENT_MODEL and parent is not None:
             _check_generation_depth(parent)
@@ -341,8 +342,8 @@ def copy_context(context: pb.CallContext, limits: Limits) -> pb.CallContext:
     return copy
 
 
-def _check_claims(principal: Principal, user_id: str, level: int) -> None:
-    """Checks whether a caller may call, and on whose behalf.
+def _check_claims(principal: Principal, entry: Entry, user_id: str, level: int) -> None:
+    """Checks whether a caller may call, and on whose behalf. Who calls nothing may still read what its verbs allow.
 
     Raises:
         Refused: it may not.
@@ -352,7 +353,7 @@ def _check_claims(principal: Principal, user_id: str, level: int) -> None:
         identity.check_claims(user_id, level)
     except NotPermitted as denial:
         raise Refused(Code.PERMISSION_DENIED, str(denial)) from None
-    if not identity.may_call:
+    if not identity.may_call and not only_reads(entry):
         raise Refused(
             Code.PERMISSION_DENIED,
             f"{identity.shown} may see tools, but call none: an operator of the bus has set its in_flight to 0",

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from toolbus.bus.calls.redaction import redacted
 from toolbus.bus.catalog.argument_repair import Repair
+from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.handler import is_operators
 from toolbus.bus.metrics.call_counts import outcome_of
 from toolbus.errors import Code, Stage
 from toolbus.questions import INPUT_REQUIRED
@@ -369,6 +371,11 @@ class CallRecords:
                 return
             if _matches(record, conditions):
                 yield record
+
+
+def only_reads(entry: Entry) -> bool:
+    """Tells whether a tool is one by which operators look and follow: its calls are neither recorded nor shown."""
+    return entry.bare_name in READERS and is_operators(entry.source)
 
 
 def origin_of(context: pb.CallContext) -> Origin:

@@ -24,7 +24,7 @@ from toolbus.bus.access.quota import Quota, Quotas
 from toolbus.bus.calls.call import Background, Budget, Call, Caller
 from toolbus.bus.calls.call_admission import CallAdmission, copy_context
 from toolbus.bus.calls.call_log import call_fields
-from toolbus.bus.calls.call_records import MAX_TEXT, READERS, CallRecords, More, content_of, failure_of, origin_of
+from toolbus.bus.calls.call_records import MAX_TEXT, CallRecords, More, content_of, failure_of, only_reads, origin_of
 from toolbus.bus.calls.input_exchange import check_needs, read_exchange
 from toolbus.bus.calls.refusals import (
     Refused,
@@ -45,7 +45,7 @@ from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.argument_repair import original_of, repairs_of
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Declaration, Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE, RUN_SOURCES, Handler, is_operators
+from toolbus.bus.catalog.handler import BUS_SOURCE, RUN_SOURCES, Handler
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.metrics.call_counts import CallCounts, CallMetrics
@@ -162,7 +162,7 @@ class Dispatcher:
         those that became tasks.
         """
         of_callers = (
-            (call for call in caller.in_flight.values() if not _only_reads(call.entry)) for caller in self._callers
+            (call for call in caller.in_flight.values() if not only_reads(call.entry)) for caller in self._callers
         )
         return list(itertools.islice(heapq.merge(*of_callers, key=lambda call: call.started), limit))
 
@@ -626,7 +626,7 @@ class Dispatcher:
         entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
         if trace is not None:
             self._end_trace(trace, call, error, now)
-        if _only_reads(entry):
+        if only_reads(entry):
             return
         self._count(entry, code, now, now - call.started)
         if call.started < now - self.slow_calls.seconds:
@@ -827,11 +827,6 @@ class Dispatcher:
         if when < self._armed_at:
             self._armed_at = when
             self._arm(when)
-
-
-def _only_reads(entry: Entry) -> bool:
-    """Tells whether a tool is one by which operators look and follow: its calls are neither recorded nor shown."""
-    return entry.bare_name in READERS and is_operators(entry.source)
 
 
 def _lost(call: Call, why: str, *, safe: bool) -> str:

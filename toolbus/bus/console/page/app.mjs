@@ -136,7 +136,7 @@ function Login({ why }) {
       To look at this bus, open the console from a machine that has a key for it. The command opens the browser with a
       code that is good for one minute, once:
     </p>
-    <pre>toolbus console --bus ${location.host}</pre>
+    <pre>toolbus console --bus ${location.origin} --credential FILE</pre>
     <p class="muted">
       Without a browser on that machine, add <code>--print</code> and open the address that it prints here.
     </p>

@@ -6,6 +6,7 @@
 
 import { ApiError, admin, get, send } from "./api.mjs";
 import { effect } from "./html.mjs";
+import { parseRoute, route } from "./router.mjs";
 import { applyDigest, bus, catalog, connection, login, me, trouble } from "./store.mjs";
 
 const STREAM = "/api/console/stream";
@@ -197,6 +198,7 @@ export async function exchangeCode() {
   if (!location.hash.startsWith(CODE)) return;
   const code = decodeURIComponent(location.hash.slice(CODE.length));
   history.replaceState(null, "", location.pathname + location.search);
+  route.value = parseRoute(""); // the code was no page
   try {
     await send("POST", "/api/console/login", { code });
   } catch (error) {
