@@ -120,7 +120,7 @@ class Timings:
     head_seconds: float = 10.0
     ping_seconds: float = 15.0
     digest_seconds: float = 0.5
-    digest_idle_seconds: float = 5.0
+    digest_idle_seconds: float = 2.0
     resumable_seconds: float = 1.0
     poll_seconds: float = 10.0
     audit_sync_seconds: float = 1.0

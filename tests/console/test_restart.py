@@ -74,3 +74,24 @@ async def test_a_killed_bus_is_seen_at_once_and_whole_again_without_a_reload(
     figure("whole again after the bus is ready", f"{max(0.0, whole):.2f} s (at most 2 s on a quiet machine)")
     assert seen < 5
     assert whole < 10
+
+
+async def test_a_bus_that_hangs_is_seen_though_nothing_breaks_and_its_return_too(
+    page: Page, tmp_path: Path, figure: Callable[[str, str], None]
+) -> None:
+    grpc, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    with Running(tmp_path, "serve", "--ephemeral", "--grpc", grpc, "--http", http) as bus:
+        await asyncio.to_thread(bus.says, "toolbus ready")
+        async with Host(grpc) as host:
+            await open_console(page, World(grpc, http, host), "tools")
+            lost = asyncio.create_task(page.run(_STATE_CHANGED % "bad"))
+            await asyncio.sleep(0)
+            hung = time.time()
+            bus.send(signal.SIGSTOP)
+            try:
+                seen = await lost - hung
+            finally:
+                bus.send(signal.SIGCONT)
+            await page.run(_STATE_CHANGED % "ok")
+    figure("a bus that hangs is seen after", f"{seen:.2f} s (at most 5 s on a quiet machine)")
+    assert seen < 10
