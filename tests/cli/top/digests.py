@@ -117,7 +117,6 @@ def session(key: str, name: str = "weather", **fields: Any) -> dict[str, Any]:
         "kind": "peer",
         "state": "attached",
         "identity": "",
-        "version": "1.2",
         "peer": "",
         "in_flight": 1,
         "max_in_flight": 64,

@@ -193,7 +193,7 @@ async def test_texts_of_plugins_are_neither_markup_nor_escapes() -> None:
         bus_id=ATTACK,
         tools=[tool(ATTACK, of=ATTACK)],
         sources=[source(ATTACK, state=ATTACK, kind=ATTACK)],
-        sessions=[session("s", ATTACK, identity=ATTACK, version=ATTACK, peer=ATTACK)],
+        sessions=[session("s", ATTACK, identity=ATTACK, peer=ATTACK)],
         running=[running(ATTACK, ATTACK, source=ATTACK, caller=ATTACK, user_id=ATTACK, stage=ATTACK)],
         calls=[failed(1, ATTACK, ATTACK, source=ATTACK, failure={"message": ATTACK, "stage": ATTACK, "limit": ATTACK})],
     )

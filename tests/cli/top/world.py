@@ -76,11 +76,11 @@ def _places() -> dict[str, Any]:
     sessions = [
         session("s1", "weather", in_flight=3),
         session("s2", "weather", in_flight=0),
-        session("s3", "maps", in_flight=2, identity="maps-team", version="2.0.1"),
+        session("s3", "maps", in_flight=2, identity="maps-team"),
         session("s4", "mail", in_flight=2, pending=1, stuck=1, state="suspect", max_in_flight=8),
         session("s5", "research", in_flight=1, max_in_flight=4, state="draining"),
-        session("s6", "host:chat", in_flight=0, pending=4, tools=0, version="0.1.0"),
-        session("s7", "host:voice", in_flight=0, pending=1, tools=0, version="0.1.0"),
+        session("s6", "host:chat", in_flight=0, pending=4, tools=0),
+        session("s7", "host:voice", in_flight=0, pending=1, tools=0),
     ]
     return {"sources": sources, "sessions": sessions}
 

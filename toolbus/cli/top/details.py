@@ -21,7 +21,7 @@ Fact: TypeAlias = tuple[str, str]
 MAX_TREE = 200  # calls of a tree
 MAX_NEWEST = 10  # calls of a tool
 _OF_SESSION = (
-    *("state", "kind", "identity", "version", "peer"),
+    *("state", "kind", "identity", "peer"),
     *("in_flight", "max_in_flight", "pending", "stuck", "tools"),
 )
 

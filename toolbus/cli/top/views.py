@@ -133,13 +133,12 @@ SOURCES = View(
         _counted("stuck", 6, "bad"),
         _counted("refused", 8, "warning"),
         _of_source("identity", 14),
-        _of_source("version", 12),
     ),
     _source_lines,
     lambda line: (line.name, str(line.first("state") or ""), str(line.first("kind") or "")),
     "",
     "no sources",
-    ("version", "identity", "refused", "stuck", "kind", "pending", "sessions"),
+    ("identity", "refused", "stuck", "kind", "pending", "sessions"),
     widest=56,
 )
 

@@ -146,14 +146,13 @@ function Detail({ name, query }) {
 const own = (name) => [...sessions.value.values()].filter(({ source }) => source === name);
 
 function Session({ of }) {
-  const { session, state, attached, identity, version, peer, in_flight, max_in_flight, pending, stuck, tools: offered } = of;
+  const { session, state, attached, identity, peer, in_flight, max_in_flight, pending, stuck, tools: offered } = of;
   return html`<${Panel} title=${html`Session <code>${shown(session)}</code>`}>
     <${Facts} of=${[
       ["State", html`<${State} of=${state} />`],
       ["Attached", attached > 0 && html`${moment(attached)} <span class="muted"><${Ago} at=${attached} /></span>`],
       ["Identity", identity && shown(identity)],
       ["Peer", peer && html`<code>${shown(peer)}</code>`],
-      ["Program", version && shown(version)],
       ["Tools", offered > 0 && count(offered)],
       ["In flight", max_in_flight > 0 && html`${count(in_flight)} of ${count(max_in_flight)} <${Window} used=${in_flight} room=${max_in_flight} />`],
       ["Waits for", pending > 0 && plural(pending, "call")],
