@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 globalThis.requestAnimationFrame = (draw) => setTimeout(draw);
-const { windowOf } = await import("../../toolbus/bus/console/page/rows.mjs");
+const { revealed, windowOf } = await import("../../toolbus/bus/console/page/rows.mjs");
 
 test("never more than 60 rows are drawn, and those in sight are among them", () => {
   for (const count of [0, 1, 59, 60, 61, 1000, 250_000]) {
@@ -15,4 +15,12 @@ test("never more than 60 rows are drawn, and those in sight are among them", () 
       }
     }
   }
+});
+
+test("a row in sight stays where it is, one that a key reaches comes to the edge, one that is opened to the middle", () => {
+  for (const middle of [false, true]) assert.equal(revealed(10, 30, 300, 300, middle), 300);
+  assert.equal(revealed(9, 30, 300, 300), 270);
+  assert.equal(revealed(20, 30, 300, 300), 330);
+  assert.equal(revealed(100, 30, 0, 330, true), 2850);
+  assert.equal(revealed(2, 30, 300, 330, true), 0);
 });

@@ -85,5 +85,4 @@ async def test_an_address_with_markup_is_text(page: Page, attacked: World) -> No
     await open_console(page, attacked)
     for route in (*PAGES, attack, "__proto__", "constructor"):
         await go(page, f"{route}/{attack}/{attack}?status={attack}&{attack}=__proto__")
-        page.complaints[:] = [each for each in page.complaints if "404 (Not Found)" not in each]  # there is no such run
         await assert_harmless(page, attacked)

@@ -21,6 +21,9 @@ from tests.console.looking import (
 from tests.console.world import World
 from toolbus.limits import Limits
 
+# Where the page's own entry of the navigation is.
+_CURRENT = "(box => [box.left, box.right])(document.querySelector('.pages [aria-current]').getBoundingClientRect())"
+
 pytestmark = [pytest.mark.console, pytest.mark.asyncio(loop_scope="module")]
 
 
@@ -79,10 +82,15 @@ async def test_the_pages_are_reached_by_their_keys(page: Page, world: World) -> 
 
 
 @pytest.mark.parametrize("route", PAGES)
-async def test_a_phone_shows_a_page_without_scrolling_sideways(page: Page, world: World, route: str) -> None:
+async def test_a_phone_shows_a_page_without_scrolling_sideways_and_where_it_is(
+    page: Page, world: World, route: str
+) -> None:
     await page.size(360, 740, phone=True)
     try:
         await open_console(page, world, route)
         assert await page.run("document.documentElement.scrollWidth") <= 360
+        left, right = await page.run(_CURRENT)
+        assert left >= 0
+        assert right <= 360
     finally:
         await page.size(1440, 900)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+
+import pytest
 
 from tests.bus.console.console_bus import console_bus, following
 from tests.support.waiting import until
@@ -103,6 +106,35 @@ async def test_sessions_and_sources_come_change_and_go() -> None:
             digest = await stream.digest()
             closed, gone = closed + digest["closed"], gone + digest["gone"]
         assert (closed, gone) == ([session["session"]], ["weather"])
+
+
+async def test_a_source_says_until_when_its_tools_are_kept_and_that_it_may_offer_none() -> None:
+    async with console_bus(grace_seconds=60.0) as (bus, client):
+        presence = bus.core.presence
+        plugin = Plugin("weather", address=bus.grpc_addresses[0])
+
+        @plugin.tool
+        def sun() -> str:
+            return "yes"
+
+        async with plugin, following(client) as stream:
+            await plugin.ready()
+            bus.revoke("weather")
+            row: Row = {}
+            while not row.get("silenced"):
+                row = next((each for each in (await stream.digest())["sources"] if each["source"] == "weather"), {})
+            assert (row["state"], row["tools"], "offline_since" in row) == ("attached", 0, False)
+            bus.grant("weather")
+            await plugin.ready()
+            await until(lambda: "weather" in bus.core.registry.sources(), "its tools to be back")
+            presence.draining = True  # nobody can attach
+            presence.end(next(iter(presence.by_source["weather"].values())), "it is lost", time.monotonic())
+            while row["state"] != "offline":
+                digest = await stream.digest()
+                row = next((each for each in digest["sources"] if each["source"] == "weather"), row)
+            assert 0 <= digest["at"] - row["offline_since"] < 30
+            assert row["offline_until"] == pytest.approx(row["offline_since"] + 60.0)
+            assert "silenced" not in row
 
 
 async def test_a_running_call_is_shown_with_its_stage_until_it_ends() -> None:

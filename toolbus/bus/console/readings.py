@@ -20,7 +20,7 @@ from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.console.digest import MAX_ROWS, MAX_RUNNING, Row
 from toolbus.bus.core import Core
-from toolbus.bus.operators.source_states import handlers_of, state_of
+from toolbus.bus.operators.source_states import OFFLINE, handlers_of, state_of
 from toolbus.bus.streams.peer import Peer
 from toolbus.questions import INPUT_REQUIRED
 
@@ -172,6 +172,12 @@ class Readings:
             "sessions": len(self._core.presence.by_source.get(name, ())),
             "refused": refused,
         }
+        core = self._core
+        if row["state"] == OFFLINE and (until := core.presence.grace_end(name)) is not None:
+            row["offline_since"] = round(self._began + until - core.registry.grace_seconds, 3)
+            row["offline_until"] = round(self._began + until, 3)
+        if not core.policy.may_offer(name):
+            row["silenced"] = True
         tools = self._counts.of(name, entries)
         return row if tools is None else row | {"tools": tools}
 

@@ -10,18 +10,18 @@ from toolbus.bus.streams.catalog_messages import best_state
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 ATTACHED = "attached"
-_OFFLINE = "offline"
+OFFLINE = "offline"
 _NAMES: dict[int, str] = {
     wire.SESSION_STATE_LIVE: ATTACHED,
     wire.SESSION_STATE_SUSPECT: "suspect",
     wire.SESSION_STATE_DRAINING: "draining",
 }
-STATES = (*_NAMES.values(), _OFFLINE)
+STATES = (*_NAMES.values(), OFFLINE)
 
 
 def state_of(*handlers: Handler) -> str:
     """Returns the best state of some handlers."""
-    return _NAMES.get(best_state(handlers), _OFFLINE)
+    return _NAMES.get(best_state(handlers), OFFLINE)
 
 
 def handlers_of(core: Core, source: str) -> Sequence[Handler]:

@@ -146,6 +146,10 @@ class SessionTable:
         """The sources that disconnected and are in their grace period."""
         return list(self._grace_ends)
 
+    def grace_end(self, source: str) -> float | None:
+        """Returns when the grace period of a source that disconnected ends; None where it is in none."""
+        return self._grace_ends.get(source)
+
     @property
     def lost_sources(self) -> list[str]:
         """The sources that went without a word, with their tools, in the last hour, and have not come back."""

@@ -45,7 +45,7 @@ function Frame() {
   const page = pages.find((each) => each.name === name);
   useEffect(() => {
     document.querySelector(".pages [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone
-  }, [page]);
+  }, [page, pages.length]); // there are more pages once it is known what one may do
   return html`
     <a class="skip" href="#main" onClick=${toMain}>To the page</a>
     <${Header} />

@@ -25,7 +25,7 @@ export function ResultView({ answer, seconds }) {
     <h3>
       ${is_error ? html`<span class="bad">${error?.code ?? "Failed"}</span>` : html`<span class="ok">OK</span>`}
       <span class="muted num">${duration(seconds)}</span><span class="spring"></span>
-      <span class="muted">call_id <code>${shown(call_id ?? "")}</code></span>
+      <span class="muted">id <code>${shown(call_id ?? "")}</code></span>
     </h3>
     ${is_error && html`<${Why} error=${error ?? {}} />`}
     ${input_requests && html`<p class="note warn">The tool asks its caller, which this page does not answer:</p>
@@ -37,16 +37,20 @@ export function ResultView({ answer, seconds }) {
 
 /** Draws why a call failed: the message, how far it had got, whether to call again; `unsaid` where it has no message. */
 export function Why({ error, unsaid = "The tool failed without a message." }) {
-  const { message, stage, retry_safe, limit, retry_after_seconds, reason } = error;
-  const facts = [
+  const facts = whyFacts(error).filter(([, value]) => value);
+  return html`<p class="error any">${shown(error.message || unsaid)}</p>
+    <dl class="facts">${facts.map(([term, value]) => html`<dt>${term}</dt><dd class="any">${shown(String(value))}</dd>`)}</dl>`;
+}
+
+/** Returns what is known of a failure beside its message: [term, value] pairs, some without a value. */
+export function whyFacts({ stage, retry_safe, limit, retry_after_seconds, reason }) {
+  return [
     ["Stage", STAGES[String(stage ?? "").toUpperCase()] ?? stage],
     ["Call again", retry_safe === undefined ? "" : retry_safe ? "yes, that is safe" : "with care: it may have run, or would fail again"],
     ["Retry after", Number(retry_after_seconds) > 0 && duration(retry_after_seconds)],
     ["Limit", limit && `${limit.name} = ${limit.value}`],
     ["Reason", reason],
-  ].filter(([, value]) => value);
-  return html`<p class="error any">${shown(message || unsaid)}</p>
-    <dl class="facts">${facts.map(([term, value]) => html`<dt>${term}</dt><dd class="any">${shown(String(value))}</dd>`)}</dl>`;
+  ];
 }
 
 /** Draws an output: text as text, all else as a tree, or as the JSON text that it is. */

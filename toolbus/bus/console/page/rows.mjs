@@ -15,6 +15,14 @@ export function windowOf(count, height, top, room) {
   return [first, Math.min(count, first + drawn)];
 }
 
+/** Returns where to scroll so that a row is in sight: nowhere if it is, else to its nearer end, or to put it in the middle. */
+export function revealed(index, height, top, room, middle = false) {
+  const at = index * height;
+  if (at >= top && at + height <= top + room) return top;
+  if (middle) return Math.max(0, at - (room - height) / 2);
+  return at < top ? at : at + height - room;
+}
+
 /**
  * Draws a list.
  *
@@ -41,20 +49,16 @@ export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty
   useEffect(() => {
     if (chosen < 0) return; // not there yet
     setCursor(selected);
-    reveal(chosen);
+    reveal(chosen, true);
   }, [selected, chosen < 0]);
 
   const setCursor = (name) => {
     newest.current = name;
     drawCursor(name);
   };
-  const reveal = (index) => {
+  const reveal = (index, middle) => {
     const element = box.current;
-    if (index < 0 || !element) return;
-    if (index * height < element.scrollTop) element.scrollTop = index * height;
-    else if ((index + 1) * height > element.scrollTop + element.clientHeight) {
-      element.scrollTop = (index + 1) * height - element.clientHeight;
-    }
+    if (index >= 0 && element) element.scrollTop = revealed(index, height, element.scrollTop, element.clientHeight, middle);
   };
   const move = (step) => () => {
     if (!items.length) return false;

@@ -218,9 +218,9 @@ function Summary({ call }) {
       ["Arguments", ended && plural(call.arguments_size, "character")],
       ["Output", ended && plural(call.output_size, "character")],
       ["Made by", call.parent && html`<a href=${link("calls", [call.parent])}>call ${call.parent}</a>`],
-      ["call_id", call.call_id && html`<code>${shown(call.call_id)}</code>`],
-      ["id", call.id && html`<code>${call.id}</code>`],
-      ["trace_id", call.trace_id && html`<code>${call.trace_id}</code>`],
+      ["Caller's id", call.call_id && html`<code>${shown(call.call_id)}</code>`],
+      ["Bus's id", call.id && html`<code>${call.id}</code>`],
+      ["Trace", call.trace_id && html`<code>${call.trace_id}</code>`],
     ]} />
   <//>`;
 }

@@ -94,7 +94,7 @@ function Run({ id, known, line, query, onChange }) {
             ["Took", duration(run.totalDurationMs / 1000)],
             ["Chat", line?.chatId && shown(line.chatId)],
             ["Reused", run.reused && "yes: nothing had changed since the chat's last run"],
-            ["runId", html`<code>${shown(run.runId)}</code>`],
+            ["Id", html`<code>${shown(run.runId)}</code>`],
           ]} />
         <//>
         <${Panel} title="What the tools gave">

@@ -5,6 +5,7 @@ import { now } from "../clock.mjs";
 import { Filter, filtered } from "../filter.mjs";
 import { html, useEffect } from "../html.mjs";
 import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct } from "../parts.mjs";
+import { whyFacts } from "../result_view.mjs";
 import { go, link } from "../router.mjs";
 import { Rows } from "../rows.mjs";
 import { groupKey, groupsOf } from "../spans_layout.mjs";
@@ -66,12 +67,14 @@ function Detail({ group, parts: [name, outcome, source = ""], query }) {
   const head = html`<${DetailHead} back="errors" title="Errors" query=${query} name=${name}><span class="chip bad">${shown(outcome ?? "")}</span><//>`;
   if (!group) return html`${head}<div class="body"><${Nothing} title="Not any more">None of the newest ${count(MAX_FETCHED)} calls failed so.<//></div>`;
   const { calls, failed } = tools.value.get(toolKey(source, name)) ?? {};
-  const message = group.newest.failure?.message;
+  const failure = group.newest.failure ?? {};
+  const { message } = failure;
   return html`${head}
     <div class="body">
       <${Panel} title="Last" kind="alert">
         <p class=${message ? "error any" : "note"}>${message ? shown(message) : "The tool's own words are not recorded, as they may repeat arguments."}</p>
         <${Facts} of=${[
+          ...whyFacts(failure),
           ["When", html`${moment(group.newest.ended, 3)} <span class="muted">${ago(group.newest.ended, now.value)}</span>`],
           ["Tool", source ? html`<a href=${link("tools", [source, name])}>${shown(name)}</a>` : shown(name)],
           ["Source", shown(source)],

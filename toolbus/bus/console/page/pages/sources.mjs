@@ -19,8 +19,9 @@ const STATES = {
   suspect: ["warn", "suspect: it does not answer heartbeats"],
   offline: ["off", "offline: its tools keep their places for the grace period"],
   draining: ["busy", "draining: it takes no new calls"],
+  revoked: ["warn", "attached; its permission to offer tools was revoked"],
 };
-const WORST_FIRST = ["suspect", "offline", "draining", "attached"];
+const WORST_FIRST = ["suspect", "offline", "draining", "revoked", "attached"];
 const MAX_TOOLS = 100; // of a source that are named
 
 function View({ parts, query }) {
@@ -44,6 +45,7 @@ function everySource() {
     item.used += Number(in_flight);
     item.room += Number(max_in_flight);
   }
+  for (const item of all.values()) if (item.silenced && item.state === "attached") item.state = "revoked";
   const rank = ({ state }) => (WORST_FIRST.indexOf(state) + WORST_FIRST.length) % WORST_FIRST.length;
   return [...all.values()].sort((one, other) => rank(one) - rank(other) || (one.source < other.source ? -1 : 1));
 }
@@ -131,7 +133,8 @@ function Detail({ name, query }) {
       <${Failed} error=${error} what="Drain" />
       <${Panel}>
         <${Facts} of=${[
-          ["State", html`<${State} of=${item.state} />`],
+          ["State", item.offline_since ? html`<${Offline} since=${item.offline_since} until=${item.offline_until} />` : html`<${State} of=${item.state} />`],
+          ["May offer tools", item.silenced && html`no: its permission was revoked; <a href=${link("permissions", [], { tab: "sources", q: name })}>grant it</a> again`],
           ["Tools", item.tools > 0 && html`<a href=${link("tools", [], { source: name })}>${plural(item.tools, "tool")}</a>`],
           ["In flight", item.room > 0 && html`${count(item.used)} of ${count(item.room)} <${Window} used=${item.used} room=${item.room} />`],
           ["Calls", html`<a href=${link("calls", [], { source: name })}>to its tools</a>, <a href=${link("calls", [], { caller: name })}>made by it</a>`],
@@ -159,6 +162,12 @@ function Session({ of }) {
       ["Stuck", stuck > 0 && html`<span class="bad">${plural(stuck, "call")} that the bus gave up and that still runs</span>`],
     ]} />
   <//>`;
+}
+
+/** Draws since when a source is offline, and until when its tools keep their places. */
+function Offline({ since, until }) {
+  return html`<span class="off"><i class="dot off"></i>offline since ${moment(since)}</span> <span class="muted"><${Ago} at=${since} /></span>
+    <div>Its tools keep their places until ${moment(until)} <span class="muted"><${Ago} at=${until} /></span></div>`;
 }
 
 function Ago({ at }) {

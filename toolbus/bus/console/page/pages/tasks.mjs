@@ -109,7 +109,7 @@ function Detail({ id, task, known, query, onChange }) {
           ["Took", duration(task.seconds)],
           ["Started", started && html`${moment(started)} <span class="muted">${ago(started, now.value)}</span>`],
           ["Ended", ended && moment(ended)],
-          ["task_id", html`<code>${task.task_id}</code>`],
+          ["Id", html`<code>${task.task_id}</code>`],
         ]} />
         ${progress && html`<div class="inside"><${Progress} of=${progress} /></div>`}
         ${!readable && html`<p class="note">Progress and result are shown to its owner only.</p>`}
