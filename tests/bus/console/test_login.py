@@ -181,6 +181,15 @@ async def test_a_reader_reads_single_digests_as_well_as_the_stream_and_calls_not
         assert "'logs' in its scope administer" in refused.json()["error"]["message"]
 
 
+async def test_no_cache_on_the_way_keeps_what_an_identity_sees(house: House) -> None:
+    async with logged_in(house, "ops", template("operator")) as browser:
+        for path in ("/api/console/me", "/api/tools", "/api/calls", "/api/tasks/none", "/metrics"):
+            answer = await browser.get(path, headers=SAME)
+            assert answer.headers.get_list("cache-control") == ["no-store"], path
+        async with browser.stream("GET", STREAM, headers=SAME) as answer:
+            assert answer.headers.get_list("cache-control") == ["no-store"]
+
+
 async def test_a_login_ends_with_its_key_and_its_stream_too(house: House) -> None:
     async with logged_in(house, "ops", template("operator")) as browser:
         async with following(browser, **SAME) as stream:

@@ -180,7 +180,7 @@ class ConsoleApp:
         }
 
     async def _stream(self, scope: Message, receive: Receive, send: Send) -> None:
-        headers: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        headers: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), _NO_STORE]
         headers.append((b"x-accel-buffering", b"no"))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if scope["method"] == "HEAD":

@@ -26,6 +26,7 @@ from toolbus.text import quote
 
 EVENTS = "text/event-stream"
 BY_COOKIE = "toolbus.by_cookie"  # in an ASGI scope: the identity is that of a browser's login
+_NO_STORE = (b"cache-control", b"no-store")  # of what one identity sees: no cache on the way keeps it
 _LOGIN_ENDED = "the login of this browser has ended: make a new one with `toolbus console --bus ADDRESS`"
 _OPEN_PATHS = frozenset(path.decode() for path in PROBES)  # they tell nothing but that the bus runs
 
@@ -141,7 +142,10 @@ class RemoteAccess:
         async def begin(message: Message) -> None:
             if message["type"] == "http.response.start":
                 request.began = True
-                request.streams = Headers(raw=message["headers"]).get("content-type", "").startswith(EVENTS)
+                headers = Headers(raw=message["headers"])
+                request.streams = headers.get("content-type", "").startswith(EVENTS)
+                if "cache-control" not in headers:
+                    message = {**message, "headers": [*message["headers"], _NO_STORE]}
             await send(message)
 
         try:
