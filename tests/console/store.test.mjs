@@ -71,3 +71,31 @@ test("a tool's history has its calls a second, and moves on while it is silent",
   applyDigest(digest({ at: at + 400 }));
   assert.deepEqual(history(), Array(POINTS).fill(0));
 });
+
+test("a full digest's older failures are in their places, each once, however deep the list is", () => {
+  const numbers = () => calls.value.map(({ number: each }) => each);
+  const failed = [1400, 1200]; // told before, and further down than the newest
+  for (let round = 0; round < 30; round++) {
+    const first = 1000 + round * 50;
+    applyDigest(digest({ calls: Array.from({ length: 50 }, (_, at) => call(first + 49 - at)) }));
+  }
+  applyDigest(digest({ full: true, calls: [2502, 2501, 2500, ...failed, 900].map(call) }));
+  assert.equal(new Set(numbers()).size, numbers().length);
+  assert.deepEqual(numbers(), [...numbers()].sort((one, other) => other - one));
+  assert.deepEqual([numbers()[0], numbers().at(-1)], [2502, 900]);
+});
+
+test("calls that ended while the connection was lost and are not told count as skipped", () => {
+  applyDigest(digest({ calls: [call(10)] }));
+  applyDigest(digest({ full: true, skipped: 3, calls: [call(100), call(99), call(12), call(10), call(4)] }));
+  assert.equal(bus.value.skipped, 87);
+  applyDigest(digest({ skipped: 2, calls: [call(103)] }));
+  assert.equal(bus.value.skipped, 2);
+});
+
+test("calls of an hour without a connection are no burst of two seconds", () => {
+  const at = 3_000_000;
+  applyDigest(digest({ at, tools: [["s", "t", 100, 0, null, null, at]] }));
+  applyDigest(digest({ at: at + 3600, full: true, tools: [["s", "t", 7300, 0, null, null, at]] }));
+  assert.deepEqual(historyOf(tools.value.get(toolKey("s", "t"))), Array(POINTS).fill(2));
+});

@@ -30,6 +30,7 @@ test("tabs become spaces up to the next column of eight", () => {
 
 test("characters that hide or turn text are seen", () => {
   assert.equal(text.plain("a\u202Egpj.exe\0\x7f"), "a\ufffdgpj.exe\u2400\u2421");
+  assert.equal(text.shown("a\u200bb\u{e0041}c\ufeffd\u2060e\ud800f\xad"), "a\ufffdb\ufffdc\ufffdd\ufffde\ufffdf\ufffd");
   assert.equal(text.plain("<script>alert(1)</script> שלום 😀"), "<script>alert(1)</script> שלום 😀");
 });
 

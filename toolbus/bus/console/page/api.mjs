@@ -98,21 +98,26 @@ function valueOf(text, parse = JSON.parse) {
   }
 }
 
+const BREAK = 3; // characters of a blank line's beginning: \r\n\r
+
 /** Yields the server-sent events of a body: {kind, data}. What is not wanted any more is not read. */
 export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  let pieces = []; // of an event that is not complete: looking through all of it again takes seconds for a long one
+  let end = ""; // what follows them: a blank line may begin there
   try {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
-      rest += value;
-      const blocks = rest.split(/\r?\n\r?\n/);
-      rest = blocks.pop();
-      for (const block of blocks) {
-        const event = eventOf(block);
+      const parts = (end + value).split(/\r?\n\r?\n/);
+      const rest = parts.pop();
+      for (const part of parts) {
+        const event = eventOf(pieces.join("") + part);
+        pieces = [];
         if (event.data) yield event;
       }
+      pieces.push(rest.slice(0, -BREAK));
+      end = rest.slice(-BREAK);
     }
   } finally {
     reader.cancel().catch(() => {});

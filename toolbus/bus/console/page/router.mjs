@@ -30,18 +30,26 @@ export function link(page, parts = [], query = {}) {
 export const route = signal(parseRoute(globalThis.location?.hash ?? ""));
 
 let pending = 0; // the timer that writes the address; 0: none
+let unwritten = ""; // the address that it writes
 
 /** Shows a state. With `replace` the back button does not return to the one before: for what is being typed. */
 export function go(page, parts = [], query = {}, { replace = false } = {}) {
   const address = link(page, parts, query);
+  if (replace) {
+    clearTimeout(pending);
+    unwritten = address;
+    pending = setTimeout(write, WRITE_AFTER);
+  } else {
+    if (pending) write(); // the back button leads to what was typed
+    if (location.hash !== address) history.pushState(null, "", address);
+  }
+  route.value = parseRoute(address);
+}
+
+function write() {
   clearTimeout(pending);
   pending = 0;
-  route.value = parseRoute(address);
-  if (replace) {
-    pending = setTimeout(() => history.replaceState(null, "", address), WRITE_AFTER);
-  } else if (location.hash !== address) {
-    history.pushState(null, "", address);
-  }
+  history.replaceState(null, "", unwritten);
 }
 
 /** Changes values of the query in place, without a step for the back button. */

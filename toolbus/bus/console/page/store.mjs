@@ -50,15 +50,17 @@ export function applyDigest(digest) {
   batch(() => {
     const restarted = bus.value.instance !== undefined && bus.value.instance !== digest.instance;
     const scalars = Object.fromEntries(Object.entries(digest).filter(([name]) => !LISTS.has(name)));
+    if (digest.full && !restarted && calls.value.length) scalars.skipped = unseen(calls.value, digest.calls ?? []);
+    const before = bus.value.at ?? digest.at; // the time of the digest before
     bus.value = restarted || digest.full ? scalars : { ...bus.value, ...scalars };
     rates.value = [...(restarted ? [] : rates.value), digest.rate ?? 0].slice(-RATES);
     lost.value = (restarted ? 0 : lost.value) + (digest.lost ?? 0);
     running.value = digest.running ?? [];
     if (restarted || digest.full || digest.tools?.length) {
-      tools.value = withTools(restarted ? new Map() : tools.value, digest);
+      tools.value = withTools(restarted ? new Map() : tools.value, digest, before);
     }
     if (restarted || digest.calls?.length) {
-      calls.value = withCalls(restarted ? [] : calls.value, digest.calls ?? []);
+      calls.value = withCalls(restarted ? [] : calls.value, digest);
     }
     sessions.value = replaced(sessions.value, digest, "sessions", "session", "closed");
     sources.value = replaced(sources.value, digest, "sources", "source", "gone");
@@ -73,14 +75,17 @@ function replaced(before, digest, list, key, gone) {
   return after;
 }
 
-function withTools(before, digest) {
+function withTools(before, digest, since) {
   const after = digest.full ? new Map() : new Map(before);
-  const slot = Math.floor(digest.at / POINT_SECONDS);
+  const slot = slotOf(digest.at);
+  // Calls from before a full digest ended at any time since the digest before it, which may be hours ago.
+  const points = digest.full ? Math.max(1, slot - slotOf(since)) : 1;
   for (const [source, name, count, failed, p50, p95, last] of digest.tools ?? []) {
     const key = toolKey(source, name);
     const known = before.get(key);
     const history = known ? padded(known, slot) : Array(POINTS).fill(0);
-    if (known && count > known.calls) history[POINTS - 1] += (count - known.calls) / POINT_SECONDS;
+    const added = known ? Math.max(0, count - known.calls) / POINT_SECONDS / points : 0;
+    for (let at = Math.max(0, POINTS - points); added && at < POINTS; at++) history[at] += added;
     after.set(key, { source, name, calls: count, failed, p50, p95, last, history, slot });
   }
   if (after.size > MAX_TOOLS) {
@@ -89,6 +94,8 @@ function withTools(before, digest) {
   }
   return after;
 }
+
+const slotOf = (at) => Math.floor(at / POINT_SECONDS);
 
 /** Returns a tool's history as it is in a slot of time: moved on by what passed without a call. */
 function padded(tool, slot) {
@@ -99,7 +106,7 @@ function padded(tool, slot) {
 /** Returns the calls a second of a tool over the last minute, oldest first, as of the newest digest. */
 export function historyOf(tool) {
   if (!tool?.history) return NO_HISTORY;
-  const slot = Math.floor((bus.value.at ?? 0) / POINT_SECONDS);
+  const slot = slotOf(bus.value.at ?? 0);
   const read = histories.get(tool);
   if (read?.slot === slot) return read.history;
   const history = padded(tool, slot);
@@ -110,9 +117,18 @@ export function historyOf(tool) {
 const NO_HISTORY = [];
 const histories = new WeakMap(); // tool → its history as of a slot: the same list until it changes, so that it is drawn once
 
-function withCalls(before, newer) {
+function withCalls(before, { calls: newer = [], full }) {
   if (!before.length) return newer.slice(0, MAX_CALLS);
-  const known = new Set(before.slice(0, 2 * newer.length + 200).map(({ number }) => number));
-  const added = newer.filter(({ number }) => !known.has(number));
-  return [...added, ...before].slice(0, MAX_CALLS);
+  const near = full ? before : before.slice(0, 2 * newer.length + 200); // a full digest has failed calls of any age
+  const known = new Set(near.map(({ number }) => number));
+  const all = [...newer.filter(({ number }) => !known.has(number)), ...before];
+  if (full) all.sort((one, other) => other.number - one.number);
+  return all.slice(0, MAX_CALLS);
+}
+
+/** Returns how many calls ended since the newest known one and are not in the list of a full digest. */
+function unseen(before, newer) {
+  const newest = before[0].number;
+  const told = newer.filter(({ number }) => number > newest).length;
+  return Math.max(0, (newer[0]?.number ?? newest) - newest - told);
 }

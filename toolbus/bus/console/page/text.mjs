@@ -3,7 +3,9 @@
 const CSI = "(?:\\x1b\\[|\\x9b)[0-?]*[ -/]*[@-~]";
 const STRINGS = "(?:\\x1b[P\\]X^_]|[\\x90\\x9d\\x98\\x9e\\x9f])[^\\x07\\x1b\\x9c]*(?:\\x07|\\x1b\\\\|\\x9c)?"; // OSC, DCS and their kind
 const ESCAPES = new RegExp(`${CSI}|${STRINGS}|\\x1b[ -/]*[0-~]?`, "g");
-const CONTROLS = /[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]/g;
+// As `clean_line` of the bus has them: what has no width or turns the writing, tags, halves of surrogate pairs.
+const CONTROLS =
+  /[\0-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{d800}-\u{dfff}\u{e0000}-\u{e007f}]/gu;
 const TAB = 8;
 
 /** Returns a line of a program's output as a terminal would have left it, without colours and other effects. */
@@ -40,6 +42,9 @@ export function shown(text) {
     return code === 0x7f ? "\u2421" : "\ufffd";
   });
 }
+
+/** Returns a text of several lines as `shown` does, whatever ends them. */
+export const shownLines = (text) => shown(text.replaceAll("\r\n", "\n"));
 
 /** Returns a text cut at a length, with … where something is missing. */
 export function shortened(text, length) {

@@ -1,0 +1,34 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+globalThis.requestAnimationFrame = (draw) => setTimeout(draw);
+const { events } = await import("../../toolbus/bus/console/page/api.mjs");
+
+function body(bytes, length) {
+  const parts = Array.from({ length: Math.ceil(bytes.length / length) }, (_, at) => bytes.slice(at * length, (at + 1) * length));
+  return new ReadableStream({ pull: (to) => (parts.length ? to.enqueue(parts.shift()) : to.close()) });
+}
+
+async function read(text, length) {
+  const found = [];
+  for await (const { kind, data } of events(body(new TextEncoder().encode(text), length))) found.push([kind, data]);
+  return found;
+}
+
+test("events are read however their bytes are cut", async () => {
+  const text = "event: progress\r\ndata: {\"ä\": 1}\r\n\r\n: a comment\n\ndata: one\ndata: two\n\nevent: result\ndata: 3\n\ndata: cut off";
+  const expected = [["progress", '{"ä": 1}'], ["message", "one\ntwo"], ["result", "3"]];
+  for (const length of [1, 2, 3, 5, 1000]) assert.deepEqual(await read(text, length), expected, `${length} bytes at once`);
+});
+
+test("an event of ten megabytes is looked through once, not again with each part of it", async () => {
+  const seconds = async (megabytes) => {
+    const began = process.cpuUsage().user;
+    const [[, data]] = await read(`data: ${"x".repeat(megabytes * 1e6)}\n\n`, 16_384);
+    assert.equal(data.length, megabytes * 1e6);
+    return (process.cpuUsage().user - began) / 1000;
+  };
+  await seconds(1); // compiles it
+  const [short, long] = [await seconds(2), await seconds(16)];
+  assert.ok(long < 40 * short, `${short} and ${long} ms: eight times as long an event takes about eight times as long`);
+});
