@@ -3,9 +3,8 @@ import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
 const { parseJson, writeJson } = await import("../../toolbus/bus/console/page/json.mjs");
-const { argumentsModel, modelOf, pathText, startOf, stateOf, typeName, writeArguments, writeState } = await import(
-  "../../toolbus/bus/console/page/schema_model.mjs"
-);
+const { argumentsModel, modelOf, typeName } = await import("../../toolbus/bus/console/page/schema_model.mjs");
+const { pathText, startOf, stateOf, writeArguments, writeState } = await import("../../toolbus/bus/console/page/form_state.mjs");
 
 const CASES = parseJson(readFileSync(new URL("schemas.json", import.meta.url), "utf8"));
 const model = (schema) => argumentsModel(schema);

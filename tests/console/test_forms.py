@@ -25,7 +25,8 @@ MAX_STOPS = 600  # of Tab, for one form
 
 # What a person would choose and type in each place of the form of `schema`, so that it means `text`.
 _PLAN = """(async (schema, text) => {
-    const {argumentsModel, stateOf} = await import('/console/schema_model.mjs');
+    const {argumentsModel} = await import('/console/schema_model.mjs');
+    const {stateOf} = await import('/console/form_state.mjs');
     const {parseJson} = await import('/console/json.mjs');
     const plan = {};
     const walk = (model, state, path) => {

@@ -127,3 +127,39 @@ async def test_progress_is_shown_and_a_call_is_cancelled_down_to_the_plugin(
     await page.press("x")
     await within(done.cancelled.wait())
     await page.until("document.querySelector('.detail').innerText.includes('Cancelled')", "that it was cancelled")
+
+
+async def test_what_was_typed_stays_when_the_tool_goes_and_comes_back_as_another(
+    page: Page, tools: tuple[World, Tools]
+) -> None:
+    world, _ = tools
+
+    first, second = (Plugin("again", address=world.grpc) for _ in range(2))
+
+    @first.tool
+    def say(text: str) -> str:
+        return text
+
+    @second.tool(name="say")
+    def say_more(text: str, more: str = "") -> str:
+        return text + more
+
+    field = "document.querySelector('form[aria-label=Arguments] textarea')"
+    async with first:
+        await first.ready()
+        await open_console(page, world, "tools/again/say")
+        await page.until(f"!!{field}", "the form")
+        await page.run(f"{field}.focus()")
+        await page.type("as it was")
+    await page.until("document.querySelector('.detail').innerText.includes('What you typed stays')", "that it went")
+    assert await page.run(f"{field}.value") == "as it was"
+    async with second:
+        await second.ready()
+        await page.until("document.querySelector('.detail').innerText.includes('The tool has changed')", "the change")
+        await page.click(".note button")
+        await page.until(
+            "document.querySelector('form[aria-label=Arguments]').innerText.includes('more')", "the new form"
+        )
+        assert await page.run(f"{field}.value") == "as it was"
+        await page.press("r")
+        await page.until(f"{RESULT}?.innerText.includes('as it was')", "the result")

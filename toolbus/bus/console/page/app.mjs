@@ -17,6 +17,7 @@ import { go, link, route, startRouter } from "./router.mjs";
 import { Sparkline } from "./sparkline.mjs";
 import { bus, connection, login, lost, may, me, rates, trouble } from "./store.mjs";
 import { exchangeCode, startCatalog, startStream } from "./stream.mjs";
+import { count } from "./text.mjs";
 
 // In the order of the navigation. A page with a `verb`, or several, is for those who may use one.
 const PAGES = [
@@ -74,8 +75,9 @@ function toMain(event) {
 }
 
 function Header() {
-  const { bus_id, draining, rate, in_flight, stuck, version } = bus.value;
   const state = connection.value;
+  const { bus_id, draining, stuck, version } = bus.value;
+  const { rate, in_flight } = state === "live" ? bus.value : {}; // what it does now is not known without a connection
   return html`<div class="above">
     <header class="top">
       <a class="brand cut" href=${link("sources")}>toolbus <span class="muted" title=${bus_id}>${me.value?.home || bus_id}</span></a>
@@ -83,10 +85,10 @@ function Header() {
       ${draining && html`<span class="chip warn">draining</span>`}
       ${lost.value > 0 && html`<span class="chip warn opt" title="calls that ended too fast to be recorded">${lost} not shown</span>`}
       <span class="spring"></span>
-      <span class="pulse opt"><${Sparkline} values=${rates.value} label="calls a second, the last minute" /></span>
-      <span class="pulse"><span class="num">${whole(rate)}</span> calls/s</span>
-      <span class="pulse"><span class="num">${whole(in_flight)}</span> in flight</span>
-      ${stuck > 0 && html`<span class="chip bad" title="calls that were given up and still run">${whole(stuck)} stuck</span>`}
+      <span class="pulse opt"><${Sparkline} values=${rates.value} label="calls a second, the newest 60 readings" /></span>
+      <span class="pulse"><span class="num">${count(rate)}</span> calls/s</span>
+      <span class="pulse"><span class="num">${count(in_flight)}</span> in flight</span>
+      ${stuck > 0 && html`<span class="chip bad" title="calls that were given up and still run">${count(stuck)} stuck</span>`}
       <span class="muted opt">${version}</span>
     </header>
     ${state === "lost" &&
@@ -96,14 +98,13 @@ function Header() {
   </div>`;
 }
 
-const whole = (number) => Math.round(number ?? 0).toLocaleString("en");
 
 function Footer() {
   useKeys({
     Escape: () => {
       const { page, parts, query } = route.value;
       if (!parts.length) return false;
-      go(page, parts.slice(0, -1), query);
+      go(page, [], query); // a detail has one part or several
     },
   });
   return html`<footer class="keys">

@@ -1,6 +1,7 @@
 // Speaks to the operator: short messages, and the question before a destructive act.
 
 import { html, signal, useEffect, useRef, useState } from "./html.mjs";
+import { route } from "./router.mjs";
 
 const TOAST_SECONDS = { ok: 4, bad: 12 };
 const MAX_TOASTS = 4;
@@ -36,6 +37,8 @@ export function askName(title, name, text = "") {
 /** Draws what is to be said at the moment. */
 export function Dialogs() {
   const asked = question.value;
+  const { page, parts } = route.value;
+  useEffect(() => () => question.value?.answer(false), [page, parts.join("\n")]); // it is of what was shown
   return html`<div class="toasts" role="status" aria-live="polite">
       ${toasts.value.map(
         ({ id, text, kind, close }) =>

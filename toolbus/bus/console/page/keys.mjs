@@ -5,6 +5,7 @@ import { html, signal, useEffect, useRef } from "./html.mjs";
 const layers = []; // of the components that have keys, oldest first: {current: {keys, words}}
 let afterG = null; // the timer during which the next letter is a page's; null: no `g` came
 const G_TIME = 1500; // ms
+const SCROLLING = new Set(["ArrowDown", "ArrowUp", "Home", "End"]);
 
 export const helpIsOpen = signal(false);
 
@@ -46,6 +47,7 @@ export function startKeys(pages, show) {
       else if (event.key === "Enter" && target.value === "") return;
     }
     if (event.key === "Enter" && target.closest("a, button, summary")) return; // which it presses
+    if (SCROLLING.has(event.key) && target.closest("pre, .log")) return; // which it scrolls
     if (afterG !== null) {
       clearTimeout(afterG);
       afterG = null;

@@ -1,7 +1,7 @@
 // Draws what several pages have: the list and the detail beside it, states, facts, errors next to what caused them.
 
 import { admin } from "./api.mjs";
-import { html, useEffect, useState } from "./html.mjs";
+import { html, useEffect, useRef, useState } from "./html.mjs";
 import { link } from "./router.mjs";
 import { failed } from "./spans_layout.mjs";
 import { connection } from "./store.mjs";
@@ -95,11 +95,15 @@ export const fieldsOf = (form) => Object.fromEntries(new FormData(form));
 export function useAnswer(ask, every = 0) {
   const [state, setState] = useState({ value: undefined, error: null });
   const live = connection.value === "live";
+  const newest = useRef(0); // the number of the newest request: an answer that a newer one overtook is old
   const read = async () => {
+    const number = ++newest.current;
+    const set = (change) => number === newest.current && setState(change);
     try {
-      setState({ value: await (typeof ask === "string" ? admin(ask) : ask()), error: null });
+      const value = await (typeof ask === "string" ? admin(ask) : ask());
+      set({ value, error: null });
     } catch (error) {
-      setState((before) => ({ ...before, error }));
+      set((before) => ({ ...before, error }));
     }
   };
   useEffect(() => {

@@ -6,13 +6,15 @@ import { html, useState } from "./html.mjs";
 import { useKeys } from "./keys.mjs";
 import { Failed, fieldsOf, Nothing, Panel, Table, useAct, useAnswer } from "./parts.mjs";
 import { catalog, sources } from "./store.mjs";
-import { shortened, shown } from "./text.mjs";
+import { count, shortened, shown } from "./text.mjs";
 
 const KINDS = [
   ["tools", "Tool"],
   ["roles", "Role"],
   ["sources", "Source"],
 ];
+const MAX_USERS = 50; // of a rule that are drawn
+
 /** Draws the rules, and a form for one more. */
 export function Rules({ query }) {
   const [tables, error, read] = useAnswer("permissions");
@@ -23,7 +25,8 @@ export function Rules({ query }) {
   const items = filtered(rules, query.q, ({ kind, name, users }) => `${kind}\n${name}\n${users.join("\n")}`.toLowerCase());
 
   const permit = (kind, name, users, remember = true) => {
-    const before = tables?.[kind]?.[name] ?? null;
+    const rules = tables?.[kind] ?? {};
+    const before = Object.hasOwn(rules, name) ? rules[name] : null;
     return run(
       () => admin("permit", { kind, name, users }),
       ({ note }) => {
@@ -84,7 +87,7 @@ function Rule({ kind, name, users, busy, onPermit }) {
     <td class="any" title=${shown(name)}>${shortened(shown(name), 120)}</td>
     <td>
       ${draft === null
-        ? html`<span class="chips">${users.length ? users.map((user) => html`<span class="chip" title=${shown(user)}>${user === "*" ? "everyone" : shown(user)}</span>`) : html`<span class="chip warn">no user</span>`}</span>`
+        ? html`<span class="chips">${users.length ? users.slice(0, MAX_USERS).map((user) => html`<span class="chip" title=${shown(user)}>${user === "*" ? "everyone" : shown(user)}</span>`) : html`<span class="chip warn">no user</span>`}${users.length > MAX_USERS && html`<span class="muted">and ${count(users.length - MAX_USERS)} more</span>`}</span>`
         : html`<form class="inline" onSubmit=${save}><input name="users" aria-label="Users of ${name}" autocomplete="off" spellcheck="false" value=${draft} onInput=${(event) => setDraft(event.currentTarget.value)} /><button type="submit" class="small primary" disabled=${busy}>Save</button></form>`}
     </td>
     <td class="acts-cell">

@@ -1,9 +1,9 @@
 // Draws what a call answered: its output, its content, or why it failed.
 
-import { html, useEffect, useRef, useState } from "./html.mjs";
+import { html, useEffect, useMemo, useRef, useState } from "./html.mjs";
 import { parseJson, writeJson } from "./json.mjs";
 import { JsonTree } from "./json_tree.mjs";
-import { duration, shown, size } from "./text.mjs";
+import { count, duration, shown, shownLines, size } from "./text.mjs";
 
 const MAX_SHOWN = 65_536; // characters of an output
 const MAX_IMAGE = 8_000_000; // characters of its base64
@@ -21,7 +21,7 @@ export function ResultView({ answer, seconds }) {
   const { output, content = [], is_error, error, call_id, input_requests } = answer;
   const blocks = Array.isArray(content) ? content : [];
   const onlyText = blocks.length === 1 && blocks[0].text?.text === output;
-  return html`<section class=${is_error ? "panel alert" : "panel"} aria-label="Result" aria-live="polite">
+  return html`<section class=${is_error ? "panel alert" : "panel"} aria-label="Result">
     <h3>
       ${is_error ? html`<span class="bad">${error?.code ?? "Failed"}</span>` : html`<span class="ok">OK</span>`}
       <span class="muted num">${duration(seconds)}</span><span class="spring"></span>
@@ -57,9 +57,9 @@ export function whyFacts({ stage, retry_safe, limit, retry_after_seconds, reason
 export function Output({ value }) {
   const [asText, setAsText] = useState(false);
   const [whole, setWhole] = useState(false);
-  if (value === null || value === undefined) return html`<p class="inside muted">null</p>`;
   const isText = typeof value === "string";
-  const json = isText ? value : writeJson(value, 2);
+  const json = useMemo(() => (isText ? value : writeJson(value, 2)), [value]);
+  if (value === null || value === undefined) return html`<p class="inside muted">null</p>`;
   const cut = !whole && json.length > MAX_SHOWN;
   const text = isText || asText || cut;
   return html`${!isText &&
@@ -71,12 +71,10 @@ export function Output({ value }) {
     ${text ? html`<pre class="text any" tabindex="0">${shownLines(cut ? json.slice(0, MAX_SHOWN) : json)}</pre>` : html`<${JsonTree} value=${value} />`}
     ${cut &&
     html`<p class="inside">
-      Cut after ${size(MAX_SHOWN)} of ${size(json.length)}.
+      Cut after ${count(MAX_SHOWN)} of ${count(json.length)} characters.
       <button type="button" onClick=${() => setWhole(true)}>Show all</button>
     </p>`}`;
 }
-
-const shownLines = (text) => text.replaceAll("\r\n", "\n").split("\n").map((line) => line.split("\t").map(shown).join("\t")).join("\n");
 
 function Block({ block }) {
   if (block.text) return html`<pre class="text any" tabindex="0">${shownLines(String(block.text.text ?? ""))}</pre>`;

@@ -18,7 +18,10 @@ const CATALOG_AFTER = 100; // ms after a change of the catalog, at least: more c
 const CATALOG_RETRY = 100; // ms that a reading counts as, if the bus did not answer
 const CATALOG_SHARE = 10; // so many times as long as reading the catalog took, nothing is read
 
+const SEEN_EVERY = 1000; // ms after which a tab that is seen without a connection tells the one with the stream
+
 let channel = null; // to the other tabs; null until the page follows
+let overdue = () => {}; // tries again at once, in the tab with the stream, if its timer should have done so
 
 /** Begins to follow, until the page has to log in. */
 export async function startStream() {
@@ -38,6 +41,7 @@ export async function startStream() {
 
 /** Gets everything once, for a tab that only listens. */
 async function join() {
+  setInterval(() => document.hidden || connection.value !== "lost" || channel.postMessage({ kind: "seen" }), SEEN_EVERY);
   try {
     me.value = await get("/api/console/me");
     await catchUp();
@@ -55,12 +59,16 @@ function lead() {
   return new Promise((resolve) => {
     let source = null;
     let timer = 0; // until the next try, or until the silence is too long
+    let due = 0; // when it ends, by performance.now(): a browser wakes a hidden tab once a minute
 
     const open = async () => {
       clearTimeout(timer);
       timer = 0;
+      source?.close(); // one that has told nothing yet
       try {
-        me.value = await get("/api/console/me");
+        // A bus that is stopped, or a network that is gone, answers nothing at all.
+        me.value = await get("/api/console/me", { signal: AbortSignal.timeout(SILENCE) });
+        channel.postMessage({ kind: "me", me: me.value });
       } catch (error) {
         if (!(error instanceof ApiError) || error.status !== 401) return lose();
         refused(error);
@@ -86,6 +94,7 @@ function lead() {
     };
     const wait = (length, act) => {
       clearTimeout(timer);
+      due = performance.now() + length;
       timer = setTimeout(() => act(), length);
     };
     const lose = (why = "", [least, random] = RETRY) => {
@@ -99,6 +108,7 @@ function lead() {
     };
     addEventListener("visibilitychange", woken);
     addEventListener("online", woken);
+    overdue = () => timer && connection.value === "lost" && performance.now() >= due && open();
     open();
   });
 }
@@ -124,7 +134,9 @@ function hear(message) {
     else if (digest.instance !== instance || digest.number > number) catchUp().catch(() => {}); // the next digest tries again
   } else if (message.kind === "connection") {
     [connection.value, trouble.value] = [message.state, message.why];
-  } else if (message.kind === "refused") login.value = message.why;
+  } else if (message.kind === "me") me.value = message.me;
+  else if (message.kind === "refused") login.value = message.why;
+  else if (message.kind === "seen") overdue();
   else if (message.kind === "hello") channel.postMessage({ kind: "connection", state: connection.value, why: trouble.value });
 }
 
@@ -196,7 +208,7 @@ const CODE = "#code=";
 export async function exchangeCode() {
   addEventListener("hashchange", () => location.hash.startsWith(CODE) && location.reload()); // a new code was pasted
   if (!location.hash.startsWith(CODE)) return;
-  const code = decodeURIComponent(location.hash.slice(CODE.length));
+  const code = location.hash.slice(CODE.length); // of letters, digits, - and _: what else stands there is no code
   history.replaceState(null, "", location.pathname + location.search);
   route.value = parseRoute(""); // the code was no page
   try {

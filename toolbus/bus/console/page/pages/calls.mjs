@@ -128,7 +128,7 @@ function Age({ since }) {
 /** Says honestly which calls are not in the list. */
 function Missing({ fetching, onFetch }) {
   if (!skipped.value && !lost.value) return null;
-  return html`<div class="toolbar muted" role="status">
+  return html`<div class="toolbar muted">
     ${skipped.value > 0 &&
     html`<span>${plural(skipped.value, "call")} skipped: too many to list one by one.</span>
       <button type="button" class="small" disabled=${fetching} onClick=${onFetch}>Get the newest ${count(MAX_FETCHED)}</button>`}

@@ -23,7 +23,7 @@ const WAIT_SECONDS = 20;
 const AGAIN = 1500; // ms after a request that failed
 const HEIGHT = 18; // of a line, as in style.css
 const AT_END = 30; // pixels: a log that is scrolled so near to its end follows
-const KINDS = { running: "ok", ended: "off", disabled: "off", given_up: "bad", starting: "busy", restarting: "warn" };
+const KINDS = new Map([["running", "ok"], ["given_up", "bad"], ["starting", "busy"], ["restarting", "warn"]]);
 
 function View({ parts, query }) {
   const [{ plugins = null, errors = {} } = {}, error, read] = useAnswer("plugin_logs", TABLE_EVERY);
@@ -60,7 +60,7 @@ function View({ parts, query }) {
 const keyOf = (row) => [row.source, row.plugin].map(encodeURIComponent).join("/");
 
 function State({ state }) {
-  const kind = KINDS[state] ?? "off";
+  const kind = KINDS.get(state) ?? "off";
   return html`<span class=${kind}><i class=${"dot " + kind}></i>${shown(String(state ?? ""))}</span>`;
 }
 
@@ -129,10 +129,16 @@ function Log({ source, plugin, row, query, onChange }) {
   `;
 }
 
+/** Waits until the tab is seen: a request that waits takes one of the six connections that a browser has to a server. */
+async function seen() {
+  while (document.hidden) await new Promise((resolve) => addEventListener("visibilitychange", resolve, { once: true }));
+}
+
 /** Reads the output of a plugin from its newest lines on, until aborted. */
 async function followLog(asked, signal, setLog) {
   let since = -1;
   while (!signal.aborted) {
+    await seen();
     try {
       const first = since < 0;
       const more = first ? { lines: FIRST_LINES } : { lines: MORE_LINES, wait_seconds: WAIT_SECONDS };

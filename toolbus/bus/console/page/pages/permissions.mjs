@@ -64,7 +64,7 @@ function Sources({ query }) {
 }
 
 function generates(generation, source) {
-  if (source in generation) return generation[source];
+  if (Object.hasOwn(generation, source)) return generation[source];
   return Object.entries(generation).some(([name, granted]) => granted && name.endsWith("*") && source.startsWith(name.slice(0, -1)));
 }
 

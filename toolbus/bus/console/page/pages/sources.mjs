@@ -142,7 +142,7 @@ function Detail({ name, query }) {
       <//>
       <${Refused} name=${name} number=${refusedOf(item)} />
       ${own(name).map((session) => html`<${Session} key=${session.session} of=${session} />`)}
-      <${ToolsOf} name=${name} />
+      <${ToolsOf} name=${name} number=${item.tools ?? 0} />
     </div>`;
 }
 
@@ -202,9 +202,10 @@ function Refused({ name, number }) {
   <//>`;
 }
 
-function ToolsOf({ name }) {
+function ToolsOf({ name, number }) {
   const own = catalog.value.filter(({ source }) => source === name);
   if (!own.length) return null;
+  const others = number - new Set(own.map((tool) => tool.name)).size;
   return html`<${Panel} title="Tools" aside=${html`<a href=${link("tools", [], { source: name })}>All ${count(own.length)}</a>`}>
     <table class="table">
       <tbody>
@@ -218,6 +219,7 @@ function ToolsOf({ name }) {
       </tbody>
     </table>
     ${own.length > MAX_TOOLS && html`<p class="inside muted">and ${count(own.length - MAX_TOOLS)} more</p>`}
+    ${others > 0 && html`<p class="inside muted">and ${plural(others, "tool")} that only some users may call</p>`}
   <//>`;
 }
 

@@ -89,7 +89,7 @@ function Detail({ id, task, known, query, onChange }) {
   useEffect(() => {
     if (!readable) return;
     const asking = new AbortController();
-    get(path, { signal: asking.signal }).then(setAnswer, () => setAnswer(null));
+    get(path, { signal: asking.signal }).then(setAnswer, (error) => error.name === "AbortError" || setAnswer(null));
     return () => asking.abort();
   }, [path, readable, task?.status, task?.status === "running" && Math.floor(task.seconds / 2)]);
   const running = task?.status === "running";
