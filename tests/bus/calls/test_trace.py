@@ -166,6 +166,14 @@ def test_of_calls_without_a_trace_the_ratio_begins_one() -> None:
     assert len({span.call_id for span in spans}) == 100  # wherever they stand in a message
 
 
+def test_the_smallest_ratio_that_there_is_draws_no_call_and_fails_none() -> None:
+    core, host, plugin = one_call()
+    spans = traced(core, ratio=5e-324)
+    core.call(host, "t")
+    core.answer(plugin)
+    assert (len(host.results), spans) == (1, [])
+
+
 @pytest.mark.parametrize("refused", [1, 50])
 def test_refused_calls_take_no_draw_from_the_calls_after_them(refused: int) -> None:
     core, host, plugin = one_call()

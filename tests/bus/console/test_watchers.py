@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ from tests.support.waiting import until, within
 from toolbus.bus import Bus
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.console.console_app import BUSY_RETRY_SECONDS, STREAM_PATH, ConsoleApp
-from toolbus.bus.console.digest_feed import KEPT, MAX_WATCHERS, DigestFeed, Ended, TooSlow
+from toolbus.bus.console.digest import Row
+from toolbus.bus.console.digest_feed import KEPT, MAX_WATCHERS, DigestFeed, Ended, Frame, TooSlow
 from toolbus.bus.console.login import Logins
 from toolbus.bus.console.readings import Readings
 from toolbus.bus.gateway.gateway_parts import IDENTITY
+from toolbus.functions.tool_spec import spec_of
+from toolbus.sdk import llm_tool
 
 
 def feed_of(bus: Bus) -> DigestFeed:
@@ -155,3 +160,36 @@ async def test_asking_for_digests_is_no_news_for_the_next_one() -> None:
             first = (await bus.call("toolbus:digest", {"since": first["number"]})).output
             assert [row[1] for row in first["tools"]] == []
         assert bus.core.metrics.of("toolbus", "toolbus:digest") is None
+
+
+async def _to_the_end(stream: AsyncIterator[Frame]) -> None:
+    async for _ in stream:
+        pass
+
+
+class _FaultyReadings(Readings):
+    """Readings that fail once, when asked to."""
+
+    fails = False
+
+    def running(self) -> list[Row]:
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("a fault")
+        return super().running()
+
+
+async def test_after_a_digest_that_failed_watchers_begin_anew_and_miss_nothing() -> None:
+    async with console_bus() as (bus, _):
+        readings = _FaultyReadings(bus.core, dict, 0.0)
+        feed = DigestFeed(bus.core.records, bus.core.metrics, readings, TIMINGS)
+        stream = feed.stream()
+        first = await within(anext(stream))
+        readings.fails = True
+        bus.add_tool(spec_of(llm_tool(name="new")(lambda: 1)), "somebody")
+        with pytest.raises(TooSlow):
+            await within(_to_the_end(stream))
+        whole = json.loads(await within(feed.after(first.number, 0.0)))
+        assert whole["full"]
+        assert "somebody" in [row["source"] for row in whole["sources"]]
+        feed.close()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # a call has a trace
 
 TRACE_MOST = 100  # spans a second; a caller that samples everything would else fill the queue and the trace store
 IDS_AT_ONCE = 256
+MAX_STEP = 1e15  # calls; with the smallest ratios a step would be infinite
 TRACE_BYTES = 64  # of a message, for a traceparent
 _ODD = "13579bdf"  # the last digits of flags that say sampled
 
@@ -236,7 +237,7 @@ class CallTraces:
         """Returns how many calls further the next one is drawn: geometric, so that calls need no draw each."""
         if self._ratio >= 1.0:
             return 1
-        return 1 + int(math.log(1.0 - random.random()) / math.log1p(-self._ratio))
+        return 1 + int(min(MAX_STEP, math.log(1.0 - random.random()) / math.log1p(-self._ratio)))
 
 
 def _random_ids() -> list[str]:

@@ -128,7 +128,7 @@ class DigestFeed:
                 if known == self._number:
                     await self._waiting.wait()
                     continue
-                if self._frames[0].number > known + 1:
+                if not self._frames or self._frames[0].number > known + 1:
                     raise TooSlow
                 frame = self._frames[known - self._number]
                 yield frame
@@ -201,6 +201,8 @@ class DigestFeed:
                     self._build(self._looked_at)
                 except Exception:
                     log.exception("a fault of the bus while it made a digest")
+                    self._number += 1  # what had changed is lost: all who know the digest before it begin anew
+                    self._frames.clear()
                     self._looked_at = time.monotonic() + FAULT_SECONDS
         finally:
             self._building = None
