@@ -83,13 +83,13 @@ def scrapes(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     return tuple(facts)
 
 
-def quantile_error(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Compares quantiles of a million calls in frames of 1 to 128 with exact ones, in buckets."""
-    title = f"Quantiles of {CALLS:,} calls in frames of 1 to 128 beside exact ones"
+def quantile_error(stage: Stage, plan: Plan, repeats: int, calls: int = CALLS) -> tuple[Fact, ...]:
+    """Compares quantiles of many calls in frames of 1 to 128 with exact ones, in buckets."""
+    title = f"Quantiles of {calls:,} calls in frames of 1 to 128 beside exact ones"
     facts = []
     for line in ("log-normal", "answered in order, ten times a second", "1 ms or 4 s"):
         rng, counts, exact, now = random.Random(5), CallCounts("p", "t"), list[float](), 1e5
-        while len(exact) < CALLS:
+        while len(exact) < calls:
             now += rng.expovariate(10.0)
             starts = _starts(line, now, rng)
             if len(starts) == 1:

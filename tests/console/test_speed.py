@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -117,7 +118,7 @@ async def test_a_stream_of_calls_neither_grows_the_page_nor_busies_it(
         process = psutil.Process(bus.process.pid)
         async with plugin, Host(grpc) as host:
             await plugin.ready()
-            calling = asyncio.create_task(_call(host))
+            calling = asyncio.create_task(call_steadily(host, CALLS_A_SECOND, _mixed))
             try:
                 used = {}
                 for watched in (False, True):
@@ -143,13 +144,20 @@ async def test_a_stream_of_calls_neither_grows_the_page_nor_busies_it(
     assert growth <= MAX_HEAP_GROWTH
 
 
-async def _call(host: Host) -> None:
-    """Makes calls of many tools at an even pace; a tenth of them fail."""
+def _mixed(number: int) -> tuple[str, dict[str, Any]]:
+    """Returns a call of one of five tools; a tenth of them fail."""
     names = ("find_order", "list_shipment", "count_pallet", "read_invoice", "cancel_order")
+    return names[number % 5], {"id": number if number % 10 == 0 else str(number)}
+
+
+async def call_steadily(
+    host: Host, calls_a_second: float, call_of: Callable[[int], tuple[str, dict[str, Any] | None]]
+) -> None:
+    """Makes the calls of all numbers from 0 on, at an even pace."""
     began, made = time.monotonic(), 0
     while True:
-        due = int((time.monotonic() - began) * CALLS_A_SECOND)
-        calls = [(names[n % 5], {"id": n} if n % 10 == 0 else {"id": str(n)}) for n in range(made, due)]
+        due = int((time.monotonic() - began) * calls_a_second)
+        calls = [call_of(number) for number in range(made, due)]
         made = due
         if calls:
             await host.call_many(calls)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.cli.top.on_terminal import OnTerminal
-from tests.console.test_speed import Served, addresses
+from tests.console.test_speed import Served, addresses, call_steadily
 from tests.console.world_plugins import catalog
 from tests.support.waiting import until
 from toolbus import Host
@@ -31,7 +31,10 @@ async def test_a_thousand_tools_at_a_thousand_calls_a_second_cost_the_screen_lit
         await asyncio.to_thread(bus.says, "toolbus ready")
         async with plugin, Host(grpc) as host:
             await plugin.ready()
-            calling = asyncio.create_task(_call_all(host))
+            names = [tool.name for tool in await host.list()]
+            calling = asyncio.create_task(
+                call_steadily(host, CALLS_A_SECOND, lambda number: (names[number % len(names)], None))
+            )
             try:
                 await asyncio.sleep(2)
                 served = psutil.Process(bus.process.pid)
@@ -61,16 +64,3 @@ async def _use_of(process: psutil.Process, terminal: OnTerminal | None = None) -
         if terminal is not None:
             assert terminal.text
     return float((sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began))
-
-
-async def _call_all(host: Host) -> None:
-    """Calls every tool, one after the other, at an even pace."""
-    names = [tool.name for tool in await host.list()]
-    began, made = time.monotonic(), 0
-    while True:
-        due = int((time.monotonic() - began) * CALLS_A_SECOND)
-        calls = [(names[number % len(names)], None) for number in range(made, due)]
-        made = due
-        if calls:
-            await host.call_many(calls)
-        await asyncio.sleep(0.05)

@@ -35,5 +35,5 @@ def test_a_trail_stays_small_and_its_course_adds_up(growth: list[int]) -> None:
     for number, more in enumerate(growth, 1):
         count += more
         trail.add(number / 2, count)
-    assert len(trail._marks) <= 80
+    assert len(trail) <= 80
     assert 0 <= sum(trail.course(len(growth) / 2)) <= count

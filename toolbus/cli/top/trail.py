@@ -23,6 +23,10 @@ class Trail:
     def __init__(self, at: float, count: int) -> None:
         self._marks: deque[tuple[float, int]] = deque(((at, count),))  # times rise; the count holds until the next
 
+    def __len__(self) -> int:
+        """How many counts are remembered."""
+        return len(self._marks)
+
     def add(self, at: float, count: int) -> None:
         """Notes what the count is at a time."""
         marks = self._marks
