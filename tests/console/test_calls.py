@@ -38,9 +38,29 @@ async def test_a_failed_call_says_why_how_far_it_came_and_whether_to_call_again(
     failure = call["failure"]
     assert failure["message"] in text
     assert "Stage" in text
-    assert ("yes, that is safe" if failure["retry_safe"] else "with care") in text
+    unseen = failure["stage"].upper() == "NOT_DISPATCHED"
+    assert ("yes, that is safe" if failure["retry_safe"] else "not as it is" if unseen else "with care") in text
     if failure["limit"]:
         assert f"{failure['limit']['name']} = {failure['limit']['value']}" in text
+
+
+async def test_a_kind_of_error_says_how_far_its_newest_call_came_and_whether_to_call_again(
+    page: Page, world: World
+) -> None:
+    await open_console(page, world, "errors/export_ledger/DEADLINE_EXCEEDED/billing")
+    await page.until("!!document.querySelector('.detail .facts')", "the newest call")
+    text = await page.run("document.querySelector('.detail').innerText")
+    assert "dispatched: it may have run" in text
+    assert "yes, that is safe" in text  # it only reads
+
+
+async def test_a_source_that_is_offline_says_since_when_and_how_long_its_tools_are_kept(
+    page: Page, world: World
+) -> None:
+    await open_console(page, world, "sources/gate-scanner")
+    text = await page.run("document.querySelector('.detail').innerText")
+    assert "offline since 20" in text
+    assert "keep their places until 20" in text
 
 
 async def test_calls_three_deep_are_drawn_to_scale(page: Page, world: World) -> None:

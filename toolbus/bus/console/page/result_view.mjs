@@ -44,9 +44,10 @@ export function Why({ error, unsaid = "The tool failed without a message." }) {
 
 /** Returns what is known of a failure beside its message: [term, value] pairs, some without a value. */
 export function whyFacts({ stage, retry_safe, limit, retry_after_seconds, reason }) {
+  const unseen = String(stage).toUpperCase() === "NOT_DISPATCHED";
   return [
     ["Stage", STAGES[String(stage ?? "").toUpperCase()] ?? stage],
-    ["Call again", retry_safe === undefined ? "" : retry_safe ? "yes, that is safe" : "with care: it may have run, or would fail again"],
+    ["Call again", retry_safe === undefined ? "" : retry_safe ? "yes, that is safe" : unseen ? "not as it is: it would fail again" : "with care: it may have run"],
     ["Retry after", Number(retry_after_seconds) > 0 && duration(retry_after_seconds)],
     ["Limit", limit && `${limit.name} = ${limit.value}`],
     ["Reason", reason],

@@ -72,7 +72,7 @@ function Detail({ group, parts: [name, outcome, source = ""], query }) {
   return html`${head}
     <div class="body">
       <${Panel} title="Last" kind="alert">
-        <p class=${message ? "error any" : "note"}>${message ? shown(message) : "The tool's own words are not recorded, as they may repeat arguments."}</p>
+        <p class=${message ? "error any" : "note"}>${message ? shown(message) : "The words are not recorded, as they may repeat arguments."}</p>
         <${Facts} of=${[
           ...whyFacts(failure),
           ["When", html`${moment(group.newest.ended, 3)} <span class="muted">${ago(group.newest.ended, now.value)}</span>`],

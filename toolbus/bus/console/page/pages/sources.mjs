@@ -134,7 +134,7 @@ function Detail({ name, query }) {
       <${Panel}>
         <${Facts} of=${[
           ["State", item.offline_since ? html`<${Offline} since=${item.offline_since} until=${item.offline_until} />` : html`<${State} of=${item.state} />`],
-          ["May offer tools", item.silenced && html`no: its permission was revoked; <a href=${link("permissions", [], { tab: "sources", q: name })}>grant it</a> again`],
+          ["May offer tools", item.silenced && html`no: <a href=${link("permissions", [], { tab: "sources", q: name })}>grant it again</a>`],
           ["Tools", item.tools > 0 && html`<a href=${link("tools", [], { source: name })}>${plural(item.tools, "tool")}</a>`],
           ["In flight", item.room > 0 && html`${count(item.used)} of ${count(item.room)} <${Window} used=${item.used} room=${item.room} />`],
           ["Calls", html`<a href=${link("calls", [], { source: name })}>to its tools</a>, <a href=${link("calls", [], { caller: name })}>made by it</a>`],
@@ -166,8 +166,8 @@ function Session({ of }) {
 
 /** Draws since when a source is offline, and until when its tools keep their places. */
 function Offline({ since, until }) {
-  return html`<span class="off"><i class="dot off"></i>offline since ${moment(since)}</span> <span class="muted"><${Ago} at=${since} /></span>
-    <div>Its tools keep their places until ${moment(until)} <span class="muted"><${Ago} at=${until} /></span></div>`;
+  return html`<span class="off"><i class="dot off"></i>offline since ${moment(since)}</span> <span class="muted">(<${Ago} at=${since} />)</span>
+    <div>Its tools keep their places until ${moment(until)} <span class="muted">(<${Ago} at=${until} />)</span></div>`;
 }
 
 function Ago({ at }) {
@@ -193,7 +193,7 @@ function Refused({ name, number }) {
       <tbody>
         ${read.rows.map(
           ({ name: tool, role, error }) => html`<tr>
-            <td><code>${shown(tool)}</code>${role && html` <span class="muted">${shown(role)}</span>`}</td>
+            <td class="name"><code>${shown(tool)}</code>${role && html` <span class="muted">${shown(role)}</span>`}</td>
             <td class="any">${shown(error)}</td>
           </tr>`,
         )}
