@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { failed, familyOf, groupKey, groupsOf, layout, rowsInSight } from "../../toolbus/bus/console/page/spans_layout.mjs";
+import { failed, familyOf, groupKey, groupsOf, layout } from "../../toolbus/bus/console/page/spans_layout.mjs";
 
 const call = (id, parent, started, ended, more = {}) => ({ id, parent, started, ended, outcome: "OK", ...more });
 const ROOT = call("a", "", 100, 110, { number: 5 });
@@ -89,13 +89,10 @@ test("calls that took no time and no calls at all have a layout", () => {
   assert.deepEqual([row.left, row.width], [0, 1]);
 });
 
-test("5,000 calls, one below the other, are laid out at once, and few are drawn", () => {
+test("5,000 calls, one below the other, are laid out at once", () => {
   const chain = Array.from({ length: 5000 }, (_, at) => call(`${at}`, at ? `${at - 1}` : "", at, 5000));
   const before = performance.now();
   const { rows } = layout(familyOf("4999", chain, []).calls, 0, "slow");
   assert.ok(performance.now() - before < 2000);
   assert.ok(rows.length > 4000);
-  const [first, end] = rowsInSight(rows.length, 28, 28000, 420);
-  assert.ok(first <= 1000 && end >= 1015 && end - first < 60);
-  assert.deepEqual(rowsInSight(0, 28, 0, 420), [0, 0]);
 });

@@ -6,10 +6,10 @@ import { useKeys } from "./keys.mjs";
 const MAX_DRAWN = 60;
 const AROUND = 6; // rows above and below what is in sight
 
-/** Returns which rows to draw: [first, end). */
-export function windowOf(count, height, top, room) {
+/** Returns which rows to draw: [first, end), at most `most`. */
+export function windowOf(count, height, top, room, most = MAX_DRAWN) {
   const sight = Math.ceil(room / height) + 1;
-  const drawn = Math.min(MAX_DRAWN, sight + 2 * AROUND);
+  const drawn = Math.min(most, sight + 2 * AROUND);
   const above = Math.max(0, (drawn - sight) >> 1);
   const first = Math.min(Math.max(0, Math.floor(top / height) - above), Math.max(0, count - drawn));
   return [first, Math.min(count, first + drawn)];

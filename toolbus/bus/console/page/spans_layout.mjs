@@ -105,12 +105,6 @@ function keep(rows, seconds, only) {
   return rows.filter((_row, at) => kept[at]);
 }
 
-/** Returns which rows to draw of a list that is scrolled: [first, end). */
-export function rowsInSight(count, height, top, room, around = 8) {
-  const first = Math.max(0, Math.floor(top / height) - around);
-  return [Math.min(first, Math.max(0, count - 1)), Math.min(count, Math.ceil((top + room) / height) + around)];
-}
-
 /** Returns the key of a group of `groupsOf`; a call that was refused before its tool was known has no source. */
 export const groupKey = (name, outcome, source = "") => [name, outcome, source].map(encodeURIComponent).join("/");
 

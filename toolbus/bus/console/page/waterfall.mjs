@@ -2,7 +2,8 @@
 
 import { html, useEffect, useRef, useState } from "./html.mjs";
 import { link } from "./router.mjs";
-import { layout, rowsInSight } from "./spans_layout.mjs";
+import { revealed, windowOf } from "./rows.mjs";
+import { layout } from "./spans_layout.mjs";
 import { duration, plural, shown } from "./text.mjs";
 
 const HEIGHT = 28; // of a row, as in style.css
@@ -25,16 +26,13 @@ export function Waterfall({ calls, current, now, only = "", onOnly, missing = ""
   const box = useRef(null);
   const [top, setTop] = useState(0);
   const { seconds, rows, left_out } = layout(calls, now, only);
-  const [first, end] = rowsInSight(rows.length, HEIGHT, top, ROOM, 4);
+  const [first, end] = windowOf(rows.length, HEIGHT, top, ROOM);
   const at = rows.findIndex((row) => row.call.id === current);
 
   useEffect(() => {
     const window = box.current;
     if (!window || at < 0) return;
-    const above = at * HEIGHT;
-    if (above < window.scrollTop || above + HEIGHT > window.scrollTop + window.clientHeight) {
-      window.scrollTop = above - window.clientHeight / 2;
-    }
+    window.scrollTop = revealed(at, HEIGHT, window.scrollTop, window.clientHeight, true);
   }, [current, only]);
 
   const move = (event) => {
@@ -44,10 +42,7 @@ export function Waterfall({ calls, current, now, only = "", onOnly, missing = ""
     event.preventDefault();
     const next = Math.min(rows.length - 1, Math.max(0, to));
     const window = box.current;
-    if (next * HEIGHT < window.scrollTop) window.scrollTop = next * HEIGHT;
-    else if ((next + 1) * HEIGHT > window.scrollTop + window.clientHeight) {
-      window.scrollTop = (next + 1) * HEIGHT - window.clientHeight;
-    }
+    window.scrollTop = revealed(next, HEIGHT, window.scrollTop, window.clientHeight);
     setTop(window.scrollTop);
     requestAnimationFrame(() =>
       requestAnimationFrame(() => window.querySelector(`[data-at="${next}"]`)?.focus({ preventScroll: true })),

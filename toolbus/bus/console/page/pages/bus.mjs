@@ -39,7 +39,7 @@ function Now() {
     ["in flight", count(in_flight)],
     ["stuck", count(stuck), stuck > 0 && "bad", "calls that were given up and still run at their plugin"],
     ["late results", count(late), "", "results that came after their call had ended"],
-    ["held", size(held_bytes), "", "bytes of calls and results that wait in the bus"],
+    ["held", size(held_bytes), "", "bytes of the arguments of calls in flight"],
     ["loop lag", duration(loop_lag), loop_lag > 0.1 && "warn", "how late the bus's own loop is"],
     ["watchers", count(watchers), "", "consoles and others that follow this bus"],
     ["sessions", count(sessions.value.size)],

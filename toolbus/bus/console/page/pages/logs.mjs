@@ -9,8 +9,7 @@ import { useKeys } from "../keys.mjs";
 import { newestLines } from "../log_lines.mjs";
 import { Cut, DetailHead, Failed, Nothing, Split, useAct, useAnswer } from "../parts.mjs";
 import { go, refine } from "../router.mjs";
-import { Rows } from "../rows.mjs";
-import { rowsInSight } from "../spans_layout.mjs";
+import { Rows, windowOf } from "../rows.mjs";
 import { connection, may } from "../store.mjs";
 import { age, clock, count, moment, plural, shown } from "../text.mjs";
 
@@ -21,6 +20,7 @@ const MAX_LINES = 5000; // that the page holds; and the newest of them that are 
 const MAX_WRAPPED = 200; // lines that are drawn where they wrap, as their heights are not known
 const WAIT_SECONDS = 20;
 const AGAIN = 1500; // ms after a request that failed
+const MAX_DRAWN = 200; // lines at once: more than the tallest screen has
 const HEIGHT = 18; // of a line, as in style.css
 const AT_END = 30; // pixels: a log that is scrolled so near to its end follows
 const KINDS = new Map([["running", "ok"], ["given_up", "bad"], ["starting", "busy"], ["restarting", "warn"]]);
@@ -165,7 +165,7 @@ function Lines({ lines, wrap, follows, onFollows }) {
   const box = useRef(null);
   const [view, setView] = useState({ top: 0, room: 600 });
   const drawn = wrap ? lines.slice(-MAX_WRAPPED) : lines;
-  const [first, end] = wrap ? [0, drawn.length] : rowsInSight(lines.length, HEIGHT, view.top, view.room, 4);
+  const [first, end] = wrap ? [0, drawn.length] : windowOf(lines.length, HEIGHT, view.top, view.room, MAX_DRAWN);
   const newest = lines[lines.length - 1].number;
   useLayoutEffect(() => {
     if (follows) box.current.scrollTop = box.current.scrollHeight;
