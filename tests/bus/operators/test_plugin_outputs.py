@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import until
+from tests.support.waiting import until, within
 from toolbus import Host, Plugin
 from toolbus.bus import Bus
 from toolbus.bus.access.identity import Globs, Identity, Scopes
@@ -70,6 +70,19 @@ async def test_lines_of_a_plugin_are_read_and_followed_wherever_its_supervisor_r
         supervisor.says("weather", "three")
         answer = (await waiting).output
         assert ([line["text"] for line in answer["lines"]], answer["next"], answer["lost"]) == (["three"], 4, 0)
+
+
+async def test_who_follows_output_that_does_not_come_does_not_hold_up_the_shutdown_of_the_bus() -> None:
+    supervisor = _Supervisor()
+    supervisor.says("weather", "one")
+    async with running_bus() as bus, supervisor.on(bus) as source, Host(bus.grpc_addresses[0]) as host:
+        more = {"plugin": "weather", "source": source, "since": 2, "wait_seconds": 60}
+        waiting = asyncio.create_task(host.call("toolbus:plugin_logs", more))
+        await until(lambda: bus.dispatcher.active >= 2, "the question to the supervisor")
+        draining = asyncio.create_task(bus.drain(60))
+        output = (await within(waiting, 30)).output
+        assert (output["source"], output["lines"], output["next"]) == (source, [], 2)
+        await within(draining, 30)
 
 
 async def test_plugins_of_one_name_in_two_places_are_listed_and_one_that_ended_gives_way() -> None:

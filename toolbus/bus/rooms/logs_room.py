@@ -29,6 +29,7 @@ class LogsRoom(Room):
         super().__init__(core)
         self._outputs = PluginOutputs(core.registry, self._call, self._own)
         self._levels = LogLevels(_later)
+        self._draining = asyncio.Event()  # set once the bus shuts down
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools of this room."""
@@ -37,6 +38,10 @@ class LogsRoom(Room):
     async def start(self) -> None:
         """Begins to note slow calls."""
         self.core.dispatcher.slow_calls.watch(self.core.config.slow_seconds, _later)
+
+    async def drain(self) -> None:
+        """Ends the waits of those who follow output, which would hold the shutdown up until there is some."""
+        self._draining.set()
 
     async def stop(self) -> None:
         """Puts back the levels that were changed."""
@@ -80,7 +85,18 @@ class LogsRoom(Room):
         """
         if not plugin:
             return await self._outputs.plugins(source)
-        return await self._outputs.read(source, plugin, lines, since, max(0.0, min(wait_seconds, MAX_WAIT_SECONDS)))
+        wait = max(0.0, min(wait_seconds, MAX_WAIT_SECONDS))
+        reading = asyncio.ensure_future(self._outputs.read(source, plugin, lines, since, wait))
+        draining = asyncio.ensure_future(self._draining.wait())
+        try:
+            await asyncio.wait((reading, draining) if wait else (reading,), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                return reading.result()
+            return {"source": source, "plugin": plugin, "lines": [], "lost": 0, "next": since}
+        finally:
+            reading.cancel()
+            draining.cancel()
+            await asyncio.gather(reading, draining, return_exceptions=True)
 
     @llm_tool(description="Shuts a plugin that a supervisor runs down gracefully, and starts it anew.")
     async def plugin_restart(self, scope: ToolScope, plugin: str, source: str = "") -> dict[str, Any]:
