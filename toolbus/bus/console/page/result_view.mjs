@@ -49,7 +49,7 @@ export function whyFacts({ stage, retry_safe, limit, retry_after_seconds, reason
     ["Stage", STAGES[String(stage ?? "").toUpperCase()] ?? stage],
     ["Call again", retry_safe === undefined ? "" : retry_safe ? "yes, that is safe" : unseen ? "not as it is: it would fail again" : "with care: it may have run"],
     ["Retry after", Number(retry_after_seconds) > 0 && duration(retry_after_seconds)],
-    ["Limit", limit && `${limit.name} = ${limit.value}`],
+    ["Limit", limit && `${limit.name} = ${Number(limit.value)}`],
     ["Reason", reason],
   ];
 }

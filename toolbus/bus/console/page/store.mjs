@@ -2,6 +2,7 @@
 
 import { batch, signal } from "./html.mjs";
 
+export const MAX_LISTED = 1000; // sessions, and as many sources, that the bus tells
 export const MAX_CALLS = 2000;
 export const MAX_TOOLS = 20000;
 export const RATES = 60;

@@ -7,7 +7,7 @@ import { html, useState } from "../html.mjs";
 import { Facts, Failed, fieldsOf, Panel, Table, useAct, useAnswer } from "../parts.mjs";
 import { link } from "../router.mjs";
 import { Sparkline } from "../sparkline.mjs";
-import { bus, may, me, rates, sessions, sources } from "../store.mjs";
+import { bus, MAX_LISTED, may, me, rates, sessions, sources } from "../store.mjs";
 import { age, count, duration, moment, plural, rate, shown, size } from "../text.mjs";
 
 const STATS_EVERY = 2000; // ms
@@ -42,8 +42,8 @@ function Now() {
     ["held", size(held_bytes), "", "bytes of the arguments of calls in flight"],
     ["loop lag", duration(loop_lag), loop_lag > 0.1 && "warn", "how late the bus's own loop is"],
     ["watchers", count(watchers), "", "consoles and others that follow this bus"],
-    ["sessions", count(sessions.value.size)],
-    ["sources", count(sources.value.size)],
+    ["sessions", known(sessions.value)],
+    ["sources", known(sources.value)],
   ];
   return html`<${Panel} title="Now" aside=${html`<span class="num">${rate(bus.value.rate)}</span> <span class="muted">calls a second</span>`}>
     <div class="inside"><${Sparkline} values=${rates.value} kind="wide" label="Calls a second, the newest 60 readings" /></div>
@@ -52,6 +52,9 @@ function Now() {
     </div>
   <//>`;
 }
+
+/** Returns how many rows of a list there are; the bus tells of so many and no more. */
+const known = ({ size: rows }) => count(rows) + (rows >= MAX_LISTED ? "+" : "");
 
 function About() {
   const { version, instance, bus_id, began, addresses = {}, roles = [], revision } = bus.value;

@@ -9,7 +9,7 @@ import { useKeys } from "../keys.mjs";
 import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct } from "../parts.mjs";
 import { go, link } from "../router.mjs";
 import { Rows } from "../rows.mjs";
-import { bus, catalog, connection, may, sessions, sources, tools } from "../store.mjs";
+import { bus, catalog, connection, MAX_LISTED, may, sessions, sources, tools } from "../store.mjs";
 import { ago, count, moment, plural, shown } from "../text.mjs";
 import { refusedTools } from "../tool_declarations.mjs";
 
@@ -56,7 +56,7 @@ function List({ selected, query }) {
   const waiting = connection.value !== "live";
   return html`
     <div class="head">
-      <div class="toolbar"><h1>Sources</h1><${Filter} label="Filter sources" count=${plural(items.length, "source")} /></div>
+      <div class="toolbar"><h1>Sources</h1><${Filter} label="Filter sources" count=${plural(items.length, "source") + (sources.value.size < MAX_LISTED ? "" : ` of the first ${count(MAX_LISTED)}`)} /></div>
     </div>
     <div class="columns cols-sources" aria-hidden="true">
       <span>Source</span><span>State</span><span class="num">Tools</span><span class="num narrow-off">Sessions</span><span class="opt">Window</span>
@@ -204,9 +204,9 @@ function Refused({ name, number }) {
 
 function ToolsOf({ name, number }) {
   const own = catalog.value.filter(({ source }) => source === name);
-  if (!own.length) return null;
   const others = number - new Set(own.map((tool) => tool.name)).size;
-  return html`<${Panel} title="Tools" aside=${html`<a href=${link("tools", [], { source: name })}>All ${count(own.length)}</a>`}>
+  if (!own.length && others <= 0) return null;
+  return html`<${Panel} title="Tools" aside=${own.length > 0 && html`<a href=${link("tools", [], { source: name })}>All ${count(own.length)}</a>`}>
     <table class="table">
       <tbody>
         ${own.slice(0, MAX_TOOLS).map(
@@ -219,7 +219,7 @@ function ToolsOf({ name, number }) {
       </tbody>
     </table>
     ${own.length > MAX_TOOLS && html`<p class="inside muted">and ${count(own.length - MAX_TOOLS)} more</p>`}
-    ${others > 0 && html`<p class="inside muted">and ${plural(others, "tool")} that only some users may call</p>`}
+    ${others > 0 && html`<p class="inside muted">${own.length ? "and " : ""}${plural(others, "tool")} that only some users may call</p>`}
   <//>`;
 }
 

@@ -63,8 +63,8 @@ export function selected(items, { q = "", source = "", sort = "" }, counts) {
 
 function List({ selected: open, query }) {
   const items = selected(everything.value, query, tools.value);
-  const column = (name, label, kind = "") => html`<span class=${kind} aria-sort=${(query.sort ?? "name") === name ? "other" : undefined}>
-    <button type="button" title=${`order by ${label}`} onClick=${() => refine({ sort: name === "name" ? "" : name })}>${label}</button>
+  const column = (name, label, kind = "") => html`<span class=${kind}>
+    <button type="button" aria-pressed=${(query.sort || "name") === name} title=${`order by ${label}`} onClick=${() => refine({ sort: name === "name" ? "" : name })}>${label}</button>
   </span>`;
   return html`
     <div class="head">
