@@ -115,15 +115,19 @@ async def test_nothing_of_arguments_outputs_and_users_is_told() -> None:
             assert CANARY not in (await scrape(bus, accept)).text
 
 
+def _with_one_tool(bus: Bus) -> Plugin:
+    plugin = Plugin("p", address=bus.grpc_addresses[0])
+    plugin.add_tool(abs_of)
+    return plugin
+
+
+def abs_of(number: int) -> int:
+    return abs(number)
+
+
 async def test_a_source_that_left_in_good_order_is_not_told_of_and_a_host_is_none() -> None:
     async with running_bus(http="127.0.0.1:0") as bus, Host(bus.grpc_addresses[0]):
-        plugin = Plugin("p", address=bus.grpc_addresses[0])
-
-        @plugin.tool
-        def one() -> int:
-            return 1
-
-        async with plugin:
+        async with _with_one_tool(bus) as plugin:
             await plugin.ready()
             assert set(read((await scrape(bus)).text)["toolbus_source_up"]) == {("p",), ("toolbus",)}
         await until(lambda: "p" not in bus.core.presence.by_source, "the end of the session")
@@ -133,15 +137,9 @@ async def test_a_source_that_left_in_good_order_is_not_told_of_and_a_host_is_non
 async def test_a_source_that_was_lost_is_down_until_it_is_back() -> None:
     async with running_bus(http="127.0.0.1:0", grace_seconds=0.0) as bus:
         presence = bus.core.presence
-        plugin = Plugin("p", address=bus.grpc_addresses[0])
-
-        @plugin.tool
-        def one() -> int:
-            return 1
-
-        async with plugin:
+        async with _with_one_tool(bus) as plugin:
             await plugin.ready()
-            presence.draining = True  # nobody can attach
+            presence.draining = True  # no session can attach
             presence.end(next(iter(presence.by_source["p"].values())), "it is lost", time.monotonic())
             await until(lambda: "p" in presence.lost_sources, "the end of the grace period")
             assert read((await scrape(bus)).text)["toolbus_source_up"]["p",] == 0

@@ -193,25 +193,30 @@ async def test_asking_for_output_leaves_no_record_of_a_call() -> None:
         assert list(bus.records) == []
 
 
+@asynccontextmanager
+async def _following(bus: Bus, source: str, **more: int) -> AsyncIterator[asyncio.Queue[str]]:
+    """Follows the output of weather; yields the chunks as they come."""
+    chunks: asyncio.Queue[str] = asyncio.Queue()
+    call = bus.call(
+        *(f"{source}:tail", {"plugin": "weather", "follow": True, **more}),
+        timeout=60,
+        on_progress=lambda progress: chunks.put_nowait(progress.chunk),
+    )
+    following = asyncio.create_task(call)
+    try:
+        yield chunks
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
 async def test_a_call_that_follows_gets_each_line_as_a_chunk_until_it_is_cancelled() -> None:
     supervisor = _Supervisor()
     supervisor.says("weather", "one")
-    chunks: list[str] = []
-    arrived = asyncio.Event()
-
-    def on_progress(progress: object) -> None:
-        chunks.append(getattr(progress, "chunk", ""))
-        arrived.set()
-
-    async with running_bus() as bus, supervisor.on(bus) as source:
-        arguments = {"plugin": "weather", "lines": 1, "follow": True}
-        following = asyncio.create_task(bus.call(f"{source}:tail", arguments, timeout=60, on_progress=on_progress))
-        await asyncio.wait_for(arrived.wait(), 30)
-        arrived.clear()
+    async with running_bus() as bus, supervisor.on(bus) as source, _following(bus, source, lines=1) as chunks:
+        assert '"text":"one"' in await within(chunks.get())
         supervisor.says("weather", "two")
-        await asyncio.wait_for(arrived.wait(), 30)
-        following.cancel()
-    assert ['"text":"one"' in chunks[0], '"text":"two"' in chunks[1]] == [True, True]
+        assert '"text":"two"' in await within(chunks.get())
 
 
 async def test_a_supervisor_that_the_bus_refuses_says_so_once_and_its_plugins_run_on() -> None:
@@ -255,19 +260,8 @@ async def test_a_supervisor_speaks_for_no_other_source() -> None:
 async def test_who_follows_from_the_next_line_on_does_not_hold_the_supervisor_up() -> None:
     supervisor = _Supervisor()
     supervisor.says("weather", "one")
-    chunks: list[str] = []
-    arrived = asyncio.Event()
-
-    def on_progress(progress: object) -> None:
-        chunks.append(getattr(progress, "chunk", ""))
-        arrived.set()
-
-    async with running_bus() as bus, supervisor.on(bus) as source:
-        arguments = {"plugin": "weather", "lines": 0, "since": 0, "follow": True}
-        following = asyncio.create_task(bus.call(f"{source}:tail", arguments, timeout=60, on_progress=on_progress))
-        await asyncio.wait_for(arrived.wait(), 30)
-        assert "started" in chunks[0]
-        following.cancel()
+    async with running_bus() as bus, supervisor.on(bus) as source, _following(bus, source, lines=0, since=0) as chunks:
+        assert "started" in await within(chunks.get())
 
 
 async def test_what_a_supervisor_makes_up_has_the_types_that_readers_expect() -> None:
