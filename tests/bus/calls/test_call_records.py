@@ -267,3 +267,15 @@ def test_a_refused_call_is_recorded_with_its_reason() -> None:
     record = next(iter(core.records))
     assert (record.id, record.parent) == ("", "")
     assert record.described(0.0)["failure"]["message"] == "there is no tool 'nothing'; there are: t"
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_limit_that_a_plugin_makes_up_is_shortened_and_can_be_written_as_json(value: float) -> None:
+    core, host, plugin = one_call()
+    core.call(host, "t")
+    made_up = pb.Limit(name="x" * 100_000, value=value)
+    core.answer(plugin, is_error=True, error=pb.CallError(code=pb.ERROR_CODE_TOOL, limit=made_up))
+    (record,) = core.records
+    shown = json.loads(json.dumps(record.described(0.0), allow_nan=False))["failure"]["limit"]
+    assert shown["value"] == 0.0
+    assert 0 < len(shown["name"]) <= MAX_TEXT + len("[99,872 characters left out]")

@@ -6,7 +6,8 @@ import pytest
 
 from tests.support.core_model import NUMBER, Core, PeerDouble, answer, call, nested, one_call, tool
 from toolbus.bus.calls.trace import CallTraces, Span, Trace
-from toolbus.errors import Code
+from toolbus.errors import Code, Stage
+from toolbus.tool import CallError
 from toolbus.traceparent import TraceContext, read_traceparent
 from toolbus.v1 import tool_pb2 as pb
 
@@ -141,6 +142,19 @@ def test_a_nested_call_of_an_unsampled_one_is_not_sampled() -> None:
     assert trace_of(inner).traceparent == UNSAMPLED
     core.answer(inner)
     assert spans == []
+
+
+def test_a_span_that_waits_holds_none_of_the_texts_of_an_error() -> None:
+    core, host, plugin = one_call()
+    spans = traced(core)
+    core.call(host, "t", traceparent=SAMPLED)
+    failed = pb.CallError(code=pb.ERROR_CODE_TOOL, message="x" * 100_000, reason="y", limit=pb.Limit(name="z"))
+    core.answer(plugin, is_error=True, error=failed)
+    core.refusal(host, "no-such-tool", traceparent=SAMPLED)
+    assert [span.error for span in spans] == [
+        CallError(Code.TOOL, "", Stage.ACCEPTED),
+        CallError(Code.NOT_FOUND, "", Stage.NOT_DISPATCHED, retry_safe=False),
+    ]
 
 
 # -- which calls are sampled -----------------------------------------------------------------------------------------

@@ -401,7 +401,7 @@ def failure_of(error: CallError, *, contents: bool) -> Failure:
     message = (
         shorten(redacted(error.message, MAX_CONTENT), MAX_MESSAGE) if contents or error.code not in _TELLING else ""
     )
-    return Failure(message, error.stage, error.retry_safe, limit, value)
+    return Failure(message, error.stage, error.retry_safe, shorten(limit, MAX_TEXT), value)
 
 
 def _read(row: Row, number: int) -> CallRecord:

@@ -5,6 +5,8 @@ What a caller may not get is replaced by an error. The short way for plain resul
 
 from __future__ import annotations
 
+import math
+
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.input_exchange import why_not_asked
 from toolbus.bus.calls.refusals import bounded_hint
@@ -84,6 +86,8 @@ def _complete(name: str, result: pb.ToolResult) -> None:
     if not error.stage:
         error.stage = Stage.ACCEPTED.value  # type: ignore[assignment]
     error.retry_after_seconds = bounded_hint(error.retry_after_seconds)
+    if not math.isfinite(error.limit.value):  # JSON has no such number: records with it could not be shown
+        error.limit.value = 0.0
     if not error.message and not result.output_json.strip("nul "):
         error.message = f"tool {name!r} failed and gave no reason"
 

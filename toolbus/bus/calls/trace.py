@@ -216,7 +216,8 @@ class CallTraces:
         self._take(
             (
                 *(trace.traceparent, trace.parent_id, trace.tracestate, entry.name, entry.source, call.call_id),
-                *(call.id, call.caller.source, session, mcp, call.started, now, trace.sent, trace.first_sign, error),
+                *(call.id, call.caller.source, session, mcp, call.started, now, trace.sent, trace.first_sign),
+                _shown(error) if error is not None else None,
             )
         )
 
@@ -224,7 +225,8 @@ class CallTraces:
         """Makes the span of a call that was refused; its name and id may be of any length, and are shortened."""
         if self._take is not None and trace.recorded:
             names = (call.name[:128], "", call.call_id[:128], "", caller, "")
-            self._take((trace.traceparent, trace.parent_id, trace.tracestate, *names, False, now, now, 0.0, 0.0, error))
+            moments = (now, now, 0.0, 0.0)
+            self._take((trace.traceparent, trace.parent_id, trace.tracestate, *names, False, *moments, _shown(error)))
 
     def _next_second(self, now: float) -> bool:
         """Begins another second where the last one has ended; returns whether it has."""
@@ -238,6 +240,11 @@ class CallTraces:
         if self._ratio >= 1.0:
             return 1
         return 1 + int(min(MAX_STEP, math.log(1.0 - random.random()) / math.log1p(-self._ratio)))
+
+
+def _shown(error: CallError) -> CallError:
+    """Returns what a span tells of an error: its texts may be as large as a result, and spans wait by the thousand."""
+    return CallError(error.code, "", error.stage, error.retry_safe)
 
 
 def _random_ids() -> list[str]:
