@@ -1,8 +1,12 @@
-"""Receives spans as a collector of OpenTelemetry does: an HTTP server of this process that decodes OTLP."""
+"""Receives spans as a collector of OpenTelemetry does: an HTTP server of this process that decodes OTLP.
+
+As a program it prints its URL, and then how many spans have arrived whenever there are more.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -113,3 +117,14 @@ def collector() -> Iterator[Collector]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+if __name__ == "__main__":
+    with collector() as received:
+        print(received.url, flush=True)
+        told = 0
+        while True:
+            time.sleep(0.01)
+            if len(received.spans) > told:
+                told = len(received.spans)
+                print(told, flush=True)
