@@ -7,16 +7,21 @@ peers, and the decoding of messages, are not. All cases run in one process, so t
 from __future__ import annotations
 
 import gc
+import json
+import random
 import sys
 from functools import reduce
 from math import frexp
 
 from lab.fuzz.core import CoreOnAClock, StreamDouble
+from toolbus.bus.calls.trace import SpanRow
 from toolbus.tool import Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-WARM_UP = 200  # calls, until the interpreter has specialized the code
+WARM_UP = 200  # calls, until the interpreter has specialized the code; where some are sampled, all of these are
+SAMPLED = 0.01  # of the calls, where some are
+SAMPLED_MORE = 5  # times as many calls are counted there
 ARGUMENTS, SCHEMA = '{"text":"hello"}', '{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}'
 _ONCE = (None, None)  # for reduce: one call of its function
 
@@ -31,6 +36,9 @@ class Frames:
     Args:
         size: calls of a frame.
         state: one of `STATES`.
+
+    Attributes:
+        spans: that the core has made.
     """
 
     def __init__(self, size: int, state: str) -> None:
@@ -45,8 +53,13 @@ class Frames:
             for number in range(size)
         ]
         self._calls = wire.InvokeRequest(calls=calls).SerializeToString()
+        self.spans: list[SpanRow] = []
         if state == STATES[2]:
-            self._core.dispatcher.traces.start(lambda span: None, ratio=0.01, most=1_000_000)
+            self.sample(1.0)
+
+    def sample(self, ratio: float) -> None:
+        """Has a part of the calls sampled from now on."""
+        self._core.dispatcher.traces.start(self.spans.append, ratio=ratio, most=1_000_000)
 
     def run(self) -> int:
         """Carries one frame there and back. Returns how many calls have ended so far."""
@@ -64,25 +77,42 @@ class Frames:
         return core.records.outcomes[0]
 
     def _finish(self, results: object) -> None:
+        if self._plugin.peer.traced:  # as the writer of a stream does once it has taken a message
+            self._plugin.peer.note_sent(self._core.now)
         self._core.dispatcher.results(self._plugin.peer, results, self._core.now)  # type: ignore[arg-type]
         while (frame := self._host.peer.outbox.take()) is not None:
             frame.SerializeToString()
 
 
 def main() -> None:
-    """Carries frames of each size in each state, as many calls as the command line says; `frexp` ends each part."""
+    """Carries frames of each size in each state, about as many calls as the command line says.
+
+    `frexp` ends each part. Prints for each case how many calls were counted, and how many of them were sampled.
+    """
     calls = int(sys.argv[1])
+    random.seed(1)  # which calls are sampled
     for size, state in CASES:
         frames = Frames(size, state)
         gc.collect()
-        for part in (WARM_UP, calls):
-            number = max(part // size, 2)
-            before = frames.run()
-            for _ in range(number - 1):
-                ended = frames.run()
-            if ended - before != (number - 1) * size:
-                raise SystemExit(f"{ended - before} calls have ended, of {(number - 1) * size}")
-            frexp(1.0)
+        _carry(frames, max(WARM_UP // size, 2), size)
+        number = calls
+        if state == STATES[2]:
+            frames.sample(SAMPLED)
+            number *= SAMPLED_MORE
+        frames.spans.clear()
+        counted = _carry(frames, max(number // size, 2), size)
+        print(json.dumps((counted, len(frames.spans))))
+
+
+def _carry(frames: Frames, number: int, size: int) -> int:
+    """Carries so many frames; returns how many calls that were."""
+    before = frames.run()
+    for _ in range(number - 1):
+        ended = frames.run()
+    if ended - before != (number - 1) * size:
+        raise SystemExit(f"{ended - before} calls have ended, of {(number - 1) * size}")
+    frexp(1.0)
+    return number * size
 
 
 if __name__ == "__main__":

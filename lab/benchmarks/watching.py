@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from lab.benchmarks import core_frames
 from lab.benchmarks.contest import Plan
-from lab.benchmarks.core_frames import CASES, STATES
+from lab.benchmarks.core_frames import CASES, SAMPLED, STATES
 from lab.benchmarks.facts import Fact
 from lab.stage import Stage
 from toolbus.bus import Bus, Config
@@ -44,11 +45,14 @@ def instructions(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
         if state != STATES[0]:
             more = 100.0 * (each / base - 1.0)
             facts.append(Fact("instructions", f"{state}: more than off", "%", 3.0, (more,), title, line))
+        if state == STATES[2]:
+            more = 100.0 * (each / counted[size, STATES[1]] - 1.0)
+            facts.append(Fact("instructions", f"{state}: more than metrics", "%", 0.5, (more,), title, line))
     return tuple(facts)
 
 
 def _counted() -> list[float]:
-    """Returns the instructions of one call, of each of `CASES`."""
+    """Returns the instructions of one call, of each of `CASES`, with as many sampled ones as are expected."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*_VALGRIND, f"--callgrind-out-file={folder}/out", sys.executable, "-m", core_frames.__name__]
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
@@ -57,7 +61,14 @@ def _counted() -> list[float]:
         if done.returncode or not all(part.exists() for part in parts):
             raise RuntimeError(f"valgrind counted nothing, perhaps since Python has no symbols: {done.stderr[-500:]}")
         totals = [int(re.findall(r"^(?:totals|summary): (\d+)", part.read_text(), re.MULTILINE)[-1]) for part in parts]
-    return [total / (max(COUNTED // size, 2) * size) for (size, _), total in zip(CASES, totals[1::2], strict=True)]
+    found: list[float] = []
+    for line, total in zip(done.stdout.splitlines(), totals[1::2], strict=True):
+        calls, sampled = json.loads(line)
+        each = total / calls
+        if sampled:  # what the sampled ones add to calls of the case before, had as many been drawn as are expected
+            each = found[-1] + (each - found[-1]) * SAMPLED * calls / sampled
+        found.append(each)
+    return found
 
 
 def scrapes(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:

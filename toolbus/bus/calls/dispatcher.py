@@ -652,7 +652,8 @@ class Dispatcher:
         if trace is not None:
             self._end_trace(trace, call, None, now)
             if parent is None:
-                return More(trace_id=trace.trace_id) if trace.trace_id else None
+                # `_make` takes a third of the time.
+                return More._make((None, (), "", trace.trace_id, None)) if trace.trace_id else None
         return More(None, (), parent.id if parent is not None else "", trace.trace_id if trace is not None else "")
 
     def _end_trace(self, trace: Trace, call: Call, error: CallError | None, now: float) -> None:

@@ -7,21 +7,21 @@ a taker gets the spans.
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Callable, Sequence
+from math import inf, log, log1p
+from random import randbytes, random
 from typing import TYPE_CHECKING, NamedTuple
 
 from toolbus.tool import CallError
-from toolbus.traceparent import NO_SPAN, is_plain, read_traceparent, read_tracestate
+from toolbus.traceparent import is_plain, read_traceparent, read_tracestate
 from toolbus.v1 import tool_pb2 as pb
 
 if TYPE_CHECKING:  # a call has a trace
     from toolbus.bus.calls.call import Call
 
 TRACE_MOST = 100  # spans a second; a caller that samples everything would else fill the queue and the trace store
-IDS_AT_ONCE = 256
 MAX_STEP = 1e15  # calls; with the smallest ratios a step would be infinite
+DIGITS_AT_ONCE = 960  # of random ids; one by one they take three times as long
 TRACE_BYTES = 64  # of a message, for a traceparent
 _ODD = "13579bdf"  # the last digits of flags that say sampled
 
@@ -115,13 +115,15 @@ class CallTraces:
 
     def __init__(self) -> None:
         self._ratio = 0.0
+        self._step_scale = 0.0  # see `_step`
         self._most = 0
         self._take: Callable[[SpanRow], object] | None = None  # None: the bus records no spans
         self._second_ends = 0.0  # of the second in which calls are counted
         self._sampled = 0  # in this second
-        self._span_ids: list[str] = []  # random ones that no span has yet
-        self._roots: set[str] = set()  # what `draw` has written into the calls of the message at hand
-        self.draw_at = math.inf
+        self._digits = ""  # random ones, in hexadecimal
+        self._digits_used = 0
+        self._roots: dict[str, Trace] = {}  # those that `draw` has begun, by what it wrote into their calls
+        self.draw_at = inf
         self.refused = 0
 
     def __repr__(self) -> str:
@@ -136,11 +138,12 @@ class CallTraces:
             most: calls that are sampled in a second; further ones are not, and say so to their handlers.
         """
         self._take, self._ratio, self._most = take, ratio, most
-        self.draw_at = 0 if ratio > 0 else math.inf  # the first message finds where the numbers are
+        self._step_scale = max(-MAX_STEP, 1.0 / log1p(-ratio)) if 0.0 < ratio < 1.0 else 0.0
+        self.draw_at = 0 if ratio > 0 else inf  # the first message finds where the numbers are
 
     def stop(self) -> None:
         """Makes no more spans: what calls bring is passed on as it is."""
-        self._take, self.draw_at = None, math.inf
+        self._take, self.draw_at = None, inf
 
     def draw(self, calls: Sequence[pb.ToolCall], made: int) -> None:
         """Lets the calls of a message that are drawn begin a trace, where they bring none and are not nested.
@@ -149,17 +152,21 @@ class CallTraces:
             made: how many calls the dispatcher has numbered before them.
         """
         self._roots.clear()
-        if self.draw_at <= made:
-            self.draw_at = made + self._step()
-        while self.draw_at <= made + len(calls):
-            call = calls[int(self.draw_at) - made - 1]
-            if not call.traceparent and not call.parent_call_id and not call.context.traceparent:
-                if len(self._span_ids) < 3:
-                    self._span_ids = _random_ids()
-                take = self._span_ids.pop
-                call.traceparent = root = f"00-{take()}{take()}-{take()}-01"
-                self._roots.add(root)
-            self.draw_at += self._step()
+        number, last = int(self.draw_at), made + len(calls)
+        if number <= made:
+            number = made + self._step()
+        while number <= last:
+            call = calls[number - made - 1]
+            if not (call.traceparent or call.parent_call_id or ("context" in call and call.context.traceparent)):
+                ids = self._random_digits(48)
+                trace = Trace()
+                trace.trace_id = trace_id = ids[:32]
+                trace.traceparent = call.traceparent = text = f"00-{trace_id}-{ids[32:]}-01"
+                trace.parent_id = trace.tracestate = ""
+                trace.sent = trace.first_sign = 0.0
+                self._roots[text] = trace
+            number += self._step()
+        self.draw_at = number
 
     def begin(self, call: pb.ToolCall, parent: Call | None, context: pb.CallContext | None, now: float) -> Trace | None:
         """Returns the trace of a call; None where it has none.
@@ -168,7 +175,10 @@ class CallTraces:
             parent: the call that it is nested in.
             context: what the host states about the call; None for nested ones, which have their root's.
         """
-        text, tracestate = call.traceparent, call.tracestate
+        text = call.traceparent
+        if self._roots and (root := self._roots.pop(text, None)) is not None:
+            return self._limit(root, now)
+        tracestate = call.tracestate
         if not text or is_plain(text) is None:
             text, tracestate = self._inherited(call, parent, context)
             if not text:
@@ -184,16 +194,17 @@ class CallTraces:
         if self._take is None:
             trace.traceparent, trace.recorded = text, False
             return trace
-        if self._roots and text in self._roots:
-            trace.parent_id = ""
-        if not self._span_ids:
-            self._span_ids = _random_ids()
+        trace.traceparent = f"00-{trace_id}-{self._random_digits(16)}-01"
+        return self._limit(trace, now)
+
+    def _limit(self, trace: Trace, now: float) -> Trace:
+        """Returns the trace of a sampled call, which has a span of the bus unless there are too many in this second."""
         if (self._sampled < self._most and now < self._second_ends) or self._next_second(now):
             self._sampled += 1
-            trace.recorded, trace.traceparent = True, f"00-{trace_id}-{self._span_ids.pop()}-01"
+            trace.recorded = True
         else:
             self.refused += 1
-            trace.recorded, trace.traceparent = False, f"00-{trace_id}-{self._span_ids.pop()}-00"
+            trace.recorded, trace.traceparent = False, f"{trace.traceparent[:53]}00"
         return trace
 
     def _inherited(self, call: pb.ToolCall, parent: Call | None, context: pb.CallContext | None) -> tuple[str, str]:
@@ -211,15 +222,24 @@ class CallTraces:
         if self._take is None or not trace.recorded:
             return
         entry, handler = call.entry, call.handler
-        # Only streams have a session, and only mounts speak another protocol.
-        session, mcp = getattr(handler, "session_id", ""), getattr(handler, "speaks_mcp", False)
-        self._take(
-            (
-                *(trace.traceparent, trace.parent_id, trace.tracestate, entry.name, entry.source, call.call_id),
-                *(call.id, call.caller.source, session, mcp, call.started, now, trace.sent, trace.first_sign),
-                _shown(error) if error is not None else None,
-            )
+        row = (
+            trace.traceparent,
+            trace.parent_id,
+            trace.tracestate,
+            entry.name,
+            entry.source,
+            call.call_id,
+            call.id,
+            call.caller.source,
+            getattr(handler, "session_id", ""),  # only streams have one
+            getattr(handler, "speaks_mcp", False),  # only mounts speak another protocol
+            call.started,
+            now,
+            trace.sent,
+            trace.first_sign,
+            _shown(error) if error is not None else None,
         )
+        self._take(row)
 
     def refuse(self, trace: Trace, call: pb.ToolCall, caller: str, error: CallError, now: float) -> None:
         """Makes the span of a call that was refused; its name and id may be of any length, and are shortened."""
@@ -235,20 +255,20 @@ class CallTraces:
         self._second_ends, self._sampled = now + 1.0, 0
         return True
 
+    def _random_digits(self, count: int) -> str:
+        """Returns digits that no id has yet; that all are 0, which ids may not be, is as likely as two equal ids."""
+        first = self._digits_used
+        self._digits_used = end = first + count
+        if end > len(self._digits):
+            self._digits = randbytes(DIGITS_AT_ONCE // 2).hex()
+            first, self._digits_used = 0, count
+        return self._digits[first : first + count]
+
     def _step(self) -> int:
         """Returns how many calls further the next one is drawn: geometric, so that calls need no draw each."""
-        if self._ratio >= 1.0:
-            return 1
-        return 1 + int(min(MAX_STEP, math.log(1.0 - random.random()) / math.log1p(-self._ratio)))
+        return 1 + int(log(1.0 - random()) * self._step_scale)
 
 
 def _shown(error: CallError) -> CallError:
     """Returns what a span tells of an error: its texts may be as large as a result, and spans wait by the thousand."""
     return CallError(error.code, "", error.stage, error.retry_safe)
-
-
-def _random_ids() -> list[str]:
-    """Returns ids of spans, many at once, which takes a fifth of the time."""
-    digits = random.randbytes(8 * IDS_AT_ONCE).hex()
-    ids = (digits[start : start + 16] for start in range(0, len(digits), 16))
-    return [id for id in ids if id != NO_SPAN]

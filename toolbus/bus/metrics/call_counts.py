@@ -280,9 +280,10 @@ class CallCounts(Snapshot):
 
     def add_exemplar(self, trace_id: str, seconds: float, ended: float) -> None:
         """Keeps a traced call as the example of its bucket; it was counted before."""
-        if self.has_series:
-            self.exemplars = self.exemplars or {}
-            self.exemplars[bucket_of(seconds)] = trace_id, seconds, ended
+        if self._others is None:  # it has a series
+            if self.exemplars is None:
+                self.exemplars = {}
+            self.exemplars[int(seconds * UNITS).bit_length()] = trace_id, seconds, ended
 
 
 class Times:

@@ -154,9 +154,11 @@ class Peer(Session[wire.InvokeResponse]):
     def note_sent(self, now: float) -> None:
         """Notes the time for the traced calls whose frames the writer has taken."""
         traced, taken = self.traced, self.outbox.taken
-        self.traced = [call for call in traced if call.frame > taken]
+        self.traced = left = list[Call]()
         for call in traced:
-            if call.frame <= taken and call.trace is not None:
+            if call.frame > taken:
+                left.append(call)
+            elif call.trace is not None:
                 call.trace.sent = now
 
     def cancel(self, call: Call, reason: str) -> bool:
