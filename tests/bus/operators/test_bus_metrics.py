@@ -53,6 +53,7 @@ async def test_a_scrape_tells_what_happened() -> None:
             raise ValueError("no")
 
         async with plugin, Host(bus.grpc_addresses[0]) as host:
+            await plugin.ready()
             for _ in range(3):
                 assert (await host.call("add", {"a": 1, "b": 2})).output == 3
             await host.call("fail")
@@ -97,7 +98,10 @@ async def test_without_metrics_there_is_no_path() -> None:
 
 
 async def test_nothing_of_arguments_outputs_and_users_is_told() -> None:
-    async with running_bus(http="127.0.0.1:0", record_contents=True) as bus, Host(bus.grpc_addresses[0]) as host:
+    async with (
+        running_bus(http="127.0.0.1:0", record_contents=True, grace_seconds=0.0) as bus,
+        Host(bus.grpc_addresses[0]) as host,
+    ):
 
         @bus.tool
         def echo(text: str) -> str:
