@@ -210,6 +210,18 @@ async def _following(bus: Bus, source: str, **more: int) -> AsyncIterator[asynci
         await asyncio.gather(following, return_exceptions=True)
 
 
+async def test_asking_for_the_output_of_a_supervisor_that_is_gone_leaves_no_record_either() -> None:
+    supervisor = _Supervisor()
+    supervisor.says("weather", "one")
+    async with running_bus(grace_seconds=0.0) as bus:
+        async with supervisor.on(bus) as source:
+            pass
+        await until(lambda: source not in bus.core.registry.sources(), "the end of the supervisor")
+        refusal = await _refusal(bus, "toolbus:plugin_logs", plugin="weather", source=source)
+        assert f"supervisor {source} is not attached" in refusal.message
+        assert list(bus.records) == []
+
+
 async def test_a_call_that_follows_gets_each_line_as_a_chunk_until_it_is_cancelled() -> None:
     supervisor = _Supervisor()
     supervisor.says("weather", "one")

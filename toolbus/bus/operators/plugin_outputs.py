@@ -151,6 +151,8 @@ class PluginOutputs:
         """
         if not source.startswith(RUN_SOURCES):
             raise InvalidRequest(f"{quote(source)} runs no plugins: `toolbus logs` lists the sources that do")
+        if source not in self._registry.sources():  # a refused call would be a record, and one who follows asks on
+            raise InvalidRequest(f"supervisor {source} is not attached: `toolbus logs` lists those that are")
         result = await self._call(f"{source}:{tool}", arguments, timeout)
         if result.error is not None:
             raise InvalidRequest(f"supervisor {source}: {result.error.message}")
