@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.browser.chromium import Page
-from tests.console.looking import MAX_ROWS, drawn_rows, open_console
+from tests.console.looking import MAX_ROWS, drawn_rows, open_console, settled
 from tests.console.world import GUEST, USER, World
 
 pytestmark = [pytest.mark.console, pytest.mark.asyncio(loop_scope="module")]
@@ -64,6 +64,17 @@ async def test_a_new_rule_takes_effect_and_one_that_is_wrong_says_why_beside_the
     await page.press("Enter")
     await page.until("!!document.querySelector('form .error')", "the reason beside the form")
     assert page.dialogs == []
+
+
+async def test_fields_that_are_filled_within_one_frame_all_keep_what_they_got(page: Page, world: World) -> None:
+    """As a browser fills in a form."""
+    await open_console(page, world, "permissions")
+    await page.until("!!document.querySelector('#rule-name')")
+    fields = "[...document.querySelectorAll('#rule-name, #rule-users')]"
+    fill = "each => { each.value = 'filled'; each.dispatchEvent(new Event('input', {bubbles: true})); }"
+    await page.run(f"{fields}.forEach({fill})")
+    await settled(page)
+    assert await page.run(f"{fields}.map(each => each.value)") == ["filled", "filled"]
 
 
 async def test_a_source_loses_its_tools_only_after_its_name_was_typed(page: Page, world: World) -> None:

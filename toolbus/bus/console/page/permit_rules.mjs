@@ -45,7 +45,7 @@ export function Rules({ query }) {
     const { kind, name, users } = fieldsOf(event.currentTarget);
     if (await permit(kind, name.trim(), listOf(users))) setDraft({ kind, name: "", users: "" });
   };
-  const set = (field) => (event) => setDraft({ ...draft, [field]: event.currentTarget.value });
+  const set = (field) => ({ currentTarget: { value } }) => setDraft((old) => ({ ...old, [field]: value })); // several may come in a frame
   return html`
     ${undo &&
     html`<p class="note ok inline" role="status">

@@ -117,7 +117,7 @@ function LogLevels() {
   const [answer, problem, read] = useAnswer("log_level");
   const [run, busy, error] = useAct();
   const [draft, setDraft] = useState({ logger: "toolbus", level: "debug", seconds: "600" });
-  const set = (field) => (event) => setDraft({ ...draft, [field]: event.currentTarget.value });
+  const set = (field) => ({ currentTarget: { value } }) => setDraft((old) => ({ ...old, [field]: value })); // several may come in a frame
   const change = (logger, level, seconds) => run(() => admin("log_level", { logger, level, seconds }), read);
   const submit = (event) => {
     event.preventDefault();
