@@ -395,7 +395,8 @@ SUITES = {
             name="watching",
             contestants=contestants.WATCHING,
             ratios=(("toolbus", "unwatched"),),
-            facts=dict.fromkeys(("instructions", "scrapes", "quantile_error"), "watching"),
+            facts=dict.fromkeys(("instructions", "scrapes", "quantile_error"), "watching")
+            | {"exporter": "span_exports"},
             in_flight=(64, 512),
             charged="the bus",
             packages=("grpcio", "protobuf", "uvloop"),
