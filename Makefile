@@ -105,7 +105,7 @@ coverage: $(VENV)/dev.stamp ## run the tests and report the branch coverage of t
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --cov --cov-report= $(ARGS)
 	@$(BIN)/coverage report
 
-bench: $(VENV)/bench.stamp ## measure calls and faults beside a relay and NATS (ARGS=rivals, growth, gateway, mcp, mounts, hosts, sdk, search, exports, dropin or tls)
+bench: $(VENV)/bench.stamp ## measure calls and faults beside a relay and NATS (ARGS=rivals, growth, gateway, mcp, mounts, hosts, sdk, search, exports, dropin, tls or watching)
 	@exec $(BIN)/python -m lab.benchmarks $(ARGS)
 
 docs: $(VENV)/docs.stamp ## build the site of the documentation into site/; a broken link or anchor fails
