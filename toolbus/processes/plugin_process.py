@@ -73,7 +73,8 @@ def _run(loaded: LoadedPlugin) -> None:
     from toolbus.sdk.plugin_client import Plugin
 
     if loaded.plugin is not None:
-        loaded.plugin.run()
+        if not loaded.plugin.closed:  # a file that calls `run` itself has run it while it was loaded
+            loaded.plugin.run()
     elif loaded.neko is not None:
         Plugin.from_object(loaded.neko, source=loaded.source).run()
     else:

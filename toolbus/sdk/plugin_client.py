@@ -140,6 +140,11 @@ class Plugin:
         return self._settings.source
 
     @property
+    def closed(self) -> bool:
+        """Whether it was closed, by `close` or at the end of `run`: it cannot be started again."""
+        return self._closed
+
+    @property
     def refused(self) -> tuple[RefusedTool, ...]:
         """The tools that the bus refused, each with the reason; it offers the others. Empty before it has answered."""
         return self._standing.refused
