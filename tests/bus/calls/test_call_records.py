@@ -96,7 +96,7 @@ def context(user: str = "ann", **said: str) -> pb.CallContext:
 
 def test_a_record_has_the_number_of_its_call_however_it_ended_and_however_many_were_evicted() -> None:
     core, host, plugin = one_call()
-    core.records = core.dispatcher.records = CallRecords(keep=4)
+    core.records = core.dispatcher.records = core.dispatcher.observer.records = CallRecords(keep=4)
     core.call(host, "t", context=context())
     core.answer(plugin)
     core.refusal(host, "nobody")
@@ -155,7 +155,7 @@ def test_a_round_that_is_not_a_number_counts_as_not_set(number: str) -> None:
 
 def keeping(*, limits: Limits | None = None) -> tuple[Core, Any, Any]:
     core, host, plugin = one_call(limits=limits)
-    core.records = core.dispatcher.records = CallRecords(contents=True)
+    core.records = core.dispatcher.records = core.dispatcher.observer.records = CallRecords(contents=True)
     return core, host, plugin
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.core_model import Core, KeeperDouble, PeerDouble, one_call, tool
+from toolbus.bus.catalog.slots import Slots
 from toolbus.bus.metrics.call_counts import BUCKETS, FORGET_SECONDS, CallCounts, CallMetrics, bound_of, bucket_of
 from toolbus.errors import Code
 from toolbus.questions import INPUT_REQUIRED
@@ -330,3 +331,19 @@ def test_without_metrics_nothing_is_counted() -> None:
     assert core.metrics.of("plugin", "t") is None
     assert core.metrics.changed(0)[1] == []
     assert not core.metrics.refused
+
+
+class BrokenSlots(Slots):
+    """Stands for any fault of the bus."""
+
+    def offer(self, *_: object) -> int:
+        raise RuntimeError("broken")
+
+
+def test_a_call_that_meets_a_fault_of_the_bus_is_recorded_and_counted() -> None:
+    core, host, plugin = one_call()
+    plugin.slots = BrokenSlots()
+    assert core.refusal(host, "t").code is Code.INTERNAL
+    assert next(iter(core.records)).code is Code.INTERNAL
+    assert core.metrics.refused == {Code.INTERNAL: 1}
+    assert counted(core).outcomes == {"INTERNAL": 1}

@@ -5,7 +5,7 @@ kind hands back a list of results. Nothing here awaits or owns a timer: the call
 dispatcher asks through ``arm`` to be called again when the next deadline passes.
 
 The file is long because these steps share one state and the hot path must stay flat. The rules before a call is sent
-stand in call_admission.py, the errors of refused calls in refusals.py.
+stand in call_admission.py, the errors of refused calls in refusals.py, and what is written down in call_observer.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from toolbus.bus.access.quota import Quota, Quotas
 from toolbus.bus.calls.call import Background, Budget, Call, Caller
 from toolbus.bus.calls.call_admission import CallAdmission, copy_context
 from toolbus.bus.calls.call_log import call_fields
-from toolbus.bus.calls.call_records import MAX_TEXT, CallRecords, More, content_of, failure_of, only_reads, origin_of
+from toolbus.bus.calls.call_observer import CallObserver
+from toolbus.bus.calls.call_records import MAX_TEXT, CallRecords, only_reads, origin_of
 from toolbus.bus.calls.input_exchange import check_needs, read_exchange
 from toolbus.bus.calls.refusals import (
     Refused,
@@ -39,17 +40,14 @@ from toolbus.bus.calls.refusals import (
     window_full,
 )
 from toolbus.bus.calls.result_review import NO_OUTPUT, review
-from toolbus.bus.calls.slow_calls import SlowCalls
-from toolbus.bus.calls.trace import CallTraces, Trace
 from toolbus.bus.calls.tripwire import Tripwire
-from toolbus.bus.catalog.argument_repair import original_of, repairs_of
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE, RUN_SOURCES, Handler
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.metrics.call_counts import CallCounts, CallMetrics
-from toolbus.errors import Code, Stage, UnknownRole
+from toolbus.bus.metrics.call_counts import CallMetrics
+from toolbus.errors import Code, Stage
 from toolbus.limits import DEFAULT_TIMINGS
 from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, CallError, Limits, Result
 from toolbus.v1 import tool_pb2 as pb
@@ -111,9 +109,9 @@ class Dispatcher:
         self.view = CatalogView(registry, policy)  # what callers may see, by the same policy
         self._admission = CallAdmission(registry, policy, self.view, limits, repairs=repairs)
         self.records = records
-        self.slow_calls = SlowCalls()
-        self.traces = CallTraces()
-        self._metrics = metrics
+        self.observer = CallObserver(registry, records, metrics)  # writes down how calls end
+        self.slow_calls = self.observer.slow_calls
+        self.traces = self.observer.traces
         self.settled_at = settled_at
         self._on_denied: OnDenied | None = None  # see watch_refusals
         self._on_limited: OnLimited | None = None
@@ -334,15 +332,15 @@ class Dispatcher:
                 self._to_background(record, now)
         if in_flight:
             self._callers[caller] = None
-        if self._metrics is not None and (identity := caller.principal.identity).name:
-            self._metrics.count_identity(identity.name, sent=self._last_id - sent_before)
+        if (identity := caller.principal.identity).name:
+            self.observer.identity_called(identity, self._last_id - sent_before)
         if nearest < self._armed_at:
             self._rearm(nearest)
 
     def results(self, handler: Handler, results: Iterable[pb.ToolResult], now: float) -> None:
         """Takes the results of a handler, and delivers each to its caller."""
         pending, keep, soft_deadlines = handler.pending, self.records.keep, self.soft_deadlines
-        careful = self.records.contents or handler.source.startswith(CAREFUL)  # whether `_record` is needed
+        careful = self.records.contents or handler.source.startswith(CAREFUL)  # whether the observer writes each down
         slow = now - self.slow_calls.seconds  # a call that began before took long
         untrusted = self.tripwire is not None and self._policy.is_untrusted(handler.source)
         batch: list[tuple[str, str]] = []  # plain results for the same caller, not yet delivered
@@ -351,7 +349,8 @@ class Dispatcher:
         run: Entry | None = None  # the tool of the results before; its calls are counted together
         first = 0.0  # when the first of these calls began
         starts: list[float] | None = None  # when each of them did; None for one call
-        counted = self._metrics is not None
+        observer = self.observer
+        counted = observer.counts
         for result in results:
             call: Call | None = pending.pop(result.call_id, None)
             if call is None:
@@ -390,16 +389,16 @@ class Dispatcher:
                 code = review(call, result, self._limits, self.tripwire if untrusted else None)
                 caller.deliver_result(call_id, result)
                 error = CallError.from_wire(result.error) if result.is_error else None
-                self._record(call, code, now, "" if code == Code.SECRET_BLOCKED else output, error)
+                self.observer.call_ended(call, code, now, "" if code == Code.SECRET_BLOCKED else output, error)
                 continue
             batch.append((call_id, output))
             if careful or type(call.arguments_json) is not str:  # repaired ones say so in their record
-                self._record(call, 0, now, output)
+                self.observer.call_ended(call, 0, now, output)
                 continue
             origin, context = None, call.context
             if context is not None:
                 origin, size = origin_of(context), len(call.arguments_json)
-            more = self._more(call, now) if call.parent is not None or call.trace is not None else None
+            more = observer.more(call, now) if call.parent is not None or call.trace is not None else None
             name, source, started = entry.name, entry.source, call.started
             if started < slow:
                 self.slow_calls.note(call, 0, now)
@@ -408,7 +407,7 @@ class Dispatcher:
             if counted:
                 if entry is not run:
                     if run is not None:
-                        self._count_run(run, first, starts, now)
+                        observer.count_run(run, first, starts, now)
                     run, first, starts = entry, started, None
                 elif starts is None:
                     starts = [first, started]
@@ -422,7 +421,7 @@ class Dispatcher:
             if starts is None and run.counts is not None:
                 run.counts.add_one(first, now)
             else:
-                self._count_run(run, first, starts, now)
+                observer.count_run(run, first, starts, now)
 
     def progress(self, handler: Handler, progress: Iterable[pb.ToolProgress], now: float) -> None:
         """Takes progress of running calls; each message resets the idle timeout."""
@@ -467,70 +466,16 @@ class Dispatcher:
         """Returns the budget that the callers of a source share."""
         return self._budgets.setdefault(source, Budget())
 
-    # -- counts of tools ------------------------------------------------------------------------------------------
-
-    def _count_run(self, entry: Entry, first: float, starts: list[float] | None, now: float) -> None:
-        """Counts calls of one tool that ended well, in one frame; `starts` is None for one call."""
-        counts = self._first_counts(entry) if entry.counts is None else entry.counts
-        if starts is None:
-            counts.add_one(first, now)
-        else:
-            counts.add_run(starts, now)
-
-    def _first_counts(self, entry: Entry) -> CallCounts:
-        assert self._metrics is not None  # nobody asks otherwise
-        entry.counts = counts = self._metrics.take(entry.source, entry.name)
-        return counts
-
-    def _count(self, entry: Entry, code: int, now: float, seconds: float | None) -> None:
-        """Counts a call that ended in any way; without seconds it was never sent."""
-        if self._metrics is not None:
-            (entry.counts or self._first_counts(entry)).add(code, now, seconds)
-
-    def _count_refused(self, call: pb.ToolCall, code: int, now: float) -> None:
-        metrics = self._metrics
-        if metrics is None:
-            return
-        metrics.refused[code] += 1
-        try:
-            entry = self._registry.find(call.name, call.role)
-        except UnknownRole:
-            entry = None
-        if entry is None:
-            metrics.unknown.add(code, now, None)
-        else:
-            self._count(entry, code, now, None)
-
     # -- a call that is refused -----------------------------------------------------------------------------------
 
     def refuse(self, caller: Caller, call: pb.ToolCall, refused: Refused, now: float) -> None:
         """Answers a call that is not sent, and records it, shortened: what is refused may be of any length."""
-        text, result, code = call.arguments_json, refused.result, refused.error.code
+        result = refused.result
         result.call_id = call.call_id
         caller.deliver_result(call.call_id, result)
-        if code == Code.PERMISSION_DENIED and self._on_denied is not None:
+        if refused.error.code == Code.PERMISSION_DENIED and self._on_denied is not None:
             self._on_denied(caller.principal, call.name[:MAX_TEXT], refused.error.message)
-        context = call.context if "context" in call and caller.may_set_context else None
-        more = self._refusal_record(refused, text)
-        self.traces.draw_at -= 1  # it gets no number; otherwise as many calls after it would not be drawn
-        if call.traceparent or call.parent_call_id or context is not None:
-            trace = self.traces.begin(call, caller.pending.get(call.parent_call_id), context, now)
-            if trace is not None:
-                self.traces.refuse(trace, call, caller.source, refused.error, now)
-                more = more._replace(trace_id=trace.trace_id)
-        self._count_refused(call, code, now)
-        self.records.add(
-            *(call.call_id[:MAX_TEXT], call.name[:MAX_TEXT], "", caller.source, now, now, code),
-            (len(text), 0),
-            origin_of(context) if context is not None else None,
-            more=more,
-        )
-
-    def _refusal_record(self, refused: Refused, arguments_json: str) -> More:
-        contents = self.records.contents
-        if refused.record is None:  # one refusal may serve many calls
-            refused.record = More(failure=failure_of(refused.error, contents=contents))
-        return refused.record._replace(content=content_of(arguments_json, "")) if contents else refused.record
+        self.observer.call_refused(caller, call, refused, now)
 
     def _within_quota(
         self, caller: Caller, quota: Quota, calls: Iterable[pb.ToolCall], now: float
@@ -548,8 +493,7 @@ class Dispatcher:
         return calls
 
     def _refuse_rest(self, caller: Caller, calls: list[pb.ToolCall], first: int, refused: Refused, now: float) -> None:
-        if self._metrics is not None:
-            self._metrics.count_identity(caller.principal.identity.name, limited=len(calls) - first)
+        self.observer.identity_limited(caller.principal.identity, len(calls) - first)
         if self._on_limited is not None:
             self._on_limited(caller.principal, len(calls) - first, refused.error.message)
         for call in calls[first:]:
@@ -565,8 +509,7 @@ class Dispatcher:
         )
         error = CallError(Code.INTERNAL, "a fault of the bus; its log has the details", stage=Stage.NOT_DISPATCHED)
         caller.deliver_result(call_id, Result(call_id, is_error=True, error=error).to_wire())
-        more = More(failure=failure_of(error, contents=False))
-        self.records.add(call_id[:MAX_TEXT], name[:MAX_TEXT], "", caller.source, now, now, error.code, more=more)
+        self.observer.call_failed(caller, call_id, name, error, now)
 
     def _over_budget(self, caller: Caller, size: int) -> Refused:
         limits = self._limits
@@ -611,7 +554,7 @@ class Dispatcher:
         error = CallError(code, message, stage=stage, retry_safe=safe, limit=limit)
         if answer:
             self._fail(call, error)
-        self._record(call, code, now, error=error)
+        self.observer.call_ended(call, code, now, error=error)
 
     def _end_children(self, call: Call, now: float) -> None:
         children, call.children = call.children, None  # each removes itself from the list
@@ -620,47 +563,6 @@ class Dispatcher:
 
     def _fail(self, call: Call, error: CallError) -> None:
         call.caller.deliver_result(call.call_id, Result(call.call_id, is_error=True, error=error).to_wire())
-
-    def _record(self, call: Call, code: int, now: float, output: str = "", error: CallError | None = None) -> None:
-        """Records how a call ended, with everything that the hot path leaves out."""
-        entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
-        if trace is not None:
-            self._end_trace(trace, call, error, now)
-        if only_reads(entry):
-            return
-        self._count(entry, code, now, now - call.started)
-        if call.started < now - self.slow_calls.seconds:
-            self.slow_calls.note(call, code, now)
-        self.records.add(
-            *(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code),
-            # As it came, and without the context, which counts towards what is held.
-            (len(original_of(call.arguments_json)), len(output)),
-            origin_of(call.context) if call.context is not None else None,
-            call.id,
-            More(
-                content_of(call.arguments_json, output) if contents else None,
-                repairs_of(call.arguments_json),
-                parent.id if parent is not None else "",
-                trace.trace_id if trace is not None else "",
-                failure=failure_of(error, contents=contents) if error is not None else None,
-            ),
-        )
-
-    def _more(self, call: Call, now: float) -> More | None:
-        """Returns what the record of a nested or traced call that succeeded has more, and ends its span."""
-        trace, parent = call.trace, call.parent
-        if trace is not None:
-            self._end_trace(trace, call, None, now)
-            if parent is None:
-                # `_make` takes a third of the time.
-                return More._make((None, (), "", trace.trace_id, None)) if trace.trace_id else None
-        return More(None, (), parent.id if parent is not None else "", trace.trace_id if trace is not None else "")
-
-    def _end_trace(self, trace: Trace, call: Call, error: CallError | None, now: float) -> None:
-        self.traces.end(trace, call, error, now)
-        if trace.recorded and self._metrics is not None:
-            counts = call.entry.counts or self._first_counts(call.entry)
-            counts.add_exemplar(trace.trace_id, now - call.started, now)
 
     def _stage(self, call: Call) -> Stage:
         if call.accepted:
@@ -706,7 +608,7 @@ class Dispatcher:
                 self._end_children(call, now)
             error = CallError(Code.UNAVAILABLE, _lost(call, why, safe=safe), stage=stage, retry_safe=safe)
             self._fail(call, error)
-            self._record(call, Code.UNAVAILABLE, now, error=error)
+            self.observer.call_ended(call, Code.UNAVAILABLE, now, error=error)
 
     def handler_hangs(self, handler: Handler, why: str, now: float) -> None:
         """A handler is connected and shows no life: its calls are retried elsewhere where that is safe, or end.

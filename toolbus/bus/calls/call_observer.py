@@ -1,0 +1,162 @@
+"""Writes down how calls end: their records, the counts of their tools, their spans, and those that took long.
+
+The dispatcher tells it what has ended. Plain successes pass it by on the hot path, which asks only for what is rare.
+"""
+
+from __future__ import annotations
+
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.calls.call import Call, Caller
+from toolbus.bus.calls.call_records import MAX_TEXT, CallRecords, More, content_of, failure_of, only_reads, origin_of
+from toolbus.bus.calls.refusals import Refused
+from toolbus.bus.calls.slow_calls import SlowCalls
+from toolbus.bus.calls.trace import CallTraces, Trace
+from toolbus.bus.catalog.argument_repair import original_of, repairs_of
+from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.metrics.call_counts import CallCounts, CallMetrics
+from toolbus.errors import UnknownRole
+from toolbus.tool import CallError
+from toolbus.v1 import tool_pb2 as pb
+
+
+class CallObserver:
+    """What is known of the calls of one bus after they have ended.
+
+    Args:
+        metrics: the counts of tools; None: calls are not counted.
+
+    Attributes:
+        records: the newest calls.
+        traces: spans of sampled calls.
+        slow_calls: those that took long.
+        counts: whether calls are counted.
+    """
+
+    def __init__(self, registry: Registry, records: CallRecords, metrics: CallMetrics | None) -> None:
+        self._registry = registry
+        self._metrics = metrics
+        self.counts = metrics is not None
+        self.records = records
+        self.slow_calls = SlowCalls()
+        self.traces = CallTraces()
+
+    def call_ended(self, call: Call, code: int, now: float, output: str = "", error: CallError | None = None) -> None:
+        """Writes down how a call ended, with everything that the hot path leaves out.
+
+        Args:
+            output: what may be recorded of it.
+        """
+        entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
+        if trace is not None:
+            self._end_trace(trace, call, error, now)
+        if only_reads(entry):
+            return
+        self._count(entry, code, now, now - call.started)
+        if call.started < now - self.slow_calls.seconds:
+            self.slow_calls.note(call, code, now)
+        self.records.add(
+            *(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code),
+            # As it came, and without the context, which counts towards what is held.
+            (len(original_of(call.arguments_json)), len(output)),
+            origin_of(call.context) if call.context is not None else None,
+            call.id,
+            More(
+                content_of(call.arguments_json, output) if contents else None,
+                repairs_of(call.arguments_json),
+                parent.id if parent is not None else "",
+                trace.trace_id if trace is not None else "",
+                failure=failure_of(error, contents=contents) if error is not None else None,
+            ),
+        )
+
+    def more(self, call: Call, now: float) -> More | None:
+        """Returns what the record of a nested or traced call that succeeded has more, and ends its span."""
+        trace, parent = call.trace, call.parent
+        if trace is not None:
+            self._end_trace(trace, call, None, now)
+            if parent is None:
+                # `_make` takes a third of the time.
+                return More._make((None, (), "", trace.trace_id, None)) if trace.trace_id else None
+        return More(None, (), parent.id if parent is not None else "", trace.trace_id if trace is not None else "")
+
+    def call_refused(self, caller: Caller, call: pb.ToolCall, refused: Refused, now: float) -> None:
+        """Writes down a call that was not sent, shortened: what is refused may be of any length."""
+        text, code = call.arguments_json, refused.error.code
+        context = call.context if "context" in call and caller.may_set_context else None
+        more = self._refusal_record(refused, text)
+        self.traces.draw_at -= 1  # it gets no number; otherwise as many calls after it would not be drawn
+        if call.traceparent or call.parent_call_id or context is not None:
+            trace = self.traces.begin(call, caller.pending.get(call.parent_call_id), context, now)
+            if trace is not None:
+                self.traces.refuse(trace, call, caller.source, refused.error, now)
+                more = more._replace(trace_id=trace.trace_id)
+        self._count_unsent(call.name, call.role, code, now)
+        self.records.add(
+            *(call.call_id[:MAX_TEXT], call.name[:MAX_TEXT], "", caller.source, now, now, code),
+            (len(text), 0),
+            origin_of(context) if context is not None else None,
+            more=more,
+        )
+
+    def call_failed(self, caller: Caller, call_id: str, name: str, error: CallError, now: float) -> None:
+        """Writes down a call that met a fault of the bus before it was sent."""
+        self._count_unsent(name, "", error.code, now)
+        more = More(failure=failure_of(error, contents=False))
+        self.records.add(call_id[:MAX_TEXT], name[:MAX_TEXT], "", caller.source, now, now, error.code, more=more)
+
+    # -- counts ----------------------------------------------------------------------------------------------------
+
+    def count_run(self, entry: Entry, first: float, starts: list[float] | None, now: float) -> None:
+        """Counts calls of one tool that ended well, in one frame; `starts` is None for one call."""
+        counts = self._first_counts(entry) if entry.counts is None else entry.counts
+        if starts is None:
+            counts.add_one(first, now)
+        else:
+            counts.add_run(starts, now)
+
+    def identity_called(self, identity: Identity, count: int) -> None:
+        """Counts calls that were sent for an identity."""
+        if self._metrics is not None:
+            self._metrics.count_identity(identity.name, sent=count)
+
+    def identity_limited(self, identity: Identity, count: int) -> None:
+        """Counts calls that the quota of an identity refused."""
+        if self._metrics is not None:
+            self._metrics.count_identity(identity.name, limited=count)
+
+    def _first_counts(self, entry: Entry) -> CallCounts:
+        assert self._metrics is not None  # the callers have asked
+        entry.counts = counts = self._metrics.take(entry.source, entry.name)
+        return counts
+
+    def _count(self, entry: Entry, code: int, now: float, seconds: float | None) -> None:
+        """Counts a call that ended in any way; without seconds it was never sent."""
+        if self._metrics is not None:
+            (entry.counts or self._first_counts(entry)).add(code, now, seconds)
+
+    def _count_unsent(self, name: str, role: str, code: int, now: float) -> None:
+        metrics = self._metrics
+        if metrics is None:
+            return
+        metrics.refused[code] += 1
+        try:
+            entry = self._registry.find(name, role)
+        except UnknownRole:
+            entry = None
+        if entry is None:
+            metrics.unknown.add(code, now, None)
+        else:
+            self._count(entry, code, now, None)
+
+    def _end_trace(self, trace: Trace, call: Call, error: CallError | None, now: float) -> None:
+        self.traces.end(trace, call, error, now)
+        if trace.recorded and self._metrics is not None:
+            counts = call.entry.counts or self._first_counts(call.entry)
+            counts.add_exemplar(trace.trace_id, now - call.started, now)
+
+    def _refusal_record(self, refused: Refused, arguments_json: str) -> More:
+        contents = self.records.contents
+        if refused.record is None:  # one refusal may serve many calls
+            refused.record = More(failure=failure_of(refused.error, contents=contents))
+        return refused.record._replace(content=content_of(arguments_json, "")) if contents else refused.record
