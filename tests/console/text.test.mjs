@@ -90,3 +90,11 @@ test("a text is cut between characters", () => {
   assert.equal(text.shortened("short", 5), "short");
   assert.equal(text.shortened("a😀bcd", 3), "a…");
 });
+
+test("a list of any items comes back from its line as it was", () => {
+  for (const items of [[], ["a", "b"], ["a,b", "c"], ['say "hi"', " x ", ""], ["*"], ["\\", '"'], ["a\\,b"]]) {
+    assert.deepEqual(text.itemsOf(text.lineOf(items)), items);
+  }
+  assert.deepEqual(text.itemsOf(" u-17 ,, u-12, "), ["u-17", "u-12"]);
+  assert.deepEqual(text.itemsOf('"a,b", say "hi", "open'), ["a,b", 'say "hi"', '"open']);
+});

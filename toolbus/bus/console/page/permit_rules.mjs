@@ -6,7 +6,7 @@ import { html, useState } from "./html.mjs";
 import { useKeys } from "./keys.mjs";
 import { Failed, fieldsOf, Nothing, Panel, Table, useAct, useAnswer } from "./parts.mjs";
 import { catalog, sources } from "./store.mjs";
-import { count, shortened, shown } from "./text.mjs";
+import { count, itemsOf, lineOf, shortened, shown } from "./text.mjs";
 
 const KINDS = [
   ["tools", "Tool"],
@@ -43,7 +43,7 @@ export function Rules({ query }) {
   const add = async (event) => {
     event.preventDefault();
     const { kind, name, users } = fieldsOf(event.currentTarget);
-    if (await permit(kind, name.trim(), listOf(users))) setDraft({ kind, name: "", users: "" });
+    if (await permit(kind, name.trim(), itemsOf(users))) setDraft({ kind, name: "", users: "" });
   };
   const set = (field) => ({ currentTarget: { value } }) => setDraft((old) => ({ ...old, [field]: value })); // several may come in a frame
   return html`
@@ -69,7 +69,7 @@ export function Rules({ query }) {
           <button type="submit" class="primary" disabled=${busy}>Permit</button>
         </div>
         <datalist id="rule-names">${namesOf(draft.kind, draft.name).map((name) => html`<option value=${name}></option>`)}</datalist>
-        <p class="hint">Separate users by commas. <code>*</code> is everyone; an empty field allows no user.</p>
+        <p class="hint">Separate users by commas; write one that has a comma as <code>"a,b"</code>. <code>*</code> is everyone; an empty field allows no user.</p>
         <${Failed} error=${failure} what="Not changed" />
       </form>
     <//>
@@ -80,7 +80,7 @@ function Rule({ kind, name, users, busy, onPermit }) {
   const [draft, setDraft] = useState(null); // the users as text while they are changed; null: they are not
   const save = async (event) => {
     event.preventDefault();
-    if (await onPermit(kind, name, listOf(fieldsOf(event.currentTarget).users))) setDraft(null);
+    if (await onPermit(kind, name, itemsOf(fieldsOf(event.currentTarget).users))) setDraft(null);
   };
   return html`<tr>
     <td>${KINDS.find(([each]) => each === kind)[1]}</td>
@@ -91,13 +91,11 @@ function Rule({ kind, name, users, busy, onPermit }) {
         : html`<form class="inline" onSubmit=${save}><input name="users" aria-label="Users of ${name}" autocomplete="off" spellcheck="false" value=${draft} onInput=${(event) => setDraft(event.currentTarget.value)} /><button type="submit" class="small primary" disabled=${busy}>Save</button></form>`}
     </td>
     <td class="acts-cell">
-      <button type="button" class="small" onClick=${() => setDraft(draft === null ? users.join(", ") : null)}>${draft === null ? "Change" : "Cancel"}</button>${" "}
+      <button type="button" class="small" onClick=${() => setDraft(draft === null ? lineOf(users) : null)}>${draft === null ? "Change" : "Cancel"}</button>${" "}
       <button type="button" class="small danger" disabled=${busy} onClick=${() => onPermit(kind, name, null)}>Remove</button>
     </td>
   </tr>`;
 }
-
-const listOf = (text) => text.split(",").map((user) => user.trim()).filter(Boolean);
 
 function wordsOf(kind, name, users) {
   const what = `${KINDS.find(([each]) => each === kind)[1].toLowerCase()} ${shown(name)}`;

@@ -134,3 +134,21 @@ export function ago(at, now) {
   if (Math.abs(seconds) < 1) return "now";
   return seconds < 0 ? `in ${age(-seconds)}` : `${age(seconds)} ago`;
 }
+
+/** Returns a list as a line for a field, with commas between; an item that could be read otherwise is a JSON text. */
+export const lineOf = (items) => items.map((item) => (/^\s|\s$|[,"]|^$/.test(item) ? JSON.stringify(item) : item)).join(", ");
+
+/** Returns the items of such a line; empty ones count only as JSON texts. */
+export function itemsOf(line) {
+  const parts = line.match(/\s*"(?:[^"\\]|\\.)*"\s*(?=,|$)|[^,]+/g) ?? [];
+  return parts.map((part) => part.trim()).filter(Boolean).map(unquoted);
+}
+
+function unquoted(part) {
+  if (!part.startsWith('"')) return part;
+  try {
+    return JSON.parse(part);
+  } catch {
+    return part; // a quote that is part of the item
+  }
+}
