@@ -47,12 +47,15 @@ def log_level(
     if as_json:
         terminal.print_json(answer)
     else:
-        _print(answer)
+        _print(answer, logger or "toolbus")
 
 
-def _print(answer: Mapping[str, Any]) -> None:
+def _print(answer: Mapping[str, Any], top: str) -> None:
+    """Prints a logger and those below it."""
     rows = []
     for logger, level in answer["levels"].items():
+        if logger != top and not logger.startswith(f"{top}."):
+            continue
         changed = answer["changed"].get(logger)
         back = f"{changed['before'] or 'as above it'} in {changed['seconds']:g} s" if changed else "-"
         rows.append((logger, level, back))
