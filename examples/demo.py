@@ -99,7 +99,9 @@ class Demo:
         at = "" if address == "127.0.0.1:48930" else f" --bus {address}"
         command = "toolbus" if shutil.which("toolbus") else _beside_python("toolbus")
         self._print(f'  {command} list{at}\n  {command} call{at} get_sun_times \'{{"city": "Lima"}}\'')
-        self._print(f"MCP clients: http://{http}/mcp\nIn a browser: http://{http}/docs\nCtrl-C ends everything.")
+        self._print(f"MCP clients: http://{http}/mcp")
+        self._print(f"In a browser: the console at http://{http}/console, the API at http://{http}/docs")
+        self._print("Ctrl-C ends everything.")
         ready.set()
         raise DemoFailed(f"the bus ended (exit code {await bus.wait()})")
 
