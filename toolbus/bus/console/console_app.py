@@ -27,6 +27,7 @@ from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.gateway.http_connection import CONNECTION
 from toolbus.bus.gateway.remote_access import BY_COOKIE
 from toolbus.bus.web_paths import Message
+from toolbus.cancellation import wait_first
 from toolbus.errors import Unauthenticated
 
 API_PATH = "/api/console"
@@ -186,15 +187,7 @@ class ConsoleApp:
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})
             return
-        ends = [asyncio.ensure_future(_disconnected(receive)), asyncio.ensure_future(self._follow(scope, send))]
-        try:
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                each.result()
-        finally:
-            for each in ends:
-                each.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+        await wait_first(_disconnected(receive), self._follow(scope, send))
 
     async def _follow(self, scope: Message, send: Send) -> None:
         """Sends digests until the bus stops, or the client takes no more."""
