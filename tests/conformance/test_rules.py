@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from tests.conformance.clients import TABLE
 from tests.conformance.mutants import ROOT, Mutant, mutants
-from toolbus.conformance.script import VERBS, Rule, rules, scenarios
+from toolbus.conformance.script import ROLES, VERBS, Rule, rules, scenarios
 from toolbus.conformance.stream_verbs import StreamVerbs
 from toolbus.conformance.world_verbs import WorldVerbs
 
@@ -25,6 +26,13 @@ def test_each_rule_is_from_a_section_of_the_protocol(rule: Rule) -> None:
 def test_each_rule_has_a_scenario_that_shows_it_and_a_mutant_that_it_finds() -> None:
     assert rules().keys() == {rule for scenario in scenarios() for rule in scenario.rules}
     assert rules().keys() == {mutant.rule for mutant in mutants()}
+
+
+def test_the_table_of_the_clients_counts_the_rules_of_today() -> None:
+    counted = re.findall(r"\d+/(\d+)", TABLE.read_text(encoding="utf-8"))
+    of_each_role = [str(sum(rule.role == role for rule in rules().values())) for role in ROLES]
+    assert counted, "the table has no client"
+    assert counted == of_each_role * (len(counted) // len(ROLES)), "run 'make conformance' and commit the table"
 
 
 def test_each_scenario_has_a_name_of_its_own() -> None:
