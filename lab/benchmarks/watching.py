@@ -111,7 +111,7 @@ def quantile_error(stage: Stage, plan: Plan, repeats: int, calls: int = CALLS) -
         exact.sort()
         errors = []
         for q in QUANTILES:
-            value = counts.quantile(q)
+            (value,) = counts.quantiles(q)
             assert value is not None  # calls were counted
             errors.append(float(abs(bucket_of(value) - bucket_of(exact[int(q * len(exact))]))))
         facts.append(Fact("quantile_error", "largest error", "buckets", 1.0, (max(errors),), title, line))

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.dialects.sample_tools import SAMPLES
-from toolbus.dialects.wire_names import ANY_NAMES, GEMINI_NAMES, PLAIN_NAMES, NameRule, NameTable
+from toolbus.dialects.wire_names import GEMINI_NAMES, PLAIN_NAMES, NameRule, NameTable
 
-RULES = {"plain": PLAIN_NAMES, "gemini": GEMINI_NAMES, "any": ANY_NAMES}
+RULES = {"plain": PLAIN_NAMES, "gemini": GEMINI_NAMES}
 AWKWARD = (
     *(
         "查询天气",

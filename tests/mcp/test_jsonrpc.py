@@ -15,7 +15,6 @@ def test_a_request_keeps_the_text_of_its_params() -> None:
     text = b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"n":123456789012345678901234567890,"f":1.50}}'
     message = jsonrpc.decode(text)
     assert message.is_request
-    assert not message.is_notification
     assert (message.id, message.method) == (7, "tools/call")
     assert bytes(message.params) == b'{"n":123456789012345678901234567890,"f":1.50}'
 
@@ -26,10 +25,9 @@ def test_the_ids_1_and_text_1_differ() -> None:
 
 
 def test_a_message_without_an_id_is_a_notification_and_one_without_a_method_an_answer() -> None:
-    assert jsonrpc.decode(b'{"jsonrpc":"2.0","method":"notifications/initialized"}').is_notification
+    assert not jsonrpc.decode(b'{"jsonrpc":"2.0","method":"notifications/initialized"}').is_request
     answer = jsonrpc.decode(b'{"jsonrpc":"2.0","id":1,"result":{}}')
     assert not answer.is_request
-    assert not answer.is_notification
     assert answer.rpc_error is None
     failed = jsonrpc.decode(b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no","data":[1]}}')
     assert failed.id is None

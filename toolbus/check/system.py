@@ -38,27 +38,6 @@ class System:
 
 
 @dataclass(frozen=True, slots=True)
-class TextRule:
-    """A rule for lines of text, in any language.
-
-    Attributes:
-        pattern: what it looks for; `{}` in `what` is the first group, or all that was found.
-        effect, what, remedy: as of `Finding`.
-    """
-
-    pattern: str
-    effect: Effect
-    what: str
-    remedy: str = ""
-
-    def __call__(self, source: SourceFile) -> Iterator[Finding]:
-        for number, line in enumerate(source.text.splitlines(), 1):
-            if found := re.search(self.pattern, line):
-                shown = found[1] if found.re.groups else found[0]
-                yield source.finding(number, self.effect, self.what.format(shown), self.remedy)
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """What a check found.
 

@@ -1,7 +1,7 @@
 """Lists the systems that `toolbus check` knows.
 
 A system is one file with its rules and one line here. Rules for Python ask a `SourceFile` (`imports`, `classes`,
-`tree`); a `TextRule` looks at the lines of any language.
+`tree`), those for JavaScript look at its `code_of`.
 """
 
 from __future__ import annotations

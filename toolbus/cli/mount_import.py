@@ -17,8 +17,6 @@ from toolbus.errors import SetupError
 from toolbus.reader import Reader
 from toolbus.text import shorten
 
-ADD, SKIP = "add", "skip"
-
 
 @dataclass(frozen=True, slots=True)
 class Found:

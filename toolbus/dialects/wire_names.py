@@ -40,7 +40,6 @@ class NameRule:
 
 PLAIN_NAMES = NameRule(re.compile(r"[^a-zA-Z0-9_-]"), re.compile(r"[a-zA-Z0-9_-]"))
 GEMINI_NAMES = NameRule(re.compile(r"[^a-zA-Z0-9_.:-]"), re.compile(r"[a-zA-Z_]"))
-ANY_NAMES = NameRule(re.compile(r"(?!)"), re.compile(r"(?s:.)"), max_length=1 << 30)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Runs work on other threads: batches for a loop, a loop on a thread of its own.
 
-Nothing here knows the bus. The connection has a `LoopThread`, so that no handler can delay its heartbeats; `Inbox`
+Nothing here knows the bus. Finished tasks are posted on a `LoopThread`, whatever the program's own loop does; `Inbox`
 passes calls and results to a loop with one wake-up for each batch.
 """
 
@@ -107,11 +107,6 @@ class LoopThread:
     def start(self) -> None:
         """Starts the thread."""
         self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the thread runs."""
-        return self._thread.is_alive()
 
     def ask(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Runs a coroutine on the loop; the future may be waited for on any other thread.

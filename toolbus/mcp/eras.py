@@ -13,8 +13,6 @@ LEGACY_VERSIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"
 MODERN_VERSIONS: Final = ("2026-07-28",)
 NEWEST_LEGACY: Final = LEGACY_VERSIONS[-1]
 NEWEST: Final = MODERN_VERSIONS[-1]
-# What an HTTP request without MCP-Protocol-Version speaks (2025-06-18, transports).
-UNSAID_VERSION: Final = "2025-03-26"
 
 # Keys of `_meta`, of requests and results of the modern era.
 META_VERSION: Final = "io.modelcontextprotocol/protocolVersion"

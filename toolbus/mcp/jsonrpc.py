@@ -95,11 +95,6 @@ class Message(msgspec.Struct, gc=False):
         return bool(self.method) and self.id is not UNSET
 
     @property
-    def is_notification(self) -> bool:
-        """Whether it wants none."""
-        return bool(self.method) and self.id is UNSET
-
-    @property
     def rpc_error(self) -> RpcError | None:
         """The error of an answer; None where it is a result."""
         return None if self.error is None else RpcError(self.error.code, self.error.message, self.error.data)

@@ -175,11 +175,6 @@ def names_of(pem: bytes) -> list[str]:
     return [str(name.value) for name in names]
 
 
-def issuer_of(pem: bytes) -> x509.Name:
-    """Returns who issued the first certificate of a PEM text."""
-    return x509.load_pem_x509_certificate(pem).issuer
-
-
 # -- parts of certificates -------------------------------------------------------------------------------------------
 
 

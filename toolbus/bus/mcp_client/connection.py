@@ -26,7 +26,6 @@ from toolbus.text import clean_line, quote
 
 log = logging.getLogger("toolbus.mcp_client")
 
-ACCEPTABLE = ("elicitation.form", "elicitation.url", "sampling", "roots")  # what a caller may be able to answer
 LEGACY_ACCEPTS = ("elicitation.form", "elicitation.url", "sampling")  # declared once; refused per call where needed
 FEATURE_METHODS = ("prompts/get", "resources/read", "completion/complete")  # on behalf of some user too
 MAX_BAD_MESSAGES_SHOWN = 64  # lines that are no messages, which are logged

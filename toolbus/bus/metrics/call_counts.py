@@ -77,16 +77,14 @@ class Snapshot:
         counts = {"OK": self.succeeded} if self.succeeded else {}
         return counts | {outcome_of(code): count for code, count in sorted((self.failures or {}).items())}
 
-    def quantile(self, q: float) -> float | None:
-        """Returns the seconds that a share of the calls took at most, within a factor of two; None: none was sent.
+    def quantiles(self, *shares: float) -> list[float | None]:
+        """Returns the seconds that each of some shares of the calls took at most; several cost little more than one.
+
+        They are right within a factor of two. None: no call was sent.
 
         Args:
-            q: from 0 to 1.
+            shares: from 0 to 1.
         """
-        return self.quantiles(q)[0]
-
-    def quantiles(self, *shares: float) -> list[float | None]:
-        """Returns the quantile of each of some shares: several cost little more than one."""
         histogram = self.histogram
         passed = list(accumulate(histogram))
         observed = passed[-1]
@@ -171,12 +169,8 @@ class CallCounts(Snapshot):
         self.count_alone()
         return super().outcomes
 
-    def quantile(self, q: float) -> float | None:
-        """Returns the seconds that a share of the calls took at most, see `Snapshot.quantile`."""
-        return self.quantiles(q)[0]
-
     def quantiles(self, *shares: float) -> list[float | None]:
-        """Returns the quantile of each of some shares, see `Snapshot.quantile`."""
+        """Returns the seconds that each of some shares took at most, see `Snapshot.quantiles`."""
         self.count_alone()
         return super().quantiles(*shares)
 
