@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -274,6 +274,16 @@ class CallError:
             retry_after_seconds=message.retry_after_seconds,
             reason=message.reason,
         )
+
+    def after(self, refusal: CallError) -> CallError:
+        """Returns this error, of the last attempt of a call, as that of a call that was refused before.
+
+        A tool that goes while its caller waits for the plugin is unavailable and not unknown: the plugin may be back
+        later, and the refusal says why it is away.
+        """
+        if self.code is not Code.NOT_FOUND or refusal.code is not Code.UNAVAILABLE:
+            return self
+        return replace(refusal, message=f"{refusal.message}; the last attempt: {self.message}")
 
     def to_wire(self) -> pb.CallError:
         """Returns the wire form."""

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.loop.scripted_model import ApiError, FunctionSource, ScriptedModel, call, chunks, says
+from tests.loop.scripted_model import ApiError, FunctionSource, ScriptedModel, call, chunks, failed, says
 from tests.loop.turn_cases import add
 from toolbus.dialects.conversation import Answered, Answers, Message, Turn
 from toolbus.dialects.openai_chat import OpenAIChat
-from toolbus.errors import PeerLost
+from toolbus.errors import Code, PeerLost
 from toolbus.loop import CallDone, CallEnded, Endpoint, LoopSettings, RoundEnded, ToolLoop
 from toolbus.sdk import Host
+from toolbus.tool import Result, Tool
 
 
 async def test_no_more_calls_are_run_than_the_settings_allow() -> None:
@@ -158,3 +159,37 @@ async def test_the_events_before_a_failure_form_a_conversation_that_can_continue
     reply = await loop.run([question, *turns, answers])
     assert reply.text == "1 and 2"
     assert model.results(2) == ["1", "2"]
+
+
+class RestartingSource(FunctionSource):
+    """A source with a tool `roll` that goes offline while it is called, and one that stays."""
+
+    def __init__(self, *results: Result) -> None:
+        super().__init__(roll=self.roll, add=add)
+        self.results = list(results)
+
+    async def roll(self) -> Result:
+        self.revision += 1
+        return self.results.pop(0)
+
+    async def tools(self) -> tuple[int, Sequence[Tool]]:
+        revision, tools = await super().tools()
+        return revision, [tool for tool in tools if tool.name == "add" or not self.calls]
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (Result(output_json="6"), "6"),
+        (failed(Code.UNAVAILABLE, "tool 'roll' is offline: its plugin may reconnect"), "may reconnect"),
+        (failed(Code.NOT_FOUND, "there is no tool 'roll'; there are: secret"), "no tool 'roll'. Call one that is off"),
+    ],
+    ids=["back", "still away", "withdrawn"],
+)
+async def test_the_call_of_a_tool_that_went_offline_in_the_turn_goes_to_the_source(result: Result, text: str) -> None:
+    source = RestartingSource(Result(output_json="1"), result)
+    model = ScriptedModel(says("", call("roll")), says("", call("roll")), says("done"))
+    await ToolLoop(source, model.endpoint, LoopSettings(repeats=0)).run("?")
+    assert model.offered(1) == ["add"]
+    assert len(source.calls) == 2
+    assert text in model.results(2)[1]

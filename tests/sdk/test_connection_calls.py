@@ -169,11 +169,19 @@ async def test_a_last_attempt_that_went_nowhere_does_not_hide_that_an_earlier_on
         assert error.message == "1 to go"
 
 
-async def test_a_tool_that_goes_while_a_call_waits_for_its_plugin_is_not_found_with_what_was_before() -> None:
+@pytest.mark.parametrize(
+    ("hint", "schema_hash", "code"),
+    [(0.0, "", Code.UNAVAILABLE), (0.01, "0f", Code.UNAVAILABLE), (0.01, "", Code.NOT_FOUND)],
+    ids=["offline", "reconnecting and declared", "a name of which nothing is known"],
+)
+async def test_a_tool_that_goes_while_a_call_waits_for_its_plugin_is_unavailable(
+    hint: float, schema_hash: str, code: Code
+) -> None:
     async def go(stream: PlayedStream) -> None:
         await stream.accept()
+        away = "add is offline"
         errors = [
-            pb.CallError(code=pb.ERROR_CODE_UNAVAILABLE, retry_safe=True, message="add is offline"),
+            pb.CallError(code=pb.ERROR_CODE_UNAVAILABLE, retry_safe=True, message=away, retry_after_seconds=hint),
             pb.CallError(code=pb.ERROR_CODE_NOT_FOUND, message="there is no tool add"),
         ]
         while errors and (frame := await stream.read()) is not None:
@@ -181,12 +189,11 @@ async def test_a_tool_that_goes_while_a_call_waits_for_its_plugin_is_not_found_w
                 await stream.write(results=[pb.ToolResult(call_id=call.call_id, is_error=True, error=errors.pop(0))])
 
     async with played_bus(go) as bus, Host(bus.address) as host:
-        error = (await within(host.call("add"))).error
+        error = (await within(host.call("add", schema_hash=schema_hash))).error
         assert error is not None
-        assert (error.code, error.message) == (
-            Code.NOT_FOUND,
-            "there is no tool add (earlier attempts: add is offline)",
-        )
+        assert (error.code, error.retry_safe) == (code, code is Code.UNAVAILABLE)
+        assert error.message.endswith("there is no tool add")
+        assert ("add is offline; the last attempt: " in error.message) == error.retry_safe
 
 
 async def test_a_refusal_is_handed_on_when_the_time_for_another_attempt_is_over() -> None:

@@ -53,7 +53,9 @@ class CallRunner:
     notify: Callable[[CallEvent], object] | None = None
     approval: Approval | None = None
 
-    async def run(self, calls: Sequence[ModelCall], export: Export | None, number: int) -> list[CallDone]:
+    async def run(
+        self, calls: Sequence[ModelCall], export: Export | None, number: int, earlier: Sequence[Export] = ()
+    ) -> list[CallDone]:
         """Runs the calls of one round. Returns their ends, in the order of the calls.
 
         Cancelling it cancels the calls and waits for their end.
@@ -61,8 +63,9 @@ class CallRunner:
         Args:
             export: what the model was offered; None: nothing.
             number: of the round.
+            earlier: what it was offered in earlier rounds of the turn, the newest first.
         """
-        round_calls = RoundCalls(self, export, number)
+        round_calls = RoundCalls(self, export, number, earlier)
         if len(calls) == 1:
             return [await round_calls.run(calls[0], 0)]
         async with asyncio.TaskGroup() as group:
@@ -73,10 +76,11 @@ class CallRunner:
 class RoundCalls:
     """The calls of one round while they run."""
 
-    def __init__(self, runner: CallRunner, export: Export | None, number: int) -> None:
+    def __init__(self, runner: CallRunner, export: Export | None, number: int, earlier: Sequence[Export] = ()) -> None:
         self._runner = runner
         self._notify = runner.notify
         self._export = export
+        self._earlier = earlier
         self._number = number  # of the round
         self._slots = asyncio.Semaphore(runner.settings.max_parallel)
         # Identical calls run one after another, so that the guard knows the result of the previous one.
@@ -119,10 +123,20 @@ class RoundCalls:
                 "in its arguments, or in several calls.",
             )
         export = self._export
-        tool = export.kept.get(call.name) if call.known and export is not None else None
-        if tool is None or export is None:
-            return unknown_tool(call, export)
-        guard = self._runner.guard
+        if export is not None and call.known and call.name in export.kept:
+            return await self._checked_call(call, order, export)
+        for earlier in self._earlier:
+            name = earlier.names.to_bus.get(call.wire_name or call.name)
+            if name is not None:  # its plugin may be reconnecting: the source knows, and may wait for it
+                result = await self._checked_call(dataclasses.replace(call, name=name), order, earlier)
+                if result.error is None or result.error.code is not Code.NOT_FOUND:
+                    return result
+                break
+        return unknown_tool(call, export)
+
+    async def _checked_call(self, call: ModelCall, order: int, export: Export) -> Result:
+        """Makes a call of a tool that was offered, once its arguments are read and it repeats no other."""
+        tool, guard = export.kept[call.name], self._runner.guard
         try:
             arguments_json, arguments = parse_arguments(call.arguments_json)
             meant = export.without_added_nulls(call.name, arguments)

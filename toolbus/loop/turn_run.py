@@ -55,6 +55,7 @@ class TurnRun:
         self._usage: Usage | None = None  # of all requests; None until the provider gave one
         self._cut = False  # whether its last answer was truncated
         self._export: Export | None = None  # the offered tools; None: no tools
+        self._earlier: list[Export] = []  # those of earlier rounds, the newest first
 
     async def reply(self, rules: Sequence[Rule], choice: ToolChoice = "auto") -> Reply:
         """Asks the model and runs its calls until there is a reply.
@@ -99,7 +100,9 @@ class TurnRun:
     async def _update_export(self) -> None:
         """Exports the current catalog: at first, and after calls, which take time and may inject tools."""
         if self._model_client.takes_tools:
-            self._export = await self._exports.export(self._runner.loop_tools)
+            before, self._export = self._export, await self._exports.export(self._runner.loop_tools)
+            if before is not None and before is not self._export:
+                self._earlier.insert(0, before)
         else:
             self._export = None
 
@@ -147,7 +150,7 @@ class TurnRun:
         """Runs the calls of a turn. Returns the reply where the results of direct_reply tools are one."""
         if not self._round:
             self._items.append(turn)
-        done = await self._runner.run(turn.calls, self._export, self._round)
+        done = await self._runner.run(turn.calls, self._export, self._round, self._earlier)
         self._calls += done
         self._items.append(Answers(tuple(each.answered for each in done)))
         tools = {} if self._export is None else self._export.kept

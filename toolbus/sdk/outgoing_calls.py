@@ -133,10 +133,10 @@ class OutgoingCall:
                 refusal = last.error
                 if error.stage < refusal.stage:
                     result = last  # an earlier attempt may have run, which the caller has to know
-                elif error.code is Code.NOT_FOUND:
-                    # The tool went while the call waited for its plugin; this alone would read as if it never was.
-                    message = f"{error.message} (earlier attempts: {refusal.message})"
-                    result = replace(result, error=replace(error, message=message))
+                elif self.options.schema_hash or not refusal.retry_after_seconds:
+                    # A hint comes with names that a bus does not know that has just started: they may be wrong ones,
+                    # except where the caller has seen the declaration.
+                    result = replace(result, error=error.after(refusal))
             self.deliver(self, result)
 
     def fail(

@@ -238,6 +238,23 @@ async def test_a_call_that_may_have_run_is_not_made_again(code: Code, retry_safe
     assert len(tries) == 1
 
 
+async def test_a_tool_that_goes_while_a_client_waits_for_it_is_unavailable_and_not_unknown() -> None:
+    tries: list[Call] = []
+    refuse = refuses(tries, Code.UNAVAILABLE, Stage.NOT_DISPATCHED, retry_safe=True)
+
+    def refuse_and_go(call: Call) -> pb.ToolResult | None:
+        bench.bus.registry.unregister("away", "", call.entry.source)
+        return refuse(call)
+
+    async with mcp_bench(grace_seconds=0.0) as bench:  # nor does the bus wait for plugins after its own start
+        bench.offer("away", refuse_and_go)
+        result = await bench.call("away")
+    assert result["_meta"][ERROR_META]["code"] == "UNAVAILABLE"
+    assert result["_meta"][ERROR_META]["retry_safe"] is True
+    assert result["content"][0]["text"].startswith("not now; the last attempt: there is no tool 'away'")
+    assert len(tries) == 1
+
+
 async def test_calls_are_recorded_as_those_of_the_profile(client: HttpClient, bus: Bus) -> None:
     @bus.tool
     async def mine() -> None: ...

@@ -78,6 +78,8 @@ class Calls:
             await asyncio.sleep(pause)
             call.timeout_seconds = end - loop.time()
             result = await caller.call(call, on_progress)
+            if result.error is not None and not _may_retry(result.error):
+                return replace(result, error=result.error.after(error))
         return result
 
 
