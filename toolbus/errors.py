@@ -1,4 +1,4 @@
-"""Defines the errors of the bus, and the one table that maps each to gRPC and HTTP statuses.
+"""Defines why a call failed, the exceptions of the bus, and the one table that maps these to gRPC and HTTP statuses.
 
 The tree, by whose fault it is::
 
@@ -27,11 +27,14 @@ A failed call is data (``ToolResult.error``) and travels as a result; the bus ra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from toolbus.tool import CallError
+    from toolbus.v1 import tool_pb2 as pb
+
+_Member = TypeVar("_Member", bound=IntEnum)
 
 
 class Code(IntEnum):
@@ -61,6 +64,56 @@ class Stage(IntEnum):
     DISPATCHED = 2
     ACCEPTED = 3
     UNKNOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CallError:
+    """Why a call failed, how far it had got and whether it is safe to retry."""
+
+    code: Code
+    message: str
+    stage: Stage = Stage.UNKNOWN
+    retry_safe: bool = False
+    limit: tuple[str, float] | None = None
+    retry_after_seconds: float = 0.0
+    reason: str = ""
+
+    @classmethod
+    def from_wire(cls, message: pb.CallError) -> CallError:
+        """Copies the wire form; a code of a newer protocol reads as INTERNAL."""
+        return cls(
+            code=_member(Code, message.code, Code.INTERNAL),
+            message=message.message,
+            stage=_member(Stage, message.stage, Stage.UNKNOWN),
+            retry_safe=message.retry_safe,
+            limit=(message.limit.name, message.limit.value) if message.HasField("limit") else None,
+            retry_after_seconds=message.retry_after_seconds,
+            reason=message.reason,
+        )
+
+    def after(self, refusal: CallError) -> CallError:
+        """Returns this error, of the last attempt of a call, as that of a call that was refused before.
+
+        A tool that goes while its caller waits for the plugin is unavailable and not unknown: the plugin may be back
+        later, and the refusal says why it is away.
+        """
+        if self.code is not Code.NOT_FOUND or refusal.code is not Code.UNAVAILABLE:
+            return self
+        return replace(refusal, message=f"{refusal.message}; the last attempt: {self.message}")
+
+    def to_wire(self) -> pb.CallError:
+        """Returns the wire form."""
+        from toolbus.v1 import tool_pb2 as pb  # programs that only raise and catch errors do not load protobuf
+
+        return pb.CallError(
+            code=self.code.value,  # type: ignore[arg-type]  # protoc's enum types are ints at run time
+            stage=self.stage.value,  # type: ignore[arg-type]
+            message=self.message,
+            retry_safe=self.retry_safe,
+            limit=pb.Limit(name=self.limit[0], value=self.limit[1]) if self.limit else None,
+            retry_after_seconds=self.retry_after_seconds,
+            reason=self.reason,
+        )
 
 
 class ToolBusError(Exception):
@@ -241,3 +294,11 @@ def grpc_status(error: BaseException) -> tuple[str, str]:
         if isinstance(error, kind):
             return status, str(error)
     return "INTERNAL", INTERNAL_DETAIL
+
+
+def _member(kind: type[_Member], number: int, otherwise: _Member) -> _Member:
+    """Returns a number of the wire as a member; one that a newer protocol added reads as a known one."""
+    try:
+        return kind(number)
+    except ValueError:
+        return otherwise

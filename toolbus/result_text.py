@@ -1,4 +1,4 @@
-r"""Writes a result as the text that a model reads: `Result.text`.
+r"""Writes the output and the content of a result as the text that a model reads (`Result.text`).
 
 JSON is rewritten token by token, not parsed and serialized again: integers of any size and the spelling of numbers
 survive. Strings lose their `\u` escapes, which cost a model several tokens a character, NaN and Infinity become null,
@@ -10,46 +10,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from toolbus.errors import Code
-from toolbus.questions import explain_questions
 from toolbus.text import dump_json, join_surrogates
 from toolbus.v1 import tool_pb2 as pb
-
-if TYPE_CHECKING:
-    from toolbus.tool import Result
 
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'  # in runs: ten times as fast as character by character
 _TOKEN = re.compile(_STRING + r"|[ \t\r\n]+|-?Infinity|NaN", re.DOTALL)
 _NO_BRACKETS = re.compile(_STRING + r'|[^"\[\]{}]+', re.DOTALL)
 _MAX_LEVELS = 200  # of an object that is passed on: serializing it takes a stack frame or more a level
 FAILED = "the tool reported a failure"
-
-
-def text_of(result: Result) -> str:
-    """Returns a result as text: the error's message first, then the output, then the content, a line each.
-
-    An output whose own `error` is that message stands alone, so that no message is repeated.
-    """
-    output = output_text(result.output_json)
-    failure = failure_of(result)
-    parts = [failure] if failure and not repeats_failure(parsed_output(result.output_json), failure) else []
-    if output not in ("", "null", failure):
-        parts.append(output)
-    parts += [block_text(block) for block in result.content]
-    return "\n".join(parts) if parts else output
-
-
-def failure_of(result: Result) -> str:
-    """Returns why a call failed, "" where it did not; a question that nobody answers is a failure for a model."""
-    if result.asks:
-        return explain_questions("the tool", result.input_requests_json)
-    if result.error is None:
-        return FAILED if result.is_error else ""
-    return join_surrogates(result.error.message) or (
-        FAILED if result.error.code is Code.TOOL else result.error.code.name
-    )
 
 
 def repeats_failure(output: Any, failure: str) -> bool:

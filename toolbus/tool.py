@@ -1,4 +1,4 @@
-"""Defines the records that all of toolbus shares: Tool, Result, CallError, Progress; and the rules of their names.
+"""Defines the records that all of toolbus shares: Tool, Result, Progress; and the rules of their names.
 
 Values with their rules: nothing here knows sessions, sockets or registries. Both the bus and the SDK import it, so it
 needs only protobuf. On a stream calls and results stay wire messages, which are faster to make; these records are for
@@ -12,17 +12,17 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from enum import IntEnum
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any
 
+from toolbus.errors import CallError as CallError
 from toolbus.errors import CallFailed, Code, InvalidTool, Stage
 from toolbus.limits import KIB as KIB
 from toolbus.limits import MIB as MIB
 from toolbus.limits import Limits as Limits
-from toolbus.questions import MAX_NEED, MAX_NEEDS, NEEDS_INPUT
-from toolbus.result_text import text_of
-from toolbus.text import dump_json, is_utf8, parse_json, quote
+from toolbus.questions import MAX_NEED, MAX_NEEDS, NEEDS_INPUT, explain_questions
+from toolbus.result_text import FAILED, block_text, output_text, parsed_output, repeats_failure
+from toolbus.text import dump_json, is_utf8, join_surrogates, parse_json, quote
 from toolbus.v1 import tool_pb2 as pb
 
 PROTOCOL_VERSIONS = (1,)
@@ -40,7 +40,6 @@ MAX_TIMEOUT_SECONDS = 300.0
 MAX_LEVEL = 2**32 - 1  # of access, as the wire carries it
 TASK_SECONDS = 86_400.0  # how long a call that became a task may go on
 
-_Member = TypeVar("_Member", bound=IntEnum)
 _MAX_DIGITS = 18  # of a level: more are not a level, and Python refuses to read thousands of digits
 
 
@@ -251,54 +250,6 @@ _SAME_ON_THE_WIRE = tuple(each.name for each in fields(Tool) if each.name not in
 
 
 @dataclass(frozen=True, slots=True)
-class CallError:
-    """Why a call failed, how far it had got and whether it is safe to retry."""
-
-    code: Code
-    message: str
-    stage: Stage = Stage.UNKNOWN
-    retry_safe: bool = False
-    limit: tuple[str, float] | None = None
-    retry_after_seconds: float = 0.0
-    reason: str = ""
-
-    @classmethod
-    def from_wire(cls, message: pb.CallError) -> CallError:
-        """Copies the wire form; a code of a newer protocol reads as INTERNAL."""
-        return cls(
-            code=_member(Code, message.code, Code.INTERNAL),
-            message=message.message,
-            stage=_member(Stage, message.stage, Stage.UNKNOWN),
-            retry_safe=message.retry_safe,
-            limit=(message.limit.name, message.limit.value) if message.HasField("limit") else None,
-            retry_after_seconds=message.retry_after_seconds,
-            reason=message.reason,
-        )
-
-    def after(self, refusal: CallError) -> CallError:
-        """Returns this error, of the last attempt of a call, as that of a call that was refused before.
-
-        A tool that goes while its caller waits for the plugin is unavailable and not unknown: the plugin may be back
-        later, and the refusal says why it is away.
-        """
-        if self.code is not Code.NOT_FOUND or refusal.code is not Code.UNAVAILABLE:
-            return self
-        return replace(refusal, message=f"{refusal.message}; the last attempt: {self.message}")
-
-    def to_wire(self) -> pb.CallError:
-        """Returns the wire form."""
-        return pb.CallError(
-            code=self.code.value,  # type: ignore[arg-type]  # protoc's enum types are ints at run time
-            stage=self.stage.value,  # type: ignore[arg-type]
-            message=self.message,
-            retry_safe=self.retry_safe,
-            limit=pb.Limit(name=self.limit[0], value=self.limit[1]) if self.limit else None,
-            retry_after_seconds=self.retry_after_seconds,
-            reason=self.reason,
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """How a call ended. Every call ends in exactly one.
 
@@ -340,9 +291,24 @@ class Result:
     def text(self) -> str:
         """What a model reads: the error first, then the output, a text without quotes, then the content, line by line.
 
-        Or what the tool asks. Images and other data are described by their type and size.
+        Or what the tool asks. Images and other data are described by their type and size. An output whose own `error`
+        is the message of the failure stands alone, so that no message is repeated.
         """
-        return text_of(self)
+        output, failure = output_text(self.output_json), self.failure
+        parts = [failure] if failure and not repeats_failure(parsed_output(self.output_json), failure) else []
+        if output not in ("", "null", failure):
+            parts.append(output)
+        parts += [block_text(block) for block in self.content]
+        return "\n".join(parts) if parts else output
+
+    @property
+    def failure(self) -> str:
+        """Why the call failed, "" where it did not; a question that nobody answers is a failure for a model."""
+        if self.asks:
+            return explain_questions("the tool", self.input_requests_json)
+        if self.error is None:
+            return FAILED if self.is_error else ""
+        return join_surrogates(self.error.message) or (FAILED if self.error.code is Code.TOOL else self.error.code.name)
 
     def unwrap(self) -> Any:
         """Returns the output.
@@ -469,11 +435,3 @@ def _kind(value: object) -> str:
 def _annotations(message: pb.ToolAnnotations) -> Annotations:
     set_ones = {descriptor.name: value for descriptor, value in message.ListFields()}
     return Annotations(**{hint: set_ones.get(hint) for hint in HINTS})
-
-
-def _member(kind: type[_Member], number: int, otherwise: _Member) -> _Member:
-    """Returns a number of the wire as a member; one that a newer protocol added reads as a known one."""
-    try:
-        return kind(number)
-    except ValueError:
-        return otherwise

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.dialects.result_text import answer_text, arguments_object, object_of, text_of
+from toolbus.dialects.result_text import answer_text, arguments_object, object_of
 from toolbus.errors import Code
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
@@ -56,27 +56,27 @@ def _failed(message: str, output_json: str = "null") -> Result:
     ],
 )
 def test_an_output_becomes_plain_text(output_json: str, text: str) -> None:
-    assert text_of(Result(output_json=output_json)) == text
+    assert Result(output_json=output_json).text == text
 
 
 def test_a_failure_has_its_message_before_the_output() -> None:
-    assert text_of(_failed("no such city")) == "no such city"
-    assert text_of(_failed("no such city", '{"tried":3}')) == 'no such city\n{"tried":3}'
-    assert text_of(_failed("no such city", '"no such city"')) == "no such city"
-    assert text_of(Result(error=CallError(Code.UNAVAILABLE, ""))) == "UNAVAILABLE"
-    assert text_of(_failed("", '"sorry"')) == "the tool reported a failure\nsorry"
-    assert text_of(Result(output_json='"sorry"', is_error=True)) == "the tool reported a failure\nsorry"
+    assert _failed("no such city").text == "no such city"
+    assert _failed("no such city", '{"tried":3}').text == 'no such city\n{"tried":3}'
+    assert _failed("no such city", '"no such city"').text == "no such city"
+    assert Result(error=CallError(Code.UNAVAILABLE, "")).text == "UNAVAILABLE"
+    assert _failed("", '"sorry"').text == "the tool reported a failure\nsorry"
+    assert Result(output_json='"sorry"', is_error=True).text == "the tool reported a failure\nsorry"
 
 
 def test_binary_content_becomes_a_short_line() -> None:
     text = pb.ContentBlock(text=pb.TextContent(text="a caption"))
     sound = pb.ContentBlock(audio=pb.AudioContent(data=b"12"))
     result = Result(content=(text, IMAGE, sound, LINK, pb.ContentBlock()))
-    assert text_of(result).splitlines() == [
+    assert result.text.splitlines() == [
         *("a caption", "[image/png, 1234 bytes]", "[audio, 2 bytes]", "[text/html, A, https://example.com/a]"),
         "[content of a kind that this version does not know]",
     ]
-    assert text_of(Result(output_json='"done"', content=(IMAGE,))) == "done\n[image/png, 1234 bytes]"
+    assert Result(output_json='"done"', content=(IMAGE,)).text == "done\n[image/png, 1234 bytes]"
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_arguments_are_an_object_or_empty(arguments_json: str, expected: dict[st
 @given(value=JSON)
 def test_json_is_preserved_and_nan_becomes_null(value: Any) -> None:
     for output_json in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
-        text = text_of(Result(output_json=output_json))
+        text = Result(output_json=output_json).text
         text.encode()
         if isinstance(value, str):
             assert text == value
@@ -136,7 +136,7 @@ def test_json_is_preserved_and_nan_becomes_null(value: Any) -> None:
 @given(text=TEXTS)
 def test_any_output_of_a_plugin_can_be_sent_to_a_model(text: str) -> None:
     for result in (Result(output_json=text), Result(output_json=json.dumps(text)), _failed(text, text)):
-        text_of(result).encode()
+        result.text.encode()
         json.dumps(object_of(result), ensure_ascii=False, allow_nan=False).encode()
     json.dumps(arguments_object(text), ensure_ascii=False, allow_nan=False).encode()
 
@@ -152,12 +152,12 @@ def _without_nan(value: Any) -> Any:
 def test_a_resource_is_its_text_or_what_it_is() -> None:
     text = pb.ContentBlock(resource=pb.EmbeddedResource(uri="file:///a", text="what is in it"))
     data = pb.ContentBlock(resource=pb.EmbeddedResource(uri="file:///b", mime_type="image/png", data=b"123"))
-    assert text_of(Result(content=(text, data))) == "what is in it\n[image/png, file:///b, 3 bytes]"
+    assert Result(content=(text, data)).text == "what is in it\n[image/png, file:///b, 3 bytes]"
 
 
 def test_a_question_that_nobody_answers_is_a_failure_that_says_what_is_asked() -> None:
     asks = Result(input_requests_json='{"q":{"method":"elicitation/create","params":{"message":"Which day?"}}}')
     said = "the tool needs input before it can go on: 'Which day?'. Nobody has answered"
-    assert text_of(asks) == said
+    assert asks.text == said
     assert answer_text(asks) == f"Error: {said}"
     assert object_of(asks) == {"error": said}

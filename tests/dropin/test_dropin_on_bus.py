@@ -7,7 +7,6 @@ import pytest
 
 from tests.dropin.loaded_files import load
 from toolbus.bus import Bus
-from toolbus.dialects.result_text import text_of
 from toolbus.errors import Code
 from toolbus.functions.tool_spec import ToolSet
 from toolbus.sdk import CallContext, Plugin
@@ -66,7 +65,7 @@ async def test_tools_of_every_declaration_answer_over_the_wire(bus: Bus) -> None
     context = CallContext(user_id="u1", attributes={"level": "30"})
     arguments = {"name": "Ada", "userId": "root"}
     texts = {
-        name: text_of(await bus.call(name, arguments, context=context)) for name in ("greet", "shout", "who", "fails")
+        name: (await bus.call(name, arguments, context=context)).text for name in ("greet", "shout", "who", "fails")
     }
     assert texts == {
         "greet": '{"args":{"name":"Ada"},"user":"u1","level":30}',

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.dropin.loaded_files import call, load_one
-from toolbus.dialects.result_text import object_of, text_of
+from toolbus.dialects.result_text import object_of
 from toolbus.dropin import Loaded
 from toolbus.errors import Code, Stage
 from toolbus.sdk import ToolScope
@@ -48,7 +48,7 @@ async def test_a_text_is_returned_as_it_is_and_anything_else_as_json(
 ) -> None:
     result = await result_of(tmp_path, f"return {returned}")
     assert (result.output_json, result.is_error, result.error) == (output_json, False, None)
-    assert text_of(result) == text
+    assert result.text == text
 
 
 async def test_a_function_without_a_return_value_returns_null(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ async def test_an_exception_is_an_error_output_with_the_typed_error_beside_it(
 )
 async def test_a_model_reads_the_error_once_whatever_the_declaration(tmp_path: Path, text: str) -> None:
     result = await call(load_one(tmp_path, text), "t")
-    assert text_of(result) == '{"error":"tool exec: boom"}'
+    assert result.text == '{"error":"tool exec: boom"}'
     assert object_of(result) == {"error": "tool exec: boom"}
 
 
@@ -109,7 +109,7 @@ async def test_an_unknown_tool_has_an_error_output_of_its_own(tmp_path: Path) ->
     for name in ("nobody", "toString", "__class__", "constructor", ""):
         result = await call(loaded, name)
         assert result.output == {"error": f"unknown tool: {name}"}
-        assert text_of(result) == f'{{"error":"unknown tool: {name}"}}'
+        assert result.text == f'{{"error":"unknown tool: {name}"}}'
         assert result.error is not None
         assert result.error.code is Code.NOT_FOUND
 
@@ -158,7 +158,7 @@ async def test_a_soft_error_is_the_tools_own_output_marked_as_an_error(
     assert result.is_error
     assert result.error is not None
     assert (result.error.code, result.error.message, result.error.reason) == (Code.TOOL, message, "")
-    assert text_of(result) == result.output_json
+    assert result.text == result.output_json
 
 
 @pytest.mark.parametrize(

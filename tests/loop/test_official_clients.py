@@ -19,7 +19,6 @@ from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS
 from toolbus import Bus, Plugin
 from toolbus.dialects.dialect import EndpointError
-from toolbus.dialects.result_text import text_of
 from toolbus.errors import ToolBusError
 from toolbus.loop import CallProgress, Finished, Reply, TextDelta, ToolLoop, ToolsLeftOut
 from toolbus.testing import running_bus
@@ -290,4 +289,4 @@ async def test_a_model_gets_the_error_of_a_killed_plugin_and_the_turn_continues(
     (done,) = event.reply.calls
     assert done.outcome == "unavailable"
     # Its tool went with it, so some dialects tell of the call in words: where no tool is declared none may be called.
-    assert json.dumps(text_of(done.result))[1:-1] in json.dumps(server.requests[1])
+    assert json.dumps(done.result.text)[1:-1] in json.dumps(server.requests[1])

@@ -17,7 +17,6 @@ from toolbus.council.language_model import LanguageModel
 from toolbus.council.member import Member
 from toolbus.council.prompt_tool import PromptTool, run_prompt_tool
 from toolbus.council.sidecar_settings import SidecarSettings
-from toolbus.dialects.result_text import text_of
 from toolbus.errors import Code, Stage, ToolBusError
 from toolbus.functions.call_context import CallContext
 from toolbus.loop.tool_source import ToolSource
@@ -170,4 +169,4 @@ def content_of(result: Result) -> str:
     """Returns the result of a tool as text; null is ""."""
     if result.output_json in ("", "null") and not result.content:
         return ""
-    return text_of(replace(result, is_error=False, error=None))
+    return replace(result, is_error=False, error=None).text

@@ -26,7 +26,7 @@ from toolbus.dialects.history import (
     pair_calls,
 )
 from toolbus.dialects.result_images import ANTHROPIC_IMAGES, ImageRule, base64_of
-from toolbus.dialects.result_text import arguments_object, text_of
+from toolbus.dialects.result_text import arguments_object
 from toolbus.dialects.schemas.schema_rules import ANTHROPIC_SCHEMAS, SchemaRules
 from toolbus.dialects.token_usage import anthropic_usage
 from toolbus.dialects.tool_choice import forced_tool
@@ -115,10 +115,10 @@ class Anthropic(Dialect):
     def _tool_result(self, call_id: str, result: Result) -> Json:
         head: Json = {"type": "tool_result", "tool_use_id": call_id}
         if result.is_error or result.error is not None or result.asks:
-            return {**head, "content": text_of(result), "is_error": True}  # the API refuses images in a failed result
+            return {**head, "content": result.text, "is_error": True}  # the API refuses images in a failed result
         images = self.images.images_of(result)
         if not images:
-            text = text_of(result)
+            text = result.text
             return {**head, "content": text} if text.strip() else head
         texts = blocks_of(self.images.text_beside_images(result))
         return {**head, "content": [*texts, *map(_image_block, images)]}

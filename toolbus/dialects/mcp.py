@@ -14,7 +14,7 @@ from toolbus.dialects.conversation import Answered, HistoryItem, Json, Turn, mod
 from toolbus.dialects.dialect import Dialect, ToolChoice, TurnStream, as_mapping
 from toolbus.dialects.export import Export
 from toolbus.dialects.history import arguments_text
-from toolbus.dialects.result_text import arguments_object, text_of
+from toolbus.dialects.result_text import arguments_object
 from toolbus.dialects.schemas.schema_rules import ANY_SCHEMAS
 from toolbus.dialects.wire_names import NameRule, NameTable
 from toolbus.errors import InvalidRequest
@@ -73,7 +73,7 @@ class Mcp(Dialect):
 
 def call_tool_result(result: Result) -> Json:
     """Returns a result as the answer to `tools/call`: text, content blocks, and an object as structuredContent."""
-    text = text_of(replace(result, content=()))
+    text = replace(result, content=()).text
     answer: Json = {
         "content": write_content(result, text),
         "isError": result.is_error or result.error is not None or result.asks,

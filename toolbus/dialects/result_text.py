@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolbus.result_text import FAILED, block_text, failure_of, parsed_output, repeats_failure
-from toolbus.result_text import text_of as text_of
+from toolbus.result_text import FAILED, block_text, parsed_output, repeats_failure
 from toolbus.tool import Result
 
 _MARK = "Error: "
@@ -16,8 +15,8 @@ def answer_text(result: Result) -> str:
 
     A text that is an object with `error` needs no mark.
     """
-    text = text_of(result)
-    failure = failure_of(result)
+    text = result.text
+    failure = result.failure
     if not failure or (not result.content and repeats_failure(parsed_output(result.output_json), failure)):
         return text
     return _MARK + text
@@ -30,7 +29,7 @@ def object_of(result: Result) -> dict[str, Any]:
     `content`.
     """
     output = parsed_output(result.output_json)
-    failure = failure_of(result)
+    failure = result.failure
     content = "\n".join(block_text(block) for block in result.content)
     if failure and not (failure == FAILED and isinstance(output, dict) and "error" in output):
         answer: dict[str, Any] = {"error": failure}

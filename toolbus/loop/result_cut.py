@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from toolbus.dialects.conversation import Answered, Answers, HistoryItem
 from toolbus.newest import NewestCacheBySize
-from toolbus.result_text import block_text, failure_of, output_text, text_of
+from toolbus.result_text import block_text, output_text
 from toolbus.text import dump_json, shorten
 from toolbus.tool import MIB, Result
 from toolbus.v1 import tool_pb2 as pb
@@ -73,12 +73,12 @@ def cut_result(result: Result, limit: int) -> Result:
 
     Images stay: the models that see them get them as images, of which each provider limits the size.
     """
-    total = 0 if result.asks else len(text_of(result).encode())
+    total = 0 if result.asks else len(result.text.encode())
     if total <= limit:
         return result
     content, edit = _split_edit(result, limit // 2)
     rest = _Budget(total, limit - sum(len(block.text.text.encode()) + 1 for block in edit))
-    failure, output = failure_of(result), output_text(result.output_json)
+    failure, output = result.failure, output_text(result.output_json)
     error = result.error
     if failure:
         taken, is_cut = rest.take(failure)

@@ -9,7 +9,7 @@ from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Messag
 from toolbus.dialects.dialect import ToolChoice
 from toolbus.dialects.endings import end_text
 from toolbus.dialects.export import Export
-from toolbus.dialects.result_text import object_of, text_of
+from toolbus.dialects.result_text import object_of
 from toolbus.dialects.tool_choice import forces_call
 from toolbus.errors import Code
 from toolbus.loop.export_cache import ExportCache
@@ -206,7 +206,7 @@ def _direct_reply_text(result: Result) -> str:
     """Returns the text of a direct reply: of an object its error or note, if it has one."""
     output = {} if result.content else object_of(result)
     texts = (output.get(key) for key in _TEXT_KEYS)
-    return next((text for text in texts if text and isinstance(text, str)), text_of(result))
+    return next((text for text in texts if text and isinstance(text, str)), result.text)
 
 
 def _stop_text(turn: Turn) -> str:

@@ -17,7 +17,6 @@ from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.local import OnProgress
 from toolbus.bus.tasks import TaskManager
-from toolbus.dialects.result_text import text_of
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.call_options import CallOptions
@@ -263,7 +262,7 @@ class ToolRegistry:
             nested: whether a tool makes the call and needs the result itself: the call never becomes a task.
         """
         try:
-            return text_of(await self.call_result(name, arguments, user_id, ctx, nested=nested))
+            return (await self.call_result(name, arguments, user_id, ctx, nested=nested)).text
         except (TypeError, ValueError, RecursionError) as problem:
             return f"tool {name!r:.80} was not called, because its call cannot be written as JSON: {problem}"
 

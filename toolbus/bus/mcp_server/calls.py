@@ -21,7 +21,6 @@ from toolbus.bus.core import Core
 from toolbus.bus.local import LocalCaller, OnProgress
 from toolbus.bus.mcp_server.listing import Target
 from toolbus.bus.mcp_server.request import META_OF_RESULT, CallParams, Request, encode
-from toolbus.dialects.result_text import text_of
 from toolbus.errors import Code, Stage
 from toolbus.mcp import headers
 from toolbus.mcp.content import structured_text, write_content
@@ -194,7 +193,7 @@ def write_result(result: Result, request: Request) -> bytes:
     modern = request.modern
     structured = structured_text(result.output_json, modern=modern)
     raw = raw_json(structured) if structured else None
-    text = text_of(replace(result, content=()) if result.content else result)  # content goes out as it is
+    text = (replace(result, content=()) if result.content else result).text  # content goes out as it is
     parts = [b'{"content":', encode(write_content(result, text))]
     if raw is not None and error is None:
         parts += [b',"structuredContent":', bytes(raw)]
