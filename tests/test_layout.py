@@ -22,7 +22,7 @@ PACKAGE = ROOT / "toolbus"
 FLOORS = (
     "v1",
     "errors cancellation limits tool result_text text questions schema_grammar normal_schema newest reader mailbox "
-    "lazy stall session log_limit local_users traceparent span_names",
+    "lazy stall session log_limit local_users traceparent span_names version",
     "functions",  # a Python function as a tool; no connection, no bus
     "neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
@@ -57,7 +57,7 @@ FLOORS = (
     "bus.signals bus.roles",
     "bus.features bus.web_paths",  # what rooms hold for one another
     "bus.embedded",
-    "bus.core bus.room",
+    "bus.core",
     "bus.operators",
     "bus.gateway",
     "bus.upstream",
@@ -93,6 +93,7 @@ LIBRARIES = {
     "reader": set[str](),
     "traceparent": set[str](),
     "span_names": set[str](),
+    "version": set[str](),
     "session": {"google.protobuf"},
     "functions": set[str](),
     "neko": set[str](),
@@ -184,10 +185,10 @@ def _each_import(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _own_imports(file: Path) -> Iterator[tuple[int, str]]:
-    """Yields line and place for what a file imports from toolbus; the package itself has no place but its version."""
+    """Yields line and place for what a file imports from toolbus."""
     for line, name in _imports(file):
         package, _, rest = name.partition(".")
-        if package == "toolbus" and rest not in ("", "__version__"):
+        if package == "toolbus" and rest:
             yield line, _place(rest)
 
 

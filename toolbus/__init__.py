@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     )
     from toolbus.sdk import Host, Plugin, SyncHost, llm_tool
     from toolbus.tool import CallError, Result, Tool
-
-__version__ = "0.1.0"
+    from toolbus.version import VERSION as __version__
 
 __all__ = [
     "__version__",
@@ -87,6 +86,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'toolbus' has no public name {name!r}; it has {', '.join(__all__)}")
+    if name == "__version__":
+        return importlib.import_module("toolbus.version").VERSION
     home = f"toolbus.{_HOMES.get(name, 'errors')}"
     try:
         module = importlib.import_module(home)

@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 
 from toolbus import Host, Plugin
 from toolbus.bus import Bus, Config
-from toolbus.bus.room import Room
+from toolbus.bus.core import Room
 from toolbus.bus.rooms.council_room import CouncilRoom
 from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.bus.rooms.operators_room import OperatorsRoom

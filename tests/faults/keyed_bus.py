@@ -18,7 +18,7 @@ import psutil
 from tests.support.processes import Running, toolbus
 from tests.support.waiting import LOOK_SECONDS, WAIT_SECONDS, until, within
 from toolbus import Host, Plugin
-from toolbus.bus.keys.keyring import SERVER
+from toolbus.bus.keys.keys_file import SERVER
 from toolbus.sdk.credential import Credential, tls_credentials
 
 BATCH = 10  # calls that a caller sends at once

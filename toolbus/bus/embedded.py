@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.compiled_tool import compile_tools
-from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, LocalHandler, OnProgress
 from toolbus.bus.signals import Signals

@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-import toolbus
 from toolbus.limits import KIB
 from toolbus.local_users import server_owner, show_user
+from toolbus.version import VERSION
 
 # Common servers close an idle connection after 5 s: we close it first, so that no request meets a closed one.
 KEEP_ALIVE_SECONDS = 4.0
@@ -55,7 +55,7 @@ def open_session(
         headers={
             "Accept": "application/json, */*",
             "Accept-Encoding": "identity",
-            "User-Agent": f"toolbus/{toolbus.__version__}",
+            "User-Agent": f"toolbus/{VERSION}",
             **({"Content-Type": content_type} if content_type is not None else {}),
         },
         auto_decompress=False,

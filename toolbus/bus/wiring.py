@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-import toolbus
 from toolbus.bus.access.doorman import Doorman, Issuers
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
@@ -29,7 +28,7 @@ from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
-from toolbus.bus.core import Core
+from toolbus.bus.core import AnyRoom, Core, Room, Rooms
 from toolbus.bus.embedded import EmbeddedBus
 from toolbus.bus.features import Features
 from toolbus.bus.keys.keyring import Keyring
@@ -37,7 +36,6 @@ from toolbus.bus.metrics.call_counts import CallMetrics, Times
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.pins.pins import Pins
 from toolbus.bus.roles import Roles
-from toolbus.bus.room import AnyRoom, Room, Rooms
 from toolbus.bus.rooms.audit_room import AuditRoom
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
 from toolbus.bus.rooms.console_room import ConsoleRoom
@@ -66,6 +64,7 @@ from toolbus.functions.tool_spec import spec_of_method
 from toolbus.limits import Timings
 from toolbus.search import IndexCache
 from toolbus.stall import StallWatch
+from toolbus.version import VERSION
 
 log = logging.getLogger("toolbus")
 
@@ -215,7 +214,7 @@ class Bus(EmbeddedBus):
             self.dispatcher,
             self.policy,
             config.limits,
-            identity=(config.bus_id, secrets.token_hex(8), toolbus.__version__),
+            identity=(config.bus_id, secrets.token_hex(8), VERSION),
             on_source=signals.source_changed,
             on_change=signals.catalog_changed,
             timings=timings,

@@ -69,9 +69,9 @@ _UNREAD = {"ignore_unknown_options": True, "allow_extra_args": True}  # of a com
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from toolbus import __version__
+        from toolbus.version import VERSION
 
-        terminal.print_lines(f"toolbus {__version__}")
+        terminal.print_lines(f"toolbus {VERSION}")
         raise typer.Exit
 
 

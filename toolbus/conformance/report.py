@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from toolbus import __version__
 from toolbus.conformance.script import ROLES
 from toolbus.conformance.suite import Judged, Outcome, Verdict
+from toolbus.version import VERSION
 
 SCHEMA = 1
 PROTOCOL = 1
@@ -24,7 +24,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     """
     return {
         "schema": SCHEMA,
-        "suite": __version__,
+        "suite": VERSION,
         "protocol": PROTOCOL,
         "peer": {key: outcome.about.get(key, "") for key in ("name", "version", "language")},
         "starts": outcome.starts,

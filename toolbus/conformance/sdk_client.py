@@ -17,18 +17,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-import toolbus
 from toolbus.errors import PeerLost, ToolBusError
 from toolbus.functions.reply import Reply, image
 from toolbus.functions.scope import ToolScope
 from toolbus.sdk.host import Host
 from toolbus.sdk.plugin_client import Plugin
 from toolbus.tool import Progress, Result
+from toolbus.version import VERSION
 
 OBJECT = {"type": "object"}
 LIBRARY = {
     "name": "toolbus.sdk",
-    "version": toolbus.__version__,
+    "version": VERSION,
     "language": f"python {sys.version_info.major}.{sys.version_info.minor}",
     "roles": ["plugin", "host", "remote"],
 }

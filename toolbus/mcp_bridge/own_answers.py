@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolbus import __version__
 from toolbus.mcp.eras import LEGACY_VERSIONS, META_SERVER, MODERN_VERSIONS, NEWEST_LEGACY
+from toolbus.version import VERSION
 
 Json = dict[str, Any]
 
 INTERNAL = -32603
 ERROR_META = "dev.toolbus/error"
-SERVER_INFO = {"name": "toolbus", "title": "toolbus", "version": __version__}
+SERVER_INFO = {"name": "toolbus", "title": "toolbus", "version": VERSION}
 # What can change, and the name under which a modern client asks to be told.
 CHANGES = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged"}
 # Lists, and the name of what is in them.

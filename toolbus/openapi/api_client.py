@@ -14,13 +14,13 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import urljoin
 
-import toolbus
 from toolbus.errors import SetupError, ToolBusError
 from toolbus.openapi.api_request import ApiRequest
 from toolbus.openapi.api_response import ApiResponse
 from toolbus.openapi.api_settings import origin_of
 from toolbus.openapi.operations import SAFE_METHODS
 from toolbus.text import clean_line, shorten
+from toolbus.version import VERSION
 
 MAX_REDIRECTS = 3
 CONNECT_SECONDS = 10.0
@@ -100,7 +100,7 @@ class ApiClient:
         """
         given = {name.lower() for name, _ in extra}
         headers = [(name, value) for name, value in request.headers if name.lower() not in given]
-        fixed = [("Accept", "application/json, */*;q=0.5"), ("User-Agent", f"toolbus/{toolbus.__version__}")]
+        fixed = [("Accept", "application/json, */*;q=0.5"), ("User-Agent", f"toolbus/{VERSION}")]
         headers += [*((name, value) for name, value in fixed if name.lower() not in given), *extra]
         headers.append(("Accept-Encoding", "gzip"))
         url, path = f"{base_url}{request.path}", base_url + request.path.partition("?")[0]

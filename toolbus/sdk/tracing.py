@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from typing import Any, Protocol
 
-import toolbus
 from toolbus.errors import Code, Stage
 from toolbus.functions.call_options import CallOptions
 from toolbus.span_names import (
@@ -28,6 +27,7 @@ from toolbus.span_names import (
 from toolbus.tool import CallError, Result
 from toolbus.traceparent import TraceContext, is_tracestate, read_traceparent, read_tracestate
 from toolbus.v1 import tool_pb2 as pb
+from toolbus.version import VERSION
 
 log = logging.getLogger("toolbus.sdk.tracing")
 
@@ -217,7 +217,7 @@ def _find_tracer(api: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)  # a program has one provider, and asking it takes longer than a call
 def _tracer_of(provider: Any) -> Any:
-    return provider.get_tracer(SCOPE, toolbus.__version__)
+    return provider.get_tracer(SCOPE, VERSION)
 
 
 def _context_of(api: Any, came: TraceContext, tracestate: str) -> Any:

@@ -20,8 +20,8 @@ from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call_records import CallRecord, CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.handler import BUS_SOURCE
-from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, OnProgress

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from toolbus.bus.catalog.compiled_tool import compile_tools
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.handler import BUS_SOURCE
-from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.local import LocalHandler
 from toolbus.bus.tasks import TaskManager, TaskTools
 from toolbus.dropin.file_declarations import spec_of_entry

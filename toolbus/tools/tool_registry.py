@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 
 from toolbus.bus.calls.call_records import CallRecord
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.handler import BUS_SOURCE
-from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.local import OnProgress
 from toolbus.bus.tasks import TaskManager
 from toolbus.errors import Code, SetupError, Stage

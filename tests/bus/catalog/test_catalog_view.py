@@ -15,7 +15,7 @@ from tests.support.core_model import Core, PeerDouble, offered, tool
 from tests.support.examples import examples
 from toolbus.bus.catalog.catalog_view import MAX_CACHED, CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges
-from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.policy import MAX_USER, AccessRules, Policy
 from toolbus.errors import Code, UnknownRole
 from toolbus.v1 import tool_pb2 as pb

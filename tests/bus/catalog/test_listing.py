@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
 from toolbus.bus.catalog.changes import Journal
-from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import catalog_messages
 from toolbus.v1 import tool_bus_service_pb2 as wire

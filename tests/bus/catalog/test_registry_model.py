@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.support.core_model import PeerDouble, offered, tool
 from tests.support.examples import examples
 from toolbus.bus.catalog.compiled_tool import CompiledTool
-from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.registry import Registry
 from toolbus.errors import UnknownRole
 from toolbus.tool import Tool

@@ -19,7 +19,8 @@ from tests.support.examples import examples
 from tests.support.processes import ROOT, environment
 from toolbus.bus.access.identity import NAME, Scopes, Template, template
 from toolbus.bus.keys.key_store import CA_KEY, CROSSED, KeyStore, Order
-from toolbus.bus.keys.keyring import CA, SERVER, Keyring
+from toolbus.bus.keys.keyring import Keyring
+from toolbus.bus.keys.keys_file import CA, SERVER
 from toolbus.errors import SetupError
 from toolbus.reader import Reader
 from toolbus.sdk.credential import Credential

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.bus.keys.keys_directory import DAY, KeysDirectory, calls
 from toolbus.bus.access.identity import Identity
-from toolbus.bus.keys.keyring import CA, NOTHING, SERVER, Changed, Keyring
+from toolbus.bus.keys.keyring import NOTHING, Changed, Keyring
+from toolbus.bus.keys.keys_file import CA, SERVER
 from toolbus.errors import SetupError, Unauthenticated
 
 

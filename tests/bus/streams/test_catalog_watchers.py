@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, StreamDouble, offered, tool
-from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.peer import Peer
 from toolbus.v1 import tool_bus_service_pb2 as wire

@@ -1,22 +1,19 @@
-"""Holds what one role has under one name: an entry, its declarations and the handlers that offer them.
+"""Holds what each role has under each name: entries, with their declarations and the handlers that offer them.
 
 An *entry* belongs to one role table and one source. Its *declarations* are the ways in which sessions of that source
-declare the tool; the newest that has a handler is offered. The entry keeps older declarations for CATALOG_STALE.
+declare the tool; the newest that has a handler is offered. The entry keeps older declarations for CATALOG_STALE. A
+*role table* has the entries of one role, and a *listing* shows one tool of a source with the roles that have it.
 """
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from toolbus.bus.catalog.handler import Handler, has_room, in_flight, share_of
+from toolbus.bus.catalog.handler import LENT_MODEL, Handler, has_room, in_flight, is_operators, share_of
 from toolbus.bus.catalog.schema import ArgumentChecker
 from toolbus.bus.metrics.call_counts import CallCounts
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, Tool
-
-if TYPE_CHECKING:
-    from toolbus.bus.catalog.listing import ToolListing
-    from toolbus.bus.catalog.role_table import RoleTable
 
 MAX_FORMER = 4  # older declarations of a tool that CATALOG_STALE can still compare with
 CHOICE_OF_TWO = 16  # handlers; among more of them the better of two at random is as good as the best
@@ -204,3 +201,69 @@ class Entry:
             self.former[key] = declaration.tool
             while len(self.former) > MAX_FORMER:
                 del self.former[next(iter(self.former))]
+
+
+class RoleTable:
+    """Holds the entries of one role, in the order in which their names came.
+
+    It answers to listed names, and to the bare names of qualified tools where no listed name matches. The registry has
+    one for each role, and one for roles that are added later.
+    """
+
+    __slots__ = ("aliases", "entries", "role")
+
+    def __init__(self, role: str | None) -> None:
+        self.role = role  # None: the table for roles that are added later
+        self.entries: dict[str, Entry] = {}
+        self.aliases: dict[str, dict[str, Entry]] = {}  # bare name → qualified entries, first registered first
+
+    def get(self, name: str) -> Entry | None:
+        """Returns the entry of a listed name, or of a bare name that no listed name hides."""
+        entry = self.entries.get(name)
+        aliases = self.aliases.get(name) if entry is None else None
+        if aliases:
+            # The first registered keeps the name while it is offline: a call must not reach another's tool meanwhile.
+            entry = next(iter(list(aliases.values())), None)  # copied in one step: another thread may write
+        return entry
+
+    def put(self, entry: Entry) -> None:
+        """Adds an entry; it replaces the one with its name, in place."""
+        before = self.entries.get(entry.name)
+        if before is not None and before is not entry:
+            self._forget(before)
+        self.entries[entry.name] = entry
+        if entry.name != entry.bare_name and entry.name != LENT_MODEL and not is_operators(entry.source):
+            self.aliases.setdefault(entry.bare_name, {})[entry.name] = entry
+
+    def drop(self, entry: Entry) -> None:
+        """Removes an entry."""
+        del self.entries[entry.name]
+        self._forget(entry)
+
+    def _forget(self, entry: Entry) -> None:
+        entry.listing = entry.shared_listing = None  # they hold entries: cycles would wait for the garbage collector
+        alias = self.aliases.get(entry.bare_name)
+        if alias is not None:
+            alias.pop(entry.name, None)
+            if not alias:
+                del self.aliases[entry.bare_name]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolListing:
+    """One line of the catalog: a tool of a source and the roles that have it."""
+
+    tool: Tool  # under its listed name
+    source: str
+    roles: tuple[str, ...]
+    entries: tuple[Entry, ...]  # live, one for each role
+
+    @property
+    def entry(self) -> Entry:
+        """The first role's entry, for states and counts."""
+        return self.entries[0]
+
+    @property
+    def place(self) -> int:
+        """Its position among others: the earliest of its entries."""
+        return min(entry.place for entry in self.entries)

@@ -1,38 +1,14 @@
 """Builds listings: the lines of the catalog as callers see them.
 
-A *listing* is one tool of one source with the roles that have it; it points to the live entries behind it. Nothing here
-keeps state: the registry decides when listings are built, and holds its lock meanwhile.
+Nothing here keeps state: the registry decides when listings are built, and holds its lock meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.entry import Entry, RoleTable, ToolListing
 from toolbus.bus.catalog.handler import LENT_MODEL, is_operators
-from toolbus.bus.catalog.role_table import RoleTable
-from toolbus.tool import Tool
-
-
-@dataclass(frozen=True, slots=True)
-class ToolListing:
-    """One line of the catalog: a tool of a source and the roles that have it."""
-
-    tool: Tool  # under its listed name
-    source: str
-    roles: tuple[str, ...]
-    entries: tuple[Entry, ...]  # live, one for each role
-
-    @property
-    def entry(self) -> Entry:
-        """The first role's entry, for states and counts."""
-        return self.entries[0]
-
-    @property
-    def place(self) -> int:
-        """Its position among others: the earliest of its entries."""
-        return min(entry.place for entry in self.entries)
 
 
 def is_public(listing: ToolListing) -> bool:

@@ -16,11 +16,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from toolbus.bus.catalog.changes import LostTool, Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool
-from toolbus.bus.catalog.entry import Declaration, Entry
+from toolbus.bus.catalog.entry import Declaration, Entry, RoleTable
 from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.catalog.lookups import Lookups
 from toolbus.bus.catalog.offer_index import OfferIndex
-from toolbus.bus.catalog.role_table import RoleTable
 from toolbus.bus.catalog.role_tables import Lost, RoleTables
 from toolbus.errors import UnknownRole
 from toolbus.newest import NewestCache

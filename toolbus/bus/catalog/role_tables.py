@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from toolbus.bus.catalog.compiled_tool import CompiledTool
-from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.entry import Entry, RoleTable
 from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
 from toolbus.bus.catalog.offer_index import OfferIndex
-from toolbus.bus.catalog.role_table import RoleTable
 from toolbus.errors import LimitExceeded, UnknownRole
 from toolbus.tool import Tool
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import orjson
 
-import toolbus
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.audit.audit import Audit
@@ -29,6 +28,7 @@ from toolbus.bus.gateway.remote_access import BY_COOKIE
 from toolbus.bus.web_paths import Message
 from toolbus.cancellation import wait_first
 from toolbus.errors import Unauthenticated
+from toolbus.version import VERSION
 
 API_PATH = "/api/console"
 STREAM_PATH = f"{API_PATH}/stream"
@@ -175,7 +175,7 @@ class ConsoleApp:
         return {
             "identity": identity.name,
             "administer": ["*"] if scopes is None else sorted(scopes.administer),
-            "version": toolbus.__version__,
+            "version": VERSION,
             "bus_id": self._bus_id,
             "home": socket.gethostname(),
         }

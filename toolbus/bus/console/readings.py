@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import toolbus
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.call_records import origin_of
 from toolbus.bus.catalog.entry import Entry
@@ -23,6 +22,7 @@ from toolbus.bus.core import Core
 from toolbus.bus.operators.source_states import OFFLINE, handlers_of, state_of
 from toolbus.bus.streams.peer import Peer
 from toolbus.questions import INPUT_REQUIRED
+from toolbus.version import VERSION
 
 COUNTED_AT_ONCE = 5_000  # entries of the catalog, in less than a millisecond
 LONG_SECONDS = 5.0  # between two counts of an owner with more
@@ -119,7 +119,7 @@ class Readings:
         return {
             "began": round(self.started, 3),
             "instance": presence.handshake.boot_id,
-            "version": toolbus.__version__,
+            "version": VERSION,
             "bus_id": core.config.bus_id,
             "draining": presence.draining,
             "revision": core.registry.revision,

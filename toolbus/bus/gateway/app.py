@@ -20,7 +20,6 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-import toolbus
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.gateway import (
     call_routes,
@@ -40,6 +39,7 @@ from toolbus.bus.gateway.plain_requests import PlainRequests
 from toolbus.bus.loopback import mask
 from toolbus.errors import INTERNAL_DETAIL, NotPermitted, ToolBusError, http_status
 from toolbus.text import shorten
+from toolbus.version import VERSION
 
 log = logging.getLogger("toolbus.http")
 
@@ -82,7 +82,7 @@ def endpoints_of(has_council: bool) -> FastAPI:
         title="toolbus",
         summary="A tool bus for LLM applications",
         description=_DESCRIPTION,
-        version=toolbus.__version__,
+        version=VERSION,
         docs_url=None,  # below: `FastAPIOffline` is here for the files that the page loads
         redoc_url=None,
         static_url=ASSETS_PATH,

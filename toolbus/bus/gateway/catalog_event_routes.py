@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from toolbus.bus.access.identity import Scopes
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.changes import CatalogChanges
-from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of
 from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
 from toolbus.bus.gateway.tool_routes import REFUSALS, describe_tool

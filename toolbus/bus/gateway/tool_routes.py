@@ -13,7 +13,7 @@ from toolbus.bus.access.identity import Scopes
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.catalog.changes import Outcome
-from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.schema import SchemaFault, compile_output_schema, is_deeper
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback_context import ASKED_FOR

@@ -19,11 +19,11 @@ from typing import Any
 
 import aiohttp
 
-import toolbus
 from toolbus.bus import path_ownership
 from toolbus.bus.keys.issuer_settings import Issuer
 from toolbus.errors import SetupError, Unauthenticated
 from toolbus.text import quote
+from toolbus.version import VERSION
 
 MAX_JWKS = 64 * 1024  # bytes
 MAX_KEYS = 100
@@ -171,7 +171,7 @@ async def fetch_jwks(url: str, context: ssl.SSLContext | None = None) -> bytes:
         aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=FETCH_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"Accept": "application/json", "User-Agent": f"toolbus/{toolbus.__version__}"},
+            headers={"Accept": "application/json", "User-Agent": f"toolbus/{VERSION}"},
             trust_env=False,
         ) as session,
         session.get(url, allow_redirects=False, ssl=context or ssl.create_default_context()) as response,

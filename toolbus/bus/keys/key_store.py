@@ -28,8 +28,7 @@ from toolbus.bus.keys.authority import (
     expiry_of,
     names_of,
 )
-from toolbus.bus.keys.keyring import CA, SERVER, TOKEN_PREFIX
-from toolbus.bus.keys.keys_file import FILE, KeyRecord, KeysFile, parse_keys
+from toolbus.bus.keys.keys_file import CA, FILE, SERVER, TOKEN_PREFIX, KeyRecord, KeysFile, parse_keys
 from toolbus.bus.keys.private_files import locked, make_directory, prepared, read_private, write_private
 from toolbus.errors import SetupError
 from toolbus.text import list_names, nearest, quote

@@ -17,16 +17,13 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from toolbus.bus.access.identity import How, Identity, Scopes, day_of
-from toolbus.bus.keys.keys_file import FILE, KeyRecord, KeysFile, Kind, parse_keys
+from toolbus.bus.keys.keys_file import CA, FILE, SERVER, KeyRecord, KeysFile, Kind, parse_keys
 from toolbus.bus.keys.private_files import Stamp, check_directory, read_private, stamp_of
 from toolbus.errors import SetupError, Unauthenticated
 from toolbus.text import quote
 
-CA = "ca.pem"  # the roots that are trusted
-SERVER = "server.pem"  # the server's private key, its certificate, and what leads from there to a root
 SETTLE_SECONDS = 0.1  # an editor that writes in place may be halfway: such a file is read when it has rested
 RETRY_SECONDS = 86_400.0  # between two attempts to renew a certificate that cannot be renewed
-TOKEN_PREFIX = "tbk_"
 
 _TOKEN_ID = re.compile(r"tbk_([0-9a-f]{8})_")
 _HOW: Mapping[Kind, How] = {"token": "token", "certificate": "cert"}

@@ -20,6 +20,9 @@ from toolbus.reader import Keys, Reader
 from toolbus.text import quote
 
 FILE = "keys.toml"
+CA = "ca.pem"  # beside it: the roots that are trusted
+SERVER = "server.pem"  # the server's private key, its certificate, and what leads from there to a root
+TOKEN_PREFIX = "tbk_"
 KINDS = ("token", "certificate")
 # Of a pair in one credential: the stem names both. A hand-made key may have another id.
 KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")

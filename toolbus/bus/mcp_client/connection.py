@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-import toolbus
 from toolbus.bus.mcp_client.transport import Busy, Lost, Outgoing, RequestId, Transport
 from toolbus.errors import Stage
 from toolbus.mcp import eras, jsonrpc
 from toolbus.mcp.jsonrpc import McpCode, Message, RpcError
 from toolbus.text import clean_line, quote
+from toolbus.version import VERSION
 
 log = logging.getLogger("toolbus.mcp_client")
 
@@ -357,7 +357,7 @@ class Connection:
 
 def client_info() -> dict[str, Any]:
     """Returns how the bus names itself to servers."""
-    return {"name": "toolbus", "title": "toolbus", "version": toolbus.__version__}
+    return {"name": "toolbus", "title": "toolbus", "version": VERSION}
 
 
 def capabilities_of(accepts: Collection[str], *, modern: bool) -> dict[str, Any]:

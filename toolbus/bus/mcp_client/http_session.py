@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-import toolbus
 from toolbus.bus.outbound import MAX_HEAD_BYTES, Connector
 from toolbus.text import quote
+from toolbus.version import VERSION
 
 CONNECT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 4.0  # common servers close an idle connection after 5 s
@@ -44,7 +44,7 @@ def open_session(urls: Collection[str], *, trusts_private: bool = False) -> aioh
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"User-Agent": f"toolbus/{toolbus.__version__}", "Accept-Encoding": "identity"},
+        headers={"User-Agent": f"toolbus/{VERSION}", "Accept-Encoding": "identity"},
         auto_decompress=False,
         max_line_size=MAX_HEAD_BYTES,
         max_field_size=MAX_HEAD_BYTES,

@@ -14,8 +14,7 @@ import msgspec
 
 from toolbus.bus.access.identity import Identity, Scopes
 from toolbus.bus.access.principal import Principal
-from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.listing import ToolListing
+from toolbus.bus.catalog.entry import Entry, ToolListing
 from toolbus.bus.core import Core
 from toolbus.bus.mcp_server.request import META_OF_RESULT, encode
 from toolbus.bus.mcp_server.seal import BrokenSeal, Sealer

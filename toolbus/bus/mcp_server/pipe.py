@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 
-import toolbus
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.mcp_server.pipe_listener import LINE_BYTES, PipeRefused
 from toolbus.bus.mcp_server.server import McpServer
@@ -20,6 +19,7 @@ from toolbus.errors import LimitExceeded, ToolBusError
 from toolbus.mcp import jsonrpc
 from toolbus.mcp.jsonrpc import JsonId, McpCode, Message, RpcError
 from toolbus.text import quote
+from toolbus.version import VERSION
 
 log = logging.getLogger("toolbus.mcp")
 
@@ -90,7 +90,7 @@ class Pipe:
         except ToolBusError as error:
             raise PipeRefused(str(error)) from None
         self._profile = profile
-        bus = {"version": toolbus.__version__, "pid": os.getpid()}
+        bus = {"version": VERSION, "pid": os.getpid()}
         self.send(jsonrpc.answer(message.id, {"bus": bus}))  # type: ignore[arg-type]  # a request has an id
 
     def _take(self, line: bytes) -> None:

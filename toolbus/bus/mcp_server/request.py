@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-import toolbus
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.mcp_settings import Profile
 from toolbus.mcp import jsonrpc
 from toolbus.mcp.eras import META_CAPABILITIES, META_LOG_LEVEL, META_SERVER, META_VERSION, TASKS_EXTENSION
 from toolbus.mcp.jsonrpc import JsonId, McpCode, RpcError
+from toolbus.version import VERSION
 
 if TYPE_CHECKING:
     from toolbus.bus.mcp_server.sessions import Session
 
-SERVER_INFO = {"name": "toolbus", "title": "toolbus", "version": toolbus.__version__}
+SERVER_INFO = {"name": "toolbus", "title": "toolbus", "version": VERSION}
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")  # of logging, RFC 5424
 encode = msgspec.json.encode
 META_OF_RESULT = encode({META_SERVER: SERVER_INFO})  # of each modern one

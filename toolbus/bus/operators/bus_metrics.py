@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-import toolbus
 from toolbus.bus.core import Core
 from toolbus.bus.metrics.call_counts import CallCounts, Snapshot, outcome_of
 from toolbus.bus.metrics.exposition import BOUNDS, Durations, Exemplar, Family, Kind, Sample
 from toolbus.bus.operators.source_states import ATTACHED, STATES, handlers_of, state_of
+from toolbus.version import VERSION
 
 MAX_SOURCES = 1_000  # with series of their own; the rest is `other`
 MAX_KEYS = 1_000  # identities whose keys are shown
@@ -115,7 +115,7 @@ class BusMetrics:
 
     def _loop(self) -> Iterator[Family]:
         core = self._core
-        yield Family("toolbus_build", "info", "The version of toolbus.", [Sample(1, {"version": toolbus.__version__})])
+        yield Family("toolbus_build", "info", "The version of toolbus.", [Sample(1, {"version": VERSION})])
         yield _gauge("toolbus_loop_lag_seconds", "How late the bus's clock ticked last.", core.stalls.lag)
         text = "Time of the sweeps that end calls whose deadlines have passed."
         sweeps = core.metrics.sweeps

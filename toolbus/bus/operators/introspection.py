@@ -16,8 +16,8 @@ from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import principal_of
 from toolbus.bus.calls.call_records import CallRecords, RecordFilter
 from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.handler import Handler
-from toolbus.bus.catalog.listing import ToolListing
 from toolbus.bus.streams.catalog_messages import NOT_THERE, best_state
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import Refusal, RefusedTools

@@ -11,8 +11,7 @@ from toolbus.bus.access.principal import Principal
 from toolbus.bus.audit.audit_chain import FOLDER
 from toolbus.bus.audit.audit_writer import AuditWriter
 from toolbus.bus.calls.call_records import Row
-from toolbus.bus.core import Core
-from toolbus.bus.room import Room
+from toolbus.bus.core import Core, Room
 from toolbus.errors import InvalidRequest
 from toolbus.functions.declaration import llm_tool
 from toolbus.newest import NewestCache

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.access.principal import principal_of
-from toolbus.bus.core import Core
-from toolbus.bus.room import Room
+from toolbus.bus.core import Core, Room
 from toolbus.bus.storage.registration_store import RegistrationStore
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.v1 import tool_bus_service_pb2 as wire

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.access.identity import Identity
-from toolbus.bus.core import Core
-from toolbus.bus.room import Room
+from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.bus.web_paths import Application, Message

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from toolbus.bus.core import Core
-from toolbus.bus.room import Room
+from toolbus.bus.core import Core, Room
 
 if TYPE_CHECKING:
     from toolbus.council.council_service import CouncilService

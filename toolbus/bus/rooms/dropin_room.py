@@ -11,8 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from toolbus.bus.core import Core
-from toolbus.bus.room import Room
+from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.errors import InvalidRequest, SetupError
 from toolbus.log_limit import LogLimit

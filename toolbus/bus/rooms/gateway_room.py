@@ -10,8 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
-from toolbus.bus.core import Core
-from toolbus.bus.room import Room
+from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
 from toolbus.bus.rooms.council_room import CouncilRoom
 from toolbus.errors import SetupError

@@ -8,10 +8,9 @@ import time
 from collections.abc import Mapping
 
 from toolbus.bus.access.identity import Scopes
-from toolbus.bus.core import Core
+from toolbus.bus.core import Core, Room
 from toolbus.bus.keys.keyring import Changed, Keyring
 from toolbus.bus.keys.keys_file import FILE, KeyRecord
-from toolbus.bus.room import Room
 from toolbus.text import list_names
 
 log = logging.getLogger("toolbus.keys")

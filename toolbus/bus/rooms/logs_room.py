@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from toolbus.bus.access.principal import principal_of
-from toolbus.bus.core import Core
+from toolbus.bus.core import Core, Room
 from toolbus.bus.operators.log_levels import DEFAULT_SECONDS, LogLevels, Timer
 from toolbus.bus.operators.plugin_outputs import OwnOutput, PluginOutputs
-from toolbus.bus.room import Room
 from toolbus.bus.rooms.dropin_room import DropinRoom
 from toolbus.bus.rooms.mcp_client_room import McpClientRoom
 from toolbus.sdk import ToolScope, llm_tool

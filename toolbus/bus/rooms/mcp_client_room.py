@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from toolbus.bus.core import Core
+from toolbus.bus.core import Core, Room
 from toolbus.bus.mcp_client.mount_tools import MountTools
-from toolbus.bus.room import Room
 from toolbus.text import clean_line
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from toolbus.bus.core import Core
+from toolbus.bus.core import Core, Room
 from toolbus.bus.mcp_server.pipe_listener import PipeListener
-from toolbus.bus.room import Room
 
 if TYPE_CHECKING:
     from toolbus.bus.mcp_server.endpoint import Endpoint

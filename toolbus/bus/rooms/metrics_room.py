@@ -10,8 +10,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from toolbus.bus.core import Core
-from toolbus.bus.room import Room
+from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.traces_room import TracesRoom
 from toolbus.bus.web_paths import Message
 

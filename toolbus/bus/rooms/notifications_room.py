@@ -8,8 +8,7 @@ from typing import Any
 
 from toolbus.bus.access.principal import Principal, principal_of
 from toolbus.bus.calls.tripwire import Tripwire
-from toolbus.bus.core import Core
-from toolbus.bus.room import Room
+from toolbus.bus.core import Core, Room
 from toolbus.errors import InvalidRequest, NotPermitted
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.text import dump_json, quote

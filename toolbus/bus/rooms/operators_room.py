@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from toolbus.bus.core import Core
+from toolbus.bus.core import Core, Room
 from toolbus.bus.operators.admin_tools import AdminTools
 from toolbus.bus.operators.explainer import Explainer
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.operators.key_tools import KeyTools
-from toolbus.bus.room import Room
 
 
 class OperatorsRoom(Room):

@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from toolbus.bus.access.principal import principal_of
-from toolbus.bus.core import Core
+from toolbus.bus.core import Core, Room
 from toolbus.bus.pins import fingerprints
 from toolbus.bus.pins.fingerprints import Pinned
-from toolbus.bus.room import Room
 from toolbus.bus.rooms.mcp_client_room import McpClientRoom
 from toolbus.errors import InvalidRequest
 from toolbus.sdk import ToolScope, llm_tool

@@ -10,8 +10,7 @@ from typing import Any
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
-from toolbus.bus.core import Core
-from toolbus.bus.room import Room
+from toolbus.bus.core import Core, Room
 from toolbus.bus.streams.doors import Doors
 from toolbus.bus.streams.grpc_server import ToolBusService
 from toolbus.bus.streams.health import SERVICE, Health

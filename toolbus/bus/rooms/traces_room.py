@@ -6,11 +6,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-import toolbus
-from toolbus.bus.core import Core
+from toolbus.bus.core import Core, Room
 from toolbus.bus.loopback import mask
-from toolbus.bus.room import Room
 from toolbus.errors import SetupError
+from toolbus.version import VERSION
 
 if TYPE_CHECKING:
     from toolbus.bus.traces.span_export import SpanExport
@@ -49,7 +48,7 @@ class TracesRoom(Room):
                 "'toolbus[otel]', or set traces to off"
             ) from missing
         self._export = SpanExport(
-            *(config.traces_url, toolbus.__version__, self.core.presence.handshake.boot_id),
+            *(config.traces_url, VERSION, self.core.presence.handshake.boot_id),
             collect_seconds=self.core.timings.span_seconds,
         )
         self._export.start()

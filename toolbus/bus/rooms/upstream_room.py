@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from toolbus.bus.callback_url import parse_callback_url
-from toolbus.bus.core import Core
-from toolbus.bus.room import Room
+from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.errors import SetupError
 

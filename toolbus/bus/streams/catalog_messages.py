@@ -13,9 +13,8 @@ from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges, Outcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool
-from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.entry import Entry, ToolListing
 from toolbus.bus.catalog.handler import HOST_SOURCE, Handler, is_operators
-from toolbus.bus.catalog.listing import ToolListing
 from toolbus.errors import InvalidRequest, InvalidTool
 from toolbus.text import quote
 from toolbus.tool import KIB, MIB, Limits, Tool, level_of

@@ -1,0 +1,3 @@
+"""Says which version of toolbus this is."""
+
+VERSION = "0.1.0"
