@@ -125,6 +125,25 @@ async def test_follow_sends_the_tools_at_once_and_after_each_change() -> None:
     assert len(provider.sent) == 2
 
 
+async def test_a_session_keeps_its_tools_while_a_bus_that_has_restarted_waits_for_its_plugins() -> None:
+    source, provider = ChangingSource(add=add, greet=greet), Provider()
+    async with RealtimeSession(OpenAIRealtime(), source, provider.send) as session:
+        session.follow()
+        await provider.until(lambda: provider.tools == ["add", "greet"])
+        source.settling = True
+        for name in ("add", "greet"):
+            source.remove(name)
+        assert await session.sync() is Sync.UNCHANGED
+        source.revisions.put_nowait(source.revision)
+        source.offer(add)  # the first plugin is back
+        source.revisions.put_nowait(source.revision)
+        await run_pending()
+        assert (provider.tools, len(provider.sent)) == (["add", "greet"], 1)
+        source.settling = False  # and no change follows: the other plugin does not come back
+        await provider.until(lambda: provider.tools == ["add"])
+    assert len(provider.sent) == 2
+
+
 async def test_follow_continues_after_an_update_that_could_not_be_sent() -> None:
     notifications: list[Any] = []
     source, provider = ChangingSource(add=add), Provider()

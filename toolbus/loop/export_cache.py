@@ -13,7 +13,7 @@ from toolbus.dialects.export import Export, LeftOut, ToolWriter
 from toolbus.errors import PeerLost, ToolBusError
 from toolbus.loop.loop_tools import LoopTools
 from toolbus.loop.refused_tools import RefusedTools
-from toolbus.loop.tool_source import ToolSource
+from toolbus.loop.tool_source import ToolSource, missing_after_restart
 from toolbus.newest import NewestCache
 from toolbus.tool import Tool
 
@@ -110,18 +110,14 @@ class ExportCache:
                 raise error from None
             log.warning("cannot list tools (%s): using the last known catalog", error)
             return self._catalog
-        missing = self._count_missing(catalog[1])
-        if missing:
-            log.info("the bus has just restarted, and %d tools are not back yet: using the last known catalog", missing)
-        else:
-            self._catalog = catalog
-        return self._catalog or catalog
-
-    def _count_missing(self, tools: Sequence[Tool]) -> int:
-        """Returns how many known tools a bus lacks that has just restarted: calls of them wait for their plugins."""
-        if self._catalog is None or not getattr(self._source, "settling", False):
-            return 0
-        return len({tool.name for tool in self._catalog[1]} - {tool.name for tool in tools})
+        if self._catalog is not None:
+            missing = missing_after_restart(self._source, (tool.name for tool in self._catalog[1]), catalog[1])
+            if missing:
+                text = "the bus has just restarted, and %d tools are not back yet: using the last known catalog"
+                log.info(text, len(missing))
+                return self._catalog
+        self._catalog = catalog
+        return catalog
 
     def _timeout_error(self, timeout: TimeoutError) -> ToolBusError:
         """Returns the error of a listing that timed out. A host's error names the bus and how to fix it."""

@@ -175,14 +175,24 @@ class RealtimeSession:
         return self._follower
 
     async def _follow(self) -> None:
+        settling: asyncio.Task[None] | None = None  # None until a bus that had restarted lacked tools
         try:
             async for _ in self._tools.changes():
-                try:
-                    await self.sync()
-                except Exception as error:
-                    self._report_failure("the tools could not be sent", error)
+                await self._sync_or_report()
+                if self._session_tools.waits and (settling is None or settling.done()):
+                    settling = self._start(self._sync_when_settled())
         except Exception as error:
             self._report_failure("it no longer follows the catalog", error)
+
+    async def _sync_when_settled(self) -> None:
+        await self._session_tools.settled()
+        await self._sync_or_report()  # what is not back has gone, and no change tells that
+
+    async def _sync_or_report(self) -> None:
+        try:
+            await self.sync()
+        except Exception as error:
+            self._report_failure("the tools could not be sent", error)
 
     # -- events ------------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,11 @@ from toolbus.dialects.export import Export
 from toolbus.dialects.realtime_dialect import RealtimeDialect
 from toolbus.loop.export_cache import export_within
 from toolbus.loop.realtime_events import NewSessionNeeded, SessionEvent, Sync, ToolsSent
-from toolbus.loop.tool_source import ToolSource
+from toolbus.loop.tool_source import ToolSource, missing_after_restart
 
 log = logging.getLogger("toolbus.loop")
+
+SETTLE_PAUSE = 0.25  # seconds between two looks whether a bus that has restarted still waits for its plugins
 
 
 class SessionTools:
@@ -27,6 +29,7 @@ class SessionTools:
     Attributes:
         export: the tools that the session has.
         parser: reads the provider's events, with the names of these tools.
+        waits: whether the last `sync` kept the tools of a bus that has just restarted, and lacked some of them.
     """
 
     def __init__(
@@ -45,11 +48,13 @@ class SessionTools:
         self._lock = asyncio.Lock()  # one update at a time
         self.export = dialect.export(())
         self.parser = dialect.parser(self.export.names)
+        self.waits = False
 
     async def setup(self) -> Json:
         """Takes the current tools as sent. Returns the provider's message that sets them."""
         async with self._lock:
-            self._use(await self._current())
+            _, tools = await self._source.tools()
+            self._use(export_within(self._dialect, tools))
             return self._dialect.session_update(self.export)
 
     async def sync(self) -> Sync:
@@ -57,7 +62,16 @@ class SessionTools:
         async with self._lock:
             if self._is_closed():
                 return Sync.CLOSED
-            export = await self._current()
+            _, tools = await self._source.tools()
+            missing = missing_after_restart(self._source, self.export.kept, tools)
+            self.waits = bool(missing)
+            if missing:
+                log.info(
+                    "%s session: the bus has restarted, and %d tools are not back yet",
+                    *(self._dialect.name, len(missing)),
+                )
+                return Sync.UNCHANGED
+            export = export_within(self._dialect, tools)
             if export.tools == self.export.tools:
                 self._use(export)  # schema hashes, which calls carry, may have changed
                 return Sync.UNCHANGED
@@ -74,9 +88,10 @@ class SessionTools:
             self._notify(ToolsSent(export))
             return Sync.SENT
 
-    async def _current(self) -> Export:
-        _, tools = await self._source.tools()
-        return export_within(self._dialect, tools)
+    async def settled(self) -> None:
+        """Waits until the source's bus does not wait for plugins any more, as it does when it has restarted."""
+        while getattr(self._source, "settling", False):
+            await asyncio.sleep(SETTLE_PAUSE)
 
     def _use(self, export: Export) -> None:
         if export.left_out and export.left_out != self.export.left_out:

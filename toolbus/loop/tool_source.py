@@ -82,6 +82,16 @@ def source_of(
     )
 
 
+def missing_after_restart(source: ToolSource, known: Iterable[str], tools: Iterable[Tool]) -> set[str]:
+    """Returns which known tools a bus lacks that has just restarted: calls of them wait for their plugins.
+
+    Only a source with `settling` tells that its bus has restarted; of others nothing is missing.
+    """
+    if not getattr(source, "settling", False):
+        return set()
+    return set(known).difference(tool.name for tool in tools)
+
+
 class _Source:
     """The common part of a bus and a host: how they are called, and a cache of the newest revision's tools."""
 
