@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import functools
 import json
-import pathlib
 import secrets
 import shutil
 import socket
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+import httpx
 
 from lab.benchmarks import dropins
 from lab.benchmarks.contest import LOOPBACK, Contestant, Plan, Start
@@ -73,17 +70,17 @@ def _gateway(stage: Stage, plan: Plan, *, rest: bool, callback: bool) -> tuple[C
 
 
 def _mcp_server(stage: Stage, *arguments: str) -> tuple[Child, str]:
-    server = stage.module("benchmarks.mcp_rival", *arguments, python=python_of("fastmcp"))
+    server = stage.module("benchmarks.mcp_rivals", *arguments, python=python_of("fastmcp"))
     return server, address_of(server.line(), "http")
 
 
 def _mcp_proxy(stage: Stage, plan: Plan) -> tuple[Child, str]:
-    return _mcp_server(stage, "proxy", _mcp_server(stage, "http")[1])
+    return _mcp_server(stage, "fastmcp", "proxy", _mcp_server(stage, "fastmcp", "http")[1])
 
 
 def _contextforge(stage: Stage, plan: Plan) -> tuple[Child, str]:
     """Starts ContextForge with its defaults, but for the secrets without which it does not start, and one server."""
-    _, upstream = _mcp_server(stage, "http")
+    _, upstream = _mcp_server(stage, "fastmcp", "http")
     python = python_of("contextforge")
     secret = secrets.token_hex(24)
     folder = stage.folder()
@@ -103,38 +100,28 @@ def _contextforge(stage: Stage, plan: Plan) -> tuple[Child, str]:
     ask_for_token = ["-m", "mcpgateway.utils.create_jwt_token", "-u", "admin@example.com", "-e", "600", "-s", secret]
     token = stage.start("create_jwt_token", [python, *ask_for_token], cwd=folder, **settings).line()
     url = f"http://127.0.0.1:{port}"
-    _wait_for(f"{url}/health", gateway)
+    if not until(lambda: gateway.has_ended or _is_healthy(url), FORGE_READY_SECONDS, 0.1) or gateway.has_ended:
+        raise ChildFailed(f"mcpgateway did not become ready. {gateway.errors()}")
     body = {"name": "bench", "url": upstream, "transport": "STREAMABLEHTTP"}
-    _request(f"{url}/gateways", body, token)
+    bearer = {"Authorization": f"Bearer {token}"}
+    answer = httpx.post(
+        f"{url}/gateways", json=body, headers=bearer, timeout=REQUEST_SECONDS, trust_env=False, verify=False
+    )
+    if answer.is_error:
+        raise ChildFailed(f"{answer.url} answered HTTP {answer.status_code}: {answer.text[:500]}")
     return gateway, f"{url}/rpc#{token}"
 
 
-def _wait_for(url: str, child: Child) -> None:
-    ends_at = time.monotonic() + FORGE_READY_SECONDS
-    while True:
-        try:
-            _request(url)
-            return
-        except (OSError, ChildFailed) as error:
-            if time.monotonic() > ends_at or child.has_ended:
-                raise ChildFailed(f"{child.name} did not become ready: {error}. {child.errors()}") from None
-        time.sleep(0.1)
-
-
-def _request(url: str, body: dict[str, Any] | None = None, token: str = "") -> bytes:
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    request = urllib.request.Request(url, json.dumps(body).encode() if body else None, headers)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _is_healthy(url: str) -> bool:
     try:
-        with direct.open(request, timeout=REQUEST_SECONDS) as answer:
-            return bytes(answer.read())
-    except urllib.error.HTTPError as error:
-        raise ChildFailed(f"{url} answered HTTP {error.code}: {error.read()[:500]!r}") from None
+        return httpx.get(f"{url}/health", timeout=REQUEST_SECONDS, trust_env=False, verify=False).is_success
+    except httpx.TransportError:
+        return False
 
 
 def _without_metrics(stage: Stage, plan: Plan) -> tuple[Child, str]:
     """Starts a bus that counts no tools."""
-    config = pathlib.Path(stage.folder()) / "toolbus.toml"
+    config = Path(stage.folder()) / "toolbus.toml"
     config.write_text("metrics = false\n", "utf-8")
     return plan.bus(stage, "--ephemeral", "--config", str(config))[:2]
 
@@ -144,7 +131,7 @@ def by_name(*contestants: Contestant) -> dict[str, Contestant]:
 
 
 _NATS, _TCP = ("benchmarks.nats_contest",), ("benchmarks.tcp_contest",)
-STREAM, INVOKE = ("load.stream_host",), ("load.rest_host", "invoke")
+STREAM, INVOKE = ("load.stream_host",), ("load.host", "invoke")
 PLUGIN = module("load.plugin", "-", "--way", "callback", address="http")
 BUS = by_name(
     Contestant("relay", module("benchmarks.relay"), STREAM, ("load.plugin",)),
@@ -157,7 +144,7 @@ WATCHING = by_name(
     Contestant("unwatched", _without_metrics, STREAM, ("load.plugin",)),
 )
 GATEWAY = by_name(
-    *(Contestant(way, PLUGIN, ("load.rest_host", way)) for way in ("aiohttp", "aiohttp_json", "httpx", "embedded")),
+    *(Contestant(way, PLUGIN, ("load.host", way)) for way in ("aiohttp", "aiohttp_json", "httpx", "embedded")),
     Contestant("callback", functools.partial(_gateway, rest=False, callback=True), STREAM),
     Contestant("rest_callback", functools.partial(_gateway, rest=True, callback=True), INVOKE),
     Contestant("rest_grpc", functools.partial(_gateway, rest=True, callback=False), INVOKE),
@@ -172,15 +159,21 @@ def _on_a_bus(name: str, host: tuple[str, ...], plugin: tuple[str, ...]) -> Cont
     return Contestant(name, lambda stage, plan: plan.bus(stage)[:2], host, plugin)
 
 
-IN_PROCESS = Contestant("in_process", _nothing("-"), ("load.rest_host", "in_process"))
-_SDK_HOST, _SDK_PLUGIN, _RAW = "load.sdk_host", "load.sdk_plugin", ("load.plugin",)
+IN_PROCESS = Contestant("in_process", _nothing("-"), ("load.host", "in_process"))
+_HOST, _RAW = "load.host", ("load.plugin",)
+
+
+def _plugin(way: str) -> tuple[str, ...]:
+    return (*_RAW, "--way", way)
+
+
 SDK = by_name(
     _on_a_bus("bare", STREAM, _RAW),
     _on_a_bus("singly", STREAM, (*_RAW, "--slice", "1")),
-    *(_on_a_bus(f"plugin_{kind}", STREAM, (_SDK_PLUGIN, kind)) for kind in ("plain", "async")),
-    *(_on_a_bus(f"host_{way}", (_SDK_HOST, way), _RAW) for way in ("tasks", "many", "sync")),
-    *(_on_a_bus(f"both_{kind}", (_SDK_HOST, "tasks"), (_SDK_PLUGIN, kind)) for kind in ("plain", "async")),
-    _on_a_bus("pattern", STREAM, (_SDK_PLUGIN, "pattern")),
+    *(_on_a_bus(f"plugin_{kind}", STREAM, _plugin(kind)) for kind in ("plain", "async")),
+    *(_on_a_bus(f"host_{way}", (_HOST, way), _RAW) for way in ("tasks", "many", "sync")),
+    *(_on_a_bus(f"both_{kind}", (_HOST, "tasks"), _plugin(kind)) for kind in ("plain", "async")),
+    _on_a_bus("pattern", STREAM, _plugin("pattern")),
     IN_PROCESS,
 )
 
@@ -198,22 +191,15 @@ def _local_tool_bus(stage: Stage, plan: Plan, *, before: bool = False) -> tuple[
     return bus, f"http://{address_of(bus.line(), 'http')}"
 
 
-def _plugin_behind(stage: Stage, plan: Plan) -> tuple[Child, str]:
-    bus, grpc, http = plan.bus(stage, http=LOOPBACK)
-    stage.module("load.plugin", grpc).line()
-    return bus, http
-
-
-def _sdk_server(stage: Stage, plan: Plan) -> tuple[Child, str]:
-    server = stage.module("benchmarks.mcp_sdk", "http", python=python_of("fastmcp"))
-    return server, address_of(server.line(), "http")
-
-
 def _mounted(stage: Stage, plan: Plan) -> tuple[Child, str]:
     """Starts a bus that has the SDK's server as a mount, over its pipes."""
     folder = Path(stage.folder())
     mounts = folder / "mcp.json"
-    entry = {"command": python_of("fastmcp"), "args": ["-m", "lab.benchmarks.mcp_sdk", "stdio"], "cwd": str(ROOT)}
+    entry = {
+        "command": python_of("fastmcp"),
+        "args": ["-m", "lab.benchmarks.mcp_rivals", "sdk", "stdio"],
+        "cwd": str(ROOT),
+    }
     mounts.write_text(json.dumps({"mcpServers": {"bench": entry}}))
     mounts.chmod(0o600)
     options = ("--data-dir", str(folder / "data"), "--mcp-servers", str(mounts))
@@ -224,21 +210,19 @@ def _mounted(stage: Stage, plan: Plan) -> tuple[Child, str]:
 _RAW_INVOKE, _RAW_MCP = ("load.raw_http", "invoke"), ("load.raw_http", "mcp")
 _in_room = functools.partial(Contestant, rooms=("fastmcp",), partial=True)
 MCP = by_name(
-    Contestant("floor", module("benchmarks.asgi_floor", address="http"), _RAW_INVOKE),
+    Contestant("floor", module("benchmarks.asgi_servers", "floor", address="http"), _RAW_INVOKE),
     Contestant("mcp", _local_tool_bus, _RAW_MCP),
-    Contestant("mcp_plugin", _plugin_behind, _RAW_MCP),
+    Contestant("mcp_plugin", GATEWAY["rest_grpc"].middle, _RAW_MCP),
     Contestant("rest", _local_tool_bus, _RAW_INVOKE),
     Contestant("rest_before", functools.partial(_local_tool_bus, before=True), _RAW_INVOKE, partial=True),
-    _in_room("sdk", _sdk_server, _RAW_MCP),
+    _in_room("sdk", lambda stage, plan: _mcp_server(stage, "sdk", "http"), _RAW_MCP),
     _in_room("mcp_mount", _mounted, _RAW_MCP),
-    _in_room("fastmcp", lambda stage, plan: _mcp_server(stage, "http"), _RAW_MCP),
+    _in_room("fastmcp", lambda stage, plan: _mcp_server(stage, "fastmcp", "http"), _RAW_MCP),
     _in_room("fastmcp_proxy", _mcp_proxy, _RAW_MCP),
-    Contestant("mount_client", _local_tool_bus, ("load.mount_client",)),
-    _in_room("sdk_client", _local_tool_bus, ("benchmarks.mcp_sdk", "host"), host_room="fastmcp"),
+    Contestant("mount_client", _local_tool_bus, ("load.host", "mount_client")),
+    _in_room("sdk_client", _local_tool_bus, ("benchmarks.mcp_rivals", "sdk", "host"), host_room="fastmcp"),
 )
-_MCP = functools.partial(
-    Contestant, host=("benchmarks.mcp_rival", "host"), host_room="fastmcp", rooms=("fastmcp",), partial=True
-)
+_MCP = functools.partial(_in_room, host=("benchmarks.mcp_rivals", "fastmcp", "host"), host_room="fastmcp")
 RIVALS = by_name(
     BUS["toolbus"],  # what the bus and its limit cannot do is a fault; what others cannot do is a result
     replace(IN_PROCESS, partial=True),
@@ -246,11 +230,13 @@ RIVALS = by_name(
     *(replace(each, partial=True) for each in (GATEWAY["callback"], DROPIN["dropin"])),
     BUS["relay"],
     replace(BUS["nats"], partial=True),
-    _MCP("fastmcp_http", lambda stage, plan: (None, _mcp_server(stage, "http")[1])),
+    _MCP("fastmcp_http", lambda stage, plan: (None, _mcp_server(stage, "fastmcp", "http")[1])),
     _MCP("fastmcp_stdio", _nothing("stdio")),
     _MCP("fastmcp_proxy", _mcp_proxy),
     Contestant(
-        "contextforge", _contextforge, ("load.rest_host", "json_rpc"), rooms=("fastmcp", "contextforge"), partial=True
+        "contextforge", _contextforge, ("load.host", "json_rpc"), rooms=("fastmcp", "contextforge"), partial=True
     ),
-    Contestant("httpx", module("benchmarks.fastapi_plugin", address="http"), ("load.rest_host", "httpx"), partial=True),
+    Contestant(
+        "httpx", module("benchmarks.asgi_servers", "fastapi", address="http"), ("load.host", "httpx"), partial=True
+    ),
 )

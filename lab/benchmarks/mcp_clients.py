@@ -2,63 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
 import time
-import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from lab.benchmarks.contest import LOOPBACK, Plan
 from lab.benchmarks.facts import Fact
 from lab.child import ChildFailed
-from lab.load.raw_http import LEGACY, MODERN
+from lab.load.raw_http import ABOUT, mcp_message
 from lab.stage import BusProcess, Stage, free_ports
 
 SECONDS = 30.0
-QUIET_SECONDS = 1.0  # in which nothing may be told
 TOOLS = 1_000
 CALLS = 200
 SETTLE_SECONDS = 1.0
-_META = "io.modelcontextprotocol/"
-_CHANGED = b"notifications/tools/list_changed"
+_DIRECT: dict[str, Any] = {"timeout": SECONDS, "trust_env": False, "verify": False}
+_CHANGED = "notifications/tools/list_changed"
 
 
 class Client:
-    """One MCP client on one connection, which it makes anew where the bus closed it.
-
-    Attributes:
-        session: headers of a legacy session; None: it is modern.
-    """
+    """One MCP client on one connection, which it makes anew where the bus closed it."""
 
     def __init__(self, url: str, *, legacy: bool = False) -> None:
-        self._address = url.removeprefix("http://")
-        self._connection = http.client.HTTPConnection(self._address, timeout=SECONDS)
+        self._http = httpx.Client(base_url=url, **_DIRECT)
         self._id = 0
-        self.session: dict[str, str] | None = None
+        self._session: dict[str, str] | None = {} if legacy else None  # headers of a legacy session; None: modern
         if legacy:
-            self.session = {"MCP-Protocol-Version": LEGACY}
-            about = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "lab", "version": "1"}}
-            answer = self.begin("initialize", about)
-            answer.read()
-            self.session["Mcp-Session-Id"] = answer.headers["Mcp-Session-Id"]
+            answer = self._http.send(self._request("initialize", ABOUT))
+            self._session = {"Mcp-Session-Id": answer.headers["Mcp-Session-Id"]}
 
-    def begin(self, method: str, params: dict[str, Any]) -> http.client.HTTPResponse:
-        """Posts a request; returns the response, whose body is still to be read."""
+    def _request(self, method: str, params: dict[str, Any]) -> httpx.Request:
         self._id += 1
-        headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
-        if self.session is not None:
-            headers |= self.session
-        else:
-            headers |= {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
-            headers |= {"Mcp-Name": params["name"]} if "name" in params else {}
-            about: dict[str, Any] = {f"{_META}protocolVersion": MODERN, f"{_META}clientCapabilities": {}}
-            params = {**params, "_meta": about}
-        body = json.dumps({"jsonrpc": "2.0", "id": self._id, "method": method, "params": params})
-        self._connection.request("POST", "/mcp", body, headers)
-        return self._connection.getresponse()
+        message, headers = mcp_message(self._id, method, params, self._session)
+        headers["Accept"] = "application/json, text/event-stream"
+        return self._http.build_request("POST", "/mcp", json=message, headers=headers)
 
     def ask(self, method: str, params: dict[str, Any]) -> Any:
         """Returns the result of a request.
@@ -66,51 +47,40 @@ class Client:
         Raises:
             ChildFailed: it was refused.
         """
+        request = self._request(method, params)
         try:
-            answer = self.begin(method, params)
-        except (http.client.HTTPException, OSError):  # the bus was started anew
-            self._connection.close()
-            answer = self.begin(method, params)
-        body = answer.read()
-        message = json.loads(body)
-        if answer.status != 200 or "result" not in message:
-            raise ChildFailed(f"{method} was answered with HTTP {answer.status} {body[:500]!r}")
+            answer = self._http.send(request)
+        except httpx.TransportError:  # the bus was started anew
+            answer = self._http.send(request)
+        message = answer.json()
+        if answer.status_code != 200 or "result" not in message:
+            raise ChildFailed(f"{method} was answered with HTTP {answer.status_code} {answer.text[:500]}")
         return message["result"]
 
-    def listen(self) -> http.client.HTTPResponse:
-        """Opens the stream of what changes, and reads its first event."""
-        response = self.begin("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
-        _event(response)
-        return response
+    @contextmanager
+    def listening(self) -> Iterator[Iterator[str]]:
+        """Opens the stream of what changes and reads its first event; yields the lines after that."""
+        request = self._request("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+        response = self._http.send(request, stream=True)
+        try:
+            lines = response.iter_lines()
+            _event(lines)
+            yield lines
+        finally:
+            response.close()
 
-    def close(self) -> None:
-        self._connection.close()
 
-
-def _event(response: http.client.HTTPResponse) -> bytes:
+def _event(lines: Iterator[str]) -> str:
     """Returns the data of the next event of a stream; empty where the stream has ended."""
-    while line := response.readline():
-        if line.startswith(b"data:") and len(line) > 7:
-            return line
-    return b""
+    try:
+        return next((line for line in lines if line.startswith("data:") and len(line) > 6), "")
+    except httpx.TransportError:
+        return ""
 
 
 def _register(url: str, name: str) -> None:
     body = {"name": name, "callback_url": "http://127.0.0.1:9/run", "source": "lab"}
-    request = urllib.request.Request(
-        f"{url}/api/tools/register", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-        answer.read()
-
-
-@contextlib.contextmanager
-def _listening(url: str) -> Iterator[http.client.HTTPResponse]:
-    client = Client(url)
-    try:
-        yield client.listen()
-    finally:
-        client.close()
+    httpx.post(f"{url}/api/tools/register", json=body, **_DIRECT).raise_for_status()
 
 
 # -- what is told ----------------------------------------------------------------------------------------------------
@@ -120,7 +90,7 @@ def list_changed(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times a registration, to the notification at a client that listens."""
     _, _, url = plan.bus(stage, http=LOOPBACK)
     samples = []
-    with _listening(url) as stream:
+    with Client(url).listening() as stream:
         for number in range(repeats):
             _register(url, f"tool_{number}")
             began_at = time.monotonic()
@@ -158,11 +128,11 @@ def client_restart(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
             except ChildFailed:
                 refused += 1
         seconds.append((time.monotonic() - began_at) * 1e3)
-    with _listening(bus.http) as stream:
+    with Client(bus.http).listening() as stream:
         bus.child.kill()
-        ended = _event(stream) == b""
+        ended = _event(stream) == ""
     bus = start()
-    with _listening(bus.http):
+    with Client(bus.http).listening():
         pass
     what = "bus killed and started again under a legacy session and a modern client"
     return (
@@ -184,8 +154,7 @@ def client_restart(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
 def mcp_weight(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Reads what MCP adds to the memory of a bus, and times the list of many tools."""
     bus, _, url = plan.bus(stage, http=LOOPBACK)
-    with urllib.request.urlopen(f"{url}/api/tools", timeout=SECONDS) as answer:
-        answer.read()
+    httpx.get(f"{url}/api/tools", **_DIRECT)
     unused = bus.settled_bytes(SETTLE_SECONDS)
     clients = [Client(url, legacy=True), Client(url)]
     for _ in range(CALLS):

@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import uvloop
 
@@ -50,6 +50,7 @@ class MountedServer:
 
     def __init__(self, stage: Stage, plan: Plan, *, mounted: bool = False) -> None:
         self._stage, self._plan = stage, plan
+        self._http = httpx.Client(timeout=SECONDS, trust_env=False, verify=False)
         self.folder = Path(stage.folder())
         self.log = self.folder / "server.log"
         self.log.touch()
@@ -90,8 +91,16 @@ class MountedServer:
     @property
     def offered(self) -> bool:
         """Whether the server's tools are listed."""
-        with urllib.request.urlopen(f"{self.bus.http}/api/tools", timeout=SECONDS) as answer:
-            return f'"{NAME}:forecast"'.encode() in answer.read()
+        return f'"{NAME}:forecast"' in self.get("/api/tools").text
+
+    @property
+    def revision(self) -> int:
+        """The revision of the catalog."""
+        return int(self.get("/api/tools/export?dialect=openai").json()["revision"])
+
+    def get(self, path: str) -> httpx.Response:
+        """Asks the bus."""
+        return self._http.get(f"{self.bus.http}{path}")
 
     def wait(self, offered: bool) -> float:
         """Waits until the tools are listed, or not; returns when.
@@ -199,7 +208,7 @@ async def _kill_again(server: MountedServer, repeats: int) -> tuple[tuple[float,
     await host.attach("bench-host", [])
     ended, back = [], []
     await _call(host, "warm-up")
-    first = _revision(server.bus.http)
+    first = server.revision
     for number in range(repeats):
         if number and number % BURST == 0:
             await asyncio.sleep(WINDOW_SECONDS)
@@ -221,7 +230,7 @@ async def _kill_again(server: MountedServer, repeats: int) -> tuple[tuple[float,
         ended.append((time.monotonic() - began_at) * 1e3)
         await _call(host, f"again-{number}")
         back.append((time.monotonic() - began_at) * 1e3)
-    changes = _revision(server.bus.http) - first
+    changes = server.revision - first
     await host.close()
     return tuple(ended), tuple(back), changes
 
@@ -260,11 +269,6 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
         if time.monotonic() > ends_at:
             raise ChildFailed(f"not in {SECONDS:g} s: {what}")
         await asyncio.sleep(0.01)
-
-
-def _revision(url: str) -> int:
-    with urllib.request.urlopen(f"{url}/api/tools/export?dialect=openai", timeout=SECONDS) as answer:
-        return int(json.load(answer)["revision"])
 
 
 # -- what is left ----------------------------------------------------------------------------------------------------

@@ -1,18 +1,25 @@
-"""Offers the workload's tool and answers its calls: ``python -m lab.load.plugin ADDRESS [--way sdk|raw|callback]``.
+"""Offers the workload's tool and answers its calls: ``python -m lab.load.plugin ADDRESS [--way WAY]``.
 
-``sdk`` is a plugin as authors write them; its calls take ``--work`` seconds and it takes ``--room`` of them at once.
-``raw`` answers at once and costs next to nothing, so that the bus is what is full. ``callback`` answers over HTTP;
-ADDRESS is the URL of a bus, or ``-`` where its callers know the URL. Each prints ``attached`` when its tool is offered,
-the last with ``http=URL``. With ``--ledger FILE`` the numbers of the calls that it ran are in the file after SIGTERM.
+Each prints ``attached`` when its tool is offered. Ways: ``raw`` answers at once and costs next to nothing, so that the
+bus is what is full. ``plain`` and ``async`` are functions on the SDK that answer at once, and ``pattern`` is an async
+one on clients/python, the client that others copy: all three run on the event loop of asyncio, as those of authors do.
+The calls of ``sdk`` take ``--work`` seconds, and it takes ``--room`` of them at once; ``hold`` never answers.
+``callback`` answers over HTTP, at the URL that it prints (``http=URL``); ADDRESS is the URL of a bus, or ``-``.
+With ``--ledger FILE`` the numbers of the calls that it ran are in the file after SIGTERM.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
+import json
+import sys
 import time
 from array import array
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from aiohttp import web
@@ -20,7 +27,7 @@ from aiohttp import web
 from lab.ledger import write_numbers
 from lab.load import peer, workload
 from lab.load.callbacks import answer_at_once, declaration, register_at, serve_callbacks, workload_response
-from lab.stage import stop_event
+from lab.stage import ROOT, stop_event
 from toolbus.sdk import Plugin
 from toolbus.v1 import tool_pb2 as pb
 
@@ -45,6 +52,44 @@ class Ran:
             write_numbers(self._file, self._numbers)
 
 
+def forecast(place: str, days: int, note: str = "") -> dict[str, object]:
+    """Returns the result, as a plain function."""
+    return {"celsius": 21.5, "sky": "clear"}
+
+
+async def by_function(options: argparse.Namespace, ran: Ran, *, function: Callable[..., Any]) -> None:
+    """Runs a function of an author that answers at once."""
+    plugin = Plugin(options.source, address=options.address, max_in_flight=workload.MAX_IN_FLIGHT)
+    plugin.add_tool(function, name=options.tool)
+    await _offer(plugin, ran)
+
+
+async def by_pattern(options: argparse.Namespace, ran: Ran) -> None:
+    """Runs the same function on clients/python."""
+    sys.path.insert(0, str(ROOT / "clients" / "python"))
+    from peer import Call, Peer
+
+    pattern = Peer(options.address, options.source, max_in_flight=workload.MAX_IN_FLIGHT)
+
+    @pattern.tool(workload.DESCRIPTION, json.loads(workload.PARAMETERS_JSON))
+    async def forecast(arguments: dict[str, Any], call: Call) -> dict[str, object]:
+        return await workload.forecast(**arguments)
+
+    running = asyncio.create_task(pattern.run())
+    await pattern.attached.wait()
+    print("attached", flush=True)
+    await ran.stops.wait()
+    pattern.drain()
+    await running
+
+
+async def _offer(plugin: Plugin, ran: Ran) -> None:
+    async with plugin:
+        await plugin.ready()
+        print("attached", flush=True)
+        await ran.stops.wait()
+
+
 async def by_sdk(options: argparse.Namespace, ran: Ran) -> None:
     """Runs calls as a plugin of an author does."""
     plugin = Plugin(options.source, address=options.address, max_in_flight=options.room)
@@ -55,10 +100,7 @@ async def by_sdk(options: argparse.Namespace, ran: Ran) -> None:
         await asyncio.sleep(options.work)
         return await workload.forecast(place, days, note)
 
-    async with plugin:
-        await plugin.ready()
-        print("attached", flush=True)
-        await ran.stops.wait()
+    await _offer(plugin, ran)
 
 
 async def hold_by_sdk(options: argparse.Namespace, ran: Ran) -> None:
@@ -130,7 +172,16 @@ async def by_callback(options: argparse.Namespace, ran: Ran) -> None:
     await runner.cleanup()
 
 
-WAYS = {"sdk": by_sdk, "hold": hold_by_sdk, "raw": by_stream, "callback": by_callback}
+WAYS: dict[str, Callable[[argparse.Namespace, Ran], Awaitable[None]]] = {
+    "raw": by_stream,
+    "sdk": by_sdk,
+    "hold": hold_by_sdk,
+    "callback": by_callback,
+    "pattern": by_pattern,
+    "plain": functools.partial(by_function, function=forecast),
+    "async": functools.partial(by_function, function=workload.forecast),
+}
+AS_AUTHORS = ("plain", "async", "pattern")
 
 
 async def serve(options: argparse.Namespace) -> None:
@@ -154,7 +205,8 @@ def main() -> None:
     parser.add_argument("--hold", type=int, default=0, metavar="N", help="never answer; print `held` at N calls")
     parser.add_argument("--ledger", type=Path, metavar="FILE", help="write the numbers of the calls there")
     parser.add_argument("--slice", type=int, default=peer.SLICE, metavar="N", help="results of one message, at most")
-    uvloop.run(serve(parser.parse_args()))
+    options = parser.parse_args()
+    (asyncio.run if options.way in AS_AUTHORS else uvloop.run)(serve(options))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,29 @@ MODERN, LEGACY = "2026-07-28", "2025-11-25"
 MARK = b"21.5"  # of the tool's answer
 ANSWER_SECONDS = 25.0
 TOOL_SECONDS = 20.0  # in which a server that is still being mounted has to be listed
-_META = "io.modelcontextprotocol/"
+_CLIENT = {"name": "lab", "version": "1"}
+ABOUT = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": _CLIENT}  # the parameters of `initialize`
+_META = {
+    f"io.modelcontextprotocol/{name}": value
+    for name, value in {"protocolVersion": MODERN, "clientInfo": _CLIENT, "clientCapabilities": {}}.items()
+}
+
+
+def mcp_message(
+    number: int, method: str, params: Mapping[str, Any], session: Mapping[str, str] | None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns an MCP request and its headers.
+
+    Args:
+        session: the headers of a legacy session; None: it is a request of the newest era.
+    """
+    if session is None:
+        headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
+        headers |= {"Mcp-Name": params["name"]} if "name" in params else {}
+        params = {**params, "_meta": _META}
+    else:
+        headers = {"MCP-Protocol-Version": LEGACY, **session}
+    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}, headers
 
 
 class BadAnswer(RuntimeError):
@@ -150,9 +172,8 @@ class Mcp:
             connection.close()
 
     async def _shake_hands(self, connection: Connection) -> None:
-        self._session = {"MCP-Protocol-Version": LEGACY}
-        about = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": {"name": "lab", "version": "1"}}
-        status, head, body = await connection.ask(self._message(1, "initialize", about))
+        self._session = {}
+        status, head, body = await connection.ask(self._message(1, "initialize", ABOUT))
         if status != 200:
             raise BadAnswer(f"HTTP {status} {body[:500]!r}")
         for line in head.decode("latin-1").split("\r\n"):
@@ -160,21 +181,10 @@ class Mcp:
             if name.lower() == "mcp-session-id":
                 self._session["Mcp-Session-Id"] = value.strip()
         note = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
-        await connection.ask(self._target.request(note, self._session))
+        await connection.ask(self._target.request(note, {"MCP-Protocol-Version": LEGACY, **self._session}))
 
     def _message(self, number: int, method: str, params: dict[str, Any]) -> bytes:
-        headers = self._session
-        if headers is None:
-            about = {
-                f"{_META}protocolVersion": MODERN,
-                f"{_META}clientInfo": {"name": "lab", "version": "1"},
-                f"{_META}clientCapabilities": {},
-            }
-            params = {**params, "_meta": about}
-            headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
-            if "name" in params:
-                headers["Mcp-Name"] = params["name"]
-        message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        message, headers = mcp_message(number, method, params, self._session)
         return self._target.request(json.dumps(message, separators=(",", ":")).encode(), headers)
 
     def write(self, slot: int, arguments_json: str) -> bytes:

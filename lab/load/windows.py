@@ -120,6 +120,21 @@ def preparing(write: Callable[[Sequence[str]], Sequence[Body]], ask: Callable[[B
     return prepare
 
 
+def arguments(cell: Cell) -> list[str]:
+    """Returns the arguments of each call in flight."""
+    return [workload.arguments_json(slot, cell.size) for slot in range(cell.in_flight)]
+
+
+def read_json(texts: Sequence[str]) -> list[object]:
+    """Returns arguments as values, for clients that write JSON themselves."""
+    return [*map(json.loads, texts)]
+
+
+def mcp_url(address: str) -> str:
+    """Returns the URL of an MCP server, which may be given by that of its bus."""
+    return address if "/mcp" in address else f"{address}/mcp"
+
+
 def processor_seconds(process: psutil.Process) -> float:
     """Returns how many seconds a process has computed, itself and the kernel for it."""
     times = process.cpu_times()
@@ -212,5 +227,5 @@ async def keep_calling(ask: Ask, clock: Clock, in_flight: int) -> Window:
 async def run_cells(prepare: Prepare, options: argparse.Namespace, middle_pid: int) -> None:
     """Runs a window for each cell of a load generator's command line and prints its figures."""
     for cell in options.cells:
-        ask = prepare([workload.arguments_json(slot, cell.size) for slot in range(cell.in_flight)])
+        ask = prepare(arguments(cell))
         (await keep_calling(ask, Clock(cell, options, middle_pid), cell.in_flight)).print()

@@ -126,7 +126,7 @@ class Run:
     def capacity(self, part: Part, plan: Plan) -> float:
         """Measures how many calls a second are answered, hosts being as fast as they can, each in its own process."""
         seconds = max((BUS_SECONDS if part.fills_bus else MEASURE_SECONDS) * plan.measure, 4 * part.work)
-        program = ("load.rest_host", "invoke", self.http) if part.over_rest else ("load.stream_host", self.grpc)
+        program = ("load.host", "invoke", self.http) if part.over_rest else ("load.stream_host", self.grpc)
         lengths = ("--seconds", str(seconds), "--warm-up", str(min(0.5, seconds / 3)))
         window = (*program, "--cells", str(Cell(part.in_flight)), *lengths, "--middle-pid", str(self.bus.pid))
         children = [self.stage.module(*window) for _ in range(len(part.hosts) if part.fills_bus else 1)]

@@ -34,7 +34,7 @@ from lab.benchmarks.relay import END, Bare
 from lab.benchmarks.report import Report
 from lab.benchmarks.suite import SUITES
 from lab.chart import Chart, Panel, svg
-from lab.load import sdk_host, workload
+from lab.load import host, workload
 from lab.load.windows import Cell, Window, cells, options_of, read_cells
 from lab.stage import Stage
 from toolbus import Bus
@@ -219,13 +219,13 @@ def test_the_sdk_is_measured_with_the_processor_time_of_each_process() -> None:
     assert figures.columns[5:8] == tuple(f"CPU of the {end} µs/call" for end in ("host", "bus", "plugin"))
 
 
-@pytest.mark.parametrize("way", sdk_host.WAYS)
+@pytest.mark.parametrize("way", host.SDK)
 async def test_a_host_on_the_sdk_is_measured_in_each_of_its_ways(way: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = options_of("").parse_args(["-", "--cells", "1x0,4x0", "--seconds", "0.02", "--warm-up", "0.01"])
     async with local_calls.offered([local_calls.TOOL], over_grpc=False) as bus:
         assert isinstance(bus, Bus)
         options.address = bus.grpc_addresses[0]
-        await asyncio.to_thread(sdk_host.WAYS[way], options)
+        await asyncio.to_thread(host.run, way, options)
     printed = [Window(**json.loads(line)) for line in capsys.readouterr().out.splitlines()]
     assert [window.cell for window in printed] == [Cell(1), Cell(4)]
     assert all(window.calls_per_second > 0 for window in printed)

@@ -1,17 +1,22 @@
-"""Keeps N calls in flight over HTTP, or with a bus of its own: ``python -m lab.load.rest_host WAY URL``.
+"""Keeps N calls in flight as programs do: ``python -m lab.load.host WAY ADDRESS``.
 
-Ways: ``aiohttp`` and ``httpx`` post callbacks to the plugin at the URL as the bus would, with bodies that are made
+Ways: ``aiohttp`` and ``httpx`` post callbacks to the plugin at a URL as the bus would, with bodies that are made
 beforehand and responses that are not read as JSON; ``aiohttp_json`` writes and reads it, as programs do; ``embedded``
-has a bus in this process do it, ``in_process`` has one whose plugin came over gRPC; ``invoke`` calls the bus at the
-URL; ``json_rpc`` calls a gateway of MCP at the URL, whose token stands behind a ``#``. For all but the last two the CPU
-time charged to the calls is that of this process.
+has a bus in this process do it, ``in_process`` has one whose plugin came over gRPC. For these five the CPU time charged
+to the calls is that of this process. ``invoke`` calls the bus at a URL; ``json_rpc`` calls a gateway of MCP at a URL,
+whose token stands behind a ``#``; ``mount_client`` calls with the client that mounts are made of. On the SDK and the
+event loop of asyncio, ``tasks`` awaits `Host.call` in N tasks, ``many`` gives `call_many` N calls at a time, ``sync``
+has N threads that block in `SyncHost.call`.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
@@ -23,6 +28,8 @@ from lab.stage import Stage
 
 if TYPE_CHECKING:
     from toolbus import Bus
+    from toolbus.sdk import Host
+    from toolbus.tool import Result
 
 POOL = 20  # connections of the program that the bus replaces
 RESPONSE_SECONDS = 10.0
@@ -93,11 +100,14 @@ async def by_httpx(url: str) -> AsyncIterator[windows.Prepare]:
         yield windows.preparing(callback_bodies, ask)
 
 
-def _calling(bus: Bus) -> windows.Prepare:
+def _checked(result: Result) -> None:
+    if result.is_error:
+        raise RuntimeError(f"a call failed: {result.error}")
+
+
+def _calling(caller: Bus | Host) -> windows.Prepare:
     async def ask(text: str) -> None:
-        result = await bus.call(workload.TOOL_NAME, text)
-        if result.is_error:
-            raise RuntimeError(f"a call failed: {result.error}")
+        _checked(await caller.call(workload.TOOL_NAME, text))
 
     return windows.preparing(list, ask)
 
@@ -136,6 +146,89 @@ def by_json_rpc(url: str) -> AbstractAsyncContextManager[windows.Prepare]:
     return by_aiohttp(place, lambda texts: [(RPC % text).encode() for text in texts], b'"isError":false', token)
 
 
+@asynccontextmanager
+async def by_mount_client(url: str) -> AsyncIterator[windows.Prepare]:
+    """Calls an MCP server at the URL as a bus does that has mounted it."""
+    from toolbus.bus.mcp_client.connection import Connection
+    from toolbus.bus.mcp_client.handshake import open_connection
+    from toolbus.bus.mcp_client.http import HttpTransport
+
+    transport = HttpTransport("lab", windows.mcp_url(url), {})
+    connection = Connection(
+        transport, on_request=lambda asked: None, on_notification=lambda *each: None, on_closed=lambda why: None
+    )
+    await transport.start(connection)
+    await open_connection(connection, modern=None)
+    tools = (await connection.request("tools/list"))["tools"]
+    name = next(tool["name"] for tool in tools if tool["name"].endswith(workload.TOOL_NAME))
+
+    async def ask(arguments: object) -> None:
+        result = await connection.request("tools/call", {"name": name, "arguments": arguments}, name=name)
+        if result.get("isError"):
+            raise RuntimeError(f"a call failed: {result}")
+
+    yield windows.preparing(windows.read_json, ask)
+    await connection.close()
+
+
+# -- on the SDK ------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def by_tasks(address: str) -> AsyncIterator[windows.Prepare]:
+    """Calls in as many tasks as calls in flight."""
+    from toolbus.sdk import Host
+
+    async with Host(address, max_in_flight=windows.MAX_IN_FLIGHT) as host:
+        yield _calling(host)
+
+
+async def call_many(options: argparse.Namespace) -> None:
+    """Makes as many calls as there are in flight at once, again and again."""
+    from toolbus.sdk import Host
+
+    async with Host(options.address, max_in_flight=windows.MAX_IN_FLIGHT) as host:
+        for cell in options.cells:
+            calls = [(workload.TOOL_NAME, text) for text in windows.arguments(cell)]
+            clock = windows.Clock(cell, options, options.middle_pid)
+            while not clock.is_over:
+                began_at = time.perf_counter_ns()
+                for result in await host.call_many(calls):
+                    _checked(result)
+                clock.ended(began_at, time.perf_counter_ns(), len(calls))
+            clock.window.print()
+
+
+def call_in_threads(options: argparse.Namespace) -> None:
+    """Calls in as many threads as calls in flight."""
+    from toolbus.sdk import SyncHost
+
+    guard = threading.Lock()
+    failures: list[Exception] = []
+    with SyncHost(options.address, max_in_flight=windows.MAX_IN_FLIGHT) as host:
+
+        def call_again(clock: windows.Clock, text: str) -> None:
+            try:
+                while not clock.is_over and not failures:
+                    began_at = time.perf_counter_ns()
+                    _checked(host.call(workload.TOOL_NAME, text))
+                    with guard:
+                        clock.ended(began_at, time.perf_counter_ns())
+            except Exception as error:
+                failures.append(error)
+
+        for cell in options.cells:
+            clock = windows.Clock(cell, options, options.middle_pid)
+            threads = [threading.Thread(target=call_again, args=(clock, text)) for text in windows.arguments(cell)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            if failures:
+                raise failures[0]
+            clock.window.print()
+
+
 WAYS: dict[str, Callable[[str], AbstractAsyncContextManager[windows.Prepare]]] = {
     "aiohttp": by_aiohttp,
     "aiohttp_json": by_aiohttp_json,
@@ -144,17 +237,27 @@ WAYS: dict[str, Callable[[str], AbstractAsyncContextManager[windows.Prepare]]] =
     "in_process": by_bus_of_this_process,
     "invoke": by_invoke,
     "json_rpc": by_json_rpc,
+    "mount_client": by_mount_client,
+    "tasks": by_tasks,
 }
-OTHERS_CHARGED = ("invoke", "json_rpc")
+ALONE = ("aiohttp", "aiohttp_json", "httpx", "embedded", "in_process")  # whose own CPU time is charged
+SDK = ("tasks", "many", "sync")
 
 
-async def main() -> None:
-    """Reads the command line and runs a window for each cell."""
-    way = sys.argv[1]
-    options = windows.options_of(__doc__).parse_args(sys.argv[2:])
+async def call(way: str, options: argparse.Namespace) -> None:
+    """Runs a window for each cell."""
     async with WAYS[way](options.address) as prepare:
-        await windows.run_cells(prepare, options, options.middle_pid if way in OTHERS_CHARGED else 0)
+        await windows.run_cells(prepare, options, 0 if way in ALONE else options.middle_pid)
+
+
+def run(way: str, options: argparse.Namespace) -> None:
+    """Calls in one way."""
+    if way == "sync":
+        call_in_threads(options)
+    else:
+        calling = call_many(options) if way == "many" else call(way, options)
+        (asyncio.run if way in SDK else uvloop.run)(calling)
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    run(sys.argv[1], windows.options_of(__doc__).parse_args(sys.argv[2:]))
