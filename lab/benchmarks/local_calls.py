@@ -244,9 +244,9 @@ async def _adopted(in_file: bool, repeats: int) -> Measured:
             path = Path(folder, f"tasks-{number}.db") if in_file else None
             manager = TaskManager(path=path, running=TASKS, running_per_owner=TASKS)
             core = Core()
-            core.dispatcher.background = manager
+            core.dispatcher.deadlines.background = manager
             core.ask(_messages(TASKS, USER, background_after=1.0), 0.0)
-            becoming.append(_each(functools.partial(core.dispatcher.sweep, 2.0)))
+            becoming.append(_each(functools.partial(core.dispatcher.deadlines.sweep, 2.0)))
             if len(manager.list_tasks(USER)) != TASKS:
                 raise RuntimeError(f"{len(manager.list_tasks(USER))} of {TASKS} calls became tasks")
             answers = core.plugin.answers()

@@ -105,7 +105,7 @@ class Keeper:
         self._core = core
         self._room = room
         self.callers: list[TaskCaller] = []  # of the calls that it adopted
-        core.dispatcher.background = self
+        core.dispatcher.deadlines.background = self
 
     def adopt(self, call: Call, now: float, cancel: object, calls: object) -> tuple[TaskCaller, str, Result] | None:
         if sum(len(caller.in_flight) for caller in self.callers) >= self._room:
@@ -118,7 +118,7 @@ class Keeper:
         """Cancels the calls in flight."""
         for caller in self.callers:
             cancels = [pb.ToolCancel(call_id=call_id) for call_id in caller.in_flight]
-            self._core.dispatcher.cancels(caller, cancels, self._core.now)
+            self._core.dispatcher.endings.cancels(caller, cancels, self._core.now)
 
 
 class BusModel:
@@ -180,9 +180,11 @@ class BusModel:
             active == {id(call) for peer in [*peers, *self.keeper.callers] for call in peer.in_flight.values()},
             "pending calls and calls in flight differ",
         )
-        hold(dispatcher.held_bytes == sum(call.size for call in calls), "held bytes are not those of the calls held")
-        hold(dispatcher.active == len(active), "the count of calls in flight is wrong")
-        hold(dispatcher.stuck == len(calls) - len(active), "the count of stuck calls is wrong")
+        hold(
+            dispatcher.in_flight.held == sum(call.size for call in calls), "held bytes are not those of the calls held"
+        )
+        hold(dispatcher.in_flight.active == len(active), "the count of calls in flight is wrong")
+        hold(dispatcher.in_flight.stuck == len(calls) - len(active), "the count of stuck calls is wrong")
         for peer in peers:
             hold(
                 peer.stuck == sum(not call.active for call in peer.pending.values()),
@@ -221,7 +223,10 @@ class BusModel:
         core.advance(100.0)
         core.presence.tick(core.now)
         self.check()
-        hold(core.held == 0 and not core.dispatcher.active, f"{core.held} bytes are held after all sessions are lost")
+        hold(
+            core.held == 0 and not core.dispatcher.in_flight.active,
+            f"{core.held} bytes are held after all sessions are lost",
+        )
         hold(not self.pool.bytes and not self.pool.outboxes, f"{self.pool.bytes} bytes wait for no stream")
         hold(not core.presence.sessions and not core.presence.by_source, "a session is left")
         hold(not core.registry.listings(include_offline=True), "a tool outlived its grace period")

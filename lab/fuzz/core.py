@@ -78,13 +78,13 @@ class CoreOnAClock:
         until = self.now + seconds
         while self.armed_at <= until:
             self.now, self.armed_at = max(self.now, self.armed_at), math.inf
-            self.dispatcher.sweep(self.now)
+            self.dispatcher.deadlines.sweep(self.now)
         self.now = until
 
     @property
     def held(self) -> int:
         """Bytes of arguments that the bus holds."""
-        return self.dispatcher.held_bytes
+        return self.dispatcher.in_flight.held
 
 
 class StreamDouble:
@@ -120,7 +120,7 @@ class StreamDouble:
             "calls": lambda value: core.dispatcher.calls(peer, value, core.now),
             "progress": lambda value: core.dispatcher.progress(peer, value, core.now),
             "results": lambda value: core.dispatcher.results(peer, value, core.now),
-            "cancels": lambda value: core.dispatcher.cancels(peer, value, core.now),
+            "cancels": lambda value: core.dispatcher.endings.cancels(peer, value, core.now),
             "heartbeat": lambda value: None,
             "drain": lambda value: core.presence.drain_received(peer),
         }

@@ -113,7 +113,7 @@ async def test_a_function_cancelled_before_its_first_step_still_frees_its_slot(h
     handler = here.offer(never)
     message = pb.ToolCall(name="never", call_id="1", arguments_json="{}")
     here.core.dispatcher.calls(here.caller, [message], here.core.now)
-    here.core.dispatcher.cancels(here.caller, [pb.ToolCancel(call_id="1")], here.core.now)
+    here.core.dispatcher.endings.cancels(here.caller, [pb.ToolCancel(call_id="1")], here.core.now)
     await until(lambda: not handler.pending)
     assert (ran, handler.stuck, here.core.held, here.core.records.late) == ([], 0, 0, 1)
 

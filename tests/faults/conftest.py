@@ -113,7 +113,7 @@ async def bus(limits: Limits, grace_seconds: float, timings: Timings) -> AsyncIt
     before = asyncio.all_tasks()
     config = Config(grpc=("127.0.0.1:0",), http="off", limits=limits, grace_seconds=grace_seconds)
     async with Bus(config, timings=timings) as bus:
-        bus.dispatcher.settled_at = 0.0  # a bus that has just started calls unknown names UNAVAILABLE
+        bus.dispatcher.admission.settled_at = 0.0  # a bus that has just started calls unknown names UNAVAILABLE
         yield bus
 
     def left() -> set[asyncio.Task[object]]:

@@ -69,7 +69,7 @@ async def test_a_plugin_that_goes_on_runs_no_call_that_the_bus_has_ended_and_eve
             holding = asyncio.create_task(host.call("hold", timeout=60))
             await plugin.says("holding")
             queued = [asyncio.create_task(host.call("t", {"who": "queued"}, timeout=60)) for _ in range(3)]
-            await until(lambda: bus.dispatcher.active == 4, "the calls in the plugin's queue")
+            await until(lambda: bus.dispatcher.in_flight.active == 4, "the calls in the plugin's queue")
             assert (await within(host.call("u", {"who": "before"}))).error is None  # behind them, so they were read
             plugin.send(signal.SIGSTOP)
             tools = ["t", "u"] * (CALLS // 2)
@@ -78,7 +78,7 @@ async def test_a_plugin_that_goes_on_runs_no_call_that_the_bus_has_ended_and_eve
             results = await within(asyncio.gather(*given_up))
             for each in queued:
                 each.cancel()
-            await until(lambda: bus.dispatcher.active == 3, "their cancels")
+            await until(lambda: bus.dispatcher.in_flight.active == 3, "their cancels")
             await asyncio.sleep(1.0)  # there is nothing to wait for: what counts is how long the stop was
             plugin.send(signal.SIGCONT)
             for each in (holding, *patient):

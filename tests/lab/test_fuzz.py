@@ -18,6 +18,7 @@ from lab.fuzz.choices import Choices, block_of
 from lab.fuzz.search import ROOT, search
 from lab.fuzz.target import NAMES, Finding, Target, load
 from toolbus.bus import callback_url
+from toolbus.bus.calls.call_endings import CallEndings
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog import schema
 from toolbus.bus.catalog.handler import Handler
@@ -86,7 +87,7 @@ def _answers_twice(patch: pytest.MonkeyPatch) -> None:
 
 def _leaks(patch: pytest.MonkeyPatch) -> None:
     """A bus that forgets to give back what a lost plugin held."""
-    patch.setattr(Dispatcher, "handler_ended", lambda self, calls, why, now: None)
+    patch.setattr(CallEndings, "handler_ended", lambda self, calls, why, now: None)
 
 
 def _delivers_after_a_cancel(patch: pytest.MonkeyPatch) -> None:

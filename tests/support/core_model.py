@@ -125,7 +125,7 @@ class KeeperDouble:
         self.peer = core.peer("keeper")  # their caller from then on
         self.room = room
         self.adopted: list[Call] = []
-        core.dispatcher.background = self
+        core.dispatcher.deadlines.background = self
 
     def adopt(self, call: Call, now: float, cancel: object, calls: object) -> tuple[PeerDouble, str, Result] | None:
         if len(self.peer.in_flight) >= self.room:
@@ -170,7 +170,7 @@ class Core(CoreOnAClock):
         self.dispatcher.progress(plugin, [pb.ToolProgress(call_id=call_id, **more)], self.now)
 
     def cancel(self, caller: PeerDouble, call_id: str, reason: str = "") -> None:
-        self.dispatcher.cancels(caller, [pb.ToolCancel(call_id=call_id, reason=reason)], self.now)
+        self.dispatcher.endings.cancels(caller, [pb.ToolCancel(call_id=call_id, reason=reason)], self.now)
 
     def lose(self, plugin: PeerDouble, why: str = "its connection broke") -> None:
         """Breaks a double off, in the order in which presence ends a session."""
@@ -179,8 +179,8 @@ class Core(CoreOnAClock):
         pending, asked = list(plugin.pending.values()), list(plugin.in_flight.values())
         plugin.pending.clear()
         plugin.in_flight.clear()
-        self.dispatcher.handler_ended(pending, why, self.now)
-        self.dispatcher.caller_ended(asked, self.now)
+        self.dispatcher.endings.handler_ended(pending, why, self.now)
+        self.dispatcher.endings.caller_ended(asked, self.now)
         plugin.waiting.clear()
 
     def stream(self) -> StreamDouble:

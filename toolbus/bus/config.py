@@ -18,7 +18,7 @@ from toolbus.bus.access.doorman import split_secure
 from toolbus.bus.access.neighbours import DEFAULT as DEFAULT_NEIGHBOURS
 from toolbus.bus.access.neighbours import allowed_uids
 from toolbus.bus.callback_url import parse_callback_url
-from toolbus.bus.calls.trace import TRACE_MOST
+from toolbus.bus.calls.call_traces import TRACE_MOST
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.keys.issuer_settings import Issuer, check_issuers

@@ -233,7 +233,9 @@ class LocalCaller:
             self._dispatcher.calls(self, [call], time.monotonic())
             return await future
         except asyncio.CancelledError:
-            self._dispatcher.cancels(self, [pb.ToolCancel(call_id=call_id, reason="cancelled")], time.monotonic())
+            self._dispatcher.endings.cancels(
+                self, [pb.ToolCancel(call_id=call_id, reason="cancelled")], time.monotonic()
+            )
             raise
         finally:
             self._waiting.pop(call_id, None)

@@ -244,11 +244,11 @@ class Bus(EmbeddedBus):
             SetupError: an address is taken, or the data directory cannot be used; nothing is left listening.
         """
         self.loop = asyncio.get_running_loop()
-        self._sweeps.start(self.dispatcher.sweep)
+        self._sweeps.start(self.dispatcher.deadlines.sweep)
         self.core.stalls.start()
         self.core.signals.start()
         self.core.neighbours.check_system()
-        self.dispatcher.settled_at = time.monotonic() + self.core.config.grace_seconds
+        self.dispatcher.admission.settled_at = time.monotonic() + self.core.config.grace_seconds
         async with contextlib.AsyncExitStack() as opened:
             for room in self.core.rooms:
                 opened.push_async_callback(room.stop)
@@ -268,14 +268,14 @@ class Bus(EmbeddedBus):
         for room in self.core.rooms:
             await room.drain()
         if not presence.draining:
-            log.info("draining sessions=%d in_flight=%d", len(presence.sessions), self.dispatcher.active)
+            log.info("draining sessions=%d in_flight=%d", len(presence.sessions), self.dispatcher.in_flight.active)
             presence.drain(grace)
             self.core.signals.readiness_changed()
         while (left := started + grace - time.monotonic()) > 0:
             presence.drain(left)
             if time.monotonic() - started > self.core.timings.quiet_seconds:
                 presence.end_idle(time.monotonic())
-            if not presence.sessions and not self.dispatcher.active:
+            if not presence.sessions and not self.dispatcher.in_flight.active:
                 return
             await asyncio.sleep(min(0.01, left))
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from toolbus.bus.access.principal import Principal
-from toolbus.bus.calls.call_records import CallRecord, CallRecords
+from toolbus.bus.calls.call_record import CallRecord
+from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import ToolListing
@@ -137,7 +138,7 @@ class Standalone(Backend):
         with self._lock:
             self.tasks = tasks
             for dispatcher, _ in self._callers.values():
-                dispatcher.background = tasks
+                dispatcher.deadlines.background = tasks
 
     def changed(self) -> None:
         """Does nothing: it has no watchers, and listings are rebuilt for a new revision."""
@@ -164,7 +165,7 @@ class Standalone(Backend):
             background=self.tasks,
             first_id=1 + self._dispatchers * IDS_PER_LOOP,
         )
-        timer.sweep = dispatcher.sweep
+        timer.sweep = dispatcher.deadlines.sweep
         self._dispatchers += 1
         caller = LocalCaller(  # an admin here: the tools of the bus are its own task tools
             self.principal.source,

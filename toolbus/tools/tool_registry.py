@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack, overload
 
-from toolbus.bus.calls.call_records import CallRecord
+from toolbus.bus.calls.call_record import CallRecord
 from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.local import OnProgress

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.support.core_model import Core, nested, one_call, tool
 from tests.support.examples import examples
-from toolbus.bus.calls.call_records import MAX_CONTENT, MAX_TEXT, CallRecord, CallRecords, RecordFilter
+from toolbus.bus.calls.call_record import MAX_CONTENT, MAX_TEXT, CallRecord
+from toolbus.bus.calls.call_records import CallRecords, RecordFilter
 from toolbus.bus.calls.redaction import HIDDEN
 from toolbus.errors import Code
 from toolbus.tool import Limits

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import NUMBER, Core, error_of, tool
-from toolbus.bus.calls.call_records import MAX_REPAIRS_SHOWN
+from toolbus.bus.calls.call_record import MAX_REPAIRS_SHOWN
 from toolbus.errors import Code
 from toolbus.tool import Tool
 from toolbus.v1 import tool_pb2 as pb
@@ -154,6 +154,6 @@ def test_a_failed_call_s_record_says_what_was_repaired() -> None:
     core = Core()
     host, _ = core.peer("h"), core.plugin("p", NUMBER)
     call_id = core.call(host, "n", '{"a":"5"}')
-    core.dispatcher.cancels(host, [pb.ToolCancel(call_id=call_id)], core.now)
+    core.dispatcher.endings.cancels(host, [pb.ToolCancel(call_id=call_id)], core.now)
     (record,) = core.dispatcher.records
     assert (record.outcome, [str(each) for each in record.repairs]) == ("CANCELLED", ["a: string to integer"])

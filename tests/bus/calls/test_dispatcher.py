@@ -39,7 +39,7 @@ def test_a_call_to_an_unknown_tool_names_the_known_ones() -> None:
 
 def test_just_after_a_start_a_call_to_an_unknown_tool_may_be_retried() -> None:
     core, host, _ = one_call()
-    core.dispatcher.settled_at = core.now + 5.0
+    core.dispatcher.admission.settled_at = core.now + 5.0
     error = core.refusal(host, "later")
     assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.NOT_DISPATCHED, True)
     assert error.retry_after_seconds > 0

@@ -104,7 +104,7 @@ def test_a_cancel_ends_the_call_for_its_caller_at_once_and_travels_to_the_plugin
     error = error_of(host, call_id)
     assert (error.code, error.stage, error.retry_safe) == (Code.CANCELLED, Stage.DISPATCHED, False)
     assert [reason for _, reason in plugin.cancelled] == ["the user left"]
-    assert (plugin.stuck, len(plugin.pending), core.dispatcher.stuck) == (1, 1, 1)
+    assert (plugin.stuck, len(plugin.pending), core.dispatcher.in_flight.stuck) == (1, 1, 1)
     core.answer(plugin)
     assert (plugin.stuck, plugin.pending, core.held, core.records.late) == (0, {}, 0, 1)
     assert len(host.results[call_id]) == 1
@@ -134,7 +134,7 @@ def test_a_stuck_call_holds_its_slot_until_60_s_after_the_cancel_whatever_else_i
     core.advance(59.0)
     assert plugin.stuck == 1
     core.advance(1.0)
-    assert (plugin.stuck, len(plugin.pending), core.dispatcher.stuck) == (0, 1, 0)
+    assert (plugin.stuck, len(plugin.pending), core.dispatcher.in_flight.stuck) == (0, 1, 0)
     core.dispatcher.results(plugin, [pb.ToolResult(call_id="1")], core.now)
     assert core.records.unexpected == 1
 
@@ -382,8 +382,8 @@ class CallsMachine(RuleBasedStateMachine):
         active = [call for call in calls if call.active]
         assert {id(call) for call in active} == {id(call) for peer in self.everyone for call in peer.in_flight.values()}
         assert self.core.held == sum(call.size for call in calls)
-        assert self.core.dispatcher.active == len(active)
-        assert self.core.dispatcher.stuck == len(calls) - len(active)
+        assert self.core.dispatcher.in_flight.active == len(active)
+        assert self.core.dispatcher.in_flight.stuck == len(calls) - len(active)
         for peer in self.everyone:
             assert peer.stuck == sum(not call.active for call in peer.pending.values())
             assert len(peer.pending) <= peer.max_in_flight
@@ -411,7 +411,7 @@ class CallsMachine(RuleBasedStateMachine):
     @invariant()
     def the_timer_is_set_for_whatever_ends_next(self) -> None:
         calls = [call for peer in self.everyone for call in peer.pending.values()]
-        soft_deadlines = self.core.dispatcher.soft_deadlines
+        soft_deadlines = self.core.dispatcher.in_flight.soft_deadlines
         assert all(call.active for call in soft_deadlines)
         ends = [
             min(call.deadline, soft_deadlines.get(call, math.inf)) if call.active else call.freed_at for call in calls
@@ -422,7 +422,11 @@ class CallsMachine(RuleBasedStateMachine):
         if not hasattr(self, "core"):
             return
         self.core.advance(90_000.0)
-        assert (self.core.held, self.core.dispatcher.active, self.core.dispatcher.stuck) == (0, 0, 0)
+        assert (self.core.held, self.core.dispatcher.in_flight.active, self.core.dispatcher.in_flight.stuck) == (
+            0,
+            0,
+            0,
+        )
         assert all(not peer.pending and not peer.in_flight and not peer.stuck for peer in self.everyone)
         assert all(peer.budget.held == 0 for peer in self.everyone)
         assert all(len(caller.results[call_id]) == 1 for caller, call_id in self.in_flight)
@@ -449,4 +453,4 @@ def test_a_retried_call_never_reports_that_it_was_not_sent() -> None:
     error = error_of(host, call_id)
     assert (error.stage, error.retry_safe) == (Stage.DISPATCHED, True)
     core.advance(60.0)
-    assert core.dispatcher.retried == {}
+    assert core.dispatcher.in_flight.retried == {}

@@ -230,7 +230,7 @@ def test_a_call_that_is_always_a_task_becomes_one_at_once_where_its_caller_takes
     assert waiting in host.in_flight
     core.answer(plugin, "8")
     assert only(host, waiting).output == 8
-    assert core.dispatcher.soft_deadlines == {}
+    assert core.dispatcher.in_flight.soft_deadlines == {}
 
 
 def test_a_tool_that_never_becomes_a_task_does_not_for_being_always_one() -> None:

@@ -58,7 +58,7 @@ def test_a_call_that_met_its_deadline_is_noted_with_that_outcome() -> None:
     core, host, _, _ = _watched()
     core.call(host, "t", timeout_seconds=15.0)
     core.now += 15.1
-    core.dispatcher.sweep(core.now)
+    core.dispatcher.deadlines.sweep(core.now)
     (noted,) = core.dispatcher.slow_calls.slowest(10)
     assert noted.fields["outcome"] == "DEADLINE_EXCEEDED"
 

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from tests.support.core_model import NUMBER, Core, PeerDouble, answer, call, nested, one_call, tool
-from toolbus.bus.calls.trace import CallTraces, Span, Trace
+from toolbus.bus.calls.call_traces import CallTraces
+from toolbus.bus.calls.trace import Span, Trace
 from toolbus.errors import Code, Stage
 from toolbus.tool import CallError
 from toolbus.traceparent import TraceContext, read_traceparent

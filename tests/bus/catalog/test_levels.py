@@ -76,7 +76,7 @@ def test_a_hidden_tool_is_refused_with_the_text_for_one_that_does_not_exist(stat
     if state == "offline":
         core.lose(plugin, "it crashed")
     if state == "settling":
-        core.dispatcher.settled_at = core.now + 1.0
+        core.dispatcher.admission.settled_at = core.now + 1.0
     host = core.peer("host")
     hidden, unknown = core.refusal(host, "hidden"), core.refusal(host, "nobody")
     assert hidden.message.replace("hidden", "nobody") == unknown.message

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from toolbus.bus.calls.call_records import CallRecord
+from toolbus.bus.calls.call_record import CallRecord
 from toolbus.bus.console.digest import MAX_BYTES, KnownRows, describe_call, encode, is_quiet
 from toolbus.errors import Code
 

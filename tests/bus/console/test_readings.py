@@ -51,13 +51,13 @@ def test_the_oldest_calls_in_flight_of_all_callers_come_first() -> None:
     for step in range(6):
         core.call(hosts[step % 3], "t", call_id=str(step))
         core.advance(0.001)
-    oldest = core.dispatcher.oldest(4)
+    oldest = core.dispatcher.in_flight.oldest(4)
     assert [(call.caller.source, call.call_id) for call in oldest] == [
         ("host-0", "0"), ("host-1", "1"), ("host-2", "2"), ("host-0", "3")
     ]  # fmt: skip
     plugin.hand_over()
     core.answer(plugin)
-    assert [call.call_id for call in core.dispatcher.oldest(9)] == ["1", "2", "3", "4", "5"]
+    assert [call.call_id for call in core.dispatcher.in_flight.oldest(9)] == ["1", "2", "3", "4", "5"]
 
 
 def test_a_nested_call_names_its_parent_in_flight() -> None:
@@ -65,7 +65,7 @@ def test_a_nested_call_names_its_parent_in_flight() -> None:
     core.call(host, "t")
     parent = plugin.hand_over()[0]
     nested(core, plugin, "u")
-    assert [call.parent for call in core.dispatcher.oldest(9)] == [None, parent]
+    assert [call.parent for call in core.dispatcher.in_flight.oldest(9)] == [None, parent]
 
 
 async def test_a_source_with_very_many_tools_is_counted_bit_by_bit() -> None:

@@ -110,7 +110,7 @@ async def test_a_wait_for_a_digest_does_not_delay_the_shutdown() -> None:
     async with console_bus() as (bus, _):
         known = (await bus.call("toolbus:digest")).output["number"]
         waiting = asyncio.ensure_future(bus.call("toolbus:digest", {"since": known, "wait_seconds": 60}))
-        await until(lambda: bus.core.dispatcher.active)
+        await until(lambda: bus.core.dispatcher.in_flight.active)
         await bus.drain(30)
         assert (await within(waiting)).output["draining"]
 

@@ -37,7 +37,7 @@ async def stub_of(bus: Bus) -> AsyncIterator[Any]:
 @pytest.fixture
 async def bus() -> AsyncIterator[Bus]:
     async with running_bus(http="127.0.0.1:0", grace_seconds=0, roles=("a", "b"), silenced=("mute",)) as running:
-        running.dispatcher.settled_at = 0.0  # a bus that has just started calls unknown names UNAVAILABLE
+        running.dispatcher.admission.settled_at = 0.0  # a bus that has just started calls unknown names UNAVAILABLE
         yield running
 
 

@@ -323,7 +323,7 @@ async def test_a_disconnect_cancels_the_exchange_with_a_callback(tools: Tools) -
         await asyncio.wait_for(posted.wait(), WAIT_SECONDS)
         connection.cut()
         await until(lambda: tools.bus.records.outcomes[Code.CANCELLED] == cancelled + 1, "the record of the call")
-        await until(lambda: not tools.bus.dispatcher.active, "the exchange to end")
+        await until(lambda: not tools.bus.dispatcher.in_flight.active, "the exchange to end")
 
 
 async def test_a_client_that_says_what_it_accepts_is_asked_and_answers_by_the_same_request() -> None:

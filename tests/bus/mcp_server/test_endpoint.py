@@ -254,7 +254,7 @@ async def test_a_modern_client_that_leaves_cancels_its_call(
     exchange.leave()
     await within(exchange.task)
     await until(lambda: work.cancelled == 1, "its end")
-    assert bus.dispatcher.active == 0
+    assert bus.dispatcher.in_flight.active == 0
 
 
 async def test_a_legacy_client_cancels_by_the_id_of_its_request(client: HttpClient, work: Work) -> None:

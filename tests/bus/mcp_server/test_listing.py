@@ -365,7 +365,7 @@ async def test_a_tool_that_does_not_come_back_is_waited_for_until_the_bus_has_se
         assert await HttpClient(bus).names() == ["files_read"]
     async with serving(data_dir=tmp_path) as bus:
         client = HttpClient(bus)
-        bus.dispatcher.settled_at = time.monotonic() + 0.05
+        bus.dispatcher.admission.settled_at = time.monotonic() + 0.05
         assert await client.names() == []
-        bus.dispatcher.settled_at = time.monotonic() + 0.05
+        bus.dispatcher.admission.settled_at = time.monotonic() + 0.05
         assert (await client.call("files_read")).error["code"] == McpCode.INVALID_PARAMS

@@ -63,7 +63,9 @@ def test_new_calls_are_refused_at_once_and_those_in_flight_end_well() -> None:
     core = Core()
     plugin, host = core.attached("p", tool("a")), core.peer("host")
     running = core.call(host, "a")
-    core.dispatcher.settled_at = core.now + 5.0  # a bus that has just started waits for tools, but not for this one
+    core.dispatcher.admission.settled_at = (
+        core.now + 5.0
+    )  # a bus that has just started waits for tools, but not for this one
     grants_of(core).revoke("p")
     refused = core.refusal(host, "a")
     assert (refused.code, refused.message) == (

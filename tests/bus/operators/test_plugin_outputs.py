@@ -66,7 +66,7 @@ async def test_lines_of_a_plugin_are_read_and_followed_wherever_its_supervisor_r
         assert [(line["number"], line["text"]) for line in answer["lines"]] == [(3, "two")]
         more = {"plugin": "weather", "source": source, "since": answer["next"], "wait_seconds": 30}
         waiting = asyncio.create_task(bus.call("toolbus:plugin_logs", more))
-        await until(lambda: bus.dispatcher.active >= 2, "the question to the supervisor")
+        await until(lambda: bus.dispatcher.in_flight.active >= 2, "the question to the supervisor")
         supervisor.says("weather", "three")
         answer = (await waiting).output
         assert ([line["text"] for line in answer["lines"]], answer["next"], answer["lost"]) == (["three"], 4, 0)
@@ -78,7 +78,7 @@ async def test_who_follows_output_that_does_not_come_does_not_hold_up_the_shutdo
     async with running_bus() as bus, supervisor.on(bus) as source, Host(bus.grpc_addresses[0]) as host:
         more = {"plugin": "weather", "source": source, "since": 2, "wait_seconds": 60}
         waiting = asyncio.create_task(host.call("toolbus:plugin_logs", more))
-        await until(lambda: bus.dispatcher.active >= 2, "the question to the supervisor")
+        await until(lambda: bus.dispatcher.in_flight.active >= 2, "the question to the supervisor")
         draining = asyncio.create_task(bus.drain(60))
         output = (await within(waiting, 30)).output
         assert (output["source"], output["lines"], output["next"]) == (source, [], 2)

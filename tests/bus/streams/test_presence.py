@@ -312,7 +312,7 @@ def test_a_hung_plugin_is_suspect_then_gone_and_an_answering_one_neither() -> No
     assert (error.code, error.stage, error.retry_safe) == (Code.UNAVAILABLE, Stage.DISPATCHED, False)
     assert "answered no heartbeat for 5 s; it may have run" in error.message
     assert [cancel.call_id for cancel in hung.read("cancels")] == [running.call_id]
-    assert (hung.status, core.dispatcher.stuck) == (None, 1)
+    assert (hung.status, core.dispatcher.in_flight.stuck) == (None, 1)
     ticks(core, 16.0, well, watcher)
     assert hung.status is not None
     assert hung.status[0] == "UNAVAILABLE"
@@ -392,7 +392,11 @@ def test_a_call_of_a_hung_plugin_moves_where_that_is_safe_and_its_late_result_ch
     assert call_id in host.in_flight
     answer(well, second.call_id, "2")
     assert outputs(host) == ["2"]
-    assert (core.dispatcher.active, core.dispatcher.stuck, core.dispatcher.held_bytes) == (0, 0, 0)
+    assert (core.dispatcher.in_flight.active, core.dispatcher.in_flight.stuck, core.dispatcher.in_flight.held) == (
+        0,
+        0,
+        0,
+    )
 
 
 def test_a_half_closed_peer_that_waits_for_an_answer_is_never_gone() -> None:

@@ -170,7 +170,7 @@ def test_ending_a_session_twice_ends_it_once_from_whatever_state(
     core.presence.drain_received(stream.peer)
     assert stream.status == (status, "first")
     assert (stream.closes, core.registry.revision) == (1, revision)
-    assert (core.presence.sessions, core.presence.by_source, core.dispatcher.active) == ({}, {}, 0)
+    assert (core.presence.sessions, core.presence.by_source, core.dispatcher.in_flight.active) == ({}, {}, 0)
     assert all(len(results) == 1 for results in host.results.values())
 
 

@@ -29,7 +29,7 @@ HIGH = pb.CallContext(user_id="root", attributes={"level": "99"})
 @pytest.fixture
 async def bus() -> AsyncIterator[Bus]:
     async with running_bus() as bus:
-        bus.dispatcher.settled_at = 0.0  # a bus that has just started calls unknown names UNAVAILABLE
+        bus.dispatcher.admission.settled_at = 0.0  # a bus that has just started calls unknown names UNAVAILABLE
         yield bus
 
 
@@ -216,7 +216,7 @@ async def test_draining_lets_calls_of_untrusted_sources_end() -> None:
         async with Host(bus.grpc_addresses[0]) as host:
             await host.ready()
             called = asyncio.create_task(host.call("slow", {}))
-            while not bus.dispatcher.active:
+            while not bus.dispatcher.in_flight.active:
                 await asyncio.sleep(0)
             draining = asyncio.create_task(bus.drain())
             await asyncio.sleep(0)

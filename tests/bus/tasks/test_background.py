@@ -63,7 +63,7 @@ def test_at_the_soft_deadline_a_caller_gets_one_result_and_the_call_goes_on_as_a
     core.answer(plugin, '"done"')
     assert outputs(keeper.peer) == ['"done"']
     assert outputs(host) == ['{"task_id":"task1"}']
-    assert (core.held, keeper.peer.in_flight, plugin.pending, core.dispatcher.active) == (0, {}, {}, 0)
+    assert (core.held, keeper.peer.in_flight, plugin.pending, core.dispatcher.in_flight.active) == (0, {}, {}, 0)
 
 
 def test_a_call_that_ends_before_its_soft_deadline_is_a_call_like_any_other() -> None:
@@ -82,13 +82,13 @@ def test_an_ended_call_holds_no_memory_until_its_soft_deadline() -> None:
         core.call(
             host, "t", call_id=call_id, background_after_seconds=200.0, timeout_seconds=1.0 if call_id == "a" else 0
         )
-    assert len(core.dispatcher.soft_deadlines) == 4
+    assert len(core.dispatcher.in_flight.soft_deadlines) == 4
     core.advance(1.5)
     core.cancel(host, "b")
     core.dispatcher.results(plugin, [pb.ToolResult(call_id=host.in_flight["c"].id)], core.now)
     core.lose(plugin)
     assert sorted(host.results) == ["a", "b", "c", "d"]
-    assert core.dispatcher.soft_deadlines == {}
+    assert core.dispatcher.in_flight.soft_deadlines == {}
 
 
 def test_the_timer_is_armed_for_a_soft_deadline_that_comes_first() -> None:
@@ -203,7 +203,7 @@ def test_a_bus_that_stops_ends_tasks_too() -> None:
     core.dispatcher.stop(core.now)
     assert error_of(keeper.peer, "task1").code is Code.UNAVAILABLE
     core.answer(plugin)
-    assert (core.held, core.dispatcher.active, core.dispatcher.stuck) == (0, 0, 0)
+    assert (core.held, core.dispatcher.in_flight.active, core.dispatcher.in_flight.stuck) == (0, 0, 0)
 
 
 def test_what_a_task_calls_is_for_its_user_and_ends_with_it() -> None:
@@ -246,7 +246,7 @@ def test_an_adopter_that_fails_costs_no_call_and_no_deadline(caplog: pytest.LogC
             raise RuntimeError("of the keeper's making")
 
     core, host, plugin, _ = kept()
-    core.dispatcher.background = Broken()
+    core.dispatcher.deadlines.background = Broken()
     core.call(host, "t", call_id="1", background_after_seconds=2.0)
     core.call(host, "t", call_id="2", timeout_seconds=3.0)
     core.advance(3.5)
@@ -260,7 +260,7 @@ def test_an_adopter_that_fails_costs_no_call_and_no_deadline(caplog: pytest.LogC
 def test_some_calls_never_become_tasks_and_have_300_s_at_most(why: str) -> None:
     core, host, plugin, keeper = kept(tool("t", no_background=why == "no_background"))
     if why == "nobody keeps":
-        core.dispatcher.background = None
+        core.dispatcher.deadlines.background = None
     caller: PeerDouble = host
     more: dict[str, str] = {}
     if why == "nested":
@@ -294,12 +294,12 @@ def test_some_calls_never_become_tasks_and_have_300_s_at_most(why: str) -> None:
 def test_an_invalid_soft_deadline_is_refused(patience: float, timeout: float, keeps: bool) -> None:
     core, host, plugin, _ = kept()
     if not keeps:
-        core.dispatcher.background = None
+        core.dispatcher.deadlines.background = None
     error = core.refusal(host, "t", background_after_seconds=patience, timeout_seconds=timeout)
     assert error.code is Code.INVALID_ARGUMENTS
     assert "timeout_seconds" in error.message
     assert f"{patience:g}" in error.message or f"{timeout:g}" in error.message
-    assert (plugin.pending, core.held, core.dispatcher.soft_deadlines) == ({}, 0, {})
+    assert (plugin.pending, core.held, core.dispatcher.in_flight.soft_deadlines) == ({}, 0, {})
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_what_is_held_for_a_call_moves_with_it_and_comes_out_at_zero() -> None:
     core.answer(plugin)
     core.cancel(keeper.peer, next(iter(keeper.peer.in_flight)))
     core.lose(plugin)
-    assert (host.budget.held, keeper.peer.budget.held, core.held, core.dispatcher.active) == (0, 0, 0, 0)
+    assert (host.budget.held, keeper.peer.budget.held, core.held, core.dispatcher.in_flight.active) == (0, 0, 0, 0)
 
 
 def test_a_task_leaves_one_record_with_the_user_and_the_whole_time() -> None:

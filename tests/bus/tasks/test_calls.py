@@ -47,7 +47,9 @@ class Bench:
         registry.register(handler, compile_tools([spec.tool], Limits()))
 
     def _arm(self, when: float) -> None:
-        self.loop.call_later(max(0.0, when - time.monotonic()), lambda: self.dispatcher.sweep(time.monotonic()))
+        self.loop.call_later(
+            max(0.0, when - time.monotonic()), lambda: self.dispatcher.deadlines.sweep(time.monotonic())
+        )
 
     @llm_tool
     async def report(self, scope: ToolScope, fail: bool = False) -> dict[str, Any]:
@@ -102,13 +104,13 @@ async def test_a_call_becomes_a_task_and_its_result_comes_there() -> None:
         task_id = await tried.begin()
         tried.step.set()
         await until(lambda: tried.seen(task_id).progress == Progress(3, 10, "page 3"))
-        assert tried.dispatcher.active == 1
+        assert tried.dispatcher.in_flight.active == 1
         tried.go.set()
         task = await tried.done(task_id, "source:desk")
         assert (task.status, task.text) == (Status.COMPLETED, '{"pages":7}')
         assert task.result == Result(task_id, '{"pages":7}')
-        assert tried.dispatcher.active == 0
-        assert tried.dispatcher.held_bytes == 0
+        assert tried.dispatcher.in_flight.active == 0
+        assert tried.dispatcher.in_flight.held == 0
         assert tried.caller.budget.held == 0
 
 
@@ -141,7 +143,14 @@ async def test_cancelling_the_task_cancels_the_call_on_its_loop() -> None:
         task = await tried.done(task_id)
         assert task.error.startswith("cancelled")
         await until(lambda: tried.cancelled)
-        await until(lambda: tried.dispatcher.active == tried.dispatcher.stuck == tried.dispatcher.held_bytes == 0)
+        await until(
+            lambda: (
+                tried.dispatcher.in_flight.active
+                == tried.dispatcher.in_flight.stuck
+                == tried.dispatcher.in_flight.held
+                == 0
+            )
+        )
         assert tried.dispatcher.records.outcomes[Code.CANCELLED] == 1
         assert await tried.done(task_id) == task
 
@@ -149,7 +158,7 @@ async def test_cancelling_the_task_cancels_the_call_on_its_loop() -> None:
 async def test_a_task_goes_on_when_its_first_caller_is_gone() -> None:
     async with bench() as tried:
         task_id = await tried.begin()
-        tried.dispatcher.caller_ended(list(tried.caller.in_flight.values()), time.monotonic())
+        tried.dispatcher.endings.caller_ended(list(tried.caller.in_flight.values()), time.monotonic())
         tried.step.set()
         tried.go.set()
         assert (await tried.done(task_id)).status is Status.COMPLETED
@@ -160,7 +169,7 @@ async def test_where_there_is_no_room_the_caller_waits_for_the_result() -> None:
         await tried.begin()
         call = pb.ToolCall(name="report", arguments_json="{}", background_after_seconds=0.001)
         waiting = asyncio.ensure_future(tried.caller.call(call))
-        await until(lambda: not tried.dispatcher.soft_deadlines)
+        await until(lambda: not tried.dispatcher.in_flight.soft_deadlines)
         tried.step.set()
         tried.go.set()
         assert (await waiting).output == {"pages": 7}

@@ -107,7 +107,7 @@ def _running_bus() -> Iterator[dict[str, str]]:
 
     async def start() -> dict[str, str]:
         bus = await running.enter_async_context(running_bus())
-        bus.dispatcher.settled_at = 0.0  # a bus that has just started answers UNAVAILABLE to unknown names
+        bus.dispatcher.admission.settled_at = 0.0  # a bus that has just started answers UNAVAILABLE to unknown names
 
         def high() -> None:
             """Needs an access level."""

@@ -1,4 +1,4 @@
-"""Declares a call in flight, and what the dispatcher expects of its caller.
+"""Declares a call in flight, and what the dispatcher expects of its caller and of what takes it over as a task.
 
 A call is *active* until its caller has its result. One that ended early (deadline, cancel) is *stuck* until its
 handler confirms the end. The handler, which runs the call, is declared in catalog/handler.py.
@@ -7,18 +7,16 @@ handler confirms the end. The handler, which runs the call, is declared in catal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.access.quota import Quota
+from toolbus.bus.calls.trace import Trace
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import Handler
 from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
-
-if TYPE_CHECKING:  # it refuses calls, and what refuses them knows callers
-    from toolbus.bus.calls.input_exchange import InputExchange
-    from toolbus.bus.calls.trace import Trace
 
 
 class Budget:
@@ -65,8 +63,6 @@ class Caller(Asker, Protocol):
 
 
 CancelCalls = Callable[[Caller, Iterable[pb.ToolCancel], float], None]  # the caller, which of its calls, the time now
-
-
 MakeCalls = Callable[[Caller, Sequence[pb.ToolCall], float], None]  # the caller, its calls, the time now
 
 
@@ -84,6 +80,32 @@ class Background(Protocol):
             The new caller, the call_id there, and the result that the first caller gets now; None: no task is free, so
             the caller goes on waiting.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class InputExchange:
+    """What one call says about being asked.
+
+    Attributes:
+        accepts: what its caller can answer.
+        responses_json: its answers; "" where it has none.
+        state: what the tool gave with its questions; "" where it gave nothing.
+    """
+
+    accepts: tuple[str, ...]
+    responses_json: str = ""
+    state: str = ""
+
+    @property
+    def size(self) -> int:
+        """Characters of it."""
+        return len(self.responses_json) + len(self.state)
+
+    def fill(self, message: pb.ToolCall) -> None:
+        """Sets it in the message that a handler gets."""
+        message.accepts.extend(self.accepts)
+        message.input_responses_json = self.responses_json
+        message.request_state = self.state
 
 
 class Call:

@@ -1,4 +1,4 @@
-"""Admits calls: finds the tool, authorizes the caller, validates the arguments, bounds the timeout.
+"""Admits calls: finds the tool, authorizes the caller, bounds the timeout; call_arguments.py validates the arguments.
 
 These are the steps of a call's beginning that most calls do not need: `Dispatcher.calls` has the short way for plain
 calls in itself, and asks here for the rest. Nothing here changes a call or the tables of the dispatcher.
@@ -6,60 +6,43 @@ calls in itself, and asks here for the rest. Nothing here changes a call or the 
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.call import Asker, Call, Caller
-from toolbus.bus.calls.call_log import call_fields
-from toolbus.bus.calls.call_records import only_reads
-from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused, invalid
-from toolbus.bus.catalog.argument_repair import (
-    ABSENT,
-    WHOLE_TEXT,
-    Repair,
-    RepairedArguments,
-    original_of,
-    read_object,
-    repair,
-    repairs_of,
-)
+from toolbus.bus.calls.call_record import only_reads
+from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import LENT_MODEL, is_operators
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.catalog.schema import ArgumentChecker, load_arguments
-from toolbus.bus.catalog.whole_numbers import with_whole_numbers
 from toolbus.errors import Code, NotPermitted, UnknownRole
-from toolbus.newest import NewestCache
-from toolbus.text import clean_line, list_names, quote
+from toolbus.text import list_names, quote
 from toolbus.tool import MAX_TIMEOUT_SECONDS, TASK_SECONDS, Limits, level_of
 from toolbus.v1 import tool_pb2 as pb
 
-log = logging.getLogger("toolbus.calls")
-
-MAX_LOGGED = 1_000  # repairs that are logged once
-
 
 class CallAdmission:
-    """The rules that a call has to pass before it is sent."""
+    """The rules by which a call finds its tool and may call it.
 
-    def __init__(
-        self, registry: Registry, policy: Policy, view: CatalogView, limits: Limits, *, repairs: bool = True
-    ) -> None:
+    Attributes:
+        settled_at: until when an unknown tool counts as one whose plugin may still reconnect to a restarted bus.
+    """
+
+    def __init__(self, registry: Registry, policy: Policy, view: CatalogView, limits: Limits) -> None:
         self._registry = registry
         self._policy = policy
         self._view = view
         self._limits = limits
-        self._repairs = repairs
-        self._logged: NewestCache[tuple[str, ...], None] = NewestCache(MAX_LOGGED)  # tools and repairs of them
-        self.current: Callable[[Identity], Identity] = _as_it_was  # see `Doorman.current`
-        self.settled_at = 0.0  # until then a tool with an unknown name may reconnect: the bus has restarted
+        self._current: Callable[[Identity], Identity] = _as_it_was  # see `follow_identities`
+        self.settled_at = 0.0
+
+    def follow_identities(self, current: Callable[[Identity], Identity]) -> None:
+        """Asks from now on for the identity of now of a caller whose call goes on as a task: `Doorman.current`."""
+        self._current = current
 
     def decide(self, principal: Principal, call: pb.ToolCall, now: float) -> Entry:
         """Returns the entry that a top-level call of a host would reach, without making the call.
@@ -151,7 +134,7 @@ class CallAdmission:
         if scopes.never.match(entry.name, entry.bare_name, f"{entry.source}:{entry.bare_name}"):
             return principal
         try:  # the call may be a task, which goes on when the key of its caller has ended
-            return replace(principal, identity=self.current(parent.root.caller.principal.identity))
+            return replace(principal, identity=self._current(parent.root.caller.principal.identity))
         except NotPermitted:
             return principal
 
@@ -207,79 +190,6 @@ class CallAdmission:
             return min(timeout or declaration.timeout, caller.longest_timeout), 0.0
         return min(timeout or TASK_SECONDS, TASK_SECONDS), min(background_after, MAX_TIMEOUT_SECONDS)
 
-    def validate(self, caller: Caller, call: pb.ToolCall, parent: Call | None, declaration: Declaration) -> str:
-        """Validates arguments that do not simply pass: repairs them, strips keys, fills in defaults.
-
-        Returns:
-            The arguments as the plugin gets them: without the keys that only a host may set.
-
-        Raises:
-            Refused: they break the schema or a limit.
-        """
-        text, limit = call.arguments_json, self._limits.arguments_bytes
-        if len(text) * 4 > limit and len(text.encode()) > limit:
-            raise Refused(
-                Code.INVALID_ARGUMENTS,
-                f"the arguments have more than {limit} bytes: send less, or a reference to the data",
-                limit=("arguments_bytes", limit),
-            )
-        if text.isspace():  # some models write blanks for "none"
-            text = RepairedArguments.of("", text, ())
-        checker, strips = declaration.checker, declaration.strips
-        # A key may be spelled with escapes; arguments that cannot be parsed cannot be searched for keys either.
-        if checker is None and not (strips and ("ser" in text or "\\" in text)):
-            return text
-        try:
-            arguments = load_arguments(text)
-        except ValueError as problem:
-            raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
-        if type(arguments) is dict and not strips.isdisjoint(arguments):
-            arguments, text = _stripped(arguments, strips)
-        if checker is None:
-            return text
-        repairs, passes = self._repairs and not declaration.tool.no_repair, False
-        if type(arguments) is dict:
-            passes = checker.passes(arguments)
-            if not passes and is_unplanned(caller, call, parent, declaration):
-                return text
-            if not repairs and (passes or checker.is_valid(arguments)):  # it may lack defaults
-                return text
-        repaired = text if passes else self._repair(checker, text, arguments, strips) if repairs else None
-        if repaired is None:
-            raise invalid(text, arguments, checker)
-        repaired = with_whole_numbers(checker, repaired, limit)
-        self._log_repairs(caller, call, repairs_of(repaired))
-        return repaired
-
-    def _repair(self, checker: ArgumentChecker, text: str, arguments: Any, strips: frozenset[str]) -> str | None:
-        """Returns the text of arguments that fit, None if repairs do not help."""
-        original = original_of(text)
-        first: tuple[Repair, ...] = ()
-        if type(arguments) is str:  # a model has written the object as text
-            inner = read_object(arguments)
-            if inner is None:
-                return None
-            text, arguments, first = arguments, inner, (WHOLE_TEXT,)
-            if not strips.isdisjoint(arguments):
-                arguments, text = _stripped(arguments, strips)
-                original = text
-        elif type(arguments) is not dict:
-            return None
-        room = self._limits.arguments_bytes - (len(text) if text.isascii() else len(text.encode()))
-        if not first:
-            return repair(checker, text, arguments, room)
-        repaired = text if checker.passes(arguments) else repair(checker, text, arguments, room)
-        return None if repaired is None else RepairedArguments.of(repaired, original, (*first, *repairs_of(repaired)))
-
-    def _log_repairs(self, caller: Caller, call: pb.ToolCall, repairs: Iterable[Repair]) -> None:
-        """Logs what was repaired, once for each tool and kind of repair; defaults are nothing to correct."""
-        texts = [str(each) for each in repairs if each.before != ABSENT]
-        if texts and (key := (call.name, *texts)) not in self._logged:
-            self._logged[key] = None
-            why = clean_line(list_names(texts))
-            fields = call_fields(call.call_id, call.name, "", caller.principal)
-            log.info("repaired arguments: %s", why, extra=fields)
-
 
 def _check_generation_depth(parent: Call) -> None:
     """Refuses a model's request within another: each may take minutes and cost money.
@@ -312,17 +222,6 @@ class _Asker:
 def _as_it_was(identity: Identity) -> Identity:
     """Stands in until a bus has set how to ask for an identity of now."""
     return identity
-
-
-def is_unplanned(caller: Caller, call: pb.ToolCall, parent: Call | None, declaration: Declaration) -> bool:
-    """Tells whether a council makes a call without arguments, because it plans none: nobody could have given them."""
-    return (
-        declaration.tool.council_eligible
-        and parent is None
-        and caller.may_set_context
-        and call.context.unplanned
-        and call.arguments_json in ("", "{}")
-    )
 
 
 def copy_context(context: pb.CallContext, limits: Limits) -> pb.CallContext:
@@ -367,9 +266,3 @@ def _user_of(caller: Asker, call: pb.ToolCall, parent: Call | None) -> tuple[str
     else:
         context = call.context if caller.may_set_context and call.HasField("context") else None
     return ("", 0) if context is None else (context.user_id, level_of(context.attributes))
-
-
-def _stripped(arguments: dict[str, Any], keys: frozenset[str]) -> tuple[dict[str, Any], str]:
-    remaining = {key: value for key, value in arguments.items() if key not in keys}
-    # ASCII: a lone surrogate is legal JSON, but not UTF-8.
-    return remaining, json.dumps(remaining, separators=(",", ":"))

@@ -6,12 +6,10 @@ identity, trace_id, seconds, outcome`, those that are known. Records of calls an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from toolbus.bus.access.principal import Principal
 from toolbus.text import clean_line, shorten
-
-if TYPE_CHECKING:
-    from toolbus.bus.access.principal import Principal
 
 MAX_SHOWN = 128  # characters of a value; the ids of tools are shorter
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.calls.call import Call, Caller
-from toolbus.bus.calls.call_records import MAX_TEXT, CallRecords, More, content_of, failure_of, only_reads, origin_of
+from toolbus.bus.calls.call_record import MAX_TEXT, More, content_of, failure_of, only_reads, origin_of
+from toolbus.bus.calls.call_records import CallRecords
+from toolbus.bus.calls.call_traces import CallTraces
 from toolbus.bus.calls.refusals import Refused
 from toolbus.bus.calls.slow_calls import SlowCalls
-from toolbus.bus.calls.trace import CallTraces, Trace
+from toolbus.bus.calls.trace import Trace
 from toolbus.bus.catalog.argument_repair import original_of, repairs_of
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.registry import Registry

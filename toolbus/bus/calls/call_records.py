@@ -1,178 +1,18 @@
-"""Records the newest calls: tool, caller and user, how each ended, how long it took, how large it was.
-
-Arguments and outputs are recorded only if the bus is configured to, shortened, and with everything that looks like a
-secret redacted (redaction.py).
-"""
+"""Keeps the records of the newest calls, and counts all that have ended."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, TypeAlias
 
-from toolbus.bus.calls.redaction import redacted
-from toolbus.bus.catalog.argument_repair import Repair
-from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.handler import is_operators
+from toolbus.bus.calls.call_record import CODES, CallRecord, More, Origin, Row, read_row
 from toolbus.bus.metrics.call_counts import outcome_of
-from toolbus.errors import Code, Stage
+from toolbus.errors import Code
 from toolbus.questions import INPUT_REQUIRED
-from toolbus.text import shorten
-from toolbus.tool import CallError
-from toolbus.v1 import tool_pb2 as pb
 
 MAX_RECORDS = 1_000
-MAX_CONTENT = 4_096  # characters of recorded arguments or output
-MAX_REPAIRS_SHOWN = 20  # of one call
-MAX_TEXT = 128  # characters of a name or id of a refused call
-MAX_MESSAGE = 500  # characters of the message of a failure
-# The tools by which operators look and follow: their calls are not recorded, or followers would fill the records.
-READERS = frozenset({"all_tasks", "calls", "digest", "plugin_logs", "plugins", "slow_calls", "stats", "tail"})
-_CODES = frozenset((*Code, INPUT_REQUIRED))
-# Codes whose messages may repeat what a call gave or got: they are recorded as contents are.
-_TELLING = frozenset((Code.TOOL, Code.INVALID_ARGUMENTS))
-
-Origin: TypeAlias = tuple[str, int, int]
-"""User, round and order of a call, as its context says."""
-Content: TypeAlias = tuple[str, str]
-"""Arguments and output."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """How a call failed.
-
-    Attributes:
-        message: for people; "" where it could repeat arguments or an output, unless the bus records these.
-        stage: how far the call had got.
-        retry_safe: whether a retry repeats nothing.
-        limit: the name of the limit that was exceeded, "" for none.
-        limit_value: its value, in its own unit.
-    """
-
-    message: str
-    stage: Stage
-    retry_safe: bool
-    limit: str = ""
-    limit_value: float = 0.0
-
-    def described(self) -> dict[str, Any]:
-        """Returns the failure as a JSON object."""
-        limit = {"name": self.limit, "value": self.limit_value} if self.limit else None
-        return {
-            "message": self.message,
-            "stage": self.stage.name.lower(),
-            "retry_safe": self.retry_safe,
-            "limit": limit,
-        }
-
-
-class More(NamedTuple):
-    """What few records have.
-
-    Attributes:
-        parent: the bus's own id of the call that made it; "" for a call that is not nested.
-        trace_id: of the trace that it belongs to, 32 hexadecimal digits; "" where it is not sampled.
-    """
-
-    content: Content | None = None
-    repairs: Sequence[Repair] = ()
-    parent: str = ""
-    trace_id: str = ""
-    failure: Failure | None = None
-
-
-Row: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, str, More | None]
-"""A record as the hot path makes it: the first fields of `CallRecord` without the number, then origin, own id, more."""
-
-_NOTHING_MORE = More()
-
-
-@dataclass(frozen=True, slots=True)
-class CallRecord:
-    """One ended call. Times are seconds of the bus's monotonic clock.
-
-    Attributes:
-        number: of the call among all that have ended on this bus, from 1.
-        code: UNSPECIFIED where it succeeded, or asked.
-        asked: whether the tool ended it with questions.
-        arguments_size, output_size: characters of their JSON.
-        user_id: on whose behalf; "" where the context names none.
-        round: of a turn, from 1; 0 where the context names none, or a rule made the call before the model answered.
-        order: its position among the calls of the round, from 0.
-        arguments, output: None unless the bus records them. The arguments are those that the tool got.
-        repairs: what the bus did to the arguments, the first ones: where, from which type, to which; no values.
-        id: the bus's own id, which the tool's handler got; "" where the call was refused.
-        parent, trace_id: as in `More`.
-        failure: None where the call succeeded, or asked.
-    """
-
-    call_id: str
-    name: str
-    source: str
-    caller: str
-    started: float
-    ended: float
-    code: Code
-    number: int = 0
-    arguments_size: int = 0
-    output_size: int = 0
-    user_id: str = ""
-    round: int = 0
-    order: int = 0
-    arguments: str | None = None
-    output: str | None = None
-    repairs: tuple[Repair, ...] = ()
-    asked: bool = False
-    id: str = ""
-    parent: str = ""
-    trace_id: str = ""
-    failure: Failure | None = None
-
-    @property
-    def seconds(self) -> float:
-        """How long the caller waited, in seconds."""
-        return self.ended - self.started
-
-    @property
-    def outcome(self) -> str:
-        """``OK``, ``INPUT_REQUIRED`` where the tool asked, or the name of its code."""
-        return outcome_of(INPUT_REQUIRED if self.asked else self.code)
-
-    def described(self, began: float) -> dict[str, Any]:
-        """Returns the record as a JSON object.
-
-        Args:
-            began: added to its times, makes them seconds since the epoch.
-        """
-        line = {
-            "number": self.number,
-            "id": self.id,
-            "call_id": self.call_id,
-            "name": self.name,
-            "source": self.source,
-            "caller": self.caller,
-            "user_id": self.user_id,
-            "round": self.round,
-            "order": self.order,
-            "started": round(began + self.started, 6),
-            "ended": round(began + self.ended, 6),
-            "seconds": round(self.seconds, 6),
-            "outcome": self.outcome,
-            "arguments_size": self.arguments_size,
-            "output_size": self.output_size,
-        }
-        if self.repairs:
-            line["repairs"] = [repair.described() for repair in self.repairs]
-        if self.parent:
-            line["parent"] = self.parent
-        if self.trace_id:
-            line["trace_id"] = self.trace_id
-        if self.failure is not None:
-            line["failure"] = self.failure.described()
-        return line if self.arguments is None else line | {"arguments": self.arguments, "output": self.output}
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +91,7 @@ class CallRecords:
     ) -> None:
         """Records a call that has ended."""
         self.keep((call_id, name, source, caller, started, ended, code, *sizes, origin, id, more))
-        self.outcomes[code if code in _CODES else Code.INTERNAL] += 1  # otherwise a plugin could fill memory with keys
+        self.outcomes[code if code in CODES else Code.INTERNAL] += 1  # otherwise a plugin could fill memory with keys
 
     @property
     def ended(self) -> int:
@@ -263,7 +103,7 @@ class CallRecords:
         number = self.ended
         rows = tuple(self._rows)  # copied in one step: another thread may add
         for row in reversed(rows):
-            yield _read(row, number)
+            yield read_row(row, number)
             number -= 1
 
     def __len__(self) -> int:
@@ -298,7 +138,7 @@ class CallRecords:
             if len(records) >= limit:
                 break
             position += 1
-            record = _read(row, position)
+            record = read_row(row, position)
             if not conditions or _matches(record, conditions):
                 records.append(record)
         return RecordBatch(lost, records, position)
@@ -324,7 +164,7 @@ class CallRecords:
             else:
                 number -= 1
                 continue
-            records.append(_read(row, number))
+            records.append(read_row(row, number))
             number -= 1
         return RecordBatch(lost, records, self.ended)
 
@@ -373,60 +213,5 @@ class CallRecords:
                 yield record
 
 
-def only_reads(entry: Entry) -> bool:
-    """Tells whether a tool is one by which operators look and follow: its calls are neither recorded nor shown."""
-    return entry.bare_name in READERS and is_operators(entry.source)
-
-
-def origin_of(context: pb.CallContext) -> Origin:
-    """Returns the user, round and order of a call for its record."""
-    user_id, attributes = context.user_id[:MAX_TEXT], context.attributes
-    if not attributes:
-        return user_id, 0, 0
-    return user_id, _number(attributes.get("round")), _number(attributes.get("order"))
-
-
-def content_of(arguments_json: str, output_json: str) -> Content:
-    """Returns arguments and output for a record: shortened, without secrets."""
-    return redacted(arguments_json, MAX_CONTENT), redacted(output_json, MAX_CONTENT)
-
-
-def failure_of(error: CallError, *, contents: bool) -> Failure:
-    """Returns what a record says of an error.
-
-    Args:
-        contents: whether arguments and outputs are recorded.
-    """
-    limit, value = error.limit or ("", 0.0)
-    message = (
-        shorten(redacted(error.message, MAX_CONTENT), MAX_MESSAGE) if contents or error.code not in _TELLING else ""
-    )
-    return Failure(message, error.stage, error.retry_safe, shorten(limit, MAX_TEXT), value)
-
-
-def _read(row: Row, number: int) -> CallRecord:
-    call_id, name, source, caller, started, ended, code, given, got, origin, id, more = row
-    content, repairs, parent, trace_id, failure = more or _NOTHING_MORE
-    asked = code == INPUT_REQUIRED
-    known = Code(0 if asked else code) if code in _CODES else Code.INTERNAL  # a plugin may send one of a newer protocol
-    arguments, output = content or (None, None)
-    return CallRecord(
-        *(call_id, name, source, caller, started, ended, known, number, given, got),
-        *(origin or ("", 0, 0)),
-        arguments=arguments,
-        output=output,
-        repairs=tuple(repairs[:MAX_REPAIRS_SHOWN]),
-        asked=asked,
-        id=id,
-        parent=parent,
-        trace_id=trace_id,
-        failure=failure,
-    )
-
-
 def _matches(record: CallRecord, conditions: dict[str, str]) -> bool:
     return all(getattr(record, name) == value for name, value in conditions.items())
-
-
-def _number(text: str | None) -> int:
-    return int(text) if text and len(text) < 7 and text.isascii() and text.isdecimal() else 0

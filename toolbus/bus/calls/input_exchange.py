@@ -1,12 +1,11 @@
-"""Carries what a caller says about being asked: what it accepts, its answers, the state that came with the questions.
+"""Checks the questions of tools and what callers say about being asked: what they accept, answers, and the state.
 
 Calls that say nothing about it have none of this. The bus stores no question: a call with answers is a call of its own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from toolbus.bus.calls.call import InputExchange
 from toolbus.bus.calls.refusals import Refused
 from toolbus.errors import Code, Stage
 from toolbus.questions import (
@@ -21,32 +20,6 @@ from toolbus.questions import (
 )
 from toolbus.tool import CallError, Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
-
-
-@dataclass(frozen=True, slots=True)
-class InputExchange:
-    """What one call says about being asked.
-
-    Attributes:
-        accepts: what its caller can answer.
-        responses_json: its answers; "" where it has none.
-        state: what the tool gave with its questions; "" where it gave nothing.
-    """
-
-    accepts: tuple[str, ...]
-    responses_json: str = ""
-    state: str = ""
-
-    @property
-    def size(self) -> int:
-        """Characters of it."""
-        return len(self.responses_json) + len(self.state)
-
-    def fill(self, message: pb.ToolCall) -> None:
-        """Sets it in the message that a handler gets."""
-        message.accepts.extend(self.accepts)
-        message.input_responses_json = self.responses_json
-        message.request_state = self.state
 
 
 def read_exchange(call: pb.ToolCall, limits: Limits) -> InputExchange:

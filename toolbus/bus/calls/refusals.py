@@ -10,13 +10,13 @@ from typing import Any
 
 from toolbus.bus.access.quota import CALLS_PER_SECOND, Quota
 from toolbus.bus.calls.call import Caller
-from toolbus.bus.calls.call_records import More
+from toolbus.bus.calls.call_record import More
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import has_room
 from toolbus.bus.catalog.schema import ArgumentChecker
 from toolbus.errors import Code, Stage
 from toolbus.text import quote
-from toolbus.tool import MAX_CALL_ID, CallError, Tool
+from toolbus.tool import MAX_CALL_ID, CallError, Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 MAX_RETRY_SECONDS = 86_400.0  # of a tool's own hint when to retry: a day
@@ -139,6 +139,20 @@ def too_fast(caller: Caller, quota: Quota, wait: float) -> Refused:
     rate = quota.rate or 0.0
     reason = f"{caller.principal.identity.shown} may make {rate:g} calls a second, and makes more"
     return overloaded(reason, (CALLS_PER_SECOND, rate), wait)
+
+
+def over_budget(caller: Caller, held: int, limits: Limits) -> Refused:
+    """Refuses a call for which the bus would hold too many bytes, in all or for its caller's source.
+
+    Args:
+        held: bytes of arguments that it would hold in all.
+    """
+    if held > limits.held_bytes:
+        return overloaded("the bus holds as many bytes of arguments as it may", ("held_bytes", limits.held_bytes))
+    return overloaded(
+        f"the bus holds as many bytes of arguments as it may for {caller.source!r}",
+        ("held_bytes_per_source", limits.held_bytes_per_source),
+    )
 
 
 def overloaded(reason: str, limit: tuple[str, float], retry_after_seconds: float = RETRY_SECONDS) -> Refused:

@@ -11,16 +11,14 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.catalog.handler import is_operators
 from toolbus.bus.metrics.call_counts import outcome_of
 from toolbus.log_limit import LogLimit
 from toolbus.tool import MAX_TIMEOUT_SECONDS
-
-if TYPE_CHECKING:  # the dispatcher knows it
-    from toolbus.bus.calls.call import Call
 
 log = logging.getLogger("toolbus.calls")
 

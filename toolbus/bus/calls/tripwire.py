@@ -147,6 +147,13 @@ class Tripwire:
         refusals = (self._refusal(tool_name, text, effort, 0) for text in texts if not _finds_none(text))
         return next((refusal for refusal in refusals if refusal is not None), None)
 
+    def clear_progress(self, tool_name: str, progress: pb.ToolProgress) -> None:
+        """Clears what may not pass: parts of an output, which cannot be judged, since the result carries all of it."""
+        progress.output_chunk = ""
+        del progress.content[:]
+        if self.check(tool_name, progress.message) is not None:
+            progress.message = ""
+
     def _refusal(self, tool_name: str, text: str, effort: _Effort, level: int = 1) -> str | None:
         """Returns what is wrong with a text, which is JSON, or at level 0 may hold JSON."""
         bare_name = tool_name.rpartition(":")[2]

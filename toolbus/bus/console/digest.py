@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from toolbus.bus.calls.call_records import CallRecord
+from toolbus.bus.calls.call_record import CallRecord
 
 MAX_CALLS = 50  # newest calls of a digest, whatever their outcome
 MAX_FAILED = 50  # further calls of a digest that failed

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from toolbus.bus.calls.call import Call
-from toolbus.bus.calls.call_records import origin_of
+from toolbus.bus.calls.call_record import origin_of
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.handler import BUS_SOURCE, Handler
 from toolbus.bus.catalog.registry import Registry
@@ -125,9 +125,9 @@ class Readings:
             "revision": core.registry.revision,
             "roles": list(core.registry.roles),
             "addresses": self._addresses(),
-            "in_flight": dispatcher.active,
-            "stuck": dispatcher.stuck,
-            "held_bytes": dispatcher.held_bytes,
+            "in_flight": dispatcher.in_flight.active,
+            "stuck": dispatcher.in_flight.stuck,
+            "held_bytes": dispatcher.in_flight.held,
             "late": core.records.late,
             "loop_lag": round(core.stalls.lag, 6),
             "total": total,
@@ -142,7 +142,7 @@ class Readings:
 
     def running(self) -> list[Row]:
         """Returns the calls that are waited for, the oldest first."""
-        return [self._running(call) for call in self._core.dispatcher.oldest(MAX_RUNNING)]
+        return [self._running(call) for call in self._core.dispatcher.in_flight.oldest(MAX_RUNNING)]
 
     def sessions(self) -> dict[str, Row]:
         """Returns the sessions by their ids."""
@@ -209,7 +209,7 @@ class Readings:
             "user_id": origin_of(call.context)[0] if call.context is not None else "",
             "started": round(self._began + call.started, 6),
             "deadline": round(self._began + call.deadline, 6),
-            "stage": self._core.dispatcher.stage(call).name.lower(),
+            "stage": self._core.dispatcher.in_flight.stage(call).name.lower(),
             "trace_id": call.trace.trace_id if call.trace is not None else "",
         }
 

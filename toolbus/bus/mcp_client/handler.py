@@ -308,7 +308,7 @@ class MountHandler:
         self.takes_calls = False  # or the dispatcher would send it here again
         try:
             why = str(error) if str(error).startswith("server ") else f"server {self.source!r} {error}"
-            self._dispatcher.handler_ended([call], why, time.monotonic())
+            self._dispatcher.endings.handler_ended([call], why, time.monotonic())
         finally:
             self.takes_calls = True
 

@@ -50,7 +50,7 @@ class Returning:
 
     async def _wait(self, is_there: Callable[[], bool]) -> None:
         """Waits until something is there, at most until the bus has settled."""
-        while (seconds := self._core.dispatcher.settled_at - time.monotonic()) > 0:
+        while (seconds := self._core.dispatcher.admission.settled_at - time.monotonic()) > 0:
             changed = self._changed
             if is_there():
                 return

@@ -60,8 +60,8 @@ class BusMetrics:
         yield Family("toolbus_calls", "counter", "Calls that ended, by tool and by how they ended.", ended)
         text = "How long callers waited for calls that were sent; sampled where many end in one message."
         yield Family("toolbus_call_duration_seconds", "histogram", text, durations)
-        in_flight, stuck = core.dispatcher.count_by_source(MAX_CALLS)
-        if rest := core.dispatcher.active - in_flight.total():
+        in_flight, stuck = core.dispatcher.in_flight.count_by_source(MAX_CALLS)
+        if rest := core.dispatcher.in_flight.active - in_flight.total():
             in_flight[OTHER] += rest
         yield _gauge("toolbus_calls_in_flight", "Calls whose callers wait, by the tool's source.", _top(in_flight))
         text = "Calls that ended for their callers and that their handlers have not confirmed, by source."
@@ -106,7 +106,7 @@ class BusMetrics:
         yield Family("toolbus_frames", "counter", "Messages on streams.", _by("direction", frames))
         text = "Calls and results in the messages of streams."
         yield Family("toolbus_frame_items", "counter", text, _by("direction", items))
-        yield _gauge("toolbus_held_bytes", "Bytes of arguments of calls in flight.", core.dispatcher.held_bytes)
+        yield _gauge("toolbus_held_bytes", "Bytes of arguments of calls in flight.", core.dispatcher.in_flight.held)
         pool = next((peer.outbox.pool for peer in sessions.values()), None)
         yield _gauge("toolbus_waiting_bytes", "Bytes that peers have not read yet.", pool.bytes if pool else 0)
         yield _gauge("toolbus_watchers", "Who follows changes of the catalog over HTTP.", core.signals.watching)

@@ -1,7 +1,7 @@
 """Explains step by step why a tool is seen and can be called, or not, by the rules that decide it for calls.
 
 Each step asks the part that decides: the registry, the access rules, the scopes of an identity, the handlers of the
-tool. The verdict is what a call would get: `Dispatcher.decide`.
+tool. The verdict is what a call would get: `CallAdmission.decide`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Explainer:
         principal = self._principal(identity)
         entry, can_call = self._nearest(tool, role), False
         try:
-            entry = self._core.dispatcher.decide(principal, call, time.monotonic())
+            entry = self._core.dispatcher.admission.decide(principal, call, time.monotonic())
         except Refused as refused:
             verdict = f"{refused.error.code.name}: {refused}"
         else:

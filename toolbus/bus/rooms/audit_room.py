@@ -10,7 +10,7 @@ from typing import Any
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.audit.audit_chain import FOLDER
 from toolbus.bus.audit.audit_writer import AuditWriter
-from toolbus.bus.calls.call_records import Row
+from toolbus.bus.calls.call_record import Row
 from toolbus.bus.core import Core, Room
 from toolbus.errors import InvalidRequest
 from toolbus.functions.declaration import llm_tool
@@ -67,7 +67,7 @@ class AuditRoom(Room):
         self._writer = writer
         self.core.audit.open(writer, required=config.audit_required)
         self.core.audit.record("start", target=" ".join(config.grpc), why=f"http {config.http}")
-        self.core.dispatcher.watch_refusals(self._denied, self._limited)
+        self.core.dispatcher.refused.watch(self._denied, self._limited)
         if config.audit_calls:
             self.core.records.pass_on(self._take)
             self._flushing = asyncio.get_running_loop().create_task(self._flush_regularly(), name="toolbus audit")

@@ -24,7 +24,7 @@ class KeysRoom(Room):
         self._scopes: Mapping[str, Scopes] = {} if core.keyring is None else core.keyring.identities
         self._following: asyncio.Task[None] | None = None  # None without keys, and until started
         core.doorman.on_refresh(self._refreshed)
-        core.dispatcher.follow_identities(core.doorman.current)
+        core.dispatcher.admission.follow_identities(core.doorman.current)
 
     async def start(self) -> None:
         """Begins to follow the files."""

@@ -75,11 +75,11 @@ class HeldCalls:
         for call in calls:
             size = call.ByteSize()
             if call.call_id in self._calls:
-                self._dispatcher.refuse(self._peer, call, bad_call_id(call.call_id), now)
+                self._dispatcher.refused.refuse(self._peer, call, bad_call_id(call.call_id), now)
             elif len(self._calls) >= self._peer.max_in_flight or size > min(
                 HELD_BYTES - self._bytes, self._budget.left
             ):
-                self._dispatcher.refuse(self._peer, call, self._outlived(), now)
+                self._dispatcher.refused.refuse(self._peer, call, self._outlived(), now)
             else:
                 self._calls[call.call_id] = call
                 self._count(size)
@@ -89,11 +89,11 @@ class HeldCalls:
         for cancel in cancels:
             call = self._calls.pop(cancel.call_id, None)
             if call is None:
-                self._dispatcher.cancels(self._peer, [cancel], now)
+                self._dispatcher.endings.cancels(self._peer, [cancel], now)
                 continue
             self._count(-call.ByteSize())
             reason = cancel.reason[:200] or "cancelled"
-            self._dispatcher.refuse(
+            self._dispatcher.refused.refuse(
                 self._peer, call, Refused(Code.CANCELLED, f"the caller cancelled the call: {reason}"), now
             )
 
@@ -115,7 +115,7 @@ class HeldCalls:
             if _has_time(call, age, self._peer.longest_timeout):
                 wanted.append(call)
             else:
-                self._dispatcher.refuse(self._peer, call, self._outlived(), now)
+                self._dispatcher.refused.refuse(self._peer, call, self._outlived(), now)
         if wanted:
             self._dispatcher.calls(self._peer, wanted, now)
 

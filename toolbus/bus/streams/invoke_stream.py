@@ -64,7 +64,7 @@ class InvokeStream:
             "calls": lambda calls, now: dispatcher.calls(peer, calls, now),
             "progress": lambda progress, now: dispatcher.progress(peer, progress, now),
             "results": take_results,
-            "cancels": lambda cancels, now: dispatcher.cancels(peer, cancels, now),
+            "cancels": lambda cancels, now: dispatcher.endings.cancels(peer, cancels, now),
             "heartbeat": self._heartbeat,
             "drain": lambda drain, now: presence.drain_received(peer),
         }

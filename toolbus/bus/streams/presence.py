@@ -242,7 +242,7 @@ class Presence(SessionTable):
         peer.close_half()
         self._on_source(peer.source)
         peer.recall(pending)
-        self._dispatcher.handler_ended(pending, "its stream ended", now)
+        self._dispatcher.endings.handler_ended(pending, "its stream ended", now)
 
     def end(self, peer: Peer, why: str, now: float, status: str = "UNAVAILABLE") -> None:
         """Ends a session, whatever state it is in: its calls end, its tools go offline, its RPC is closed.
@@ -256,12 +256,12 @@ class Presence(SessionTable):
         if peer.state is State.LIVE:
             self._disconnect(peer, why, now)
         for call in list(peer.in_flight.values()) if status == "OK" else ():
-            self._dispatcher.take_back(call, why, now)
+            self._dispatcher.endings.take_back(call, why, now)
         pending, in_flight = peer.end()
         if status == "OK":
             peer.recall(pending)
-        self._dispatcher.handler_ended(pending, why, now)
-        self._dispatcher.caller_ended(in_flight, now)
+        self._dispatcher.endings.handler_ended(pending, why, now)
+        self._dispatcher.endings.caller_ended(in_flight, now)
         if opened:
             self.remove(peer)
             self.watchers.drop(peer)
@@ -316,7 +316,7 @@ class Presence(SessionTable):
         if peer.suspect is not suspect:
             self._state_changed(peer)
         if pulse is Pulse.HUNG:
-            self._dispatcher.handler_hangs(peer, f"it answered no heartbeat for {silent:.0f} s", now)
+            self._dispatcher.endings.handler_hangs(peer, f"it answered no heartbeat for {silent:.0f} s", now)
         elif pulse is Pulse.GONE:
             self.end(peer, f"it answered no heartbeat for {silent:.0f} s", now)
 
@@ -371,7 +371,7 @@ class Presence(SessionTable):
         one, and the calls that still run may need its tools. So call this again until every session has left.
         """
         self.draining = self._dispatcher.draining = True
-        idle = not self._dispatcher.active
+        idle = not self._dispatcher.in_flight.active
         for peer in self.sessions.values():
             if idle or not peer.offers_tools:
                 peer.send_drain("shutdown", grace_seconds)

@@ -1,0 +1,177 @@
+"""Ends calls otherwise than by their result: cancelled, too late, abandoned by their caller, lost with their handler.
+
+A call that its handler may still run is cancelled there and keeps its slot until the handler confirms. One whose
+handler is lost runs again on another handler where that is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from toolbus.bus.calls.call import Call, Caller
+from toolbus.bus.calls.call_observer import CallObserver
+from toolbus.bus.calls.calls_in_flight import CallsInFlight
+from toolbus.bus.catalog.handler import Handler
+from toolbus.errors import Code, Stage
+from toolbus.tool import CallError, Result
+from toolbus.v1 import tool_pb2 as pb
+
+
+class CallEndings:
+    """Ends calls early.
+
+    Args:
+        stuck_seconds: as in `Timings`.
+    """
+
+    def __init__(self, in_flight: CallsInFlight, observer: CallObserver, *, stuck_seconds: float) -> None:
+        self._in_flight = in_flight
+        self._observer = observer
+        self._stuck_seconds = stuck_seconds
+
+    def abandon(
+        self,
+        call: Call,
+        code: Code,
+        message: str,
+        now: float,
+        *,
+        reason: str,
+        limit: tuple[str, float] | None = None,
+        answer: bool = True,
+    ) -> None:
+        """Ends a call for its caller, by deadline or cancel, while its handler still runs it.
+
+        Args:
+            reason: that the handler gets.
+            limit: that the call exceeded.
+            answer: whether the caller is still there.
+        """
+        if not call.active:
+            return
+        stage, safe = self._reached(call)
+        self._in_flight.leave_caller(call)
+        if call.handler.cancel(call, reason):
+            call.handler.pending.pop(call.id, None)
+            self._in_flight.free(call)
+            call.active = False
+        else:
+            call.active = False
+            call.handler.stuck += 1
+            self._in_flight.ended_early.add(call)
+            call.freed_at = now + self._stuck_seconds
+            self._in_flight.arm(call.freed_at)
+        self._finish(call, CallError(code, message, stage=stage, retry_safe=safe, limit=limit), now, answer=answer)
+
+    def _reached(self, call: Call) -> tuple[Stage, bool]:
+        """Returns how far a call has got, and whether a retry is safe."""
+        stage = self._in_flight.stage(call)
+        return stage, stage is Stage.NOT_DISPATCHED or call.declaration.tool.repeatable
+
+    def _finish(self, call: Call, error: CallError, now: float, *, answer: bool = True) -> None:
+        self.end_children(call, now)
+        if answer:
+            call.caller.deliver_result(call.call_id, Result(call.call_id, is_error=True, error=error).to_wire())
+        self._observer.call_ended(call, error.code, now, error=error)
+
+    def end_children(self, call: Call, now: float) -> None:
+        """Cancels the calls that a call has made and that are still in flight."""
+        children, call.children = call.children, None  # each removes itself from the list
+        for child in children or ():
+            message = "the call that made this one has ended"
+            self.abandon(child, Code.CANCELLED, message, now, reason="parent ended")
+
+    # -- by the caller -----------------------------------------------------------------------------------------------
+
+    def cancels(self, caller: Caller, cancels: Iterable[pb.ToolCancel], now: float) -> None:
+        """Cancels calls for their caller; a call that has ended already is ignored."""
+        for cancel in cancels:
+            call = caller.in_flight.get(cancel.call_id)
+            if call is not None:
+                reason = cancel.reason[:200] or "cancelled"
+                message = f"the caller cancelled the call: {reason}"
+                self.abandon(call, Code.CANCELLED, message, now, reason=reason)
+
+    def caller_ended(self, calls: Iterable[Call], now: float) -> None:
+        """A caller disconnected: its calls are cancelled at their handlers, without an answer."""
+        for call in calls:
+            self.abandon(call, Code.CANCELLED, "the caller disconnected", now, reason="caller gone", answer=False)
+            self._in_flight.callers.pop(call.caller, None)
+
+    def take_back(self, call: Call, why: str, now: float) -> None:
+        """Cancels a call of a caller whose session ends in good order: it still gets the result."""
+        self.abandon(call, Code.CANCELLED, f"the caller's session ended: {why}", now, reason="caller gone")
+
+    def end_all(self, now: float) -> None:
+        """Ends what is still in flight when the bus stops: calls of programs and functions of this process."""
+        for caller in list(self._in_flight.callers):
+            for call in list(caller.in_flight.values()):
+                self.abandon(call, Code.UNAVAILABLE, "the bus stopped", now, reason="the bus stopped")
+
+    # -- with the handler ----------------------------------------------------------------------------------------------
+
+    def handler_ended(self, pending: Iterable[Call], why: str, now: float) -> None:
+        """A handler disconnected: its calls are retried on another handler where that is safe, otherwise they end.
+
+        Args:
+            pending: its calls; the handler's own table is empty already.
+        """
+        for call in pending:
+            if not call.active:
+                if (
+                    call in self._in_flight.ended_early
+                ):  # otherwise it ended just now, with its parent, before it was sent
+                    self._in_flight.free(call)
+                continue
+            stage, safe = self._reached(call)
+            other = _other_handler(call, now) if safe else None
+            if other is not None:
+                self._move(call, other, stage, now)
+                continue
+            self._in_flight.free(call)
+            call.active = False
+            self._in_flight.leave_caller(call)
+            error = CallError(Code.UNAVAILABLE, _lost(call, why, safe=safe), stage=stage, retry_safe=safe)
+            self._finish(call, error, now)
+
+    def handler_hangs(self, handler: Handler, why: str, now: float) -> None:
+        """A handler is connected and shows no life: its calls are retried elsewhere where that is safe, or end.
+
+        Each is cancelled at the handler, which may go on later. One that ends keeps its slot until then.
+        """
+        for call in list(handler.pending.values()):
+            if not call.active:
+                continue
+            stage, safe = self._reached(call)
+            other = _other_handler(call, now) if safe else None
+            if other is None:
+                self.abandon(call, Code.UNAVAILABLE, _lost(call, why, safe=safe), now, reason="no heartbeat")
+                continue
+            del handler.pending[call.id]
+            handler.cancel(call, "no heartbeat")
+            self._move(call, other, stage, now)
+
+    def _move(self, call: Call, other: Handler, stage: Stage, now: float) -> None:
+        """Sends a call to another handler; it has left the table of the one before."""
+        self.end_children(call, now)  # they belong to the run that was lost
+        if stage is not Stage.NOT_DISPATCHED:
+            self._in_flight.retried[call] = stage
+        call.handler.slots.release(call.caller.budget, 1)
+        other.slots.take(call.caller.budget, 1)
+        call.handler = other
+        call.accepted = False
+        other.pending[call.id] = call
+        other.send([call], now)
+
+
+def _other_handler(call: Call, now: float) -> Handler | None:
+    """Returns a handler that declares the tool of a call in the same way and has room for it now."""
+    same = call.entry.declarations.get(call.declaration.tool.schema_hash)
+    other = same.pick() if same is not None and now < call.deadline else None
+    return other if other is not None and call.size * 4 <= other.max_item_bytes else None
+
+
+def _lost(call: Call, why: str, *, safe: bool) -> str:
+    """Returns the text that the handler of a call was lost."""
+    text = f"tool {call.entry.name!r} was lost: {why}"
+    return text if safe else f"{text}; it may have run, so it was not tried again"
