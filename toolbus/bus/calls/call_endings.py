@@ -12,8 +12,8 @@ from toolbus.bus.calls.call import Call, Caller
 from toolbus.bus.calls.call_observer import CallObserver
 from toolbus.bus.calls.calls_in_flight import CallsInFlight
 from toolbus.bus.catalog.handler import Handler
-from toolbus.errors import Code, Stage
-from toolbus.tool import CallError, Result
+from toolbus.errors import CallError, Code, Stage
+from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
 

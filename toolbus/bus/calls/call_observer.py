@@ -17,8 +17,7 @@ from toolbus.bus.catalog.argument_repair import original_of, repairs_of
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.metrics.call_counts import CallCounts, CallMetrics
-from toolbus.errors import UnknownRole
-from toolbus.tool import CallError
+from toolbus.errors import CallError, UnknownRole
 from toolbus.v1 import tool_pb2 as pb
 
 

@@ -15,10 +15,9 @@ from toolbus.bus.catalog.argument_repair import Repair
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.handler import is_operators
 from toolbus.bus.metrics.call_counts import outcome_of
-from toolbus.errors import Code, Stage
+from toolbus.errors import CallError, Code, Stage
 from toolbus.questions import INPUT_REQUIRED
 from toolbus.text import shorten
-from toolbus.tool import CallError
 from toolbus.v1 import tool_pb2 as pb
 
 MAX_CONTENT = 4_096  # characters of recorded arguments or output

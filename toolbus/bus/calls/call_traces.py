@@ -13,7 +13,7 @@ from random import randbytes, random
 
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.trace import SpanRow, Trace
-from toolbus.tool import CallError
+from toolbus.errors import CallError
 from toolbus.traceparent import is_plain, read_traceparent, read_tracestate
 from toolbus.v1 import tool_pb2 as pb
 

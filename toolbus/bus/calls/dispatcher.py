@@ -45,9 +45,9 @@ from toolbus.bus.catalog.handler import BUS_SOURCE, RUN_SOURCES, Handler
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.metrics.call_counts import CallMetrics
-from toolbus.errors import Code
+from toolbus.errors import CallError, Code
 from toolbus.limits import DEFAULT_TIMINGS
-from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, CallError, Limits
+from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, Limits
 from toolbus.v1 import tool_pb2 as pb
 
 CAREFUL = (BUS_SOURCE, RUN_SOURCES)  # how sources begin of which not every call is recorded

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from toolbus.bus.calls.call import InputExchange
 from toolbus.bus.calls.refusals import Refused
-from toolbus.errors import Code, Stage
+from toolbus.errors import CallError, Code, Stage
 from toolbus.questions import (
     NEEDS_INPUT,
     QuestionFault,
@@ -18,7 +18,7 @@ from toolbus.questions import (
     unaccepted,
     words,
 )
-from toolbus.tool import CallError, Limits, Tool
+from toolbus.tool import Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 

@@ -14,9 +14,9 @@ from toolbus.bus.calls.call_record import More
 from toolbus.bus.catalog.entry import Declaration, Entry
 from toolbus.bus.catalog.handler import has_room
 from toolbus.bus.catalog.schema import ArgumentChecker
-from toolbus.errors import Code, Stage
+from toolbus.errors import CallError, Code, Stage
 from toolbus.text import quote
-from toolbus.tool import MAX_CALL_ID, CallError, Limits, Tool
+from toolbus.tool import MAX_CALL_ID, Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 MAX_RETRY_SECONDS = 86_400.0  # of a tool's own hint when to retry: a day

@@ -15,8 +15,8 @@ from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.call_observer import CallObserver
 from toolbus.bus.calls.call_record import MAX_TEXT
 from toolbus.bus.calls.refusals import Refused, identity_full, too_fast
-from toolbus.errors import Code, Stage
-from toolbus.tool import CallError, Result
+from toolbus.errors import CallError, Code, Stage
+from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.calls")

@@ -12,9 +12,9 @@ from toolbus.bus.calls.input_exchange import why_not_asked
 from toolbus.bus.calls.refusals import bounded_hint
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.schema import ArgumentChecker, load_output
-from toolbus.errors import Code, Stage
+from toolbus.errors import CallError, Code, Stage
 from toolbus.questions import INPUT_REQUIRED
-from toolbus.tool import CallError, Limits
+from toolbus.tool import Limits
 from toolbus.v1 import tool_pb2 as pb
 
 NO_OUTPUT = 4  # characters of null: only what is no longer can be a result with questions

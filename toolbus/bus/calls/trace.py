@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from toolbus.tool import CallError
+from toolbus.errors import CallError
 from toolbus.v1 import tool_pb2 as pb
 
 TRACE_BYTES = 64  # of a message, for a traceparent
