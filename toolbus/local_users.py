@@ -10,7 +10,9 @@ import errno
 import functools
 import socket
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 Address = tuple[str, int]  # a host as a number, IPv6 without brackets, and a port
 
@@ -154,3 +156,12 @@ def show_user(uid: int) -> str:
         return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
     except (KeyError, ModuleNotFoundError):
         return f"uid {uid}"
+
+
+def refusal_of(transport: Any, may_serve: Callable[[int], bool]) -> str:
+    """Returns why a program may not get requests over a connection to it; empty where it may."""
+    own, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+    uid = server_owner(own[:2], peer[:2]) if own and peer else None
+    if uid is None or may_serve(uid):  # None: the system does not say
+        return ""
+    return f"port {peer[1]} belongs to {show_user(uid)}, who may not use this bus"

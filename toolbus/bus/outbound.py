@@ -15,7 +15,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from toolbus.limits import KIB
-from toolbus.local_users import server_owner, show_user
+from toolbus.local_users import refusal_of
 from toolbus.version import VERSION
 
 # Common servers close an idle connection after 5 s: we close it first, so that no request meets a closed one.
@@ -96,15 +96,6 @@ class Connector(aiohttp.TCPConnector):
             if protocol is not None and not protocol.should_close and not _is_readable(connection.transport):
                 return connection
             connection.close()
-
-
-def refusal_of(transport: Any, may_serve: Callable[[int], bool]) -> str:
-    """Returns why a program may not get requests over a connection to it; empty where it may."""
-    own, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
-    uid = server_owner(own[:2], peer[:2]) if own and peer else None
-    if uid is None or may_serve(uid):  # None: the system does not say
-        return ""
-    return f"port {peer[1]} belongs to {show_user(uid)}, who may not use this bus"
 
 
 def _is_readable(transport: Any) -> bool:

@@ -212,6 +212,7 @@ def test_a_body_in_pieces_is_read_to_its_end(gateway: Gateway) -> None:
 
 def test_a_lost_connection_cancels_its_call_at_once(gateway: Gateway) -> None:
     async def lose() -> None:
+        gateway.began.clear()
         cancelled = gateway.bus.records.outcomes[Code.CANCELLED]
         connection = FakeConnection()
         asking = asyncio.create_task(gateway.exchange(connection, INVOKE, [b'{"name":"nap"}']))

@@ -1,7 +1,7 @@
 """Runs calls by callback URL: each call is one POST to the URL that a plugin registered (REST-40 to REST-43).
 
-`Callbacks` does the network part for all callback handlers (see callback_handler.py): the exchanges over keep-alive
-connections, and the probes of origins that are offline or whose plugins have yet to show that they are there.
+`Callbacks` does the network part for all callback handlers (see callback_handler.py): the exchanges, by way of
+`CallbackClient`, and the probes of origins that are offline or whose plugins have yet to show that they are there.
 
 The deadline of a call is the dispatcher's. It cancels the exchange at whatever step it is, so that one limit holds for
 connecting, sending and reading together (REST-41).
@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
+import importlib
 import logging
-import os
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-
-import aiohttp
+from typing import TYPE_CHECKING
 
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.call_log import call_fields
@@ -28,12 +26,16 @@ from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.gateway import callback_messages, callback_proof
 from toolbus.bus.gateway.callback_context import context_headers, trace_headers
+from toolbus.bus.gateway.callback_faults import ExchangeFault, NotConnected, NotHttp
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
-from toolbus.bus.gateway.callback_request import CallbackRequest, CallbackResponse
-from toolbus.bus.outbound import open_session, refusal_of
 from toolbus.errors import INTERNAL_DETAIL, Code, Stage
+from toolbus.local_users import refusal_of
 from toolbus.tool import CallError, Limits, Result
 from toolbus.v1 import tool_pb2 as pb
+
+if TYPE_CHECKING:
+    from toolbus.bus.gateway.callback_client import CallbackClient
+    from toolbus.bus.gateway.callback_request import CallbackResponse
 
 log = logging.getLogger("toolbus.callbacks")
 
@@ -44,12 +46,12 @@ PROBE_SHARE = 0.1  # a tool is back after a tenth of the time that it was away, 
 CONNECT_SECONDS = 2.0  # of a probe
 LISTEN_SECONDS = 60.0  # for a plugin that has registered to listen; later its first result shows its socket
 PROOF_SECONDS = 5.0  # for the answer to a challenge
+LOAD_SECONDS = 1.0  # after which the client is loaded: later than what a bus or a plugin does at its start
 PROBES = 64  # at the same time
 GONE = (404, 410)  # statuses with which a restored tool's first answer says that its plugin does not have it
 ANOTHER = "another program may listen there than registered the tool: let its plugin register again"
 SHORT = "the bus has no file descriptor left to find out who listens there: retry later"
 NOBODY = "no program listens there any more: let its plugin register again"
-_OUT_OF_SOCKETS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL}  # this process's fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,45 @@ class CallbackSignals:
     judged: Callable[[Sequence[CallbackHandler], str], None]
     learned: Callable[[Origin], None]
     disowned: Callable[[CallbackHandler, str], None]
+
+
+class _LazyClient:
+    """The client of one bus, which a thread loads: the loop would stand still for a tenth of a second.
+
+    Attributes:
+        loaded: None until it is.
+    """
+
+    def __init__(self, may_serve: Callable[[int], bool]) -> None:
+        self.loaded: CallbackClient | None = None
+        self._may_serve = may_serve
+        self._preparing: asyncio.Task[None] | None = None  # None until `prepare`
+
+    def prepare(self) -> None:
+        """Begins to load it soon, so that the first call need not wait."""
+        if self._preparing is None:
+            self._preparing = asyncio.get_running_loop().create_task(self._prepare(), name="toolbus callback client")
+
+    async def _prepare(self) -> None:
+        await asyncio.sleep(LOAD_SECONDS)
+        await self.load()
+
+    async def load(self) -> CallbackClient:
+        """Returns it."""
+        if self.loaded is None:
+            module = await asyncio.to_thread(importlib.import_module, "toolbus.bus.gateway.callback_client")
+            if self.loaded is None:  # of several that waited, the first makes it
+                self.loaded = module.CallbackClient(self._may_serve)
+        return self.loaded
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        if self._preparing is not None:
+            self._preparing.cancel()
+            await asyncio.wait((self._preparing,))
+        if self.loaded is not None:
+            await self.loaded.close()
+            self.loaded = None
 
 
 class Callbacks:
@@ -89,7 +130,7 @@ class Callbacks:
         self._dispatcher = dispatcher
         self._limits = limits
         self._signals = signals
-        self._session: aiohttp.ClientSession | None = None  # None until the first call
+        self._client = _LazyClient(may_serve)
         self._running: dict[Call, asyncio.Task[None]] = {}  # exchanges
         self._proving: dict[CallbackHandler, asyncio.Task[str]] = {}  # challenges that are not answered yet
         self._awaiting: dict[Origin, asyncio.Task[None]] = {}  # those whose plugin registered before it listens
@@ -105,9 +146,7 @@ class Callbacks:
         for task in (*self._proving.values(), *self._awaiting.values()):
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._client.close()
 
     # -- exchanges -----------------------------------------------------------------------------------------------
 
@@ -157,41 +196,39 @@ class Callbacks:
             if doubt:
                 message = f"tool {name!r}: nothing was sent to {origin}: {doubt}"
                 return _failure(Code.UNAVAILABLE, message, Stage.NOT_DISPATCHED, retry_safe=True)
-            session = self._open_session()
-            if handler.request is None:
-                handler.request = CallbackRequest(session, handler.url, handler.headers)
-            response = await handler.request.send(session, body, headers)
+            client = self._client.loaded or await self._client.load()
+            response = await client.post(handler, body, headers)
             try:
                 origin.reset_failures()
                 if not origin.online:  # it went offline while this call was in flight
                     self.bring_online(origin)
-                return await self._result(handler, name, response)
+                return await self._result(client, handler, name, response)
             finally:
                 response.release()
-        except aiohttp.ClientConnectorError as error:
+        except NotConnected as error:
             return self._not_connected(handler, name, error)
-        except aiohttp.http_exceptions.HttpProcessingError as error:
+        except NotHttp as error:
             origin.reset_failures()
-            reason = " ".join(error.message.split()).rstrip(" ^")[:200]  # it has several lines, with a caret below
             return _failure(
                 Code.UNAVAILABLE,
-                f"tool {name!r}: {origin} sent something that is not an HTTP response ({reason}); the tool may have "
+                f"tool {name!r}: {origin} sent something that is not an HTTP response ({error}); the tool may have "
                 "run, so the call was not retried",
                 Stage.DISPATCHED,
             )
-        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
-            reason = str(error) or type(error).__name__
+        except ExchangeFault as error:
             return _failure(
                 Code.UNAVAILABLE,
-                f"tool {name!r}: the connection to {origin} broke before the response was complete ({reason}); the "
+                f"tool {name!r}: the connection to {origin} broke before the response was complete ({error}); the "
                 "tool may have run, so the call was not retried",
                 Stage.DISPATCHED,
             )
 
-    async def _result(self, handler: CallbackHandler, name: str, response: CallbackResponse) -> pb.ToolResult:
+    async def _result(
+        self, client: CallbackClient, handler: CallbackHandler, name: str, response: CallbackResponse
+    ) -> pb.ToolResult:
         """Reads a response (REST-42)."""
         limit = self._limits.callback_bytes
-        content = await _read(response.content, limit)
+        content = await client.read(response, limit)
         encoding = response.headers.get("Content-Encoding")
         if encoding and content:
             try:
@@ -262,26 +299,22 @@ class Callbacks:
             task.exception()  # every call that waited for it may have ended
 
     async def _challenge(self, handler: CallbackHandler) -> str:
-        """Lets the plugin prove that it knows the secret; sends neither arguments nor credentials.
+        """Lets the plugin prove that it knows the secret.
 
         Returns:
             Why the program there may not be the plugin; empty where it has proven that it is.
 
         Raises:
-            aiohttp.ClientConnectorError: no program accepts a connection.
+            NotConnected: no program accepts a connection.
         """
+        client = self._client.loaded or await self._client.load()
         nonce, listener = callback_proof.nonce(), handler.origin.listener()
         try:
-            async with (
-                asyncio.timeout(PROOF_SECONDS),
-                self._open_session().get(
-                    handler.url, headers={callback_proof.CHALLENGE: nonce}, allow_redirects=False
-                ) as response,
-            ):
-                answer = response.headers.get(callback_proof.PROOF, "")
-        except aiohttp.ClientConnectorError:
+            async with asyncio.timeout(PROOF_SECONDS):
+                answer = await client.challenge(handler, nonce)
+        except NotConnected:
             raise
-        except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError, TimeoutError) as error:
+        except (ExchangeFault, TimeoutError) as error:
             return f"the proof of its callback_secret did not come ({str(error) or type(error).__name__})"
         if not callback_proof.is_proof(answer, handler.secret, nonce, handler.target.text):
             return (
@@ -291,25 +324,17 @@ class Callbacks:
         handler.proven_by = listener or ""
         return ""
 
-    def _not_connected(self, handler: CallbackHandler, name: str, error: aiohttp.ClientConnectorError) -> pb.ToolResult:
-        origin, reason = handler.origin, _reason(error)
-        if error.errno in _OUT_OF_SOCKETS:
+    def _not_connected(self, handler: CallbackHandler, name: str, error: NotConnected) -> pb.ToolResult:
+        origin, reason = handler.origin, str(error)
+        if error.out_of_sockets:
             message = f"tool {name!r}: this machine has no socket left for the call ({reason}): retry later"
             return _failure(Code.OVERLOADED, message, Stage.NOT_DISPATCHED, retry_safe=True)
-        if isinstance(error, aiohttp.ClientSSLError):
+        if error.untrusted:
             message = f"tool {name!r}: {origin} has no certificate that this machine trusts ({reason})"
             return _failure(Code.UNAVAILABLE, message, Stage.NOT_DISPATCHED)
         self.count_failure(origin, reason)
         message = f"tool {name!r}: {origin} accepts no connection ({reason}): start its plugin, or retry later"
         return _failure(Code.UNAVAILABLE, message, Stage.NOT_DISPATCHED, retry_safe=True)
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            # REST-41: no cap below the calls in flight; the time limit is the dispatcher's.
-            self._session = open_session(
-                connections=0, seconds=None, content_type="application/json", may_serve=self.may_serve
-            )
-        return self._session
 
     # -- offline origins -----------------------------------------------------------------------------------------
 
@@ -328,6 +353,7 @@ class Callbacks:
 
     def bring_online(self, origin: Origin) -> None:
         """Offers the tools of an origin again, as far as their plugin is known to be there."""
+        self._client.prepare()
         origin.failures = 0
         if not origin.online:
             self._judge(origin)
@@ -398,7 +424,7 @@ class Callbacks:
         for handler in [each for each in origin.handlers if each.secret and not each.recognizes(listener)]:
             try:
                 doubt = await self._prove(handler)
-            except aiohttp.ClientConnectorError:  # it has gone again
+            except NotConnected:  # it has gone again
                 return
             self._judged(handler, doubt)
         self._judge(origin)
@@ -443,29 +469,9 @@ async def accepts_connections(address: tuple[str, str, int], may_serve: Callable
     return False
 
 
-async def _read(content: aiohttp.StreamReader, limit: int) -> bytes | None:
-    """Returns a body; None where it is larger than the limit."""
-    if content.is_eof():  # a small body arrives with its headers, and reading it in chunks takes longer
-        body = content.read_nowait()
-        return body if len(body) <= limit else None
-    chunks: list[bytes] = []
-    size = 0
-    async for chunk in content.iter_any():
-        size += len(chunk)
-        if size > limit:
-            return None
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
 def _too_large(name: str, limit: int) -> pb.ToolResult:
     message = f"tool {name!r} answered more than {limit} bytes (limit callback_bytes): ask for less"
     return _failure(Code.RESULT_TOO_LARGE, message, Stage.ACCEPTED, limit=("callback_bytes", limit))
-
-
-def _reason(error: aiohttp.ClientConnectorError) -> str:
-    cause = error.os_error
-    return os.strerror(cause.errno) if cause.errno else cause.strerror or str(cause) or type(cause).__name__
 
 
 def _failure(

@@ -12,8 +12,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from yarl import URL
-
 from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.calls.call import Call
 from toolbus.bus.catalog.compiled_tool import CompiledTool
@@ -126,7 +124,6 @@ class CallbackHandler:
             "source",
             "stuck",
             "target",
-            "url",
         ),
         "wants_context",
     )
@@ -147,7 +144,6 @@ class CallbackHandler:
         self.source = origin.source
         self.offered = offered
         self.target = target
-        self.url = URL(target.url, encoded=True)  # as it was registered: parsing it anew would requote it
         self.headers = target.headers
         self.wants_context = wants_context(offered.tool)
         self.origin = origin

@@ -1,0 +1,26 @@
+"""What a started bus has loaded: modules are counted, since seconds depend on the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# What the rooms of a bus with HTTP need only once something uses them.
+LATER = ["aiohttp", "yarl"]
+SCRIPT = f"""
+import asyncio, sys
+from toolbus.bus import Bus, Config
+
+async def start():
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="127.0.0.1:0")):
+        print([name for name in {LATER!r} if name in sys.modules])
+
+asyncio.run(start())
+"""
+
+
+def test_a_started_bus_has_loaded_nothing_that_only_some_requests_need() -> None:
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "[]"), ran.stderr
