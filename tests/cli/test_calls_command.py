@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.served_bus import address_of, in_flight, run_json, start_grpc_bus
 from tests.support.processes import Running, toolbus
-from tests.support.waiting import until_sync
+from tests.support.waiting import until, until_sync, within
 from toolbus import Host
 from toolbus.bus.calls.call_records import MAX_RECORDS
 from toolbus.cli import calls_command
@@ -57,6 +57,31 @@ def test_an_unknown_outcome_is_wrong_usage(bus: str) -> None:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "'bad'" in ended.stderr
     assert "OK, TOOL," in ended.stderr
+
+
+async def test_a_call_that_runs_is_cancelled_by_its_id() -> None:
+    async with running_bus() as bus:
+
+        @bus.tool
+        async def wait() -> None:
+            await asyncio.Event().wait()
+
+        calling = asyncio.create_task(bus.call("wait"))
+        await until(lambda: bool(bus.core.dispatcher.in_flight.oldest(1)), "the call")
+        words = ("calls", "cancel", bus.core.dispatcher.in_flight.oldest(1)[0].id, "--bus", bus.grpc_addresses[0])
+        done = await asyncio.to_thread(toolbus, *words)
+        result = await within(calling)
+        again = await asyncio.to_thread(toolbus, *words)
+    assert (done.returncode, done.stdout) == (0, f"cancelled call {words[2]} of local to wait\n")
+    assert "an operator cancelled the call" in result.text
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "it has ended" in again.stderr
+
+
+def test_cancel_without_an_id_is_wrong_usage(bus: str) -> None:
+    ended = toolbus("calls", "cancel", "--bus", bus)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "needs the ID of a call" in ended.stderr
 
 
 def test_contents_are_printed_on_request_without_secrets(bus: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from tests.browser.chromium import Page
-from tests.console.looking import MAX_ROWS, drawn_rows, open_console, settled
+from tests.console.looking import MAX_ROWS, drawn_rows, go, open_console, settled
 from tests.console.world import GUEST, USER, World
+from tests.support.waiting import within
 
 pytestmark = [pytest.mark.console, pytest.mark.asyncio(loop_scope="module")]
 
@@ -64,6 +66,24 @@ async def test_a_new_rule_takes_effect_and_one_that_is_wrong_says_why_beside_the
     await page.press("Enter")
     await page.until("!!document.querySelector('form .error')", "the reason beside the form")
     assert page.dialogs == []
+
+
+async def test_a_tool_for_certain_users_that_nobody_has_called_is_listed(page: Page, world: World) -> None:
+    await world.post("/api/bus/permit", {"kind": "tools", "name": "merge_pallet", "users": ["u-12"]})
+    try:
+        await open_console(page, world, "tools?q=merge_pallet")
+        await says(page, "1 tool")
+        await page.press("Enter")
+        await says(page, "Try it", ".detail")
+    finally:
+        await world.post("/api/bus/permit", {"kind": "tools", "name": "merge_pallet", "users": None})
+
+
+async def test_the_keys_of_a_bus_without_keys_are_shown_as_none_and_no_call_fails(page: Page, world: World) -> None:
+    await open_console(page, world, "permissions?tab=keys")
+    await says(page, "toolbus keys init")
+    keys = [each for each in await ask(world, "calls", limit=1000) if each["name"] == "toolbus:keys"]
+    assert {each["outcome"] for each in keys} == {"OK"}
 
 
 async def test_fields_that_are_filled_within_one_frame_all_keep_what_they_got(page: Page, world: World) -> None:
@@ -122,6 +142,32 @@ async def test_a_running_task_is_cancelled(page: Page, world: World) -> None:
     await press_button(page, "Cancel", within=".detail")
     await page.until("document.querySelector('.detail .head .chip')?.textContent === 'failed'", "the task to end")
     await says(page, "cancelled", ".detail .error")
+
+
+async def test_a_running_call_is_cancelled_after_the_name_of_its_tool_was_typed(page: Page, world: World) -> None:
+    calls = world.assistant.call("yearly_report", {"year": 2022, "seconds": 600}, context=USER, timeout=300)
+    calling = asyncio.create_task(calls)
+    try:
+        await open_console(page, world, "calls?status=running")
+        await page.until("document.querySelectorAll('.row').length === 2", "the call beside the task")
+        own = (await ask(world, "digest"))["running"][-1]["id"]
+        await go(page, f"calls?status=running&q={own}")
+        await page.until("document.querySelector('.row')?.innerText.includes('yearly_report')", "the call")
+        await page.press("Enter")
+        await says(page, "Cancel the call …", ".detail")
+        await settled(page)
+        await page.press("x")
+        await page.until("!!document.querySelector('dialog[open] input')", "the question")
+        await page.type("yearly_report")
+        await page.until("!document.querySelector('dialog button.danger').disabled", "the name to be the right one")
+        await page.press("Enter")
+        error = (await within(calling)).error
+        assert error is not None
+        assert error.message == "an operator cancelled the call"
+        await says(page, "an operator cancelled the call", ".detail .error")
+        assert await page.run("![...document.querySelectorAll('button')].some(each => /Cancel/.test(each.textContent))")
+    finally:
+        calling.cancel()
 
 
 async def test_a_log_level_is_changed_and_put_back_and_a_wrong_logger_says_why(page: Page, world: World) -> None:

@@ -1,9 +1,10 @@
-"""Implements ``toolbus calls``: prints how the newest calls ended, and follows further ones."""
+"""Implements ``toolbus calls``: prints how the newest calls ended, follows further ones, cancels one that runs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,7 @@ EPILOG = epilog(
         "toolbus calls --follow --user u-17",
         "toolbus calls --outcome TOOL --contents",
         "toolbus calls --slow --limit 10",
+        "toolbus calls cancel 102832457529680",
     ),
     """
     The bus keeps records of the last 1,000 calls; the newest is printed first. ROUND is the round of a model's turn,
@@ -33,6 +35,9 @@ EPILOG = epilog(
     With --follow the newest calls are printed in the order in which they ended, and then each further call as it ends,
     until Ctrl-C. It continues when the bus is restarted. Calls that ended faster than they could be printed are a line
     with their number, on standard error; with --json a line {"lost":NUMBER}. It counts them whatever the filters say.
+
+    cancel ends a call that runs, whoever made it; its caller gets the error CANCELLED. ID is the bus's own, as
+    `toolbus top`, `toolbus console` and the log show it. Keys need the scope administer = ["drain"] for it.
 
     `toolbus top` shows which calls run now, and how each tool does; `toolbus console` shows the calls that a call made.
 
@@ -57,7 +62,17 @@ _SLOW_KEYS = ("source", "caller", "call_id", "tool")
 _CONTENTS = (("ARGUMENTS", MAX_SHOWN), ("OUTPUT", 0))
 
 
+class Verb(StrEnum):
+    """What to do with one call."""
+
+    CANCEL = "cancel"
+
+
 def calls(
+    verb: Annotated[
+        Verb | None, typer.Argument(metavar="cancel", help="What to do (default: list calls that ended).")
+    ] = None,
+    call_id: Annotated[str | None, typer.Argument(metavar="ID", help="The bus's own id of the call.")] = None,
     bus: BusOption = None,
     credential: CredentialOption = None,
     limit: Annotated[
@@ -82,11 +97,17 @@ def calls(
         bool, typer.Option("--json", help="Print one JSON document; with --follow, JSON lines.")
     ] = False,
 ) -> None:
-    """Show the newest calls and how they ended."""
+    """Show the newest calls and how they ended, or cancel one that runs."""
+    target = BusTarget(bus, credential)
+    if verb is not None:
+        if not call_id:
+            terminal.fail("cancel needs the ID of a call that runs: `toolbus top` shows them", terminal.USAGE)
+        _cancel(target, call_id, as_json)
+        return
     if slow:
         if follow or any((source, name, caller, user, outcome, contents)):
             terminal.fail("--slow goes with --limit and --json only", terminal.USAGE)
-        _print_slow(call_bus_tool(BusTarget(bus, credential), "slow_calls", {"limit": limit}), as_json)
+        _print_slow(call_bus_tool(target, "slow_calls", {"limit": limit}), as_json)
         return
     filters: dict[str, Any] = {"limit": limit, "source": source or "", "name": name or "", "caller": caller or ""}
     filters |= {"user_id": user or "", "outcome": _outcome(outcome)}
@@ -94,9 +115,9 @@ def calls(
         columns = _COLUMNS + _CONTENTS if contents else _COLUMNS
         if not as_json:
             terminal.print_row([head for head, _ in columns], [width for _, width in columns])
-        bus_client.with_host(BusTarget(bus, credential), lambda host: _follow(host, filters, contents, as_json))
+        bus_client.with_host(target, lambda host: _follow(host, filters, contents, as_json))
         return
-    records = call_bus_tool(BusTarget(bus, credential), "calls", filters)
+    records = call_bus_tool(target, "calls", filters)
     if as_json:
         terminal.print_json([_record(each, contents) for each in records])
         return
@@ -104,6 +125,14 @@ def calls(
     terminal.print_table(heads, [_row(each, contents) for each in records])
     if contents and records and not any("arguments" in each for each in records):
         terminal.print_note("this bus does not record contents: start it with `toolbus serve --record-contents`")
+
+
+def _cancel(bus: BusTarget, call_id: str, as_json: bool) -> None:
+    answer = call_bus_tool(bus, "cancel_call", {"id": call_id})
+    if as_json:
+        terminal.print_json(answer)
+    else:
+        terminal.print_lines(f"cancelled call {call_id} of {answer['caller']} to {answer['name']}")
 
 
 def _print_slow(answer: Mapping[str, Any], as_json: bool) -> None:

@@ -65,6 +65,12 @@ async def test_tools_are_those_that_the_user_of_the_call_may_call(bus: Bus) -> N
     assert row == {"name": "of_ann", "source": "p", "description": "Answers ann.", "read_only": True}
 
 
+async def test_operators_see_which_tools_a_listing_without_a_user_lacks(bus: Bus) -> None:
+    rows = await ask(bus, "restricted", context_of("", 90))
+    assert [each["name"] for each in rows] == ["of_ann", "of_staff"]
+    assert await ask(bus, "restricted", context_of("ann", 60)) == []
+
+
 async def test_a_tool_is_shown_as_it_is_declared_to_those_who_may_call_it(bus: Bus) -> None:
     async def rows(user: str, level: int | None = None, **named: str) -> Any:
         arguments = {"kind": "tool", **named}

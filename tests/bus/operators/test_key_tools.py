@@ -50,13 +50,24 @@ async def test_the_keys_are_those_of_the_directory_that_the_configuration_names(
         assert set((await bus.call("toolbus:keys", {})).output["identities"]) == {"chat"}
 
 
-async def test_without_keys_it_says_how_to_make_some(tmp_path: Path) -> None:
+async def test_without_keys_the_lists_are_empty_and_it_says_how_to_make_some(tmp_path: Path) -> None:
     async with running_bus(data_dir=tmp_path) as bus:
-        answer = await bus.call("toolbus:keys", {})
-    assert "make keys with `toolbus keys init" in answer.text
+        made_none = (await bus.call("toolbus:keys", {})).output
+    assert "make keys with `toolbus keys init" in made_none["note"]
     async with running_bus() as bus:
+        stores_nothing = (await bus.call("toolbus:keys", {})).output
+        assert (await bus.call("toolbus:key_revoke", {"name": "chat"})).is_error
+    assert "start it with a data directory" in stores_nothing["note"]
+    assert made_none["keys"] == stores_nothing["keys"] == []
+    assert made_none["identities"] == stores_nothing["identities"] == {}
+
+
+async def test_keys_that_cannot_be_read_are_an_error_and_no_empty_list(keys: KeysDirectory) -> None:
+    keys.add("chat")
+    async with running_bus(data_dir=keys.folder) as bus:
+        (keys.path / "keys.toml").write_text("nonsense")
         answer = await bus.call("toolbus:keys", {})
-    assert "start it with a data directory" in answer.text
+    assert answer.is_error
 
 
 @pytest.mark.parametrize("tool", ["keys", "key_revoke"])

@@ -25,6 +25,7 @@ Act = Literal[
     "denied",
     "rate",
     "drain",
+    "call.cancel",
     "confirm",
     "permit",
     "grant",

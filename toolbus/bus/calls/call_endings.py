@@ -92,6 +92,11 @@ class CallEndings:
                 message = f"the caller cancelled the call: {reason}"
                 self.abandon(call, Code.CANCELLED, message, now, reason=reason)
 
+    def cancel_for_operator(self, call: Call, now: float) -> None:
+        """Cancels a call of another's: its caller is told so."""
+        message = "an operator cancelled the call"
+        self.abandon(call, Code.CANCELLED, message, now, reason="an operator cancelled it")
+
     def caller_ended(self, calls: Iterable[Call], now: float) -> None:
         """A caller disconnected: its calls are cancelled at their handlers, without an answer."""
         for call in calls:

@@ -66,6 +66,11 @@ class CallsInFlight:
         )
         return list(itertools.islice(heapq.merge(*of_callers, key=lambda call: call.started), limit))
 
+    def find(self, own_id: str) -> Call | None:
+        """Returns the call that has one of the bus's own ids, while its caller waits; looks at every call."""
+        of_callers = (call for caller in self.callers for call in caller.in_flight.values())
+        return next((call for call in of_callers if call.id == own_id), None)
+
     def count_by_source(self, limit: int) -> tuple[Counter[str], Counter[str]]:
         """Counts calls in flight, and those that are stuck, by the source of their tools; of about ``limit`` calls."""
         in_flight = (call for caller in self.callers for call in caller.in_flight.values())

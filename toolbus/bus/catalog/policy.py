@@ -25,7 +25,7 @@ PUBLIC_TOOLS = frozenset(
 )
 # What an identity's scope `administer` has to hold for each of the others; one that is not named here needs all of it.
 VERBS_OF_TOOLS: Mapping[str, str] = {
-    "drain": "drain",
+    **dict.fromkeys(("drain", "cancel_call", "plugin_stop"), "drain"),
     **dict.fromkeys(("calls", "digest", "all_tasks"), "calls"),
     "stats": "metrics",
     "role_add": "roles",
@@ -38,7 +38,6 @@ VERBS_OF_TOOLS: Mapping[str, str] = {
     "audit_head": "audit",
     **dict.fromkeys(("plugin_logs", "log_level", "slow_calls"), "logs"),
     "plugin_restart": "catalog",
-    "plugin_stop": "drain",
 }
 # The same for the tools of supervisors, sources `run.HOST.PID`.
 VERBS_OF_RUNS: Mapping[str, str] = {"plugins": "logs", "tail": "logs", "restart": "catalog", "stop": "drain"}

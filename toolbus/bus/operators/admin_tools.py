@@ -21,6 +21,7 @@ from toolbus.bus.metrics.call_counts import outcome_of
 from toolbus.bus.operators.grants import Grants
 from toolbus.bus.operators.introspection import Introspection
 from toolbus.bus.tasks.task import shown_owner
+from toolbus.errors import InvalidRequest
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.search_tool import SEARCH_TOOLS, search_arguments, search_tool
 from toolbus.text import quote
@@ -71,7 +72,8 @@ class AdminTools:
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
         return [
-            *(self.drain, self.calls, self.all_tasks, self.stats, self.role_add, self.role_remove),
+            *(self.drain, self.calls, self.cancel_call, self.all_tasks, self.stats),
+            *(self.role_add, self.role_remove),
             *(self.permit, self.permissions, self.grant, self.revoke, self.search_tools, self._introspection.this_bus),
         ]
 
@@ -145,6 +147,23 @@ class AdminTools:
             await self._next_call(deadline)
         calls = [record.described(self._records.began) for record in batch.records]
         return {"calls": calls, "lost": batch.lost, "next": batch.position} if follow else calls
+
+    @llm_tool(description="Cancels a call that runs, whoever made it; its caller gets the error CANCELLED.")
+    async def cancel_call(self, scope: ToolScope, id: str) -> dict[str, Any]:
+        """Cancels a call.
+
+        Args:
+            id: the bus's own, as in `running` of a digest, or in the log.
+        """
+        dispatcher = self._core.dispatcher
+        call = dispatcher.in_flight.find(id)
+        if call is None:
+            raise InvalidRequest(f"no call {quote(id)} runs: it has ended, or the id is not the bus's own")
+        row = {"id": id, "name": call.entry.name, "source": call.entry.source, "caller": call.caller.source}
+        why = f"call {id} of {row['caller']}"
+        with self._audit.operation("call.cancel", principal_of(scope), target=row["name"], why=why):
+            dispatcher.endings.cancel_for_operator(call, time.monotonic())
+        return {**row, "cancelled": True}
 
     async def _next_call(self, deadline: float) -> None:
         with contextlib.suppress(TimeoutError):

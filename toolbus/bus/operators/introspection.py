@@ -55,7 +55,7 @@ class Introspection:
     def this_bus(
         self,
         scope: ToolScope,
-        kind: Literal["plugins", "tools", "tool", "refused", "recent_calls", "stats"],
+        kind: Literal["plugins", "tools", "restricted", "tool", "refused", "recent_calls", "stats"],
         name: str = "",
         source: str = "",
     ) -> list[Row] | Row:
@@ -63,6 +63,7 @@ class Introspection:
 
         Args:
             kind: `plugins`: source, state, sessions, in_flight; `tools`: name, source, description, read_only;
+                `restricted`, for operators: the same of the tools that a call without a user does not reach;
                 `tool`: all that the tools of one name declare, with their schemas as JSON text, and for operators the
                 warnings about them;
                 `refused`, for operators: the tools that the bus refused, name, source, role, error;
@@ -81,11 +82,22 @@ class Introspection:
             return [_refused(*each) for each in refused.listed(_ALL, principal_of(scope).identity)[:MAX_ROWS]]
         if kind == "tool":
             return self._declarations(name, source, scope, everything)
+        if kind == "restricted":
+            return [_tool(each) for each in self._restricted(scope, everything)[:MAX_ROWS]]
         listings = self._view.listings(None, user_id, level, principal=principal_of(scope))
         if kind == "tools":
             return [_tool(each) for each in listings[:MAX_ROWS]]
         hosts = tuple(self._presence.by_source) if everything else ()
         return _plugins(listings, hosts, self._presence)[:MAX_ROWS]
+
+    def _restricted(self, scope: ToolScope, everything: bool) -> list[ToolListing]:
+        """Returns what a listing without a user lacks: tools for certain users or levels, to operators only."""
+        if not everything:
+            return []
+        principal, level = principal_of(scope), level_of(scope.context.attributes)
+        listed = {(each.source, each.tool.name) for each in self._view.listings(principal=principal)}
+        reached = self._view.listings(None, "", level, principal=replace(principal, may_omit_user=True))
+        return [each for each in reached if (each.source, each.tool.name) not in listed]
 
     def _declarations(self, name: str, source: str, scope: ToolScope, everything: bool) -> list[Row]:
         """Returns the tools of a name, offline ones too; to operators also those that only some users may call."""

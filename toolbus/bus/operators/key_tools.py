@@ -14,10 +14,13 @@ from typing import Any
 
 from toolbus.bus.access.principal import principal_of
 from toolbus.bus.audit.audit import Audit
-from toolbus.bus.keys.keys_file import FILE, KeysFile, parse_keys
+from toolbus.bus.keys.keys_file import FILE, parse_keys
 from toolbus.bus.keys.private_files import read_private
 from toolbus.errors import InvalidRequest
 from toolbus.sdk import ToolScope, llm_tool
+
+_NO_PLACE = "this bus stores nothing, so it has no keys: start it with a data directory"
+_MAKE = "make keys with `toolbus keys init --name HOST`"
 
 
 class KeyTools:
@@ -37,8 +40,16 @@ class KeyTools:
 
     @llm_tool(description="Lists the identities of peers elsewhere with their scopes, and the keys that prove them.")
     async def keys(self) -> dict[str, Any]:
-        """Lists identities and keys; never a token or a private key, which the bus does not have."""
-        file = await asyncio.to_thread(self._read)
+        """Lists identities and keys; never a token or a private key, which the bus does not have.
+
+        A bus without keys answers with empty lists, and with a `note` on how to make some.
+        """
+        if self._directory is None:
+            return {"identities": {}, "keys": [], "note": _NO_PLACE}
+        path = self._directory / FILE
+        if not path.exists():
+            return {"identities": {}, "keys": [], "note": f"{path} does not exist: {_MAKE}"}
+        file = await asyncio.to_thread(lambda: parse_keys(read_private(path)[0], str(path)))
         return {
             "identities": {name: scopes.as_table() for name, scopes in file.identities.items()},
             "keys": [key.described(time.time()) for key in file.keys.values()],
@@ -55,16 +66,9 @@ class KeyTools:
             revoked = await asyncio.to_thread(self._revoke, name)
         return {"revoked": revoked}
 
-    def _read(self) -> KeysFile:
-        path = self._place() / FILE
-        return parse_keys(read_private(path)[0], str(path))
-
     def _revoke(self, name: str) -> list[str]:
+        if self._directory is None:
+            raise InvalidRequest(_NO_PLACE)
         from toolbus.bus.keys.key_store import KeyStore  # the extra `keys`, which a bus without keys need not have
 
-        return [key.id for key in KeyStore(self._place()).revoke(name)]
-
-    def _place(self) -> Path:
-        if self._directory is None:
-            raise InvalidRequest("this bus stores nothing, so it has no keys: start it with a data directory")
-        return self._directory
+        return [key.id for key in KeyStore(self._directory).revoke(name)]

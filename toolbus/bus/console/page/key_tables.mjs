@@ -13,7 +13,8 @@ export function KeyTables({ query }) {
   const [answer, error, read] = useAnswer("keys");
   const keys = filtered(answer?.keys ?? [], query.q, (key) => [key.id, key.identity, key.kind, key.state].join("\n").toLowerCase());
   const identities = filtered(Object.entries(answer?.identities ?? {}), query.q, ([name, scopes]) => `${name}\n${Object.values(scopes).flat().join("\n")}`.toLowerCase());
-  if (!answer) return error && html`<${Nothing} title="No keys">${shown(error.message)}<//>`;
+  if (answer?.note) return html`<${Nothing} title="No keys">${shown(answer.note)}<//>`;
+  if (!answer) return html`<${Failed} error=${error} what="The keys" />`;
   return html`
     <${Failed} error=${error} what="The keys" />
     <${Panel} title="Identities and their scopes">

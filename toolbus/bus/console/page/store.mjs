@@ -29,7 +29,7 @@ export const connection = signal("connecting");
 export const trouble = signal("");
 /** Who looks at the page: {identity, administer, version, bus_id, home}; null until it is known. */
 export const me = signal(null);
-/** What GET /api/tools gave: [{name, source, description, callback_url, is_remote, roles}], by name. */
+/** The tools that are offered: [{name, source, description}], by name. */
 export const catalog = signal([]);
 /** How many calls ended without being told, since the page was opened: overwritten before they were read. */
 export const lost = signal(0);

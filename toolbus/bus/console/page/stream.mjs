@@ -7,7 +7,8 @@
 import { ApiError, admin, get, send } from "./api.mjs";
 import { effect } from "./html.mjs";
 import { parseRoute, route } from "./router.mjs";
-import { applyDigest, bus, catalog, connection, login, me, trouble } from "./store.mjs";
+import { applyDigest, bus, catalog, connection, login, me, toolKey, trouble } from "./store.mjs";
+import { restrictedTools } from "./tool_declarations.mjs";
 
 const STREAM = "/api/console/stream";
 const CHANNEL = "toolbus-console";
@@ -168,8 +169,8 @@ export function startCatalog() {
     const began = performance.now();
     let pause = 0;
     try {
-      const { tools_by_role } = await get("/api/tools");
-      catalog.value = flat(tools_by_role);
+      const [{ tools_by_role }, others] = await Promise.all([get("/api/tools"), restrictedTools()]);
+      catalog.value = byName([...Object.values(tools_by_role).flat(), ...others]);
       known = `${instance} ${revision}`;
     } catch (error) {
       if (error.status) known = `${instance} ${revision}`; // it was refused; another revision may not be
@@ -187,16 +188,9 @@ export function startCatalog() {
   effect(follow);
 }
 
-/** Returns the tools of all roles, each once, by name. */
-function flat(byRole) {
-  const all = new Map();
-  for (const [role, tools] of Object.entries(byRole)) {
-    for (const tool of tools) {
-      const key = `${tool.source}\n${tool.name}`;
-      if (all.has(key)) all.get(key).roles.push(role);
-      else all.set(key, { ...tool, roles: [role] });
-    }
-  }
+/** Returns tools by name; one that several roles have is there once. */
+function byName(tools) {
+  const all = new Map(tools.map((tool) => [toolKey(tool.source, tool.name), tool]));
   return [...all.values()].sort((one, other) => (one.name < other.name ? -1 : one.name > other.name ? 1 : 0));
 }
 

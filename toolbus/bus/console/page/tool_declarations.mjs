@@ -3,6 +3,7 @@
 import { ApiError, outputOf, send } from "./api.mjs";
 
 const OPERATOR = { attributes: { level: "90" } };
+let mayState = true; // whether who looks may state that level; known once the bus has refused it
 
 /** Returns what a tool declares; null where it is not offered. Throws ApiError. */
 export async function declarationOf(source, name, signal) {
@@ -13,13 +14,18 @@ export async function declarationOf(source, name, signal) {
 /** Returns the tools that the bus refused: {name, source, role, error}. Throws ApiError. */
 export const refusedTools = (signal) => asOperator({ kind: "refused" }, signal);
 
+/** Returns the tools that only some users may call, which no list without a user has. Throws ApiError. */
+export const restrictedTools = () => asOperator({ kind: "restricted" });
+
 /** Asks as a user who may see everything; one who may not say so asks without a user. */
 async function asOperator(args, signal) {
   const body = { name: "toolbus:this_bus", arguments: args };
+  const ask = async (more) => outputOf(await send("POST", "/api/tools/invoke", { ...body, ...more }, { signal }));
   try {
-    return outputOf(await send("POST", "/api/tools/invoke", { ...body, context: OPERATOR }, { signal }));
+    if (mayState) return await ask({ context: OPERATOR });
   } catch (error) {
     if (!(error instanceof ApiError) || (error.code !== "PERMISSION_DENIED" && error.status !== 403)) throw error;
-    return outputOf(await send("POST", "/api/tools/invoke", body, { signal }));
+    mayState = false;
   }
+  return ask();
 }

@@ -1,7 +1,9 @@
 // Shows calls: those that run, those that ended, and of each one what it was, why it failed and which calls it made.
 
+import { admin } from "../api.mjs";
 import { callOf, fetchAround, fetchCalls, history, keyOf, MAX_FETCHED, selects, skipped, textOf } from "../call_history.mjs";
 import { now } from "../clock.mjs";
+import { askName } from "../dialogs.mjs";
 import { Filter, filtered } from "../filter.mjs";
 import { html, signal, useEffect } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
@@ -167,6 +169,7 @@ function Detail({ id, query }) {
   return html`
     <${DetailHead} back="calls" title="Calls" query=${query} name=${call.name}><${Outcome} call=${call} /><//>
     <div class="body">
+      ${call.outcome === undefined && may("drain") && html`<${Cancel} call=${call} />`}
       <${Failure} call=${call} />
       <${Family} call=${call} query=${query} />
       <${Summary} call=${call} />
@@ -174,6 +177,20 @@ function Detail({ id, query }) {
       <${Contents} call=${call} />
     </div>
   `;
+}
+
+function Cancel({ call }) {
+  const [run, busy, error] = useAct();
+  const cancel = async () => {
+    const sure = await askName("Cancel the call", call.name, "Its caller gets the error CANCELLED at once. The tool may have done a part of its work.");
+    if (sure) run(() => admin("cancel_call", { id: call.id }));
+  };
+  useKeys({ x: () => void cancel() }, { x: "cancel the call" });
+  return html`<div class="inline">
+      <button type="button" class="danger" disabled=${busy} onClick=${cancel}>Cancel the call …</button>
+      <span class="muted"><kbd>x</kbd></span>
+    </div>
+    <${Failed} error=${error} what="Not cancelled" />`;
 }
 
 function Failure({ call: { failure } }) {

@@ -1,0 +1,58 @@
+"""Tests `toolbus:cancel_call`: whose call ends, what its caller and its plugin are told, and who may do it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.bus.audit.chains import entries
+from tests.support.waiting import until, within
+from toolbus import Host, Plugin
+from toolbus.bus.access.identity import Identity, Scopes
+from toolbus.bus.audit.audit_chain import FOLDER
+from toolbus.bus.catalog.policy import VERBS_OF_TOOLS
+from toolbus.errors import Code, NotPermitted, Stage
+from toolbus.testing import running_bus
+
+
+async def test_the_caller_is_told_that_an_operator_cancelled_and_the_plugin_stops(tmp_path: Path) -> None:
+    cancelled = asyncio.Event()
+    async with running_bus(data_dir=tmp_path) as bus:
+        plugin = Plugin("reports", address=bus.grpc_addresses[0])
+
+        @plugin.tool
+        async def write_report() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        async with plugin, Host(bus.grpc_addresses[0], source="chat") as host:
+            await within(plugin.ready())
+            calling = asyncio.create_task(host.call("write_report"))
+            in_flight = bus.core.dispatcher.in_flight
+            await until(lambda: bool(in_flight.oldest(1)), "the call")
+            (call,) = in_flight.oldest(1)
+            await until(lambda: in_flight.stage(call) is not Stage.NOT_DISPATCHED, "the call to be sent")
+            answer = await bus.call("toolbus:cancel_call", {"id": call.id})
+            error = (await within(calling)).error
+            await within(cancelled.wait())
+            again = await bus.call("toolbus:cancel_call", {"id": call.id})
+    row = {"id": call.id, "name": "write_report", "source": "reports", "caller": "chat"}
+    assert answer.output == {**row, "cancelled": True}
+    assert error is not None
+    assert (error.code, error.message) == (Code.CANCELLED, "an operator cancelled the call")
+    assert again.error is not None
+    assert f"no call '{call.id}' runs" in again.error.message
+    (line,) = [each for each in entries(tmp_path / FOLDER) if each["act"] == "call.cancel"]
+    assert (line["who"], line["target"]) == ("local", "write_report")
+    assert (line["outcome"], line["why"]) == ("ok", f"call {call.id} of chat")
+
+
+def test_it_needs_the_verb_drain_as_all_that_ends_what_runs() -> None:
+    verb = VERBS_OF_TOOLS["cancel_call"]
+    Identity("ann", Scopes(administer=frozenset({"drain"}))).check_verb(verb, "cancel_call")
+    with pytest.raises(NotPermitted):
+        Identity("bob", Scopes(administer=frozenset({"calls"}))).check_verb(verb, "cancel_call")
