@@ -119,6 +119,25 @@ async def test_d_drains_the_source_whose_name_was_typed() -> None:
         ] * 3
 
 
+async def test_x_cancels_the_call_that_runs_once_the_name_of_its_tool_was_typed() -> None:
+    async with screen([FIRST, BUSY]) as (app, pilot, host):
+        await pilot.press("x")
+        await until(lambda: "x cancels a call that runs" in _shown(app), "how to choose one")
+        for answer, title in (
+            (output({"caller": "chat"}), "the call of slow is cancelled"),
+            (error(Code.INVALID_ARGUMENTS, ATTACK), "the call of slow was not cancelled"),
+        ):
+            host.answers["toolbus:cancel_call"] = answer
+            app.clear_notifications()
+            await pilot.press("c", "x")
+            app.screen.query_one(Input).value = "slow"
+            await pilot.press("enter")
+            await until(lambda title=title: title in _shown(app), "the answer")  # type: ignore[misc]
+            assert "\x1b" not in _shown(app)
+        acts = [call for call in host.calls if call[0] != "toolbus:digest"]
+        assert acts == [("toolbus:cancel_call", {"id": "r1"})] * 2
+
+
 async def test_a_bus_that_goes_leaves_its_last_state_dimmed_and_comes_back_by_itself() -> None:
     busy = BUSY | {"rate": 20.0, "in_flight": 2, "stuck": 1, "held_bytes": 2048, "lost": 7}
     async with screen([FIRST, busy], size=(160, 30)) as (app, pilot, host):

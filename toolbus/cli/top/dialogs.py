@@ -1,4 +1,4 @@
-"""Asks and shows what needs a window of its own: details, the keys, the name of a source to drain."""
+"""Asks and shows what needs a window of its own: details, the keys, the name of what an act is done to."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from toolbus.cli.top.acts import Act
 from toolbus.cli.top.details import Fact
 from toolbus.text import clean_chunk, clean_line
 
@@ -25,6 +26,7 @@ KEYS = (
     ("↑ ↓ k j PgUp PgDn Home End", "move"),
     ("Enter", "open the line: everything that is known of it, live"),
     ("d", "drain the source of the line, after typing its name"),
+    ("x", "cancel the call of the line, after typing the name of its tool"),
     ("p", "pause: the screen stays as it is"),
     ("l", "light or dark"),
     ("?", "this help"),
@@ -32,7 +34,7 @@ KEYS = (
 )
 
 
-class _Dialog(ModalScreen[str]):
+class _Dialog(ModalScreen[Act]):
     BINDINGS: ClassVar[list[BindingType]] = [("escape,q", "app.pop_screen", "Close")]
 
 
@@ -78,33 +80,29 @@ class KeysDialog(FactsDialog):
         super().__init__("Keys", lambda: KEYS)
 
 
-class DrainDialog(_Dialog):
-    """Asks for the name of a source; ends with it once it was typed as it is, and with None otherwise."""
+class ActDialog(_Dialog):
+    """Asks for the name of what an act is done to; ends with the act once it was typed, and with None otherwise."""
 
     BINDINGS: ClassVar[list[BindingType]] = [("escape", "app.pop_screen", "Close")]
 
-    def __init__(self, source: str) -> None:
-        self._source = source
-        self._shown = clean_line(source)  # what can be seen, and so typed
+    def __init__(self, act: Act) -> None:
+        self._act = act
+        self._shown = clean_line(act.name)  # what can be seen, and so typed
         super().__init__()
 
     def compose(self) -> ComposeResult:
         """Makes the window."""
+        verb = self._act.verb.lower()
         with Vertical(classes="dialog"):
-            yield Static(Content(f"Drain {self._shown}"), classes="heading")
-            yield Static(
-                Content(
-                    "Its sessions take no new calls, finish those in flight and close. The plugin does not come back "
-                    f"by itself. Type {self._shown} to drain it."
-                )
-            )
+            yield Static(Content(f"{self._act.verb} {self._shown}"), classes="heading")
+            yield Static(Content(f"{self._act.warning} Type {self._shown} to {verb} it."))
             yield Input()
-            yield Static(Content("Enter drains, Esc closes"), classes="hint")
+            yield Static(Content(f"Enter {verb}s, Esc closes"), classes="hint")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Ends where the name is right."""
         event.stop()
         if event.value.strip() == self._shown:
-            self.dismiss(self._source)
+            self.dismiss(self._act)
         else:
-            self.query_one(".hint", Static).update(Content(f"that is not {self._shown}: nothing was drained"))
+            self.query_one(".hint", Static).update(Content(f"that is not {self._shown}: nothing was done"))

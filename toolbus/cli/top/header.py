@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from textual.content import Content
 from textual.events import Click
 from textual.message import Message
@@ -11,6 +9,7 @@ from textual.widgets import Static
 
 from toolbus.cli.top import frame, units
 from toolbus.cli.top.bus_state import BusState
+from toolbus.cli.top.live_state import Loss
 from toolbus.cli.top.table import Selection, View
 from toolbus.text import clean_line
 
@@ -18,13 +17,6 @@ RATE_BARS = 24
 _MUTED = "$foreground 60%"
 
 _Parts = list[Content | tuple[str, str]]
-
-
-class Loss(NamedTuple):
-    """Why a bus does not answer, and since when, in seconds since the epoch."""
-
-    why: str
-    since: float
 
 
 class ViewTab(Static):

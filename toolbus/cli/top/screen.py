@@ -20,10 +20,12 @@ from textual.widgets import Footer, Input, Static
 
 from toolbus.cli import terminal
 from toolbus.cli.top import details, header
-from toolbus.cli.top.bus_state import BusState
-from toolbus.cli.top.dialogs import DrainDialog, FactsDialog, KeysDialog
-from toolbus.cli.top.digest_reader import BusLost, DigestReader, ReaderTimings
-from toolbus.cli.top.header import Loss, ViewTab
+from toolbus.cli.top.acts import Act, cancel_of, drain_of
+from toolbus.cli.top.dialogs import ActDialog, FactsDialog, KeysDialog
+from toolbus.cli.top.digest_reader import DigestReader, ReaderTimings
+from toolbus.cli.top.header import ViewTab
+from toolbus.cli.top.lines import CallLine
+from toolbus.cli.top.live_state import LiveState
 from toolbus.cli.top.row_list import ColumnHeads, RowList
 from toolbus.cli.top.table import Selection, View, select
 from toolbus.cli.top.views import SOURCES, TOOLS, VIEWS
@@ -65,6 +67,7 @@ class TopApp(App[int]):
         Binding("r", "reverse", "Reverse"),
         Binding("p", "pause", "Pause"),
         Binding("d", "drain", "Drain"),
+        Binding("x", "cancel", "Cancel", show=False),
         Binding("l", "light", "Light or dark", show=False),
         Binding("question_mark", "keys", "Keys", key_display="?"),
         Binding("q", "exit(0)", "Quit"),
@@ -91,20 +94,14 @@ class TopApp(App[int]):
         self._host = host
         self._address = address
         self._interval = interval
-        self._reader = DigestReader(host, timings or ReaderTimings())
-        self.state = BusState()
-        self._clock = clock
-        self._arrived = 0.0  # when the newest digest came, on this program's clock
-        self._loss: Loss | None = None  # why the bus does not answer; None while it does
+        self._live = LiveState(DigestReader(host, timings or ReaderTimings()), clock)
+        self.state = self._live.bus
         self.error: RequestError | None = None  # what ended the screen; None: its user did
         self._view: View = TOOLS
         first = replace(selection, sort=selection.sort or TOOLS.sort)
         self._selections = {view.name: replace(selection, sort=view.sort) for view in VIEWS} | {TOOLS.name: first}
-        self._reading = asyncio.Event()  # not while the screen is paused
-        self._reading.set()
-        self._held: float | None = None  # what time a paused screen shows; None: it is not paused
         self._written: dict[Static, Content] = {}  # what each line shows
-        self._drain: asyncio.Task[None] | None = None  # the last request of a drain
+        self._acting: asyncio.Task[None] | None = None  # the last act; None: there was none
 
     def compose(self) -> ComposeResult:
         """Makes the screen."""
@@ -126,44 +123,20 @@ class TopApp(App[int]):
         self.set_interval(self._interval, self.draw)
         self.draw()
 
-    # -- reading --------------------------------------------------------------------------------------------------
-
     async def _read(self) -> None:
-        while True:
-            await self._reading.wait()
-            try:
-                digest = await self._reader.read()
-            except BusLost as error:
-                first = self._loss is None
-                self._loss = Loss(str(error), time.time() if self._loss is None else self._loss.since)
-                if first:
-                    self.draw()
-                continue
-            except RequestError as error:
-                self.error = error
-                self.exit(terminal.REFUSED)
-                return
-            first = not self.state.known or self._loss is not None
-            self.state.apply(digest)
-            self._arrived, self._loss = self._clock(), None
-            if first:
-                self.draw()
-
-    @property
-    def now(self) -> float:
-        """The time on the bus's clock: that of its newest digest, and what has passed since."""
-        if self._held is not None:
-            return self._held
-        passed = 0.0 if self._loss is not None else self._clock() - self._arrived
-        return self.state.at + passed if self.state.known else 0.0
+        try:
+            await self._live.follow(self.draw)
+        except RequestError as error:
+            self.error = error
+            self.exit(terminal.REFUSED)
 
     # -- drawing --------------------------------------------------------------------------------------------------
 
     def draw(self) -> None:
         """Draws what changed."""
-        view, selection, now = self._view, self._selections[self._view.name], self.now
+        view, selection, live = self._view, self._selections[self._view.name], self._live
         base = self.screen_stack[0]
-        about_bus = header.bus_line(self.state, self._address, now, self._loss, is_paused=self._held is not None)
+        about_bus = header.bus_line(self.state, self._address, live.now, live.loss, is_paused=live.is_paused)
         self._write(base.query_one("#bus", Static), about_bus)
         self._write(base.query_one("#figures", Static), header.figures(self.state))
         for tab in base.query(ViewTab):
@@ -171,8 +144,8 @@ class TopApp(App[int]):
         self._write(base.query_one("#selected", Static), header.selected(selection))
         base.query_one(ColumnHeads).show(view, selection.sort, selection.reverse)
         rows = base.query_one(RowList)
-        rows.lost = self._loss is not None
-        rows.show(view, select(view, self.state, now, selection))
+        rows.lost = live.loss is not None
+        rows.show(view, select(view, self.state, live.now, selection))
         if isinstance(self.screen, FactsDialog):
             self.screen.update()
 
@@ -244,12 +217,7 @@ class TopApp(App[int]):
 
     def action_pause(self) -> None:
         """Stops to read, or goes on."""
-        if self._reading.is_set():
-            self._held = self.now
-            self._reading.clear()
-        else:
-            self._held = None
-            self._reading.set()
+        self._live.pause()
         self.draw()
 
     def action_light(self) -> None:
@@ -264,36 +232,39 @@ class TopApp(App[int]):
     def on_row_list_opened(self, message: RowList.Opened) -> None:
         """Shows everything that is known of a line."""
         line = message.line
-        self.push_screen(FactsDialog(details.title_of(line), lambda: details.facts_of(line, self.state, self.now)))
+        self.push_screen(
+            FactsDialog(details.title_of(line), lambda: details.facts_of(line, self.state, self._live.now))
+        )
 
     def action_exit(self, code: int) -> None:
         """Ends the screen."""
         self.exit(code)
 
-    # -- drain ----------------------------------------------------------------------------------------------------
+    # -- acts ---------------------------------------------------------------------------------------------------------
 
     def action_drain(self) -> None:
         """Asks for the name of the line's source, and drains it."""
         line = self.query_one(RowList).line
         if self._view not in (SOURCES, TOOLS) or line is None:
             self.notify("d drains a source: choose one, with s", markup=False)
-            return
-        self.push_screen(DrainDialog(line.source), self._begin_drain)
-
-    def _begin_drain(self, source: str | None) -> None:
-        if source is not None:
-            self._drain = asyncio.create_task(self._ask_to_drain(source))
-
-    async def _ask_to_drain(self, source: str) -> None:
-        result = await self._host.call("toolbus:drain", {"source": source})
-        name = clean_line(source)
-        if result.is_error:
-            text = result.error.message if result.error is not None else result.text
-            self.notify(clean_line(text), title=f"{name} was not drained", severity="error", markup=False)
-        elif not result.output["sessions"]:
-            self.notify("it has no session", title=f"{name} was not drained", severity="warning", markup=False)
         else:
-            self.notify(f"sessions: {result.output['sessions']}", title=f"draining {name}", markup=False)
+            self.push_screen(ActDialog(drain_of(line.source)), self._begin)
+
+    def action_cancel(self) -> None:
+        """Asks for the name of the tool of the line's call, and cancels the call."""
+        line = self.query_one(RowList).line
+        if isinstance(line, CallLine) and line.running:
+            self.push_screen(ActDialog(cancel_of(line.call)), self._begin)
+        else:
+            self.notify("x cancels a call that runs: choose one, with c", markup=False)
+
+    def _begin(self, act: Act | None) -> None:
+        if act is not None:
+            self._acting = asyncio.create_task(self._carry_out(act))
+
+    async def _carry_out(self, act: Act) -> None:
+        notice = await act.carry_out(self._host)
+        self.notify(notice.text, title=notice.title, severity=notice.severity, markup=False)
 
 
 async def show_screen(host: Host, address: str, interval: float, selection: Selection, *, light: bool) -> int:
