@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,7 +13,7 @@ import pytest
 
 from tests.cli.served_bus import address_of, start_grpc_bus
 from tests.neko.folders import copied
-from tests.support.processes import Running, toolbus
+from tests.support.processes import Running, environment, toolbus
 from tests.support.waiting import until_sync
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -270,3 +272,33 @@ def test_files_in_javascript_are_not_mixed_with_plugin_files(tmp_path: Path) -> 
     ended = toolbus("run", tmp_path / "a.js", _file(tmp_path, "two", VICTIM))
     assert ended.returncode == 2
     assert "a.js is JavaScript, which runs as a drop-in tool: name files *.js and extensions of one" in ended.stderr
+
+
+FLOOD = """
+import os
+with open({starts!r}, "a") as starts:
+    starts.write("started\\n")
+print("\\n".join(["x" * 99] * 20_000), flush=True)
+os._exit(1)
+"""
+
+
+def test_a_stopped_terminal_stops_neither_plugins_nor_their_restarts(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    starts.touch()
+    file = _file(tmp_path, "flood", FLOOD.format(starts=str(starts)))
+    master, terminal = os.openpty()
+    words = [sys.executable, "-m", "toolbus.cli", "run", str(file), "--tail-bytes", "0"]
+    with subprocess.Popen(words, stdin=terminal, stdout=terminal, stderr=terminal, env=environment({})) as running:
+        os.close(terminal)
+        shown = b""
+        try:
+            until_sync(lambda: len(starts.read_text().split()) >= 3, "two restarts while nobody reads")
+            running.terminate()
+            with suppress(OSError):  # EIO: the other end is closed
+                while read := os.read(master, 65_536):
+                    shown += read
+        finally:
+            running.kill()
+            os.close(master)
+    assert re.search(rb"\ntoolbus: \d+ lines were not shown, because this output was not read for a while\r\n", shown)

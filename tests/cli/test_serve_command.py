@@ -1,9 +1,13 @@
 """``toolbus serve``: its one line, signals, settings, data directory and upstream."""
 
 import json
+import os
 import re
 import signal
 import socket
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,8 @@ import pytest
 
 from tests.bus.gateway.free_port import free_port
 from tests.cli.served_bus import PLUGIN, address_of, addresses_of, register, start_bus, start_http_bus
-from tests.support.processes import Running, toolbus
-from tests.support.waiting import until_sync
+from tests.support.processes import Running, environment, toolbus
+from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.bus import Bus, Config
 from toolbus.errors import SetupError
 
@@ -28,6 +32,28 @@ def test_serve_prints_one_line_and_ends_with_0_on_a_signal(tmp_path: Path, numbe
         assert serving.code() == 0
     assert re.fullmatch(rf"toolbus ready grpc=127\.0\.0\.1:\d+,unix:{sock} http=127\.0\.0\.1:\d+\n", serving.out)
     assert BUS_LOG.search(serving.err)
+
+
+def test_a_log_that_nobody_reads_does_not_stop_the_bus() -> None:
+    reader, stuck = os.pipe()
+    os.set_blocking(stuck, False)
+    with suppress(BlockingIOError):  # the pipe is full
+        while os.write(stuck, b"x" * 4096):
+            pass
+    os.set_blocking(stuck, True)
+    words = [sys.executable, "-m", "toolbus.cli", *["serve", "--ephemeral", "--grpc", "127.0.0.1:0", "--http", "off"]]
+    try:
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=stuck, env=environment({})) as serving:
+            try:
+                assert serving.stdout is not None
+                assert serving.stdout.readline().startswith(b"toolbus ready ")
+                serving.terminate()
+                assert serving.wait(WAIT_SECONDS) == 0
+            finally:
+                serving.kill()
+    finally:
+        os.close(reader)
+        os.close(stuck)
 
 
 def test_a_signal_lets_calls_finish_and_a_second_one_ends_them(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ import typer
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, BusTarget
 from toolbus.cli.help_text import epilog
-from toolbus.cli.offered_output import KeptOutput, offering_output
+from toolbus.cli.offered_output import OWN_NAME, KeptOutput, offering_output
 from toolbus.cli.plugin_output import PrefixedOutput, print_json_report
 from toolbus.cli.run_arguments import find_plugins, read_programs
+from toolbus.cli.steady_output import json_note, steady_output, text_note
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -158,8 +159,10 @@ def run(
     else:
         plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, only=only, **options)
 
+    note = json_note("text", plugin=OWN_NAME, event="output", stream="stderr") if as_json else text_note
     try:
-        succeeded = asyncio.run(_run_until_stopped(plugins, target, emit))
+        with steady_output(note):
+            succeeded = asyncio.run(_run_until_stopped(plugins, target, emit))
     except* BrokenPipeError:  # the reader of our output has ended; the plugins are ended too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter reports it at exit
         succeeded = False

@@ -14,6 +14,7 @@ import typer
 from toolbus.cancellation import wait_first
 from toolbus.cli import serve_log, terminal
 from toolbus.cli.help_text import epilog
+from toolbus.cli.steady_output import json_note, steady_output, text_note
 
 if TYPE_CHECKING:
     from toolbus.bus.config import Config
@@ -217,11 +218,13 @@ def serve(
     if data_dir or ephemeral:
         flags["data_dir"] = data_dir
     settings = _read_settings(flags, config)
-    serve_log.log_to_stderr(settings)
-    try:
-        _runner().run(_serve(settings.config, as_json))
-    except KeyboardInterrupt:  # before the signal handlers were installed
-        raise typer.Exit(terminal.INTERRUPTED) from None
+    note = json_note("message", level="warning", logger="toolbus") if settings.log_json else text_note
+    with steady_output(note):
+        serve_log.log_to_stderr(settings)
+        try:
+            _runner().run(_serve(settings.config, as_json))
+        except KeyboardInterrupt:  # before the signal handlers were installed
+            raise typer.Exit(terminal.INTERRUPTED) from None
 
 
 def _set_flags(**flags: Any) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""Tests what commands print on streams that nobody reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from threading import Thread
+
+import pytest
+
+from tests.support.waiting import Stopwatch, until_sync
+from toolbus.cli.steady_output import SteadyStream, json_note, text_note
+
+LINE = "x" * 99 + "\n"
+
+
+class Pipe:
+    """A pipe, and the stream that writes into it."""
+
+    def __init__(self, stuck_seconds: float = 0.05) -> None:
+        self.reader, writer = os.pipe()
+        self.file = os.fdopen(writer, "w", encoding="utf-8")
+        self.stream = SteadyStream(self.file, text_note, stuck_seconds=stuck_seconds, waiting_bytes=10_000)
+
+    def read_to_end(self) -> list[str]:
+        """Reads in a thread until all is written; returns the lines."""
+        shown: list[str] = []
+
+        def read() -> None:
+            with os.fdopen(self.reader, encoding="utf-8") as reader:
+                shown.extend(line.rstrip("\n") for line in reader)
+
+        reading = Thread(target=read)
+        reading.start()
+        self.stream.finish(60)
+        self.file.close()
+        reading.join(60)
+        return shown
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    if not pipe.file.closed:
+        pipe.file.close()
+        os.close(pipe.reader)
+
+
+def test_a_line_is_written_when_its_print_returns_and_the_beginning_of_one_when_it_is_flushed(pipe: Pipe) -> None:
+    print("é", 1, file=pipe.stream)
+    assert os.read(pipe.reader, 100) == "é 1\n".encode()
+    print("no end", end="", file=pipe.stream, flush=True)
+    assert os.read(pipe.reader, 100) == b"no end"
+
+
+def test_a_stream_that_nobody_reads_holds_its_writer_once_and_says_later_how_much_it_left_out(pipe: Pipe) -> None:
+    watch = Stopwatch()
+    for _ in range(3_000):
+        pipe.stream.write(LINE)
+    assert watch.seconds() < 10  # 3,000 waits of 0.05 s take 150
+    *lines, note = pipe.read_to_end()
+    assert set(lines) == {LINE.rstrip()}
+    assert note == f"toolbus: {3_000 - len(lines)} lines were not shown, because this output was not read for a while"
+
+
+def test_a_stream_that_is_read_again_shows_all_that_follows(pipe: Pipe) -> None:
+    for _ in range(3_000):
+        pipe.stream.write(LINE)
+    shown = b""
+    while b"not shown" not in shown:
+        shown += os.read(pipe.reader, 65_536)
+    pipe.stream.write("again\n")
+    assert os.read(pipe.reader, 100).endswith(b"again\n")
+
+
+def test_a_reader_who_is_only_slow_gets_every_line() -> None:
+    pipe = Pipe(stuck_seconds=60)
+    printing = Thread(target=lambda: [pipe.stream.write(f"{n}\n") for n in range(30_000)])
+    printing.start()  # more than a pipe holds
+    until_sync(lambda: "waiting=0" not in repr(pipe.stream), "a full pipe")
+    shown: list[str] = []
+    with os.fdopen(os.dup(pipe.reader), encoding="utf-8") as reader:
+        while len(shown) < 30_000:
+            shown.append(next(reader))
+    printing.join(60)
+    assert shown == [f"{n}\n" for n in range(30_000)]
+
+
+def test_a_reader_who_has_gone_is_noticed_by_the_next_line(pipe: Pipe) -> None:
+    os.close(pipe.reader)
+    with pytest.raises(BrokenPipeError):
+        pipe.stream.write(LINE)
+    with pytest.raises(BrokenPipeError):
+        pipe.stream.write(LINE)
+    pipe.reader = os.open(os.devnull, os.O_RDONLY)
+
+
+def test_the_note_among_json_lines_is_one() -> None:
+    note = json.loads(json_note("text", plugin="toolbus")(1))
+    assert note == {"plugin": "toolbus", "text": "1 line was not shown, because this output was not read for a while"}
