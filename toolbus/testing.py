@@ -12,15 +12,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+from toolbus.limits import Timings
 from toolbus.session import Session, Side, State
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
     from toolbus.bus import Bus
     from toolbus.embeddings import EmbedderChoice
-    from toolbus.limits import Timings
 
 Handle = Callable[[str, Any], object]
+
+# A bus in the process of a test stands still only together with its peers there: on a machine that has no time for the
+# process. It then does not refuse the calls that waited, as one does whose callers went on meanwhile.
+PATIENT = Timings(stall_seconds=60.0)
 
 
 @asynccontextmanager
@@ -31,7 +35,7 @@ async def running_bus(
 
     Args:
         unix: listens on a unix socket in a directory of its own instead.
-        timings: lengths of time that are not configuration.
+        timings: lengths of time that are not configuration; `PATIENT` by default.
         embedder: compares the meanings of tools for searches; see `EmbedderChoice` for None and False.
         settings: of `toolbus.bus.Config`; they win over the defaults here.
     """
@@ -40,7 +44,7 @@ async def running_bus(
     with tempfile.TemporaryDirectory(prefix="toolbus-") as folder:
         address = f"unix:{folder}/bus.sock" if unix else "127.0.0.1:0"
         async with Bus(
-            Config(**{"grpc": (address,), "http": "off", **settings}), timings=timings, embedder=embedder
+            Config(**{"grpc": (address,), "http": "off", **settings}), timings=timings or PATIENT, embedder=embedder
         ) as bus:
             yield bus
 

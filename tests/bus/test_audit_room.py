@@ -99,7 +99,8 @@ async def test_a_refused_attach_is_written_with_the_reason(tmp_path: Path) -> No
 
 async def test_calls_are_written_only_where_the_configuration_says_so_and_each_once(tmp_path: Path) -> None:
     for calls in (False, True):
-        async with running_bus(data_dir=tmp_path, audit_calls=calls, record_contents=True) as bus:
+        settings: dict[str, Any] = {"audit_calls": calls, "record_contents": True, "grace_seconds": 0.0}
+        async with running_bus(data_dir=tmp_path, **settings) as bus:
 
             @bus.tool
             async def echo(value: str) -> str:
@@ -114,7 +115,7 @@ async def test_calls_are_written_only_where_the_configuration_says_so_and_each_o
     assert len(calls_written) == 2_501
     assert {tuple(call[1:6]) for call in calls_written} == {
         ("echo", "local", "local", "", "OK"),
-        ("nothing", "", "local", "", Code.UNAVAILABLE.name),
+        ("nothing", "", "local", "", Code.NOT_FOUND.name),
     }
     assert b"secret" not in files_of(tmp_path / FOLDER)[0].read_bytes()
 

@@ -122,26 +122,31 @@ class StreamCaller(Caller):
         stream: Any = rpc.ToolBusServiceStub(self._channel).Invoke()  # type: ignore[call-arg]  # the iterator style only
         attach = wire.Attach(protocol_version=1, source="one-shot")
         await stream.write(wire.InvokeRequest(attach=attach, calls=[call]))
-        reading = asyncio.create_task(_read(stream, on_progress))
+        writing = asyncio.Lock()  # two writes at the same time break a stream of grpcio
+        reading = asyncio.create_task(_read(stream, writing, on_progress))
         try:
             return await asyncio.shield(reading)  # a read that is cancelled ends the stream
         except asyncio.CancelledError:
-            await stream.write(wire.InvokeRequest(cancels=[pb.ToolCancel(call_id="only", reason="cancelled")]))
+            async with writing:
+                await stream.write(wire.InvokeRequest(cancels=[pb.ToolCancel(call_id="only", reason="cancelled")]))
             assert (await reading).error is not None
             raise
 
 
-async def _read(stream: Any, on_progress: SeeProgress | None) -> Result:
-    """Reads up to the one result, ends this side, and sees the bus end the other."""
+async def _read(stream: Any, writing: asyncio.Lock, on_progress: SeeProgress | None) -> Result:
+    """Reads up to the one result, ends this side, and sees the bus end the other. Echoes heartbeats meanwhile."""
     results: list[pb.ToolResult] = []
     while frame := await stream.read():
         for progress in frame.progress:
             assert not results, "progress came after the result"
             if on_progress is not None:
                 on_progress(Progress.from_wire(progress))
-        if frame.results:
-            results += frame.results
-            await stream.done_writing()
+        async with writing:
+            if frame.HasField("heartbeat") and not results:
+                await stream.write(wire.InvokeRequest(heartbeat=frame.heartbeat))
+            if frame.results:
+                results += frame.results
+                await stream.done_writing()
     assert await stream.code() is grpc.StatusCode.OK, await stream.details()
     (result,) = results
     return Result.from_wire(result)

@@ -16,6 +16,7 @@ from tests.faults.raw_peer import RawPeer, echo, tool
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
 from toolbus.limits import Limits, Timings
+from toolbus.testing import PATIENT
 from toolbus.v1 import tool_pb2 as pb
 
 BYSTANDER_SECONDS = 3.0  # the longest a bystander may wait for one answer, but for a processor
@@ -103,8 +104,8 @@ def grace_seconds() -> float:
 
 @pytest.fixture
 def timings() -> Timings:
-    """The lengths of time of the bus that are not configuration."""
-    return Timings()
+    """The lengths of time of the bus that are not configuration; peers stand still with it: see `PATIENT`."""
+    return PATIENT
 
 
 @pytest.fixture

@@ -211,7 +211,10 @@ async def test_calls_that_never_left_for_a_plugin_that_does_not_read_are_safe_to
         futures += await host.start(*(host.ask("t", text) for _ in range(4)))
     results = await within(asyncio.gather(*futures))
     ended = [result.error for result in results if result.error.code == pb.ERROR_CODE_UNAVAILABLE]
-    assert len(ended) == 32
+    late = [
+        result.error for result in results if result.error.code == pb.ERROR_CODE_NOT_FOUND
+    ]  # after its grace period
+    assert len(ended) + len(late) == 32
     stages = Counter(error.stage for error in ended)
     assert stages[pb.CALL_STAGE_NOT_DISPATCHED] >= 4
     assert stages[pb.CALL_STAGE_DISPATCHED] >= 1
