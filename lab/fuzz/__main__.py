@@ -22,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lab import commands
-from lab.fuzz.search import Outcome, clear_corpus, search
+from lab.fuzz.search import Outcome, search
 from lab.fuzz.target import NAMES, load
 from lab.report import Table
 
@@ -75,8 +75,8 @@ def main() -> int:
         outcomes = [_search(name, folder, options, console) for name in options.targets]
     except KeyboardInterrupt:
         console.print(f"stopped; findings up to here in {folder}", markup=False)
-        return 130
-    clear_corpus(folder)
+        return commands.INTERRUPTED
+    shutil.rmtree(folder / "corpus", ignore_errors=True)  # those that have a place of their own stay
     if options.json:
         print(json.dumps([_as_json(outcome) for outcome in outcomes], indent=1))
     if any(outcome.failed for outcome in outcomes):
@@ -98,8 +98,8 @@ def _search(name: str, folder: Path, options: argparse.Namespace, console: Conso
         log = folder / f"{name}.log"
         log.write_text(outcome.log, encoding="utf-8")
         console.print(f"  {outcome.why}\n  log: {log}", markup=False, highlight=False, soft_wrap=True)
-    if outcome.finding is not None:
-        console.print(f"  repeat with: {_again(outcome)}", markup=False, highlight=False, soft_wrap=True)
+    if again := _again(outcome):
+        console.print(f"  repeat with: {again}", markup=False, highlight=False, soft_wrap=True)
     return outcome
 
 
@@ -120,19 +120,16 @@ def _replay(name: str, file: Path, console: Console) -> int:
     return 0
 
 
-def _again(outcome: Outcome) -> str:
-    """Returns the command that repeats a finding."""
+def _again(outcome: Outcome) -> str | None:
+    """Returns the command that repeats a finding; None where there is none."""
+    if outcome.finding is None:
+        return None
     return commands.repeat_command("fuzz", {"--replay": outcome.finding}, outcome.target)
 
 
 def _as_json(outcome: Outcome) -> dict[str, object]:
     fields = {key: value for key, value in asdict(outcome).items() if key != "log"}
-    has_finding = outcome.finding is not None
-    return {
-        **fields,
-        "finding": str(outcome.finding) if has_finding else None,
-        "repeat": _again(outcome) if has_finding else None,
-    }
+    return {**fields, "finding": outcome.finding and str(outcome.finding), "repeat": _again(outcome)}
 
 
 if __name__ == "__main__":

@@ -6,16 +6,14 @@ what happens beside them (time, writing, half-closes, breaks, drains). A stream 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from lab.fuzz.bus_model import BusModel, Stream
 from lab.fuzz.choices import Choices, block_of
-from lab.fuzz.target import CONFORMANCE, Target, no_faults
+from lab.fuzz.target import Target, conversations, no_faults
 from toolbus.errors import ToolBusError
 from toolbus.tool import Annotations, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -191,14 +189,8 @@ def raw(stream: int, **arms: Any) -> bytes:
 
 def seeds() -> Iterator[bytes]:
     """The vectors' conversations, and plays that reach what those do not."""
-    for scenario in map(json.loads, (CONFORMANCE / "bus.jsonl").read_text("utf-8").splitlines()):
-        play = b""
-        for each in scenario["steps"]:
-            if "send" in each and "$" not in json.dumps(each["send"]):
-                frame = json_format.ParseDict(each["send"], wire.InvokeRequest())
-                data = frame.SerializeToString()
-                play += step("raw", 0, block=data) + step("write", 0) if len(data) < 1000 else b""
-        if play:
+    for messages in conversations("bus.jsonl", wire.InvokeRequest):
+        if play := b"".join(step("raw", 0, block=each) + step("write", 0) for each in messages if len(each) < 1000):
             yield play
     plugin = raw(0, attach=wire.Attach(protocol_version=1, source="one", tools=[each.to_wire() for each in TOOLS[:2]]))
     host = raw(1, attach=wire.Attach(protocol_version=1, source="two", subscribe=[wire.SUBSCRIPTION_CATALOG]))
@@ -214,23 +206,15 @@ def seeds() -> Iterator[bytes]:
     nested = step("calls", 0, 0, 1, 1, 0, 2, 0) + step("calls", 0, 0, 2, 1, 0, 2, 1)
     deepest = step("calls", 0, 0, 4, 1, 0, 2, 2) + step("results", 0, 0, 2, 5, 0)
     yield plugin + host + ask + step("write", 0) + nested + deepest
-    yield (
-        plugin
-        + host
-        + ask
-        + nested
-        + step("results", 0, 0, 1, 0, 0)
-        + step("results", 0, 0, 0, 0, 0)
-        + step("write", 0)
-    )
+    both = step("results", 0, 0, 1, 0, 0) + step("results", 0, 0, 0, 0, 0)
+    yield plugin + host + ask + nested + both + step("write", 0)
     guarded = raw(0, attach=wire.Attach(protocol_version=1, source="guarded", tools=[TOOLS[0].to_wire()]))
     yield guarded + host + ask + step("write", 0) + step("progress", 0, 0, 1) + step("results", 0, 0, 0, 3, 0)
     yield plugin + host + step("calls", 1, 3, *(value for each in range(5) for value in (each, 0, 7, 0)))
     yield plugin * 2 + host + raw(0, attach=wire.Attach(protocol_version=1, source="other")) + step("write", 0)
     yield (step("attach", 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0) + step("attach", 1, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0)) * 5
-    yield (
-        plugin + host + step("unary", 0, 0, block=wire.RegisterRequest(tools=[TOOLS[4].to_wire()]).SerializeToString())
-    )
+    more = wire.RegisterRequest(tools=[TOOLS[4].to_wire()]).SerializeToString()
+    yield plugin + host + step("unary", 0, 0, block=more)
     yield plugin + host + ask + step("drain", 0) + step("results", 0, 0, 0, 0, 0) + step("write", 0)
 
 

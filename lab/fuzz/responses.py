@@ -6,18 +6,16 @@ meanwhile. The connection is a real one on a loop that no thread runs; only its 
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
-from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 
 from lab.fuzz.choices import Choices, block_of
-from lab.fuzz.target import CONFORMANCE, Target, hold, no_faults
+from lab.fuzz.target import Target, conversations, hold, no_faults
 from toolbus.errors import ProtocolError
 from toolbus.functions.call_options import CallOptions
 from toolbus.sdk.attempt import Attempt, AttemptEnd
@@ -297,12 +295,8 @@ def run(data: bytes) -> None:
 
 def seeds() -> Iterator[bytes]:
     """The vectors' conversations, and plays that reach what those do not."""
-    for scenario in map(json.loads, (CONFORMANCE / "peer.jsonl").read_text("utf-8").splitlines()):
-        play = bytes([1, 2, 0])
-        for each in scenario["steps"]:
-            if "send" in each and "$" not in json.dumps(each["send"]):
-                play += b"\0" + block_of(json_format.ParseDict(each["send"], wire.InvokeResponse()).SerializeToString())
-        yield play[:4000] + bytes([6])
+    for messages in conversations("peer.jsonl", wire.InvokeResponse):
+        yield (bytes([1, 2, 0]) + b"".join(b"\0" + block_of(each) for each in messages))[:4000] + bytes([6])
     opened, call, write = bytes([1, 2, 0]), bytes([2, 0, 0, 0, 0]), bytes([6])
     yield opened + call + write + bytes([3, 0, 0, 0, 0, 0])
     yield call + opened + write + bytes([3, 0, 0, 0, 0, 1, 7, 1, 1, 0]) + bytes([8, 1]) + write

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -82,29 +81,21 @@ def search(
     command += [f"-runs={runs}"] if runs else []
     began = time.monotonic()
     # libFuzzer ends the process, which then tidies nothing.
-    scratch = Path(tempfile.mkdtemp(prefix="scratch-", dir=folder))
-    process = subprocess.Popen(
-        [*command, str(units)],
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(scratch)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    try:
-        log, _ = process.communicate(timeout=seconds + GRACE_SECONDS if seconds else None)
-        why = _why(log, process.returncode) if process.returncode else "" if _runs(log) else "no input was run"
-    except subprocess.TimeoutExpired:
-        process.kill()
-        log, _ = process.communicate()
-        why = f"it ran on {GRACE_SECONDS:g} s after its time"
-    except BaseException:
-        process.kill()
-        process.wait()
-        raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="scratch-", dir=folder, ignore_cleanup_errors=True) as scratch:
+        try:
+            ended = subprocess.run(
+                [*command, str(units)],
+                cwd=ROOT,
+                env={**os.environ, "TMPDIR": scratch},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=seconds + GRACE_SECONDS if seconds else None,
+                check=False,
+            )
+            log = ended.stdout.decode(errors="replace")
+            why = _why(log, ended.returncode) if ended.returncode else "" if _runs(log) else "no input was run"
+        except subprocess.TimeoutExpired as late:
+            log, why = (late.stdout or b"").decode(errors="replace"), f"it ran on {GRACE_SECONDS:g} s after its time"
     new = sorted(set(findings.iterdir()) - known)
     return Outcome(name, _runs(log), _number(_UNITS, log), time.monotonic() - began, next(iter(new), None), why, log)
 
@@ -114,11 +105,6 @@ def plant(name: str, units: Path, most: int | None = None) -> None:
     units.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(islice(load(name).seeds(), most)):
         (units / f"seed-{number:03}").write_bytes(seed)
-
-
-def clear_corpus(folder: Path) -> None:
-    """Forgets the corpus of a search that has no place of its own."""
-    shutil.rmtree(folder / "corpus", ignore_errors=True)
 
 
 def _runs(log: str) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
 
 CONFORMANCE = Path(__file__).parents[2] / "toolbus" / "conformance"  # exchanges as data, from which seeds are made
 VECTORS = Path(__file__).parents[2] / "tests" / "vectors"  # likewise, over HTTP
@@ -44,6 +48,13 @@ def hold(condition: object, sentence: str) -> None:
     """
     if not condition:
         raise Finding(sentence)
+
+
+def conversations(file: str, message: type[Message]) -> Iterator[list[bytes]]:
+    """Yields, of each conversation of the conformance vectors, the messages that are sent, as bytes."""
+    for scenario in map(json.loads, (CONFORMANCE / file).read_text("utf-8").splitlines()):
+        sent = [each["send"] for each in scenario["steps"] if "send" in each and "$" not in json.dumps(each["send"])]
+        yield [json_format.ParseDict(each, message()).SerializeToString() for each in sent]
 
 
 class _Faults(logging.Handler):
