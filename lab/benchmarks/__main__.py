@@ -134,7 +134,7 @@ def main() -> int:
     if options.write:
         drawn = {f"{name}.svg": chart for name, chart in charts(report).items()}
         page = report.to_markdown({name: chart.title for name, chart in drawn.items()})
-        pages = {suite.page: page} | {name: svg(chart) for name, chart in drawn.items()}
+        pages = {suite.file: page} | {name: svg(chart) for name, chart in drawn.items()}
         commands.write_pages(options.pages, pages, console)
     return 1 if report.failures else 0
 

@@ -12,7 +12,7 @@ from lab.load.windows import Cell, Window, size_title
 
 def charts(report: Report) -> dict[str, Chart]:
     """Returns the charts of a report by the name of their file, without its ending."""
-    begin = report.suite.page.removesuffix(".md")
+    begin = report.suite.file.removesuffix(".md")
     drawn = _throughput(report) | _latency(report) | _growth(report)
     return {f"{begin}-{name}": chart for name, chart in drawn.items()}
 

@@ -209,7 +209,8 @@ class Run:
             if not actor.surprises:
                 self._ends.take(None)
             self.events[f"starts of {name}"] = actor.starts
-        for finding in (*scene.faults, *(f"process {pid} was left behind" for pid in scene.left_behind())):
+        left = (pid for actor in scene.actors.values() for pid in actor.left_behind())
+        for finding in (*scene.faults, *(f"process {pid} was left behind" for pid in left)):
             self._ends.take(finding)
         self.verdicts = [*judge(self.evidence), *self.verdicts]
 

@@ -100,16 +100,9 @@ class Scene:
         await asyncio.gather(*map(self._ended, names))
 
     async def close(self) -> None:
-        """Kills the processes that are left, and closes the lines."""
-        for actor in self.actors.values():
-            if actor.starts:
-                actor.kill()
+        """Closes the lines."""
         for line in self.lines.values():
             await line.close()
-
-    def left_behind(self) -> list[int]:
-        """Returns processes of the cast that still run after all of it has ended."""
-        return [pid for actor in self.actors.values() for pid in actor.left_behind()]
 
     async def perform(self, event: Event) -> None:
         """Does something to a part, and undoes it after its time."""

@@ -1,4 +1,8 @@
-"""Searches for findings: one process of libFuzzer on one target, and what it wrote."""
+"""Searches for findings: one process of libFuzzer on one target, and what it wrote.
+
+That process is ``python -m lab.fuzz.search TARGET PACKAGE [libFuzzer's options and folders]``: the branches of the
+package lead the search; the target's own are left alone.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +79,7 @@ def search(
     findings = folder / "findings" / name
     findings.mkdir(parents=True, exist_ok=True)
     known = set(findings.iterdir())
-    command = [sys.executable, "-m", "lab.fuzz.child", name, package, f"-artifact_prefix={findings}/"]
+    command = [sys.executable, "-m", "lab.fuzz.search", name, package, f"-artifact_prefix={findings}/"]
     command += [f"-timeout={HANGS_AFTER}", f"-rss_limit_mb={MEMORY_MB}", "-print_final_stats=1"]
     command += [f"-max_total_time={max(1, round(seconds))}"] if seconds else []
     command += [f"-runs={runs}"] if runs else []
@@ -124,3 +128,21 @@ def _why(log: str, status: int) -> str:
     errors = [line for line in log.splitlines() if "ERROR: libFuzzer:" in line]
     last = errors[-1:] or [line for line in log.splitlines() if line.strip()][-1:]
     return " ".join([*last, f"(status {status})"])
+
+
+def main() -> None:
+    """Searches in this process until libFuzzer has had enough, which ends the process: with 0 where nothing broke."""
+    import atheris
+
+    name, package, *options = sys.argv[1:]
+    with atheris.instrument_imports(include=[package]):
+        target = load(name)
+        # What a target brings into play later, inside a function, is imported now or would not be instrumented.
+        for seed in target.seeds():
+            target.run(seed)
+    atheris.Setup([sys.argv[0], f"-max_len={target.max_bytes}", *options], target.run)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

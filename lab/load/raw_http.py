@@ -14,9 +14,10 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
+import httptools
 import uvloop
 
 from lab.load import windows, workload
@@ -54,49 +55,55 @@ class BadAnswer(RuntimeError):
     """A request was not answered as it should be."""
 
 
+class Answer(NamedTuple):
+    """One answer; the names of its headers are in lower case."""
+
+    status: int
+    headers: Mapping[bytes, bytes]
+    body: bytes
+
+
 class Connection(asyncio.Protocol):
-    """One connection; sends a request when told, and ends a future with each answer's status, head and body."""
+    """One connection; sends a request when told, and ends a future with each answer."""
 
     def __init__(self) -> None:
-        self.answered: asyncio.Future[tuple[int, bytes, bytes]] | None = None  # None while none is due
+        self._answered: asyncio.Future[Answer] | None = None  # None while none is due
         self._transport: asyncio.Transport | None = None  # None until connected
-        self._read = b""
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[bytes, bytes] = {}
+        self._body = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.answered is not None and not self.answered.done():
-            self.answered.set_exception(BadAnswer(f"the server closed the connection: {self._read[:300]!r}"))
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_exception(BadAnswer(f"the server closed the connection: {self._body[:300]!r}"))
 
-    def ask(self, request: bytes) -> asyncio.Future[tuple[int, bytes, bytes]]:
+    def ask(self, request: bytes) -> asyncio.Future[Answer]:
         """Sends a request."""
         assert self._transport is not None
-        self.answered = asyncio.get_running_loop().create_future()
+        self._answered = asyncio.get_running_loop().create_future()
+        self._headers, self._body = {}, b""
         self._transport.write(request)
-        return self.answered
+        return self._answered
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
-        self._read = self._read + data if self._read else data
-        head, end, body = self._read.partition(b"\r\n\r\n")
-        if not end:
-            return
-        lower = head.lower()
-        at = lower.find(b"content-length:")
-        if at >= 0:
-            if len(body) < int(lower[at + 15 :].split(b"\r\n", 1)[0]):
-                return
-        elif b"chunked" not in lower:
-            raise BadAnswer(f"an answer without a length: {head!r}")
-        elif not body.endswith(b"0\r\n\r\n"):
-            return
-        self._read = b""
-        assert self.answered is not None
-        self.answered.set_result((int(head[9:12]), head, body))
+        self._parser.feed_data(data)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        assert self._answered is not None
+        self._answered.set_result(Answer(self._parser.get_status_code(), self._headers, self._body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +165,7 @@ class Mcp:
         connection = await self._target.connect()
         ends_at = time.monotonic() + TOOL_SECONDS
         try:
-            status, _, body = await connection.ask(self._message(0, "tools/list", {}))
-            if status != 200:
+            if (await connection.ask(self._message(0, "tools/list", {}))).status != 200:
                 await self._shake_hands(connection)
             while not self._name:
                 _, _, body = await connection.ask(self._message(2, "tools/list", {}))
@@ -173,13 +179,11 @@ class Mcp:
 
     async def _shake_hands(self, connection: Connection) -> None:
         self._session = {}
-        status, head, body = await connection.ask(self._message(1, "initialize", ABOUT))
-        if status != 200:
-            raise BadAnswer(f"HTTP {status} {body[:500]!r}")
-        for line in head.decode("latin-1").split("\r\n"):
-            name, _, value = line.partition(":")
-            if name.lower() == "mcp-session-id":
-                self._session["Mcp-Session-Id"] = value.strip()
+        answer = await connection.ask(self._message(1, "initialize", ABOUT))
+        if answer.status != 200:
+            raise BadAnswer(f"HTTP {answer.status} {answer.body[:500]!r}")
+        if session := answer.headers.get(b"mcp-session-id"):
+            self._session["Mcp-Session-Id"] = session.decode("latin-1")
         note = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
         await connection.ask(self._target.request(note, {"MCP-Protocol-Version": LEGACY, **self._session}))
 
