@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,27 @@ def test_imports_go_down_only(place: str) -> None:
         if other and FLOOR_OF[other] > FLOOR_OF[place]
     ]
     assert not wrong, f"{place} may not: {wrong}"
+
+
+@pytest.mark.parametrize("root", [PACKAGE, ROOT / "lab", ROOT / "clients" / "python"], ids=lambda root: root.name)
+def test_no_files_import_each_other_in_a_circle(root: Path) -> None:
+    """Imports for types count: what two files share belongs into a third, below both."""
+    home = root if root.name == "python" else ROOT  # whose folder names begin with
+    modules = {".".join(file.relative_to(home).with_suffix("").parts): file for file in sorted(root.rglob("*.py"))}
+    modules = {module.removesuffix(".__init__"): file for module, file in modules.items()}
+    below = {
+        module: {each for _, name in _imports(file) if (each := _module_of(name, modules))} - {module}
+        for module, file in modules.items()
+    }
+    try:
+        graphlib.TopologicalSorter(below).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"these import each other: {' <- '.join(error.args[1])}")
+
+
+def _module_of(name: str, modules: Mapping[str, Path]) -> str | None:
+    """Returns the module that an imported name is, or comes from; None where it is of no file here."""
+    return next((module for module in (name, name.rpartition(".")[0]) if module in modules), None)
 
 
 @pytest.mark.parametrize("place", sorted(LIBRARIES))

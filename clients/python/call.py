@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from link import Link
+from outbox import Outbox
 
 from toolbus.v1 import tool_pb2 as pb
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("toolbus.peer")
 ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # one: `json.dumps` makes another for each call
 ERROR_CHARACTERS = 16_384  # of the text of an exception
 
-MakeCall = Callable[..., Awaitable[pb.ToolResult]]  # `Calls.call`
+MakeCall = Callable[..., Awaitable[pb.ToolResult]]  # `Calls.call`; for a nested call, of the stream of its parent
 
 
 class Call:
@@ -31,15 +31,15 @@ class Call:
         ended: whether its result was made.
     """
 
-    __slots__ = ("_link", "_make_call", "call_id", "ended", "message", "task", "together")
+    __slots__ = ("_make_call", "_outbox", "call_id", "ended", "message", "task", "together")
 
-    def __init__(self, message: pb.ToolCall, link: Link, together: list[int], make_call: MakeCall) -> None:
+    def __init__(self, message: pb.ToolCall, outbox: Outbox, together: list[int], make_call: MakeCall) -> None:
         self.call_id = message.call_id
         self.message = message
         self.together = together
         self.task: asyncio.Task[Any] | None = None
         self.ended = False
-        self._link = link
+        self._outbox = outbox
         self._make_call = make_call
 
     @property
@@ -77,12 +77,11 @@ class Call:
         except UnicodeEncodeError as error:
             logger.warning("progress of %r is left out: %s", self.message.name, error)
             return
-        link = self._link
-        largest = min(link.result_bytes, link.largest_item)
+        largest = min(self._outbox.result_bytes, self._outbox.largest_item)
         if (size := item.ByteSize()) > largest:
             logger.warning("progress of %r is left out: it has %d bytes, at most %d", self.message.name, size, largest)
             return
-        link.outbox.put("progress", item)
+        self._outbox.put("progress", item)
 
     def chunk(self, text: str) -> None:
         """Sends the next piece of the output. The result still has the whole output."""
@@ -95,24 +94,23 @@ class Call:
         another user's call. This peer makes no span of its own, so the call goes on from the bus's.
         """
         trace = {"traceparent": self.message.traceparent, "tracestate": self.message.tracestate}
-        ask = self._make_call(name, arguments, timeout=timeout, **trace, parent=self._link, parent_id=self.call_id)
-        return await ask
+        return await self._make_call(name, arguments, timeout=timeout, **trace, parent_id=self.call_id)
 
 
-def result_of(task: asyncio.Task[Any], link: Link) -> pb.ToolResult:
+def result_of(task: asyncio.Task[Any], outbox: Outbox) -> pb.ToolResult:
     """Makes the result of a call from however its handler ended."""
     if task.cancelled():
         return failure(pb.ERROR_CODE_CANCELLED, pb.CALL_STAGE_ACCEPTED, "the call was cancelled")
     try:
         output = task.result()
         if isinstance(output, pb.ToolResult):
-            return _checked(output, link)
+            return _checked(output, outbox)
         text = to_json(output)
         result = pb.ToolResult(output_json=text)
     except Exception as error:  # the handler's own, or an output that JSON or UTF-8 cannot hold
         return _failure_of(error)
-    small = len(text) * 4 < min(link.result_bytes, link.largest_item)  # a character has at most 4 bytes
-    return result if small else _checked(result, link)
+    small = len(text) * 4 < min(outbox.result_bytes, outbox.largest_item)  # a character has at most 4 bytes
+    return result if small else _checked(result, outbox)
 
 
 def questions(asked: dict[str, Any], state: str = "") -> pb.ToolResult:
@@ -147,14 +145,14 @@ def _failure_of(error: BaseException) -> pb.ToolResult:
     return failure(pb.ERROR_CODE_TOOL, pb.CALL_STAGE_ACCEPTED, text[:ERROR_CHARACTERS] or kind, kind)
 
 
-def _checked(result: pb.ToolResult, link: Link) -> pb.ToolResult:
+def _checked(result: pb.ToolResult, outbox: Outbox) -> pb.ToolResult:
     """Returns the result, or a failure in place of one that breaks a limit and so would end the stream."""
-    size, largest = result.ByteSize(), link.largest_item
+    size, largest = result.ByteSize(), outbox.largest_item
     payload = len(result.output_json.encode()) + sum(part.ByteSize() for part in result.content)
     payload += len(result.input_requests_json.encode()) + len(result.request_state.encode())
-    if payload <= link.result_bytes and size <= largest:
+    if payload <= outbox.result_bytes and size <= largest:
         return result
-    text = f"the result has {payload} bytes, more than the limit result_bytes = {link.result_bytes}: ask for less"
+    text = f"the result has {payload} bytes, more than the limit result_bytes = {outbox.result_bytes}: ask for less"
     too_large = failure(pb.ERROR_CODE_RESULT_TOO_LARGE, pb.CALL_STAGE_ACCEPTED, text)
-    too_large.error.limit.name, too_large.error.limit.value = "result_bytes", link.result_bytes
+    too_large.error.limit.name, too_large.error.limit.value = "result_bytes", outbox.result_bytes
     return too_large

@@ -56,12 +56,13 @@ class Tools:
         """Starts the handlers of calls that came in one message, and does not wait for them."""
         calls = list(calls)
         together = [len(calls)]
+        make_call = partial(self._make_call, parent=link)
         for message in calls:
             if link.standstill.holding:
                 link.standstill.held[message.call_id] = message
                 together[0] -= 1
                 continue
-            call = Call(message, link, together, self._make_call)
+            call = Call(message, link.outbox, together, make_call)
             tool, arguments = self._tools.get(message.name), _object(message.arguments_json)
             if tool is None:
                 self._answer(call, link, self._not_found(message.name))
@@ -101,7 +102,7 @@ class Tools:
 
     def _finish(self, call: Call, link: Link, task: asyncio.Task[Any]) -> None:
         link.running.pop(call.call_id, None)
-        self._answer(call, link, result_of(task, link))
+        self._answer(call, link, result_of(task, link.outbox))
         link.when_idle()
 
     def _answer(self, call: Call, link: Link, result: pb.ToolResult) -> None:

@@ -10,68 +10,20 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from call import failure, to_json
-from link import LATE_SECONDS, Link
+from link import LATE_SECONDS, SLACK_SECONDS, Ask, Link, OnProgress
 
 from toolbus.v1 import tool_pb2 as pb
 
 logger = logging.getLogger("toolbus.peer")
 
-DEFAULT_SECONDS, MAX_SECONDS = 30.0, 300.0  # of a call that names no timeout; that any tool can take
-SLACK_SECONDS = 1.0  # that the bus's answer may come late
 PROMPT_SECONDS = 0.005  # what was sent within so long states the time that its caller named
 FIRST_PAUSE, MAX_PAUSE = 0.01, 1.0  # before a refused call is sent again, in seconds: the upper ends
 RETRIED = (pb.ERROR_CODE_UNAVAILABLE, pb.ERROR_CODE_OVERLOADED)
 NOT_DISPATCHED = pb.CALL_STAGE_NOT_DISPATCHED
-
-OnProgress = Callable[[pb.ToolProgress], None]
-
-
-class Ask:
-    """A call of this peer until it has its result.
-
-    Attributes:
-        message: what is sent; its id is that of the newest attempt.
-        parent: the stream of the call that this one is part of; None for a call of its own.
-        on_progress: takes what comes before the result; None where nobody wants it.
-        timeout, background_after: what its caller named; 0 for nothing.
-        started: when it was made, by the clock of the loop.
-        deadline: until when it waits for a stream, for room, and between attempts.
-        last_moment: when it ends, even if the bus says nothing.
-        outcome: the result of the newest attempt.
-        sent_on: the stream on which it is; None while it waits.
-        accepted: whether progress has shown that a plugin works on it.
-        refusal: the newest of the bus; None before the first.
-        timer: for its deadline, then for its last moment; None before the first attempt.
-    """
-
-    def __init__(self, message: pb.ToolCall, parent: Link | None, on_progress: OnProgress | None) -> None:
-        loop = asyncio.get_running_loop()
-        self.message = message
-        self.parent = parent
-        self.on_progress = on_progress
-        self.timeout, self.background_after = message.timeout_seconds, message.background_after_seconds
-        self.started = loop.time()
-        named = self.background_after or self.timeout
-        self.deadline = self.started + (named or DEFAULT_SECONDS)
-        self.last_moment = self.started + min(named or MAX_SECONDS, MAX_SECONDS) + SLACK_SECONDS
-        self.outcome: asyncio.Future[pb.ToolResult] = loop.create_future()
-        self.sent_on: Link | None = None
-        self.accepted = False
-        self.refusal: pb.ToolResult | None = None
-        self.timer: asyncio.TimerHandle | None = None
-
-    def finish(self, result: pb.ToolResult) -> None:
-        """Ends the attempt, unless it has ended or nobody waits for it any more."""
-        if not self.outcome.done():
-            self.outcome.set_result(result)
-
-    def fail(self, code: pb.ErrorCode.ValueType, stage: pb.CallStage.ValueType, message: str) -> None:
-        """Ends the attempt in an error of this side."""
-        self.finish(failure(code, stage, message))
 
 
 class Calls:
@@ -316,7 +268,7 @@ def _too_large(message: pb.ToolCall, link: Link) -> pb.ToolResult | None:
     if size * 4 > limit:  # a character has at most 4 bytes
         size = len(message.arguments_json.encode())
     if size <= limit:
-        size, name, limit = message.ByteSize(), "message_bytes", link.largest_item
+        size, name, limit = message.ByteSize(), "message_bytes", link.outbox.largest_item
     if size <= limit:
         return None
     text = f"the call has {size} bytes, more than the limit {name} = {limit}: send less"

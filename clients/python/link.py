@@ -1,4 +1,7 @@
-"""Holds the state of one stream. None of it may reach the next stream, where its call ids mean nothing."""
+"""Holds the state of one stream, and of each call on its way there.
+
+Nothing of a stream may reach the next one, where its call ids mean nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,67 @@ import itertools
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from outbox import Outbox
+from call import Call, failure
+from outbox import RESULT_BYTES, SENDABLE_BYTES, Outbox
 
 from toolbus.v1 import tool_bus_service_pb2 as messages
 from toolbus.v1 import tool_pb2 as pb
-
-if TYPE_CHECKING:
-    from call import Call
-    from host import Ask
 
 LEAVE_SECONDS = 2.0  # for the bus to end the stream after our drain, and again after our half-close
 TICK_SECONDS, LATE_SECONDS = 0.5, 0.5  # a clock that is looked at so often, and later than that, stood still
 # What the bus means by a limit that it does not state.
 CALLS_IN_FLIGHT = 256
 ARGUMENTS_BYTES = 1024 * 1024
-RESULT_BYTES = 4 * 1024 * 1024
-SENDABLE_BYTES = 16 * 1024 * 1024
 HEARTBEAT_SECONDS = 10.0
-MARGIN = 1024  # bytes of a message that are not for the one item in it
+DEFAULT_SECONDS, MAX_SECONDS = 30.0, 300.0  # of a call that names no timeout; that any tool can take
+SLACK_SECONDS = 1.0  # that the bus's answer may come late
+
+OnProgress = Callable[[pb.ToolProgress], None]
+
+
+class Ask:
+    """A call of this peer until it has its result.
+
+    Attributes:
+        message: what is sent; its id is that of the newest attempt.
+        parent: the stream of the call that this one is part of; None for a call of its own.
+        on_progress: takes what comes before the result; None where nobody wants it.
+        timeout, background_after: what its caller named; 0 for nothing.
+        started: when it was made, by the clock of the loop.
+        deadline: until when it waits for a stream, for room, and between attempts.
+        last_moment: when it ends, even if the bus says nothing.
+        outcome: the result of the newest attempt.
+        sent_on: the stream on which it is; None while it waits.
+        accepted: whether progress has shown that a plugin works on it.
+        refusal: the newest of the bus; None before the first.
+        timer: for its deadline, then for its last moment; None before the first attempt.
+    """
+
+    def __init__(self, message: pb.ToolCall, parent: Link | None, on_progress: OnProgress | None) -> None:
+        loop = asyncio.get_running_loop()
+        self.message = message
+        self.parent = parent
+        self.on_progress = on_progress
+        self.timeout, self.background_after = message.timeout_seconds, message.background_after_seconds
+        self.started = loop.time()
+        named = self.background_after or self.timeout
+        self.deadline = self.started + (named or DEFAULT_SECONDS)
+        self.last_moment = self.started + min(named or MAX_SECONDS, MAX_SECONDS) + SLACK_SECONDS
+        self.outcome: asyncio.Future[pb.ToolResult] = loop.create_future()
+        self.sent_on: Link | None = None
+        self.accepted = False
+        self.refusal: pb.ToolResult | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def finish(self, result: pb.ToolResult) -> None:
+        """Ends the attempt, unless it has ended or nobody waits for it any more."""
+        if not self.outcome.done():
+            self.outcome.set_result(result)
+
+    def fail(self, code: pb.ErrorCode.ValueType, stage: pb.CallStage.ValueType, message: str) -> None:
+        """Ends the attempt in an error of this side."""
+        self.finish(failure(code, stage, message))
 
 
 class Link:
@@ -51,8 +95,7 @@ class Link:
         self.drain_received = False
         self.leaving = False  # whether either was: then only nested calls are made
         self.calls_in_flight = max_in_flight or CALLS_IN_FLIGHT
-        self.arguments_bytes, self.result_bytes = ARGUMENTS_BYTES, RESULT_BYTES
-        self.largest_item = SENDABLE_BYTES - MARGIN  # in bytes; a larger one would end the stream
+        self.arguments_bytes = ARGUMENTS_BYTES
         self.heartbeat_seconds = HEARTBEAT_SECONDS
         self._give_up = give_up
         self._leaving: asyncio.TimerHandle | None = None  # half-closes, then cancels; None while calls are left
@@ -64,8 +107,7 @@ class Link:
         limits = attached.limits
         self.calls_in_flight = limits.calls_in_flight or self.calls_in_flight
         self.arguments_bytes = limits.arguments_bytes or ARGUMENTS_BYTES
-        self.result_bytes = limits.result_bytes or RESULT_BYTES
-        self.largest_item = (limits.message_bytes or SENDABLE_BYTES) - MARGIN
+        self.outbox.limit(limits.result_bytes or RESULT_BYTES, limits.message_bytes or SENDABLE_BYTES)
         self.heartbeat_seconds = attached.heartbeat_seconds or HEARTBEAT_SECONDS
         self.standstill.echoes = attached.echoes
 

@@ -10,19 +10,34 @@ from toolbus.v1 import tool_bus_service_pb2 as messages
 
 MESSAGE_ITEMS = 128
 MESSAGE_BYTES = 1024 * 1024
+# What the bus means by a limit that it does not state.
+RESULT_BYTES = 4 * 1024 * 1024
+SENDABLE_BYTES = 16 * 1024 * 1024
+MARGIN = 1024  # bytes of a message that are not for the one item in it
 ITEM_OVERHEAD = 8  # bytes that an item adds to its message beside its own: a tag, and its length
 HOLD_SECONDS = 0.001  # for so long the results of calls that came together may wait for each other
 SINGLE = ("attach", "heartbeat", "drain")  # fields that a message holds once
 
 
 class Outbox:
-    """One queue for items of all kinds: so what was put first, progress before its result, is read first."""
+    """One queue for items of all kinds: so what was put first, progress before its result, is read first.
+
+    Attributes:
+        result_bytes: the largest payload of a result that the bus takes.
+        largest_item: in bytes; a larger one would end the stream.
+    """
 
     def __init__(self) -> None:
+        self.limit(RESULT_BYTES, SENDABLE_BYTES)
         self._items: deque[tuple[str, Any, int]] = deque()  # (field, item, its bytes in a message), oldest first
         self._wake = asyncio.Event()  # set while the writer has something to do: what is held does not set it
         self._hold: asyncio.TimerHandle | None = None  # wakes the writer for what is held; None where nothing is
         self._closed = False  # whether nothing more is taken
+
+    def limit(self, result_bytes: int, message_bytes: int) -> None:
+        """Sets what the bus takes."""
+        self.result_bytes = result_bytes
+        self.largest_item = message_bytes - MARGIN
 
     @property
     def closed(self) -> bool:

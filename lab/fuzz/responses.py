@@ -113,7 +113,9 @@ class Model:
     def __init__(self) -> None:
         self.later = 0.0  # how far our clock is ahead
         self.author = Author()
-        self.connection = Connection(ConnectionSettings("one", address="127.0.0.1:1", instance="i"), self.author)
+        self.connection = Connection(
+            ConnectionSettings("one", address="127.0.0.1:1", instance="i"), self.author, self.author.take
+        )
         self.loop: Any = self.connection.loop
         self.loop.time = lambda: time.monotonic() + self.later  # type: ignore[method-assign]  # one that can be moved
         self.outgoing: dict[OutgoingCall, int] = {}  # our calls, with how many results each has

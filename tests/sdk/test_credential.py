@@ -16,8 +16,8 @@ from tests.support.certificates import Authority
 from tests.support.processes import environment
 from toolbus.errors import SetupError
 from toolbus.sdk import Credential
-from toolbus.sdk.bus_address import BusAddress, choose_address, find_credential
-from toolbus.sdk.connection_settings import ConnectionSettings
+from toolbus.sdk.bus_address import BusAddress
+from toolbus.sdk.connection_settings import ConnectionSettings, choose_address, find_credential
 
 TOKEN = "tbk_1_PAWPAWPAWPAW"
 AUTHORITY = Authority()

@@ -80,7 +80,7 @@ class BusTarget:
     def read(self) -> tuple[BusAddress, Credential | None]:
         """Returns the address and the credential; ends the command if one of them cannot be used."""
         from toolbus.errors import SetupError
-        from toolbus.sdk.bus_address import choose_address, find_credential
+        from toolbus.sdk.connection_settings import choose_address, find_credential
 
         try:
             credential = find_credential(self.credential)

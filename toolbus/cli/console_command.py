@@ -66,7 +66,7 @@ def console(
 def _page(bus: BusTarget) -> str:
     """Returns the address of the page, with a code where one is needed; ends the command if there is none."""
     from toolbus.errors import SetupError
-    from toolbus.sdk.bus_address import find_credential
+    from toolbus.sdk.connection_settings import find_credential
 
     try:
         credential = find_credential(bus.credential)

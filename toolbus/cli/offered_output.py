@@ -72,7 +72,8 @@ async def _offer_output(
     from toolbus.errors import SetupError
     from toolbus.processes.supervised_plugin import PluginReport, ReportKind
     from toolbus.processes.supervisor import Supervisor
-    from toolbus.sdk.bus_address import BusAddress, find_credential
+    from toolbus.sdk.bus_address import BusAddress
+    from toolbus.sdk.connection_settings import find_credential
 
     await asyncio.sleep(OFFER_AFTER_SECONDS)
 

@@ -35,8 +35,8 @@ from toolbus.functions.reply import Err
 from toolbus.functions.tool_spec import ToolSpec
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.sdk.extension import FAILED, invocation_spec, result_value
-from toolbus.sdk.generation import MAX_TOKENS
 from toolbus.sdk.invocation import ToolInvocation
+from toolbus.sdk.lent_model import MAX_TOKENS
 from toolbus.text import clean_lines, list_names, parse_json, shorten
 
 log = logging.getLogger(__name__)

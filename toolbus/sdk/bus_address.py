@@ -1,7 +1,4 @@
-"""Reads the address of a bus: how it is reached, and what grpc connects to; and finds address and credential of a peer.
-
-What is given wins over the environment, and that over the credential file.
-"""
+"""Reads the address of a bus: how it is reached, and what grpc connects to."""
 
 from __future__ import annotations
 
@@ -9,14 +6,9 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from toolbus.errors import SetupError
 from toolbus.text import quote
-
-if TYPE_CHECKING:
-    from toolbus.sdk.credential import Credential
 
 ADDRESS = "127.0.0.1:48930"
 FORMS = "HOST:PORT, tls:HOST:PORT, mtls:HOST:PORT or unix:PATH"
@@ -107,35 +99,3 @@ def _problem(text: str, target: str) -> str:
     elif target.count(":") > 1 and re.fullmatch(r"[0-9A-Fa-f:.]+", target):
         fix = "write an IPv6 address in brackets, for example [::1]:48930"
     return f"it must be {FORMS}: {fix}"
-
-
-def find_credential(given: Credential | str | Path | None) -> Credential | None:
-    """Returns the credential of this process: the one that is given, else that of TOOLBUS_CREDENTIAL, else None.
-
-    Raises:
-        SetupError: as `Credential.read`.
-    """
-    path = given or os.environ.get("TOOLBUS_CREDENTIAL")
-    if not path:
-        return None
-    from toolbus.sdk.credential import Credential  # most peers have none
-
-    return path if isinstance(path, Credential) else Credential.read(path)
-
-
-def choose_address(given: str, credential: Credential | None) -> BusAddress:
-    """Returns where the bus is: as given, else TOOLBUS_ADDRESS, else as the credential says, else the default.
-
-    Raises:
-        SetupError: it is not an address, or the credential cannot be used there.
-    """
-    of_file = credential.address if credential is not None else ""
-    address = BusAddress.parse(given or os.environ.get("TOOLBUS_ADDRESS") or of_file or ADDRESS)
-    if credential is not None:
-        credential.check_for(address)
-    elif address.mtls:
-        raise SetupError(
-            f"the bus at {address} asks for a client certificate: name a credential file in TOOLBUS_CREDENTIAL, which "
-            "`toolbus keys add NAME -o FILE` writes on the machine of the bus"
-        )
-    return address

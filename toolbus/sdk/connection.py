@@ -1,6 +1,6 @@
 """Connects one peer to the bus: a thread with a loop, on it one Invoke stream at a time.
 
-Joins `Reconnect` (the attempts), `Handshake` (the declared tools), `OutgoingCalls` and the `Delegate`, which takes the
+Joins `Reconnect` (the attempts), `Handshake` (the declared tools), `OutgoingCalls`, the `Delegate` and what takes the
 bus's calls; this module carries the answers. Nothing runs per call but the two loops of the attempt. What an
 author writes cannot hold it up (`SharedLoop`), so a handler that blocks is never taken for a plugin that hangs.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -47,6 +47,12 @@ LARGE_RESULT = 65_536  # characters: only results above are measured in bytes, o
 Answer = tuple[PeerSession, str, Outcome]
 """The end of a call of the bus: the session it came on, its id there, how it ended."""
 
+TakeCalls = Callable[["Connection", PeerSession, Mapping[str, pb.ToolCall]], Mapping[str, IncomingCall]]
+"""Begins to answer the calls of one message, by their ids, each later and once, by `Connection.answer` or `answer_all`.
+
+It runs on the connection's loop; nothing of the calls may be kept.
+"""
+
 
 class Connection:
     """A peer's one connection. Methods are safe from any thread, coroutines belong on ``loop`` (see `submit`).
@@ -56,27 +62,26 @@ class Connection:
         shared: runs the loop, on a thread of its own or in turns of a program's loop.
         changes: fires when the state changes, for coroutines that wait for one.
         stalls: tells when this process stood still.
-        closing: whether this peer wants to end the connection.
         identity: the name that this peer's key proved, as the bus said last; "" without a key.
         expires: when the key expires; None if it does not, or is not known.
     """
 
-    def __init__(self, settings: ConnectionSettings, delegate: Delegate) -> None:
+    def __init__(self, settings: ConnectionSettings, delegate: Delegate, take_calls: TakeCalls) -> None:
         self.settings = settings
-        self.delegate = delegate
+        self._delegate = delegate
+        self._take_calls = take_calls
         self.shared = SharedLoop(f"toolbus-{settings.source}")
         self.loop = self.shared.loop
         self._inbox = Inbox(self.loop)
         self.calls = OutgoingCalls(self.loop, settings.address, secrets.token_hex(4))
         self.changes = ChangeSignal(self.loop)
-        self.closing = False
         self.identity = ""
         self.expires: datetime | None = None
         timings = settings.timings
         self.stalls = StallWatch(timings.tick, timings.late)
         self.stalls.listen(self._stalled, lambda: None)
         self._handshake = Handshake(settings, delegate, self.loop, self.changes)
-        self._reconnect = Reconnect(self)
+        self._reconnect = Reconnect(settings, delegate, self.calls, self.changes, self._run_attempt)
         self._attempt: Attempt | None = None  # the current one; None between two
         self._task: asyncio.Task[None] | None = None  # runs `_live`; None before the start
         self._error: ToolBusError | None = None  # why the connection had to end; None while it did not have to
@@ -95,7 +100,7 @@ class Connection:
             "heartbeat": self._on_heartbeat,
             "drain": self._on_drain,
         }
-        self._barrier = CallBarrier(self._handlers, partial(delegate.take, self), self.answer)
+        self._barrier = CallBarrier(self._handlers, partial(take_calls, self), self.answer)
 
     def __repr__(self) -> str:
         session = self._attempt.session if self._attempt else None
@@ -232,7 +237,7 @@ class Connection:
 
         May be called again.
         """
-        self.closing = True
+        self._reconnect.end()
         self.changes.tell()
         attempt = self._attempt
         if not grace_seconds:
@@ -249,8 +254,8 @@ class Connection:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    async def run_attempt(self, attempt: Attempt) -> AttemptEnd:
-        """Runs one attempt from its handshake to its end; the part of `Reconnect`."""
+    async def _run_attempt(self, attempt: Attempt) -> AttemptEnd:
+        """Runs one attempt from its handshake to its end, for `Reconnect`."""
         self._attempt = attempt
         self._handshake.attach(attempt)
         attempt.start()
@@ -289,7 +294,7 @@ class Connection:
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
-        if self._over or self.closing:
+        if self._over or self._reconnect.ending:
             raise PeerLost(self._closed_text)
 
     # -- the life of the connection ------------------------------------------------------------------------------
@@ -357,7 +362,7 @@ class Connection:
     def _on_calls(self, attempt: Attempt, calls: Iterable[pb.ToolCall]) -> None:
         in_flight = attempt.session.in_flight
         new = {call_id: call for call in calls if (call_id := call.call_id) not in in_flight}
-        in_flight.update(self.delegate.take(self, attempt.session, new))
+        in_flight.update(self._take_calls(self, attempt.session, new))
 
     def _on_cancels(self, attempt: Attempt, cancels: Iterable[pb.ToolCancel]) -> None:
         for cancel in cancels:
@@ -373,7 +378,7 @@ class Connection:
 
     def _on_events(self, attempt: Attempt, events: Iterable[wire.Event]) -> None:
         for event in events:
-            self.delegate.event(event)
+            self._delegate.event(event)
 
     def _on_drain(self, attempt: Attempt, drain: wire.Drain) -> None:
         attempt.drain_reason = drain.reason or "shutdown"

@@ -1,15 +1,19 @@
-"""Holds the settings of a connection to the bus, and its timeouts and pauses, as frozen records."""
+"""Holds the settings of a connection to the bus, and its timeouts and pauses, as frozen records.
+
+Of address and credential, what is given wins over the environment, and that over the credential file.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolbus.errors import SetupError
 from toolbus.limits import MIB
-from toolbus.sdk.bus_address import BusAddress, choose_address
+from toolbus.sdk.bus_address import ADDRESS, BusAddress
 from toolbus.text import quote
 from toolbus.tool import INSTANCE, SOURCE, explain_instance
 
@@ -110,3 +114,35 @@ class ConnectionSettings:
     def bus(self) -> BusAddress:
         """The address, read."""
         return BusAddress.parse(self.address)
+
+
+def find_credential(given: Credential | str | Path | None) -> Credential | None:
+    """Returns the credential of this process: the one that is given, else that of TOOLBUS_CREDENTIAL, else None.
+
+    Raises:
+        SetupError: as `Credential.read`.
+    """
+    path = given or os.environ.get("TOOLBUS_CREDENTIAL")
+    if not path:
+        return None
+    from toolbus.sdk.credential import Credential  # most peers have none
+
+    return path if isinstance(path, Credential) else Credential.read(path)
+
+
+def choose_address(given: str, credential: Credential | None) -> BusAddress:
+    """Returns where the bus is: as given, else TOOLBUS_ADDRESS, else as the credential says, else the default.
+
+    Raises:
+        SetupError: it is not an address, or the credential cannot be used there.
+    """
+    of_file = credential.address if credential is not None else ""
+    address = BusAddress.parse(given or os.environ.get("TOOLBUS_ADDRESS") or of_file or ADDRESS)
+    if credential is not None:
+        credential.check_for(address)
+    elif address.mtls:
+        raise SetupError(
+            f"the bus at {address} asks for a client certificate: name a credential file in TOOLBUS_CREDENTIAL, which "
+            "`toolbus keys add NAME -o FILE` writes on the machine of the bus"
+        )
+    return address

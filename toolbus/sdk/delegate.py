@@ -1,4 +1,4 @@
-"""Connects a plugin to its connection: declares its tools, hands over calls, reacts to events, tracks permissions."""
+"""Connects a plugin to its connection: declares its tools, reacts to events, tracks permissions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from toolbus.functions.tool_spec import ToolSet
-from toolbus.sdk.connection import Connection
 from toolbus.sdk.hooks import Hooks
-from toolbus.sdk.incoming_calls import Runner
 from toolbus.sdk.listing import CatalogChange
-from toolbus.sdk.outgoing_calls import PeerSession
-from toolbus.sdk.peer_delegate import IncomingCall
 from toolbus.sdk.standing import Standing
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -58,7 +54,6 @@ class PluginDelegate:
     def __init__(
         self,
         tools: ToolSet,
-        runner: Runner,
         permissions: Permissions,
         standing: Standing,
         hooks: Hooks,
@@ -66,7 +61,6 @@ class PluginDelegate:
     ) -> None:
         self.declare: Callable[[], object] | None = None
         self._tools = tools
-        self._runner = runner
         self._permissions = permissions
         self._standing = standing
         self._hooks = hooks
@@ -80,11 +74,6 @@ class PluginDelegate:
 
     def subscriptions(self) -> Sequence[Any]:
         return (wire.SUBSCRIPTION_CATALOG,) if self._hooks.wants("tools_changed") else ()
-
-    def take(
-        self, connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
-    ) -> Mapping[str, IncomingCall]:
-        return self._runner.take(connection, session, calls)
 
     def attached(self, attached: wire.Attached) -> None:
         if len(self._tools) > attached.refused_total:  # the permission may have been granted while there was no stream

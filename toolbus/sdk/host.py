@@ -24,9 +24,10 @@ from toolbus.functions.call_options import CallOptions, Inputs
 from toolbus.functions.input_rounds import OnInput, OnInputSync, answered, answered_sync
 from toolbus.functions.threads import Inbox
 from toolbus.sdk.caller import Arguments, Batch, Caller, OnProgress, ThreadCaller, deliver
-from toolbus.sdk.generation import LEND_SECONDS, LENT_IN_FLIGHT, MAX_TOKENS, Generate, lend
+from toolbus.sdk.generation import Generate
 from toolbus.sdk.host_base import HostBase
 from toolbus.sdk.host_delegate import Feed
+from toolbus.sdk.lent_model import LEND_SECONDS, LENT_IN_FLIGHT, MAX_TOKENS, lend
 from toolbus.sdk.listing import CatalogChange, Listing, list_request
 from toolbus.sdk.notification import Notification
 from toolbus.sdk.outgoing_calls import OutgoingCall

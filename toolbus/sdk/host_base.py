@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolbus.errors import PeerLost
-from toolbus.sdk.bus_address import find_credential
 from toolbus.sdk.connection import Connection
-from toolbus.sdk.connection_settings import ConnectionSettings
-from toolbus.sdk.host_delegate import Feed, HostDelegate
+from toolbus.sdk.connection_settings import ConnectionSettings, find_credential
+from toolbus.sdk.host_delegate import Feed, HostDelegate, refuse_calls
 from toolbus.sdk.listing import Listing
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
@@ -58,7 +57,7 @@ class HostBase:
             credential=find_credential(credential),
         )
         self._delegate = HostDelegate(settings.timings.settle)
-        self._connection = Connection(settings, self._delegate)
+        self._connection = Connection(settings, self._delegate, refuse_calls)
         self._began = False
         self._closed = False
         self._lender: Plugin | None = None  # offers this host's model; None: it lends none

@@ -63,14 +63,6 @@ class HostDelegate(Delegate):
             self._settled_at = time.monotonic() + self._settle
         self._boot_id = attached.boot_id
 
-    def take(
-        self, connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
-    ) -> Mapping[str, IncomingCall]:
-        error = CallError(Code.NOT_FOUND, "this peer offers no tools", Stage.NOT_DISPATCHED)
-        for call_id in calls:
-            connection.answer(session, Result(call_id, is_error=True, error=error))
-        return dict.fromkeys(calls, ANSWERED)
-
     def event(self, event: wire.Event) -> None:
         match event.WhichOneof("kind"):
             case "catalog":
@@ -103,3 +95,13 @@ class HostDelegate(Delegate):
             self._mirror[listed.name, listed.source] = listed
         self._revision = change.revision
         return change
+
+
+def refuse_calls(
+    connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
+) -> Mapping[str, IncomingCall]:
+    """Answers calls of the bus, which a host does not offer."""
+    error = CallError(Code.NOT_FOUND, "this peer offers no tools", Stage.NOT_DISPATCHED)
+    for call_id in calls:
+        connection.answer(session, Result(call_id, is_error=True, error=error))
+    return dict.fromkeys(calls, ANSWERED)

@@ -1,16 +1,12 @@
-"""Declares what a connection asks of its peer: the tools to offer, the answers to calls, the reaction to events."""
+"""Declares what a connection asks of its peer: the tools to offer, and the reaction to events."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from toolbus.sdk.outgoing_calls import PeerSession
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
-
-if TYPE_CHECKING:
-    from toolbus.sdk.connection import Connection
 
 
 class IncomingCall(Protocol):
@@ -31,19 +27,10 @@ ANSWERED = Answered()
 
 
 class Delegate(Protocol):
-    """What a peer does besides calling. Everything runs on the connection's loop and must not block."""
+    """What a peer does besides calls. Everything runs on the connection's loop and must not block."""
 
     def tools(self) -> Sequence[pb.Tool]:
         """Returns the tools to declare now."""
-
-    def take(
-        self, connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
-    ) -> Mapping[str, IncomingCall]:
-        """Begins to answer the calls of one message, each later and once, by `Connection.answer` or `answer_all`.
-
-        Args:
-            calls: by their ids; nothing of them may be kept.
-        """
 
     def attached(self, attached: wire.Attached) -> None:
         """Takes the bus's answer to an attach, which says what became of each of the tools."""

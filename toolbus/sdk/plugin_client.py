@@ -27,9 +27,8 @@ from toolbus.functions.workers import Workers
 from toolbus.neko.plugin_base import NekoPluginBase, source_of, tools_of
 from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
 from toolbus.neko.plugin_services import outlet_of
-from toolbus.sdk.bus_address import find_credential
 from toolbus.sdk.connection import Connection
-from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings
+from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings, find_credential
 from toolbus.sdk.delegate import Permissions, PluginDelegate
 from toolbus.sdk.generation import Generation, Mode, ask, request_of
 from toolbus.sdk.hooks import Hooks
@@ -256,8 +255,8 @@ class Plugin:
         loop = asyncio.get_running_loop()
         self._hooks.open(loop)
         runner = Runner(self.tools, loop, self._workers, self._settings.max_in_flight or MAX_IN_FLIGHT)
-        delegate = PluginDelegate(self.tools, runner, self.permissions, self._standing, self._hooks, self._operations)
-        self._connection = connection = Connection(self._settings, delegate)
+        delegate = PluginDelegate(self.tools, self.permissions, self._standing, self._hooks, self._operations)
+        self._connection = connection = Connection(self._settings, delegate, runner.take)
         delegate.declare = connection.tools_changed
         self.tools.on_change = lambda name, spec: connection.tools_changed()
         connection.start()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,15 +14,17 @@ from typing import TYPE_CHECKING
 import grpc
 
 from toolbus.errors import PeerLost, SetupError, ToolBusError
+from toolbus.functions.threads import ChangeSignal
 from toolbus.functions.workers import Workers
 from toolbus.local_users import Address, listener_owner, show_user, unmapped_uid
 from toolbus.sdk.attempt import FATAL, Attempt, AttemptEnd, error_of
 from toolbus.sdk.bus_address import BusAddress
-from toolbus.sdk.connection_settings import ConnectionTimings
+from toolbus.sdk.connection_settings import ConnectionSettings, ConnectionTimings
+from toolbus.sdk.outgoing_calls import OutgoingCalls
+from toolbus.sdk.peer_delegate import Delegate
 from toolbus.text import clean_line
 
 if TYPE_CHECKING:
-    from toolbus.sdk.connection import Connection
     from toolbus.sdk.credential import Credential
 
 log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a connection
@@ -39,13 +42,34 @@ _FINAL_DRAINS = {
 
 
 class Reconnect:
-    """The attempts of one connection. Everything runs on its loop."""
+    """The attempts of one connection. Everything runs on its loop.
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    Args:
+        calls: learn why there is no bus.
+        changes: fires when the connection changes, `ending` included.
+        run_attempt: runs an attempt from its handshake to its end.
+
+    Attributes:
+        ending: whether this peer wants to end the connection.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        delegate: Delegate,
+        calls: OutgoingCalls,
+        changes: ChangeSignal,
+        run_attempt: Callable[[Attempt], Awaitable[AttemptEnd]],
+    ) -> None:
+        self.ending = False
+        self._settings = settings
+        self._delegate = delegate
+        self._calls = calls
+        self._changes = changes
+        self._run_attempt = run_attempt
         self._failures = 0  # attempts in a row that never were live for long
         self._absence_logged = False  # whether the log has already reported that there is no bus
-        self._credential: Credential | None = connection.settings.credential  # as its file held it last
+        self._credential: Credential | None = settings.credential  # as its file held it last
         self._renewal_error = ""  # why the credential file could not be read the last time
         self._diagnosed = ""  # what grpc reported when the server was probed last
         self._diagnosis = ""  # what the probe found out; "" where it found nothing, or there was none
@@ -55,28 +79,30 @@ class Reconnect:
 
     async def run(self) -> ToolBusError | None:
         """Makes attempts until the connection closes (None) or must end; then returns why."""
-        connection = self._connection
-
-        def closing() -> bool:
-            return connection.closing
-
-        while not closing():
-            attempt = Attempt(connection.settings, connection.loop, self._usable_credential())
-            end = await connection.run_attempt(attempt)
-            if closing():
+        while not self.ending:
+            attempt = Attempt(self._settings, asyncio.get_running_loop(), self._usable_credential())
+            end = await self._run_attempt(attempt)
+            if self._is_ending():
                 break
             if (error := self._final_error(attempt, end)) is not None:
                 return error
             end = await self._explained(end)
             self.lost(end)
-            await connection.changes.until(closing, self._pause(end))
+            await self._changes.until(self._is_ending, self._pause(end))
         return None
+
+    def end(self) -> None:
+        """Makes no attempt after the current one."""
+        self.ending = True
+
+    def _is_ending(self) -> bool:
+        return self.ending
 
     def connected(self) -> None:
         """Notes that the bus has answered an attach."""
         self._absence_logged = False
         self._diagnosed = self._diagnosis = ""
-        address = self._connection.settings.bus
+        address = self._settings.bus
         owner = foreign_owner(address)
         if owner not in (None, self._foreign_owner):
             self._foreign_owner = owner
@@ -90,8 +116,8 @@ class Reconnect:
 
     def lost(self, end: AttemptEnd) -> None:
         """Notes that an attempt has ended and another will follow; logs it, a missing bus only once."""
-        address = self._connection.settings.address
-        self._connection.calls.no_bus_reason = end.cause
+        address = self._settings.address
+        self._calls.no_bus_reason = end.cause
         if end.seconds >= 0:
             self._absence_logged = False
             log.warning("lost the bus at %s: %s; reconnecting", address, clean_line(end.cause))
@@ -101,8 +127,7 @@ class Reconnect:
 
     def _final_error(self, attempt: Attempt, end: AttemptEnd) -> ToolBusError | None:
         """Returns why no further attempt may follow, and logs it; None where one may."""
-        connection = self._connection
-        source, address = connection.settings.source, connection.settings.address
+        source, address = self._settings.source, self._settings.address
         if attempt.drain_reason in _FINAL_DRAINS:
             reason = _FINAL_DRAINS[attempt.drain_reason]
             error: ToolBusError = PeerLost(f"{source!r} disconnected from the bus at {address} for good: {reason}")
@@ -124,7 +149,7 @@ class Reconnect:
             text = f"the server at {address} is not a toolbus: check the address ({text})"
         error = error_of(end.code, text)
         log.error("the bus at %s refuses %s: %s", address, source, clean_line(str(error)))
-        connection.delegate.refused([tool.name for tool in connection.delegate.tools()], text)
+        self._delegate.refused([tool.name for tool in self._delegate.tools()], text)
         return error
 
     def _key_ended_again(self, end: AttemptEnd) -> bool:
@@ -132,7 +157,7 @@ class Reconnect:
 
         After the first time the peer attaches once more, with the credential file as it is then.
         """
-        before = self._key_ended and end.seconds < self._connection.settings.timings.steady
+        before = self._key_ended and end.seconds < self._settings.timings.steady
         self._key_ended = end.code is grpc.StatusCode.UNAUTHENTICATED
         return before and self._key_ended
 
@@ -141,7 +166,7 @@ class Reconnect:
         if self._credential is not None:
             try:
                 renewed = self._credential.renewed()
-                renewed.check_for(self._connection.settings.bus)
+                renewed.check_for(self._settings.bus)
             except SetupError as error:
                 if str(error) != self._renewal_error:
                     self._renewal_error = str(error)
@@ -154,7 +179,7 @@ class Reconnect:
 
     def _usable_credential(self) -> Credential | None:
         """Returns the credential for the next attempt: none where another user's program would get its token."""
-        credential, bus = self._renewed_credential(), self._connection.settings.bus
+        credential, bus = self._renewed_credential(), self._settings.bus
         if credential is None or not credential.token or (owner := foreign_owner(bus)) is None:
             return credential
         if owner != self._withheld_from:
@@ -180,13 +205,10 @@ class Reconnect:
     async def _probe(self, cause: str) -> str:
         from toolbus.sdk.tls_probe import diagnose  # few need it
 
-        connection = self._connection
         worker = Workers(1, "toolbus-probe")
-        probe = connection.loop.create_task(
-            worker.run(partial(diagnose, connection.settings.bus, self._credential, cause))
-        )
-        probe.add_done_callback(lambda _: connection.changes.tell())
-        await connection.changes.until(lambda: connection.closing or probe.done(), PROBE_SECONDS)
+        probe = asyncio.create_task(worker.run(partial(diagnose, self._settings.bus, self._credential, cause)))
+        probe.add_done_callback(lambda _: self._changes.tell())
+        await self._changes.until(lambda: self.ending or probe.done(), PROBE_SECONDS)
         worker.stop()
         if not probe.done():
             probe.cancel()
@@ -197,7 +219,7 @@ class Reconnect:
         return probe.result()
 
     def _pause(self, end: AttemptEnd) -> float:
-        timings = self._connection.settings.timings
+        timings = self._settings.timings
         if end.seconds >= timings.steady:
             self._failures = 0
         pause = backoff(self._failures, timings, refused=end.probed or end.code in _LONG_PAUSES)

@@ -5,8 +5,7 @@
 
 from toolbus.bus.tasks import TaskManager
 from toolbus.functions.tool_definition import ToolDefinition
-from toolbus.tools.tool_loader import load_tools, reload_tools
-from toolbus.tools.tool_registry import ToolRegistry
+from toolbus.tools.tool_registry import ToolRegistry, load_tools, reload_tools
 
 __all__ = [
     "ToolRegistry",

@@ -15,7 +15,8 @@ from toolbus.bus.calls.call import Call
 from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.slots import Slots
 from toolbus.bus.features import Asker, OnUpdate
-from toolbus.bus.mcp_server.request import Client
+from toolbus.bus.mcp_server import methods
+from toolbus.bus.mcp_server.client import Client
 from toolbus.bus.mcp_server.server import McpServer
 from toolbus.bus.mcp_server.sessions import Session
 from toolbus.bus.mcp_settings import McpSettings, Profile
@@ -101,7 +102,7 @@ class McpBench:
         request = self.server.read(
             jsonrpc.decode(text), profile or self.profile, identity, channel, session=session, headers=headers
         )
-        _, answer = await self.server.answer(request)
+        _, answer = await methods.answer(self.server, request)
         answered: Json = json.loads(answer)
         if "error" in answered:
             error = answered["error"]

@@ -16,7 +16,8 @@ from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.call_records import RecordFilter
 from toolbus.bus.calls.trace import Span
 from toolbus.bus.mcp_server.calls import ERROR_META, write_result
-from toolbus.bus.mcp_server.request import Client, Params, Request
+from toolbus.bus.mcp_server.client import Client
+from toolbus.bus.mcp_server.request import Params, Request
 from toolbus.bus.mcp_settings import Profile
 from toolbus.errors import Code, Stage
 from toolbus.functions.scope import ToolScope

@@ -12,7 +12,7 @@ from toolbus.bus.access.identity import LOCAL, Globs, Identity, Scopes
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.features import Features
 from toolbus.bus.mcp_server import listing
-from toolbus.bus.mcp_server.features import FeatureView, matches
+from toolbus.bus.mcp_server.feature_view import FeatureView, matches
 from toolbus.bus.mcp_server.tool_names import ToolNames
 from toolbus.bus.mcp_settings import Profile
 from toolbus.mcp.jsonrpc import McpCode, RpcError

@@ -17,9 +17,9 @@ from toolbus.bus.access.identity import LOCAL, Identity, Scopes
 from toolbus.bus.mcp_server import sessions as sessions_module
 from toolbus.bus.mcp_server import subscriptions
 from toolbus.bus.mcp_server.calls import ERROR_META
+from toolbus.bus.mcp_server.client import Client
 from toolbus.bus.mcp_server.event_stream import MAX_BYTES, MAX_EVENTS, EventStream
 from toolbus.bus.mcp_server.lost_streams import lost_answer
-from toolbus.bus.mcp_server.request import Client
 from toolbus.bus.mcp_server.seal import Sealer
 from toolbus.bus.mcp_server.sessions import IDLE_SECONDS, MAX_STREAMS, Session, Sessions, UnknownSession
 from toolbus.bus.mcp_settings import Profile

@@ -27,7 +27,7 @@ from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.gateway import callback_messages, callback_proof
 from toolbus.bus.gateway.callback_context import context_headers, trace_headers
 from toolbus.bus.gateway.callback_faults import ExchangeFault, NotConnected, NotHttp
-from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
+from toolbus.bus.gateway.callback_handler import CallbackHandler, Exchanges, Origin
 from toolbus.errors import INTERNAL_DETAIL, Code, Stage
 from toolbus.local_users import refusal_of
 from toolbus.tool import CallError, Limits, Result
@@ -127,6 +127,7 @@ class Callbacks:
         signals: CallbackSignals,
     ) -> None:
         self.may_serve = may_serve
+        self.exchanges = Exchanges(self.start, self.cancel)
         self._dispatcher = dispatcher
         self._limits = limits
         self._signals = signals

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.callback_url import CallbackUrl
@@ -22,7 +23,6 @@ from toolbus.local_users import listener_id
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
-    from toolbus.bus.gateway.callback import Callbacks
     from toolbus.bus.gateway.callback_request import CallbackRequest
 
 
@@ -85,6 +85,14 @@ class Origin:
         self.answered_at = time.time()
 
 
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """What posts the calls of handlers: `start` begins the exchange of one, `cancel` ends it."""
+
+    start: Callable[[CallbackHandler, Call], None]
+    cancel: Callable[[Call], None]
+
+
 class CallbackHandler:
     """One registration: a tool with the URL that runs it.
 
@@ -103,7 +111,7 @@ class CallbackHandler:
 
     __slots__ = (
         *(
-            "_callbacks",
+            "_exchanges",
             "doubt",
             "has_answered",
             "headers",
@@ -138,7 +146,7 @@ class CallbackHandler:
     takes_calls = True
 
     def __init__(
-        self, key: str, offered: CompiledTool, target: CallbackUrl, origin: Origin, callbacks: Callbacks, in_flight: int
+        self, key: str, offered: CompiledTool, target: CallbackUrl, origin: Origin, exchanges: Exchanges, in_flight: int
     ) -> None:
         self.key = key
         self.source = origin.source
@@ -159,7 +167,7 @@ class CallbackHandler:
         self.pending: dict[str, Any] = {}
         self.slots = Slots()
         self.stuck = 0
-        self._callbacks = callbacks
+        self._exchanges = exchanges
         origin.handlers[self] = None
 
     def __repr__(self) -> str:
@@ -194,11 +202,11 @@ class CallbackHandler:
         for call in calls:
             if call.trace is not None:
                 call.trace.sent = now
-            self._callbacks.start(self, call)
+            self._exchanges.start(self, call)
 
     def cancel(self, call: Call, reason: str) -> bool:
         """Cancels the exchange; the slot is free as soon as that is done."""
-        self._callbacks.cancel(call)
+        self._exchanges.cancel(call)
         return False
 
     def stage(self, call: Call) -> Stage:

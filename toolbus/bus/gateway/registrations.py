@@ -271,7 +271,7 @@ class Registrations:
             origin = self._origins[source, target.origin] = Origin(source, target.origin, answered_at)
             self._by_source.setdefault(source, {})[origin] = None
         origin.answered_at = max(origin.answered_at, answered_at)
-        return CallbackHandler(key, tool, target, origin, self._callbacks, self._limits.calls_in_flight)
+        return CallbackHandler(key, tool, target, origin, self._callbacks.exchanges, self._limits.calls_in_flight)
 
     # -- persisting ----------------------------------------------------------------------------------------------
 

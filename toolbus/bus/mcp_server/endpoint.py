@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.gateway.gateway_parts import IDENTITY
+from toolbus.bus.mcp_server import methods
 from toolbus.bus.mcp_server.event_stream import EventStream
 from toolbus.bus.mcp_server.lost_streams import is_standing, lost_answer, stream_of_request
 from toolbus.bus.mcp_server.request import Request
@@ -225,7 +226,7 @@ class _Exchange:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(WATCH_SECONDS, self._late)
         try:
-            status, body = await server.answer(request)
+            status, body = await methods.answer(server, request)
             await self._finish(status, body, request)
         except asyncio.CancelledError as cancelled:
             if not self._gone and CANCELLED not in cancelled.args:

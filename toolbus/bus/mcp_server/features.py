@@ -1,205 +1,36 @@
-"""Hands on what mounted servers have beside tools: prompts, resources, templates of resources, completions.
-
-Prompts are named like tools, with the name of their mount before their own. URIs stay as they are, since they also
-stand in results; one that several mounts have belongs to the first of them.
-"""
+"""Answers the methods for what mounted servers have beside tools: prompts, resources, their templates, completions."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Raw
 
-from toolbus.bus.access.identity import Identity
-from toolbus.bus.catalog.policy import Policy
-from toolbus.bus.features import Asker, FeatureProvider, Features
+from toolbus.bus.features import Asker, FeatureProvider
 from toolbus.bus.mcp_server.calls import ProgressReport
+from toolbus.bus.mcp_server.feature_view import Declaration
 from toolbus.bus.mcp_server.input import NOT_BOUND, NotAnswered, Questions, run_with_input
 from toolbus.bus.mcp_server.listing import TTL_MS, pages_of
 from toolbus.bus.mcp_server.request import Request, encode
 from toolbus.bus.mcp_server.seal import BrokenSeal
-from toolbus.bus.mcp_server.tool_names import ToolNames
-from toolbus.bus.mcp_settings import Profile
+from toolbus.bus.mcp_server.server import McpServer
 from toolbus.limits import Limits
 from toolbus.mcp.eras import META_SERVER
 from toolbus.mcp.input_requests import InvalidInput, check_requests
 from toolbus.mcp.jsonrpc import McpCode, RpcError
-from toolbus.newest import NewestCache
 from toolbus.text import quote
-
-if TYPE_CHECKING:
-    from toolbus.bus.mcp_server.server import McpServer
 
 log = logging.getLogger("toolbus.mcp")
 
 CURSOR = "features"  # the purpose of a sealed cursor
-MAX_NOTICES = 1_000  # URIs of several mounts that were logged
-MAX_MATCHED = 4096  # characters of a URI, or a template, that are compared
-MAX_VARIABLES = 16  # of such a template
 _MODERN_ONLY = ("resultType", "ttlMs", "cacheScope")
 _NOT_FOUND = (McpCode.RESOURCE_NOT_FOUND, McpCode.INVALID_PARAMS)  # of a resource, in either era
-_VARIABLE = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
-_EXCLUDED = {"": "/?#", ".": "/?#", "/": "?#"}  # by a variable's operator, what its value does not hold
 _NO_COMPLETION = {"values": [], "total": 0, "hasMore": False}
 
 Json = dict[str, Any]
-Declaration = Mapping[str, Any]
-
-
-class FeatureView:
-    """What the clients of each profile see of the providers."""
-
-    def __init__(self, features: Features, policy: Policy, names: ToolNames) -> None:
-        self._features = features
-        self._policy = policy
-        self._names = names
-        self._noticed: NewestCache[str, None] = NewestCache(MAX_NOTICES)
-
-    def __repr__(self) -> str:
-        return f"<FeatureView of {self._features!r}>"
-
-    def prompts(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
-        """Returns the prompts by their names towards clients."""
-        found = {}
-        for provider, declared in self._declared("prompts", lambda each: each.prompts()):
-            name, source = str(declared.get("name", "")), provider.source
-            if name and self._sees(profile, identity, name, provider):
-                wire = self._names.name_of(profile, f"{source}:{name}", name, source)
-                found[wire] = (provider, declared)
-        return found
-
-    def instructing(
-        self, profile: Profile, identity: Identity, sources_of_tools: Callable[[], Collection[str]]
-    ) -> list[FeatureProvider]:
-        """Returns the mounts whose instructions are handed on, and of which the profile has something."""
-        found = [provider for provider in self._features.providers if provider.instructions]
-        if not found:
-            return found
-        rest = (self.prompts, self.resources, self.templates)
-        seen = {provider.source for list_of in rest for provider, _ in list_of(profile, identity).values()}
-        seen.update(sources_of_tools())
-        return [provider for provider in found if provider.source in seen]
-
-    def resources(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
-        """Returns the resources by URI, each of the first mount that has it."""
-        return self._by_uri(profile, identity, "uri", lambda each: each.resources())
-
-    def templates(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
-        """Returns the templates in the order of their mounts, each of the first mount that has it."""
-        return self._by_uri(profile, identity, "uriTemplate", lambda each: each.templates())
-
-    def providers_of(self, profile: Profile, identity: Identity, uri: str) -> list[FeatureProvider]:
-        """Returns who may have a resource, those first that are likeliest to.
-
-        One that is not listed may stand in a result of a tool. It is asked for at mounts that have others of its scheme
-        only: a URI may hold what is not meant for every server.
-        """
-        resources, templates = self.resources(profile, identity), self.templates(profile, identity)
-        found = [resources[uri][0]] if uri in resources else []
-        found += [provider for template, (provider, _) in templates.items() if matches(template, uri)]
-        scheme = uri.partition(":")[0]
-        if not found:
-            found = [owner for each, (owner, _) in (*resources.items(), *templates.items()) if _scheme(each) == scheme]
-        return [each for each in dict.fromkeys(found) if self._sees(profile, identity, uri, each)]
-
-    def digest(self, kind: str, profile: Profile, identity: Identity) -> bytes:
-        """Returns a digest of what is listed of a kind: `prompts`, or `resources` with their templates."""
-        if kind == "prompts":
-            tables = [self.prompts(profile, identity)]
-        else:
-            tables = [self.resources(profile, identity), self.templates(profile, identity)]
-        content = [[(name, declared) for name, (_, declared) in table.items()] for table in tables]
-        return hashlib.sha256(encode(content)).digest()
-
-    def _sees(self, profile: Profile, identity: Identity, name: str, provider: FeatureProvider) -> bool:
-        """Tells whether a prompt or a URI exists for clients, by the rules of the tools of its mount."""
-        source, role, scopes = provider.source, provider.role, identity.scopes
-        listed = f"{source}:{name}"
-        return (
-            profile.has(listed, name, source)
-            and self._policy.may_offer(source)
-            and profile.level >= provider.min_level
-            and (not role or profile.role in ("", role))
-            and (scopes is None or scopes.reaches(listed, name, source, role or profile.role or None))
-            and self._policy.admits(self._policy.permissions.rules_of(listed, name, source, role), profile.user)
-        )
-
-    def _declared(
-        self, capability: str, declared: Callable[[FeatureProvider], Sequence[Declaration]]
-    ) -> Iterator[tuple[FeatureProvider, Declaration]]:
-        for provider in self._features.providers:
-            if capability in provider.capabilities:
-                for declaration in declared(provider):
-                    yield provider, declaration
-
-    def _by_uri(
-        self,
-        profile: Profile,
-        identity: Identity,
-        key: str,
-        declared: Callable[[FeatureProvider], Sequence[Declaration]],
-    ) -> dict[str, tuple[FeatureProvider, Declaration]]:
-        found: dict[str, tuple[FeatureProvider, Declaration]] = {}
-        for provider, declaration in self._declared("resources", declared):
-            uri = declaration.get(key)
-            if not isinstance(uri, str) or not self._sees(profile, identity, uri, provider):
-                continue
-            if uri not in found:
-                found[uri] = (provider, declaration)
-            elif uri not in self._noticed:
-                self._noticed[uri] = None
-                first = found[uri][0].source
-                log.warning(
-                    "%s has the resource %.200r of %s too: it is read from %s", provider.source, uri, first, first
-                )
-        return found
-
-
-def matches(template: str, uri: str) -> bool:
-    """Tells whether a URI may have been made from a template (RFC 6570).
-
-    A regular expression would take for ever for the templates of a hostile server, so all places where a part of the
-    template may end are kept at once.
-    """
-    variables = list(_VARIABLE.finditer(template[:MAX_MATCHED]))
-    if len(uri) > MAX_MATCHED or len(template) > MAX_MATCHED or len(variables) > MAX_VARIABLES:
-        return False
-    places, end = {0}, 0
-    for variable in variables:
-        places = _after_variable(uri, _after_text(uri, places, template[end : variable.start()]), variable[1])
-        if not places:
-            return False
-        end = variable.end()
-    return len(uri) in _after_text(uri, places, template[end:])
-
-
-def _after_text(uri: str, places: Iterable[int], text: str) -> set[int]:
-    return {place + len(text) for place in places if uri.startswith(text, place)}
-
-
-def _after_variable(uri: str, places: Iterable[int], operator: str) -> set[int]:
-    """Returns where the value of a variable may end that begins at one of some places."""
-    excluded, starts = _EXCLUDED.get(operator, ""), operator in ("/", ".")  # these begin with their operator
-    found: set[int] = set()
-    for place in sorted(places):
-        found.add(place)
-        if starts and not uri.startswith(operator, place):
-            continue
-        while place < len(uri) and place + 1 not in found and uri[place] not in excluded:
-            place += 1
-            found.add(place)
-    return found
-
-
-def _scheme(uri: str) -> str:
-    return uri.partition(":")[0]
-
-
-# -- methods ---------------------------------------------------------------------------------------------------------
 
 
 async def list_prompts(server: McpServer, request: Request) -> bytes:

@@ -12,18 +12,16 @@ import json
 import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from toolbus.bus.mcp_server.request import CallParams, Request, encode
 from toolbus.bus.mcp_server.seal import STATE_SECONDS, BrokenSeal
+from toolbus.bus.mcp_server.server import McpServer
 from toolbus.limits import MIB
 from toolbus.mcp.input_requests import InvalidInput, capabilities_for, check_answer, check_answers, missing_needs
 from toolbus.mcp.jsonrpc import McpCode, RpcError
-
-if TYPE_CHECKING:
-    from toolbus.bus.mcp_server.server import McpServer
 
 STATE = "state"  # the purpose of a sealed state
 NOT_BOUND = ("_meta", "inputResponses", "requestState")  # params that differ when the same is asked again

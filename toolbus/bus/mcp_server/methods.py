@@ -1,20 +1,25 @@
 """Answers requests: one table says which function answers which method, in which era.
 
-Each is ``async def answer(server, request) -> bytes``: it returns the text of the result object, best by
+Each is ``async def method(server, request) -> bytes``: it returns the text of the result object, best by
 `Request.complete`, or raises `RpcError`. Whatever else it raises becomes an internal error.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from toolbus.bus.mcp_server import features, search_mode, subscriptions, tasks
+from toolbus.bus.mcp_server import features, listen, search_mode, tasks
 from toolbus.bus.mcp_server.calls import ProgressReport, call_of, seconds_of, unknown_tool, write_result
+from toolbus.bus.mcp_server.client import Client
 from toolbus.bus.mcp_server.input import NotAnswered, Questions, missing_capability, run_with_input
 from toolbus.bus.mcp_server.listing import TTL_MS
-from toolbus.bus.mcp_server.request import SERVER_INFO, CallParams, Client, Request
-from toolbus.errors import Code, Stage
+from toolbus.bus.mcp_server.request import SERVER_INFO, CallParams, Request, encode
+from toolbus.bus.mcp_server.server import McpServer
+from toolbus.bus.mcp_server.sessions import Session
+from toolbus.errors import INTERNAL_DETAIL, Code, LimitExceeded, Stage
 from toolbus.mcp.eras import LEGACY_VERSIONS, MODERN_VERSIONS, NEWEST_LEGACY, TASKS_EXTENSION
 from toolbus.mcp.input_requests import InvalidInput, read_requests
 from toolbus.mcp.jsonrpc import McpCode, RpcError
@@ -22,10 +27,9 @@ from toolbus.questions import ACCEPTS, NEEDS_INPUT
 from toolbus.text import dump_json, shorten
 from toolbus.tool import CallError, Result
 
-if TYPE_CHECKING:
-    from toolbus.bus.mcp_server.server import McpServer
+log = logging.getLogger("toolbus.mcp")
 
-Handler = Callable[["McpServer", Request], Awaitable[bytes]]
+Handler = Callable[[McpServer, Request], Awaitable[bytes]]
 
 # What the endpoint offers to every client, of both eras.
 CAPABILITIES: dict[str, Any] = {
@@ -181,9 +185,44 @@ MODERN: Mapping[str, Handler] = {
     "server/discover": discover,
     "tools/list": list_tools,
     "tools/call": call_tool,
-    "subscriptions/listen": subscriptions.listen,
+    "subscriptions/listen": listen.listen,
     "tasks/get": tasks.get_task,
     "tasks/update": tasks.update_task,
     "tasks/cancel": tasks.cancel_task,
     **_FEATURES,
 }
+
+
+async def answer(server: McpServer, request: Request) -> tuple[int, bytes]:
+    """Answers a request: returns the HTTP status and the message."""
+    try:
+        handler = (MODERN if request.modern else LEGACY).get(request.method)
+        if handler is None:
+            raise RpcError(McpCode.METHOD_NOT_FOUND, f"there is no method {request.method!r:.80}")
+        session = request.session
+        if session is None:
+            result = await handler(server, request)
+        else:
+            result = await _in_session(server, session, request, handler)
+    except RpcError as error:
+        return server.refuse(request, error)
+    except LimitExceeded as error:
+        return server.refuse(request, RpcError(McpCode.INTERNAL, str(error)))
+    except Exception:
+        log.exception("internal error in MCP method %.80r", request.method)
+        return server.refuse(request, RpcError(McpCode.INTERNAL, INTERNAL_DETAIL))
+    return 200, b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (encode(request.id), result)
+
+
+async def _in_session(server: McpServer, session: Session, request: Request, handler: Handler) -> bytes:
+    """Answers a request that its client can cancel by its id."""
+    task = asyncio.current_task()
+    assert task is not None  # it runs in one
+    tasks = session.running.setdefault(request.id, set())
+    tasks.add(task)
+    try:
+        return await handler(server, request)
+    finally:
+        tasks.discard(task)
+        if not tasks and session.running.get(request.id) is tasks:
+            del session.running[request.id]

@@ -11,6 +11,7 @@ import logging
 import os
 
 from toolbus.bus.access.identity import LOCAL
+from toolbus.bus.mcp_server import methods
 from toolbus.bus.mcp_server.pipe_listener import LINE_BYTES, PipeRefused
 from toolbus.bus.mcp_server.server import McpServer
 from toolbus.bus.mcp_server.sessions import CANCELLED, Session
@@ -117,7 +118,7 @@ class Pipe:
             except RpcError as error:
                 self.send(jsonrpc.refusal(id, error))
                 return
-            _, answer = await self._server.answer(request)
+            _, answer = await methods.answer(self._server, request)
             if message.method == "initialize" and request.session is not None:
                 try:
                     self._begin(request.session)

@@ -1,7 +1,7 @@
 """Declares one request of an MCP client, as the functions that answer it see it.
 
 A request looks the same whether it came over HTTP or over a pipe, and in whichever era. `methods` says which function
-answers which method: ``async def answer(server: McpServer, request: Request) -> bytes``, which returns the text of the
+answers which method: ``async def method(server: McpServer, request: Request) -> bytes``, which returns the text of the
 result object (`Request.complete` makes it from a dict) or raises `RpcError`.
 """
 
@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import msgspec
 
 from toolbus.bus.access.identity import Identity
+from toolbus.bus.mcp_server.client import LEVELS, Channel, Client
+from toolbus.bus.mcp_server.sessions import Session
 from toolbus.bus.mcp_settings import Profile
 from toolbus.mcp import jsonrpc
 from toolbus.mcp.eras import META_CAPABILITIES, META_LOG_LEVEL, META_SERVER, META_VERSION, TASKS_EXTENSION
 from toolbus.mcp.jsonrpc import JsonId, McpCode, RpcError
 from toolbus.version import VERSION
 
-if TYPE_CHECKING:
-    from toolbus.bus.mcp_server.sessions import Session
-
 SERVER_INFO = {"name": "toolbus", "title": "toolbus", "version": VERSION}
-LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")  # of logging, RFC 5424
 encode = msgspec.json.encode
 META_OF_RESULT = encode({META_SERVER: SERVER_INFO})  # of each modern one
 
@@ -64,41 +62,6 @@ class CallParams(Params, frozen=True):
     def __post_init__(self) -> None:
         if bytes(self.arguments) == b"null":  # as some clients write a call without arguments
             msgspec.structs.force_setattr(self, "arguments", _EMPTY)
-
-
-@dataclass(frozen=True, slots=True)
-class Client:
-    """What a client says it can do.
-
-    Attributes:
-        accepts: the questions that it answers, in words of `ToolCall.accepts`.
-        extensions: the names of extensions of the protocol.
-    """
-
-    accepts: frozenset[str] = frozenset()
-    extensions: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, capabilities: Mapping[str, Any]) -> Client:
-        """Reads the capabilities that a client declares."""
-        accepts = {name for name in ("sampling", "roots") if isinstance(capabilities.get(name), Mapping)}
-        elicitation = capabilities.get("elicitation")
-        if isinstance(elicitation, Mapping):
-            kinds = {kind for kind in ("form", "url") if isinstance(elicitation.get(kind), Mapping)}
-            accepts |= {f"elicitation.{kind}" for kind in kinds or {"form"}}
-        extensions = capabilities.get("extensions")
-        return cls(frozenset(accepts), frozenset(extensions if isinstance(extensions, Mapping) else ()))
-
-
-class Channel(Protocol):
-    """Where messages to the client go that made a request, before its answer."""
-
-    @property
-    def takes_messages(self) -> bool:
-        """Whether messages reach the client; over HTTP it has to accept streams."""
-
-    def send(self, message: bytes) -> None:
-        """Sends a message, at once or as soon as the client reads. Never waits."""
 
 
 @dataclass(slots=True, eq=False)

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from toolbus.bus.mcp_server.listing import declare, page_of
 from toolbus.bus.mcp_server.request import CallParams, Request, encode
+from toolbus.bus.mcp_server.server import McpServer
 from toolbus.mcp import jsonrpc
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 from toolbus.search import MAX_RESULTS
 from toolbus.search_tool import SEARCH_TOOLS
 from toolbus.tool import Annotations, Tool
-
-if TYPE_CHECKING:
-    from toolbus.bus.mcp_server.server import McpServer
 
 CALL_TOOL = "call_tool"
 CALL_READ_ONLY = "call_read_only_tool"

@@ -1,8 +1,8 @@
-"""Serves MCP for one bus, whatever carries the messages: reads requests, has them answered, takes notifications.
+"""Serves MCP for one bus, whatever carries the messages: reads requests, refuses them, takes notifications.
 
 What carries messages (`endpoint` over HTTP, a pipe) does four things with a message that `jsonrpc.decode` read:
 
-- a request: ``request = server.read(message, …)``, then ``await server.answer(request)``, whose bytes it sends;
+- a request: ``request = server.read(message, …)``, then `methods.answer`, whose bytes it sends;
 - a notification or an answer of a legacy client: ``server.notice(message, session)``;
 - it gives each request a `Channel` for messages before the answer;
 - it cancels the task of an answer when its client leaves, if the era says so.
@@ -12,32 +12,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Mapping
 
 import msgspec
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.core import Core
-from toolbus.bus.mcp_server import methods
 from toolbus.bus.mcp_server.calls import Calls
-from toolbus.bus.mcp_server.features import FeatureView
+from toolbus.bus.mcp_server.client import Channel, Client
+from toolbus.bus.mcp_server.feature_view import FeatureView
 from toolbus.bus.mcp_server.listing import Listings
-from toolbus.bus.mcp_server.request import PARAMS, Channel, Client, Meta, Params, Request, encode
+from toolbus.bus.mcp_server.request import PARAMS, Meta, Params, Request
 from toolbus.bus.mcp_server.returning import Returning
 from toolbus.bus.mcp_server.seal import Sealer
 from toolbus.bus.mcp_server.sessions import Session, Sessions
 from toolbus.bus.mcp_server.subscriptions import Subscriptions
 from toolbus.bus.mcp_server.tool_names import STATE_FILE, ToolNames
 from toolbus.bus.mcp_settings import Profile
-from toolbus.errors import INTERNAL_DETAIL, LimitExceeded
 from toolbus.mcp import jsonrpc
 from toolbus.mcp.eras import META_CAPABILITIES, META_VERSION, MODERN_VERSIONS, Era, era_of
 from toolbus.mcp.jsonrpc import McpCode, Message, RpcError
 from toolbus.newest import NewestCache
 from toolbus.text import quote
-
-log = logging.getLogger("toolbus.mcp")
 
 MAX_CLIENTS = 256  # capabilities that are cached
 _ANYBODY = Client()
@@ -70,7 +66,7 @@ class McpServer:
         self.calls = Calls(core)
         self.features = FeatureView(core.features, core.policy, self.names)
         self.sessions = Sessions(self.sealer)
-        self.subscriptions = Subscriptions(self)
+        self.subscriptions = Subscriptions(core, self.listings, self.features)
         self._clients: NewestCache[bytes, Client] = NewestCache(MAX_CLIENTS)
 
     def __repr__(self) -> str:
@@ -118,26 +114,6 @@ class McpServer:
             headers,
         )
 
-    async def answer(self, request: Request) -> tuple[int, bytes]:
-        """Answers a request: returns the HTTP status and the message."""
-        try:
-            handler = (methods.MODERN if request.modern else methods.LEGACY).get(request.method)
-            if handler is None:
-                raise RpcError(McpCode.METHOD_NOT_FOUND, f"there is no method {request.method!r:.80}")
-            session = request.session
-            if session is None:
-                result = await handler(self, request)
-            else:
-                result = await self._in_session(session, request, handler)
-        except RpcError as error:
-            return self.refuse(request, error)
-        except LimitExceeded as error:
-            return self.refuse(request, RpcError(McpCode.INTERNAL, str(error)))
-        except Exception:
-            log.exception("internal error in MCP method %.80r", request.method)
-            return self.refuse(request, RpcError(McpCode.INTERNAL, INTERNAL_DETAIL))
-        return 200, b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (encode(request.id), result)
-
     def refuse(self, request: Request, error: RpcError) -> tuple[int, bytes]:
         """Returns the HTTP status and the message that refuse a request."""
         status = jsonrpc.HTTP_STATUS.get(error.code, 200) if request.modern else 200
@@ -172,19 +148,6 @@ class McpServer:
         """Ends all sessions; their ids stay valid."""
         self.subscriptions.close()
         self.sessions.close()
-
-    async def _in_session(self, session: Session, request: Request, handler: methods.Handler) -> bytes:
-        """Answers a request that its client can cancel by its id."""
-        task = asyncio.current_task()
-        assert task is not None  # it runs in one
-        tasks = session.running.setdefault(request.id, set())
-        tasks.add(task)
-        try:
-            return await handler(self, request)
-        finally:
-            tasks.discard(task)
-            if not tasks and session.running.get(request.id) is tasks:
-                del session.running[request.id]
 
     def _check_meta(self, meta: Meta, header_version: str | None) -> None:
         """Checks what each modern request has to say.

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.access.identity import Identity
+from toolbus.bus.mcp_server.client import LEVELS, Channel, Client
 from toolbus.bus.mcp_server.event_stream import EventStream
-from toolbus.bus.mcp_server.request import LEVELS, Channel, Client, encode
 from toolbus.bus.mcp_server.seal import BrokenSeal, Sealer
 from toolbus.bus.mcp_settings import Profile
 from toolbus.errors import LimitExceeded
@@ -213,7 +213,9 @@ class Sessions:
         Raises:
             LimitExceeded: there are as many as there may be, and none is idle.
         """
-        content = encode([version, sorted(client.accepts), sorted(client.extensions)[:8], secrets.token_hex(8)])
+        content = msgspec.json.encode(
+            [version, sorted(client.accepts), sorted(client.extensions)[:8], secrets.token_hex(8)]
+        )
         id = self._sealer.seal(content, PURPOSE, profile.name, identity.name)
         return self._add(Session(id, version, client, profile, identity))
 

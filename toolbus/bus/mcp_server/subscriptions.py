@@ -1,4 +1,4 @@
-"""Tells clients what changed: lists of tools, prompts and resources, contents of resources, states of tasks.
+"""Tells clients what changed: lists of tools, prompts and resources, contents of resources.
 
 A listener is told that a list changed only where what it sees of it did: the digest of its own list counts, not the
 catalog's revision. Changes within `COALESCE_SECONDS` are one. A mounted server is asked once to report the updates of
@@ -10,21 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toolbus.bus.access.identity import Identity, Scopes
+from toolbus.bus.core import Core
 from toolbus.bus.features import FeatureProvider
-from toolbus.bus.mcp_server import tasks
-from toolbus.bus.mcp_server.request import Request
+from toolbus.bus.mcp_server.feature_view import FeatureView
+from toolbus.bus.mcp_server.listing import Listings
+from toolbus.bus.mcp_server.sessions import Session
 from toolbus.bus.mcp_settings import Profile
-from toolbus.bus.tasks import Task
 from toolbus.errors import LimitExceeded
-from toolbus.mcp.eras import META_SUBSCRIPTION
 from toolbus.mcp.jsonrpc import McpCode, RpcError
-
-if TYPE_CHECKING:
-    from toolbus.bus.mcp_server.server import McpServer
-    from toolbus.bus.mcp_server.sessions import Session
 
 log = logging.getLogger("toolbus.mcp")
 
@@ -90,14 +86,16 @@ class _Watched:
 class Subscriptions:
     """The listeners of one bus. Everything happens on its loop."""
 
-    def __init__(self, server: McpServer) -> None:
-        self._server = server
+    def __init__(self, core: Core, listings: Listings, features: FeatureView) -> None:
+        self._core = core
+        self._listings = listings
+        self._features = features
         self._listeners: dict[Listener, None] = {}
         self._watched: dict[tuple[str, str], _Watched] = {}  # by source and URI
         self._timer: asyncio.TimerHandle | None = None  # None while nothing changed
         self._dirty: set[str] = set()  # the lists that may have changed
-        self._end_features = server.core.features.on_change(self._changed)
-        server.core.signals.on_change(lambda: self._changed("tools"))
+        self._end_features = core.features.on_change(self._changed)
+        core.signals.on_change(lambda: self._changed("tools"))
 
     def __repr__(self) -> str:
         return f"<Subscriptions listeners={len(self._listeners)} resources={len(self._watched)}>"
@@ -130,7 +128,7 @@ class Subscriptions:
         self, profile: Profile, identity: Identity, uri: str, on_update: Callable[[str], object]
     ) -> Callable[[], None] | None:
         """Reports each update of a resource; returns what ends that, None where nobody has the resource."""
-        providers = self._server.features.providers_of(profile, identity, uri)
+        providers = self._features.providers_of(profile, identity, uri)
         provider = next((each for each in providers if "subscribe" in each.capabilities), None)
         if provider is None:
             return (lambda: None) if providers else None  # a resource that is never updated
@@ -169,7 +167,7 @@ class Subscriptions:
 
     def _changed(self, kind: str) -> None:
         if kind == "resources" and self._watched:
-            providers = {each.source: each for each in self._server.core.features.providers}
+            providers = {each.source: each for each in self._core.features.providers}
             for (source, _), watched in list(self._watched.items()):
                 watched.watch(providers.get(source))
         if not self._listeners:
@@ -192,86 +190,7 @@ class Subscriptions:
                     listener.notify(f"notifications/{kind}/list_changed", {})
 
     def _digest(self, kind: str, listener: Listener) -> bytes:
-        server, profile, identity = self._server, listener.profile, listener.identity
+        profile, identity = listener.profile, listener.identity
         if kind == "tools":
-            return server.listings.catalog(profile, identity, modern=listener.modern).digest
-        return server.features.digest(kind, profile, identity)
-
-
-# -- the method of the modern era ------------------------------------------------------------------------------------
-
-
-async def listen(server: McpServer, request: Request) -> bytes:
-    """Tells a client what changes, until it leaves or the bus stops."""
-    if not request.channel.takes_messages:
-        raise RpcError(
-            McpCode.INVALID_REQUEST, "subscriptions/listen needs a stream: send Accept: text/event-stream as well"
-        )
-    wanted = request.fields.get("notifications")
-    if not isinstance(wanted, dict):
-        raise RpcError(McpCode.INVALID_PARAMS, "subscriptions/listen needs params.notifications, an object")
-    lists = {name: kind for name, kind in LISTS.items() if wanted.get(name) is True}
-    uris, task_ids = _texts(wanted, "resourceSubscriptions"), _texts(wanted, "taskIds")
-    meta = {META_SUBSCRIPTION: request.id}
-
-    def notify(method: str, params: Json) -> None:
-        request.notify(method, {**params, "_meta": meta})
-
-    listener = Listener(request.profile, request.identity, notify, modern=True)
-    ends: list[Callable[[], object]] = [lambda: server.subscriptions.remove(listener)]
-    try:
-        server.subscriptions.add(listener, lists)
-        honored: Json = dict.fromkeys(lists, True)
-        # The acknowledgement goes first, so what changes meanwhile waits for the turn of the loop after it.
-        watched = [uri for uri in uris if _watch(server, request, uri, notify, ends)]
-        if uris:
-            honored["resourceSubscriptions"] = watched
-        if task_ids:
-            honored["taskIds"] = _follow_tasks(server, request, task_ids, notify, ends)
-        notify("notifications/subscriptions/acknowledged", {"notifications": honored})
-        await listener.ended.wait()
-    except LimitExceeded as error:
-        raise RpcError(McpCode.INTERNAL, str(error)) from None
-    finally:
-        for end in ends:
-            end()
-    return request.complete({"_meta": meta})
-
-
-def _watch(server: McpServer, request: Request, uri: str, notify: Notify, ends: list[Callable[[], object]]) -> bool:
-    def updated(uri: str) -> None:
-        notify("notifications/resources/updated", {"uri": uri})
-
-    end = server.subscriptions.watch_resource(request.profile, request.identity, uri, updated)
-    if end is not None:
-        ends.append(end)
-    return end is not None
-
-
-def _follow_tasks(
-    server: McpServer, request: Request, signed: list[str], notify: Notify, ends: list[Callable[[], object]]
-) -> list[str]:
-    """Tells of each change of some tasks. Returns those that there are; others are left out."""
-    tasks.check_tasks(request)
-    found = {id: task for id in signed if (task := tasks.find_task(server, request, id)) is not None}
-    followed = {task.task_id for task in found.values()}
-    loop = asyncio.get_running_loop()
-
-    def tell(task: Task) -> None:
-        notify("notifications/tasks", tasks.describe_fully(server, request, task))
-
-    def changed(task: Task) -> None:  # on whatever thread it changed
-        if task.task_id in followed:
-            loop.call_soon_threadsafe(tell, task)
-
-    ends.append(server.core.tasks.follow(changed, tasks.owner(server, request)))
-    for task in found.values():  # what changed before the client listened would never be told
-        loop.call_soon(tell, task)
-    return list(found)
-
-
-def _texts(wanted: Mapping[str, Any], name: str) -> list[str]:
-    texts = wanted.get(name) or []
-    if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts) or len(texts) > MAX_WATCHED:
-        raise RpcError(McpCode.INVALID_PARAMS, f"notifications.{name} must be a list of at most {MAX_WATCHED} strings")
-    return list(dict.fromkeys(texts))
+            return self._listings.catalog(profile, identity, modern=listener.modern).digest
+        return self._features.digest(kind, profile, identity)

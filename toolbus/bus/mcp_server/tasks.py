@@ -6,13 +6,14 @@ the user, so no client can guess that of another's task, nor use one that it cam
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from toolbus.bus.mcp_server.calls import write_result
 from toolbus.bus.mcp_server.request import Request
 from toolbus.bus.mcp_server.seal import BrokenSeal
+from toolbus.bus.mcp_server.server import McpServer
 from toolbus.bus.tasks import Status, Task, owner_of
 from toolbus.errors import Code, Stage
 from toolbus.mcp import tasks as wire
@@ -20,9 +21,6 @@ from toolbus.mcp.input_requests import InvalidInput
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 from toolbus.text import quote
 from toolbus.tool import CallError, Result
-
-if TYPE_CHECKING:
-    from toolbus.bus.mcp_server.server import McpServer
 
 TASK = "task"  # the purpose of a signed id
 _ENVELOPE = '{"status":"running","task_id":"'  # begins the output of a call that became a task

@@ -1,4 +1,4 @@
-"""Loads a folder of tool files into a `ToolRegistry`, in the program's own process, and loads it again.
+"""Loads folders of tool files into a registry, in the program's own process, and loads them again.
 
 The files are those of `toolbus.dropin`: every way in which one declares tools works here too. Their code runs in this
 process, without a sandbox, so grants of the manifest change nothing; its allow list counts. One bad file is one
@@ -11,7 +11,6 @@ import json
 import logging
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from toolbus.dropin.file_loader import FileProblem, Loaded, load_folder, tool_files
 from toolbus.dropin.manifest import load_manifest
@@ -19,32 +18,7 @@ from toolbus.errors import InvalidTool, SetupError
 from toolbus.functions.tool_spec import ToolSpec
 from toolbus.tools.registered_tools import RegisteredTools, spec_of_file
 
-if TYPE_CHECKING:
-    from toolbus.tools.tool_registry import ToolRegistry
-
 log = logging.getLogger("toolbus.tools")
-
-
-def load_tools(directory: str | Path, registry: ToolRegistry, *, require_manifest: bool = False) -> Loaded:
-    """Registers the tools of a folder's files; what went wrong with a file is logged as a warning.
-
-    A folder that was loaded before is loaded again: new tools and new code take the place of the old ones one by one,
-    calls in flight end on the old code, and what the folder no longer has is withdrawn. A file that fails to load
-    keeps the tools that it had, and a tool that is refused stays as it was. A folder or manifest that cannot be read
-    changes nothing.
-
-    Args:
-        require_manifest: a folder without a manifest loads nothing.
-
-    Returns:
-        What the files declare, and their problems; those of the manifest too.
-    """
-    return registry.folders.load(Path(directory), require_manifest=require_manifest)
-
-
-def reload_tools(directory: str | Path, registry: ToolRegistry, *, require_manifest: bool = False) -> Loaded:
-    """Loads a folder again; the same as `load_tools`, by the name that Stargazer's programs call."""
-    return load_tools(directory, registry, require_manifest=require_manifest)
 
 
 class LoadedFolders:
@@ -59,7 +33,7 @@ class LoadedFolders:
         return f"<LoadedFolders {len(self._files)}>"
 
     def load(self, folder: Path, *, require_manifest: bool) -> Loaded:
-        """Loads a folder, for the first time or again: see `load_tools`."""
+        """Loads a folder, for the first time or again: see `load_tools` of the registry."""
         folder = folder.absolute()
         with self._lock:
             loaded = load_folder(folder, require_manifest=require_manifest)

@@ -1,0 +1,44 @@
+"""Declares what an MCP client says it can do, and the way back to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")  # of logging, RFC 5424
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What a client says it can do.
+
+    Attributes:
+        accepts: the questions that it answers, in words of `ToolCall.accepts`.
+        extensions: the names of extensions of the protocol.
+    """
+
+    accepts: frozenset[str] = frozenset()
+    extensions: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, capabilities: Mapping[str, Any]) -> Client:
+        """Reads the capabilities that a client declares."""
+        accepts = {name for name in ("sampling", "roots") if isinstance(capabilities.get(name), Mapping)}
+        elicitation = capabilities.get("elicitation")
+        if isinstance(elicitation, Mapping):
+            kinds = {kind for kind in ("form", "url") if isinstance(elicitation.get(kind), Mapping)}
+            accepts |= {f"elicitation.{kind}" for kind in kinds or {"form"}}
+        extensions = capabilities.get("extensions")
+        return cls(frozenset(accepts), frozenset(extensions if isinstance(extensions, Mapping) else ()))
+
+
+class Channel(Protocol):
+    """Where messages to the client go that made a request, before its answer."""
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether messages reach the client; over HTTP it has to accept streams."""
+
+    def send(self, message: bytes) -> None:
+        """Sends a message, at once or as soon as the client reads. Never waits."""
