@@ -25,7 +25,7 @@ EPILOG = epilog(
         "toolbus logs",
         "toolbus logs weather",
         "toolbus logs weather -f -n 20",
-        "toolbus logs weather --source run.desk.4711 --json",
+        "toolbus logs weather --source run.desk.4711-3f9a2c --json",
     ),
     """
     Without a name it shows everything that has output: plugins of `toolbus run` on any machine whose bus this is, the

@@ -1,4 +1,4 @@
-"""Offers what a supervisor knows of its plugins as tools of a peer `run.HOST.PID`: state, output, restart, stop.
+"""Offers what a supervisor knows of its plugins as tools of a peer `run.HOST.PID-ID`: state, output, restart, stop.
 
 So their output is read on whatever machine they run, by the wire that there is. The tools are for operators: a bus
 shows them to no others, and forwards to them what `toolbus logs` and the console ask. Importing this file loads grpc.
@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from toolbus.errors import PeerLost, RequestError
@@ -23,28 +23,20 @@ from toolbus.text import dump_json
 ACT_SECONDS = 10.0  # timeout of a call that does not follow
 FOLLOW_SECONDS = 300.0  # how long one call may follow
 MAX_IN_FLIGHT = 32  # each follower holds a call
-_NAMESPACE = Path("/proc/self/ns/pid")
-_MACHINE = 0xEFFFFFFC  # inode of the first namespace, PROC_PID_INIT_INO of Linux
 MAX_HOST = 64  # characters of the machine's name in the source
 
 Act = Callable[[str], object]
 """Restarts or stops a plugin by its name; raises InvalidRequest where there is none."""
 
 
-def run_source(namespace: Path = _NAMESPACE) -> str:
-    """Returns the source of this process's supervisor.
+def run_source() -> str:
+    """Returns a source for a supervisor in this process.
 
-    Args:
-        namespace: of process ids. In a container it is another one than the machine's, and its number is part of the
-            name: containers that share the machine's network have its name too, and the same few process ids.
+    Containers of one image may have equal host names, and the same few process ids: what is drawn tells them apart, on
+    whatever machines they run.
     """
     host = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname().partition(".")[0])[:MAX_HOST].strip("-")
-    name = f"run.{host or 'unnamed'}.{os.getpid()}"
-    try:
-        inside = namespace.stat().st_ino
-    except OSError:  # not Linux
-        return name
-    return name if inside == _MACHINE else f"{name}-{inside}"
+    return f"run.{host or 'unnamed'}.{os.getpid()}-{secrets.token_hex(3)}"
 
 
 class RunTools:
@@ -53,9 +45,13 @@ class RunTools:
     Args:
         tails: the output of its plugins.
         restart, stop: what does it to a plugin.
+
+    Attributes:
+        source: of the peer that offers them.
     """
 
-    def __init__(self, tails: OutputTails, restart: Act, stop: Act) -> None:
+    def __init__(self, tails: OutputTails, restart: Act, stop: Act, source: str = "") -> None:
+        self.source = source or run_source()
         self._tails = tails
         self._restart = restart
         self._stop = stop
@@ -100,17 +96,14 @@ class RunTools:
         self._stop(plugin)
         return {"plugin": plugin, "stopped": True}
 
-    def as_plugin(self, address: str, credential: Credential | None, source: str = "") -> Plugin:
+    def as_plugin(self, address: str, credential: Credential | None) -> Plugin:
         """Returns the peer that offers them.
-
-        Args:
-            source: "" means that of this process.
 
         Raises:
             SetupError: the address or credential cannot be used.
         """
         plugin = Plugin(
-            source or run_source(),
+            self.source,
             address=address or None,
             credential=credential,
             qualified=True,

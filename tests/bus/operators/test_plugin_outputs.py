@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -42,8 +43,8 @@ class _Supervisor:
             self.tails.find(plugin)
             self.acts.append((act, plugin))
 
-        tools = RunTools(self.tails, lambda name: note("restart", name), lambda name: note("stop", name))
-        async with tools.as_plugin(bus.grpc_addresses[0], None, source) as plugin:
+        tools = RunTools(self.tails, lambda name: note("restart", name), lambda name: note("stop", name), source)
+        async with tools.as_plugin(bus.grpc_addresses[0], None) as plugin:
             await plugin.ready()
             yield plugin.source
 
@@ -61,7 +62,7 @@ async def test_lines_of_a_plugin_are_read_and_followed_wherever_its_supervisor_r
     async with running_bus() as bus, supervisor.on(bus) as source:
         table = (await bus.call("toolbus:plugin_logs")).output
         (row,) = table["plugins"]
-        assert (row["source"], row["plugin"], row["state"], row["pid"]) == (run_source(), "weather", "running", 7)
+        assert (row["source"], row["plugin"], row["state"], row["pid"]) == (source, "weather", "running", 7)
         answer = (await bus.call("toolbus:plugin_logs", {"plugin": "weather", "lines": 1})).output
         assert [(line["number"], line["text"]) for line in answer["lines"]] == [(3, "two")]
         more = {"plugin": "weather", "source": source, "since": answer["next"], "wait_seconds": 30}
@@ -235,9 +236,9 @@ async def test_a_supervisor_that_the_bus_refuses_says_so_once_and_its_plugins_ru
     logged: list[str] = []
     async with running_bus() as bus:
         address = bus.grpc_addresses[0]
-        async with Plugin(run_source(), address=address, qualified=True, token="of another") as other:
+        tools = RunTools(OutputTails(), lambda name: None, lambda name: None)
+        async with Plugin(tools.source, address=address, qualified=True, token="of another") as other:
             await other.ready()
-            tools = RunTools(OutputTails(), lambda name: None, lambda name: None)
             async with asyncio.timeout(30):
                 await offer(tools, address, None, logged.append)
     (text,) = logged
@@ -299,9 +300,7 @@ async def test_what_a_supervisor_makes_up_has_the_types_that_readers_expect() ->
         assert (answer["lost"], answer["next"]) == (0, 0)
 
 
-def test_supervisors_of_two_containers_with_the_machines_name_are_two_sources(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).touch()
-    sources = [run_source(tmp_path / name) for name in ("one", "two", "none")]
-    assert len(set(sources)) == 3
-    assert all(source == sources[2] or source.startswith(f"{sources[2]}-") for source in sources)
+def test_supervisors_with_one_host_name_and_process_id_are_two_sources() -> None:
+    sources = [run_source() for _ in range(20)]
+    assert len(set(sources)) == 20
+    assert all(re.fullmatch(rf"run\.[A-Za-z0-9_-]+\.{os.getpid()}-[0-9a-f]{{6}}", source) for source in sources)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from toolbus.bus.catalog.slots import Slots
 
 BUS_SOURCE = "toolbus"  # the bus's own tools: listed only when asked for, never under a bare name
-RUN_SOURCES = "run."  # how the sources of supervisors begin, `run.HOST.PID`: their tools are hidden as the bus's own
+RUN_SOURCES = "run."  # how the sources of supervisors begin, `run.HOST.PID-ID`: their tools are hidden as the bus's own
 HOST_SOURCE = "host"  # of hosts that lend their model, beside other programs of that name
 LENT_MODEL = f"{HOST_SOURCE}:generate"  # the tool that asks it: called with a permission, listed to administrators only
 

@@ -39,7 +39,7 @@ VERBS_OF_TOOLS: Mapping[str, str] = {
     **dict.fromkeys(("plugin_logs", "log_level", "slow_calls"), "logs"),
     "plugin_restart": "catalog",
 }
-# The same for the tools of supervisors, sources `run.HOST.PID`.
+# The same for the tools of supervisors, sources `run.HOST.PID-ID`.
 VERBS_OF_RUNS: Mapping[str, str] = {"plugins": "logs", "tail": "logs", "restart": "catalog", "stop": "drain"}
 MAX_USER = 256  # characters of a user's id in a rule
 MAX_RULES = 10_000  # in one table

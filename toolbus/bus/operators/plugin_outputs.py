@@ -1,6 +1,6 @@
 """Finds the output of plugins wherever they run: in this process's supervisors, and in those that are attached.
 
-A supervisor of another process is a peer `run.HOST.PID` with tools for operators; those of the bus itself are asked
+A supervisor of another process is a peer `run.HOST.PID-ID` with tools for operators; those of the bus itself are asked
 directly. Nothing here decides who may ask: the policy has done that before a tool of the bus runs.
 """
 
