@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ from tests.dialects.random_histories import CallNames, histories
 from tests.dialects.sample_tools import DOTTED, PLAIN, SAMPLES, UNDERSCORED
 from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.export import Export
+from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import Code, Stage
 from toolbus.tool import CallError, Result
@@ -37,6 +39,8 @@ TOOL = sdk_type("ChatCompletionFunctionToolParam", closed=True)
 
 ANSWER = sdk_type("ChatCompletionToolMessageParam", closed=True)
 
+
+SHORT = OpenAIChat(short_ids=True)
 
 # -- tools
 
@@ -249,3 +253,23 @@ def test_any_history_is_valid_for_servers_and_read_back_the_same(items: list[His
     written = CHAT.history(items, NAMES)
     paired(written)
     assert CHAT.history(written, NAMES) == written
+
+
+@given(histories(own_turn))
+def test_any_history_has_ids_of_nine_letters_and_digits_for_a_server_that_takes_no_others(
+    items: list[HistoryItem],
+) -> None:
+    written = SHORT.history(items, NAMES)
+    assert all(re.fullmatch("[a-zA-Z0-9]{9}", call_id) for call_id, _ in paired(written))
+    assert SHORT.history(written, NAMES) == written
+
+
+def test_an_id_that_a_server_with_short_ids_gave_stays_and_another_ones_is_always_mapped_alike() -> None:
+    calls = [ModelCall(call_id, "now", "{}") for call_id in ("aB3dE5gH7", "call_62136354", "call_62136354")]
+    items = [
+        Turn(calls=(each,), dialect=dialect) for each, dialect in zip(calls, ("openai", "openai", "x"), strict=True)
+    ]
+    ids = [call_id for call_id, _ in paired(SHORT.history(items, NAMES))]
+    assert ids[0] == "aB3dE5gH7"
+    assert len(set(ids)) == 3
+    assert paired(SHORT.history(items[:2], NAMES)) == paired(SHORT.history(items, NAMES))[:2]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.loop.scripted_model import ApiError, FunctionSource, ScriptedModel, says
 from tests.support.providers import anthropic, genai, ollama, openai
-from toolbus.dialects.conversation import Turn
+from toolbus.dialects.conversation import ModelCall, Turn
 from toolbus.dialects.dialect import EndpointError
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.dialects.wire_names import NameTable
@@ -295,3 +295,13 @@ async def test_a_timeout_of_the_caller_ends_a_turn() -> None:
 
 def test_an_endpoint_shows_its_dialect() -> None:
     assert repr(ScriptedModel().endpoint) == "<Endpoint played openai>"
+
+
+@pytest.mark.parametrize(
+    ("base_url", "short"), [("https://api.mistral.ai/v1/", True), ("https://notmistral.ai/v1/", False)]
+)
+def test_only_mistral_gets_calls_with_ids_of_nine_letters_and_digits(base_url: str, short: bool) -> None:
+    dialect = openai_endpoint(SimpleNamespace(base_url=base_url), "m").dialect
+    turn = Turn(calls=(ModelCall("call_Zx81MEyC", "now", "{}"),), dialect="openai")
+    (message, _) = dialect.history([turn], NameTable.empty())
+    assert (len(message["tool_calls"][0]["id"]) == 9) is short

@@ -10,6 +10,7 @@ from dataclasses import replace
 from toolbus.dialects.conversation import ModelCall
 
 _PORTABLE_ID = re.compile(r"[a-zA-Z0-9_-]{1,40}", re.ASCII)  # OpenAI's chat: 40 characters; Anthropic: this alphabet
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}", re.ASCII)  # "must be a-z, A-Z, 0-9, with a length of 9" (Mistral)
 _MAX_STEM = 34  # characters of an id that is made unique: five digits and a mark fit behind it
 
 
@@ -27,6 +28,15 @@ def unique_id(call_id: str, taken: set[str]) -> str:
         unique = f"{(call_id or 'call')[:_MAX_STEM]}_{count}"
         count += 1
     return unique
+
+
+def short_id(call_id: str, taken: set[str]) -> str:
+    """Returns an id of nine letters and digits that is not taken: the given one, or always the same digest."""
+    short, count = call_id, 0
+    while short in taken or not _SHORT_ID.fullmatch(short):
+        short = hashlib.sha256(f"{count} {call_id}".encode("utf-8", "surrogatepass")).hexdigest()[:9]
+        count += 1
+    return short
 
 
 def unique_calls(calls: Iterable[ModelCall]) -> tuple[ModelCall, ...]:

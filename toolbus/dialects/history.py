@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from toolbus.dialects.call_ids import portable_id, unique_id
+from toolbus.dialects.call_ids import portable_id, short_id, unique_id
 from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Json, Message, ModelCall, Turn
 from toolbus.dialects.dialect import Dialect
 from toolbus.dialects.export import Export
@@ -75,7 +75,7 @@ class _OpenTurn:
 
 
 def pair_calls(
-    items: Iterable[HistoryItem | ProviderAnswer], dialect: str
+    items: Iterable[HistoryItem | ProviderAnswer], dialect: str, *, short_ids: bool = False
 ) -> list[Message | Mapping[str, Any] | AnsweredTurn]:
     """Returns a conversation in which every call is followed by exactly one answer.
 
@@ -84,6 +84,7 @@ def pair_calls(
 
     Args:
         dialect: turns of this dialect keep their ids; ids of other dialects are made portable.
+        short_ids: whether all ids have nine letters and digits, those of this dialect too.
     """
     entries: list[Message | Mapping[str, Any] | _OpenTurn] = []
     turns: list[_OpenTurn] = []  # newest first: where two turns have the same id, the newer one is answered
@@ -103,7 +104,7 @@ def pair_calls(
                 entries.append(item.message)
         else:
             entries.append(item)
-    ids = _UniqueIds(dialect)
+    ids = _UniqueIds(dialect, short_ids)
     return [ids.close(entry) if isinstance(entry, _OpenTurn) else entry for entry in entries]
 
 
@@ -117,8 +118,9 @@ def _assign(answered: Answered, turns: Sequence[_OpenTurn]) -> bool:
 class _UniqueIds:
     """Gives every call of a conversation an id that no other call has."""
 
-    def __init__(self, dialect: str) -> None:
+    def __init__(self, dialect: str, short: bool) -> None:
         self._dialect = dialect
+        self._short = short
         self._taken: set[str] = set()
 
     def close(self, open_turn: _OpenTurn) -> AnsweredTurn:
@@ -128,7 +130,10 @@ class _UniqueIds:
         return AnsweredTurn(replace(turn, calls=calls), tuple(answer or LOST_RESULT for answer in open_turn.answers))
 
     def _unique(self, call_id: str, is_own: bool) -> str:
-        unique = unique_id(call_id if is_own else portable_id(call_id), self._taken)
+        if self._short:
+            unique = short_id(call_id, self._taken)
+        else:
+            unique = unique_id(call_id if is_own else portable_id(call_id), self._taken)
         self._taken.add(unique)
         return unique
 
@@ -186,11 +191,17 @@ def exported_names(export: Export | None, rule: NameRule) -> NameTable:
 
 
 class PairedDialect(Dialect):
-    """A dialect in which each call is answered by a message of its own behind the model's."""
+    """A dialect in which each call is answered by a message of its own behind the model's.
+
+    Attributes:
+        short_ids: see `pair_calls`.
+    """
+
+    short_ids = False
 
     def history(self, items: Iterable[HistoryItem], names: NameTable) -> list[Json]:
         messages: list[Json] = []
-        for step in pair_calls(self.read(list(items), names), self.name):
+        for step in pair_calls(self.read(list(items), names), self.name, short_ids=self.short_ids):
             if isinstance(step, Message):
                 messages.append(self.write_message(step))
             elif isinstance(step, AnsweredTurn):

@@ -51,6 +51,8 @@ class OpenAIChat(PairedDialect):
         strict: whether the server is asked to enforce schemas (`strict: true`). False: never, since many servers that
             speak the format refuse a key that they do not know. None: where a schema qualifies as it is. True: also
             with optional properties as nullable ones; `Export.without_added_nulls` then says what a call means.
+        short_ids: whether calls in a conversation have ids of nine letters and digits: Mistral refuses all others, and
+            another server of this format may have given them.
     """
 
     name = NAME
@@ -62,10 +64,16 @@ class OpenAIChat(PairedDialect):
     max_tools = 128
 
     def __init__(
-        self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = True, strict: bool | None = False
+        self,
+        max_cached_schemas: int = MAX_CACHED_SCHEMAS,
+        *,
+        images: bool = True,
+        strict: bool | None = False,
+        short_ids: bool = False,
     ) -> None:
         super().__init__(max_cached_schemas, images=images)
         self.strict = strict
+        self.short_ids = short_ids
 
     def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
         return nested_tool(wire_name, tool, schema)

@@ -112,9 +112,9 @@ def openai_endpoint(
 
     _check(client, "openai")
     fixed = _fixed(options) | {"model": model, "stream": stream}
-    if strict is None and not _is_openai(client):
+    if strict is None and not _is_of(client, "api.openai.com"):
         strict = False
-    dialect = OpenAIChat(strict=strict)
+    dialect = OpenAIChat(strict=strict, short_ids=_is_of(client, "mistral.ai"))
     if fixed.get("stream_options", ()) is None:
         del fixed["stream_options"]
     elif stream and "stream_options" not in fixed:
@@ -292,10 +292,10 @@ def _check(client: Any, package: str) -> None:
         raise SetupError(f"a {names[0]} blocks the event loop: give a {async_class}")
 
 
-def _is_openai(client: Any) -> bool:
-    """Tells whether a client sends its requests to OpenAI itself."""
+def _is_of(client: Any, domain: str) -> bool:
+    """Tells whether a client sends its requests to a server of this domain."""
     host = urlsplit(str(getattr(client, "base_url", ""))).hostname or ""
-    return host == "api.openai.com" or host.endswith(".api.openai.com")
+    return host == domain or host.endswith(f".{domain}")
 
 
 def _fixed(options: Json) -> Json:
