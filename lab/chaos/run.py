@@ -16,7 +16,8 @@ from lab.chaos.cast import BUS, Kind, Part, tools
 from lab.chaos.checks import judge
 from lab.chaos.evidence import Evidence
 from lab.chaos.scene import Scene
-from lab.chaos.schedule import Event, Round
+from lab.chaos.schedule import Act, Event, Round
+from lab.chaos.starvation import Starvation
 from lab.chaos.watcher import Watcher
 from lab.child import ChildFailed
 from lab.judge import Cases
@@ -114,7 +115,7 @@ class Run:
             raise ChildFailed(f"the cast did not come together within {START_SECONDS:g} s: {'; '.join(missing)}")
         scene.start_hosts()
         self._began = time.monotonic()
-        showing = asyncio.create_task(self._show_progress(scene))
+        beside = [asyncio.create_task(work) for work in (self._show_progress(scene), Starvation(scene).watch())]
         try:
             for each in self._rounds:
                 await self._trouble(scene, each)
@@ -123,8 +124,9 @@ class Run:
             await asyncio.gather(scene.end(Kind.HOST), scene.end(Kind.MAIN_SERVER))
             await asyncio.sleep(min(LATE_SECONDS, LATE_SHARE * (time.monotonic() - self._began)))
         finally:
-            showing.cancel()
-            await asyncio.gather(showing, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
         await asyncio.gather(*map(scene.end, (Kind.PLUGIN, Kind.FOLDER, Kind.CALLBACK)))
         await scene.end(Kind.BUS)
 
@@ -203,6 +205,8 @@ class Run:
     def _judge(self, scene: Scene, watcher: Watcher) -> None:
         self.evidence = Evidence(scene.parts, scene.troubles, watcher.moves)
         self.evidence.read(self._folder, self._tools)
+        if starved := sum(trouble.act is Act.STARVE for trouble in scene.troubles):
+            self.events["a process had no processor"] = starved
         for name, actor in scene.actors.items():
             for finding in actor.faults():
                 self._ends.take(finding)

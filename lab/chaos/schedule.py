@@ -29,6 +29,7 @@ class Act(Enum):
     CUT = "cut"  # half-open: nothing passes any more, neither end notices, then it is reset
     RESET = "reset"  # RST to both ends
     REFUSE = "refuse"  # RST, and the port is closed
+    STARVE = "starve"  # never planned: the machine had no processor for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,56 @@
+"""Notes when a process of the cast had no processor: what it did not do then has a cause, which is the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lab.chaos.scene import Scene, Trouble
+from lab.chaos.schedule import Act
+
+LOOK_SECONDS = 0.25
+MAX_WAIT_SECONDS = 0.5  # between two looks; a bus takes itself to have stood still after as much
+
+
+class Starvation:
+    """Watches how long the threads of the cast waited for a processor, as the kernel counts it (on Linux).
+
+    Args:
+        scene: gets a trouble for each time between two looks in which a thread of a process waited for too long.
+        waits: see `waits_of`.
+    """
+
+    def __init__(self, scene: Scene, waits: Callable[[int], dict[str, float]] | None = None) -> None:
+        self._scene = scene
+        self._waits_of = waits or waits_of
+        self._looked = time.monotonic()
+        self._waits: dict[str, float] = {}  # seconds, by the file of the thread
+
+    async def watch(self) -> None:
+        """Looks for ever."""
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Compares with the look before."""
+        now = time.monotonic()
+        waits: dict[str, float] = {}
+        for name, actor in self._scene.actors.items():
+            mine = self._waits_of(actor.pid) if actor.starts else {}
+            if any(waited - self._waits.get(thread, waited) > MAX_WAIT_SECONDS for thread, waited in mine.items()):
+                self._scene.troubles.append(Trouble(name, Act.STARVE, self._looked, now))
+            waits |= mine
+        self._looked, self._waits = now, waits
+
+
+def waits_of(pid: int) -> dict[str, float]:
+    """Returns how long each thread of a process has waited; nothing where the kernel does not say."""
+    waits = {}
+    for file in Path("/proc").glob(f"{pid}/task/*/schedstat"):
+        with contextlib.suppress(OSError):  # it has ended
+            waits[str(file)] = int(file.read_text().split()[1]) / 1e9
+    return waits
