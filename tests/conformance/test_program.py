@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -145,15 +146,16 @@ def test_a_client_that_does_not_start_ends_with_3_and_its_last_words(tmp_path: P
     assert "ended with exit code 1 before it opened a stream" in silent.stderr
 
 
-def test_sigterm_ends_the_clients_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_signal_ends_the_clients_too(tmp_path: Path, number: signal.Signals, code: int) -> None:
     mark = tmp_path / "pid"
     client = f"import os, time; open('{mark}.new', 'w').write(str(os.getpid())); os.rename('{mark}.new', '{mark}')"
     command = [sys.executable, "-m", "toolbus.cli", "conformance", "--", sys.executable]
     with subprocess.Popen([*command, "-c", f"{client}; time.sleep(600)"], env=environment({})) as program:
         until_sync(mark.exists, "the client")
-        program.terminate()
-        assert program.wait(WAIT_SECONDS) == 143
-    assert not alive(int(mark.read_text()))
+        program.send_signal(number)
+        assert program.wait(WAIT_SECONDS) == code
+    until_sync(lambda: not alive(int(mark.read_text())), "the end of the client")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import signal
 import sys
 from collections.abc import Callable
@@ -39,6 +41,7 @@ EPILOG = epilog(
 )
 NO_VERDICT = 3
 TERMINATED = 143  # as a shell shows SIGTERM
+RUN_VARIABLE = "TOOLBUS_CONFORMANCE_RUN"  # marks the processes of one run: none outlives it, however it ends
 TRACED_LINES = 15  # that people see of a trace; the report has all
 
 
@@ -109,6 +112,7 @@ def _listed(text: str) -> list[str]:
 def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, quiet: bool) -> Outcome:
     clear_switch()
     from toolbus.conformance.suite import run
+    from toolbus.processes.lifeline import Lifeline
 
     def done(played: Played, number: int, of: int) -> None:
         if not quiet:
@@ -123,8 +127,12 @@ def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, qui
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         return await run(command, choice, jobs=jobs, patience=patience, done=done)
 
+    mark = secrets.token_hex(16)
+    os.environ[RUN_VARIABLE] = mark  # of clients and of all that they start
     try:
-        return asyncio.run(play())
+        with Lifeline() as lifeline:
+            lifeline.mark(f"{RUN_VARIABLE}={mark}")
+            return asyncio.run(play())
     except asyncio.CancelledError:
         raise typer.Exit(TERMINATED) from None
     except OSError as error:
