@@ -312,8 +312,19 @@ def test_a_system_that_has_no_socket_left_for_the_check_does_not_let_everyone_in
     assert neighbours.everyone
 
 
-def test_the_log_says_once_for_each_user_that_it_was_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_once_for_each_user_that_it_was_refused_and_of_none_who_only_gave_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "toolbus")
     neighbours = Neighbours()
-    for uid in (NOBODY, NOBODY, None, None):
+    with socket.create_server(("127.0.0.1", 0)) as server:  # a bus that hangs
+        with socket.create_connection(server.getsockname()) as client:
+            peer = client.getsockname()
+        accepted, _ = server.accept()
+        with accepted:
+            gave_up = neighbours.uid_of(peer, server.getsockname())
+    for uid in (NOBODY, NOBODY, gave_up, gave_up):
         assert neighbours.refusal(uid)
-    assert len(caplog.records) == 2
+    refused, gone = caplog.records
+    assert (refused.levelname, gone.levelname) == ("WARNING", "INFO")
+    assert "refused" not in gone.getMessage()

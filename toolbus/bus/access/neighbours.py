@@ -57,7 +57,7 @@ class Neighbours:
             owner = self._owner_of_own_connection()
         except OSError:  # says nothing about the system: another user may have used up the ports
             return
-        if owner != self._own:
+        if owner != self._own or owner == self._unmapped:
             self._allowed = None
             log.warning(
                 "this system does not say which user a connection belongs to, so every user of this machine may use "
@@ -74,10 +74,9 @@ class Neighbours:
     def uid_of(self, peer: Address, listener: Address) -> int | None:
         """Returns the uid of a peer, by its address and the one of ours that it is connected to.
 
-        None where the system does not say: its program has ended, or it belongs to another user namespace.
+        None where the system does not say: its program has ended, or has closed the connection.
         """
-        uid = self._ask(peer[:2], listener[:2])
-        return None if uid == self._unmapped else uid
+        return self._ask(peer[:2], listener[:2])
 
     def allows(self, uid: int | None) -> bool:
         """Whether a user may use the bus."""
@@ -85,15 +84,17 @@ class Neighbours:
 
     def refusal(self, uid: int | None) -> str:
         """Returns why a user may not use the bus, and how to fix it; empty where it may. The first one is logged."""
-        if self._allowed is None or uid in self._allowed:
+        if self._allowed is None or (uid in self._allowed and uid != self._unmapped):
             return ""
         users = " and ".join(show_user(each) for each in sorted(self._allowed, reverse=True))
+        again = (
+            f"only {users} may use this bus: connect again as one of them, or start the bus with neighbours = any "
+            "(--neighbours any)"
+        )
         if uid is None:
-            text = (
-                "this system does not say which user made this connection (its program has ended, or belongs to "
-                f"another user namespace), and only {users} may use this bus: connect again as one of them, or start "
-                "the bus with neighbours = any (--neighbours any)"
-            )
+            text = f"this system does not say whose this connection was, since its program has closed it, and {again}"
+        elif uid == self._unmapped:
+            text = f"the program that made this connection belongs to another user namespace, and {again}"
         else:
             text = (
                 f"this connection belongs to {show_user(uid)}, but only {users} may use this bus: run the program as "
@@ -101,7 +102,12 @@ class Neighbours:
             )
         if uid not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(uid)
-            log.warning("refused a neighbour, logged once for each user: %s", text)
+            if uid is None:
+                log.info(
+                    "did not serve a connection, logged once: its program ended, or gave up while the bus was busy"
+                )
+            else:
+                log.warning("refused a neighbour, logged once for each user: %s", text)
         return text
 
 
