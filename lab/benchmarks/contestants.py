@@ -130,21 +130,27 @@ def by_name(*contestants: Contestant) -> dict[str, Contestant]:
     return {contestant.name: contestant for contestant in contestants}
 
 
-_NATS, _TCP = ("benchmarks.nats_contest",), ("benchmarks.tcp_contest",)
-STREAM, INVOKE = ("load.stream_host",), ("load.host", "invoke")
+_HOST, _RAW = "load.host", ("load.plugin",)
+
+
+def _plugin(way: str) -> tuple[str, ...]:
+    return (*_RAW, "--way", way)
+
+
+STREAM, INVOKE = ("load.stream_host",), (_HOST, "invoke")
 PLUGIN = module("load.plugin", "-", "--way", "callback", address="http")
 BUS = by_name(
-    Contestant("relay", module("benchmarks.relay"), STREAM, ("load.plugin",)),
-    Contestant("nats", _nats, (*_NATS, "host"), (*_NATS, "plugin")),
-    Contestant("tcp", module(*_TCP, "middle"), (*_TCP, "host"), (*_TCP, "plugin")),
-    Contestant("toolbus", lambda stage, plan: plan.bus(stage)[:2], STREAM, ("load.plugin",)),
+    Contestant("relay", module("benchmarks.relay"), STREAM, _RAW),
+    Contestant("nats", _nats, (_HOST, "nats"), _plugin("nats")),
+    Contestant("tcp", module("benchmarks.relay", "tcp"), (_HOST, "tcp"), _plugin("tcp")),
+    Contestant("toolbus", lambda stage, plan: plan.bus(stage)[:2], STREAM, _RAW),
 )
 WATCHING = by_name(
     BUS["toolbus"],
-    Contestant("unwatched", _without_metrics, STREAM, ("load.plugin",)),
+    Contestant("unwatched", _without_metrics, STREAM, _RAW),
 )
 GATEWAY = by_name(
-    *(Contestant(way, PLUGIN, ("load.host", way)) for way in ("aiohttp", "aiohttp_json", "httpx", "embedded")),
+    *(Contestant(way, PLUGIN, (_HOST, way)) for way in ("aiohttp", "aiohttp_json", "httpx", "embedded")),
     Contestant("callback", functools.partial(_gateway, rest=False, callback=True), STREAM),
     Contestant("rest_callback", functools.partial(_gateway, rest=True, callback=True), INVOKE),
     Contestant("rest_grpc", functools.partial(_gateway, rest=True, callback=False), INVOKE),
@@ -159,14 +165,7 @@ def _on_a_bus(name: str, host: tuple[str, ...], plugin: tuple[str, ...]) -> Cont
     return Contestant(name, lambda stage, plan: plan.bus(stage)[:2], host, plugin)
 
 
-IN_PROCESS = Contestant("in_process", _nothing("-"), ("load.host", "in_process"))
-_HOST, _RAW = "load.host", ("load.plugin",)
-
-
-def _plugin(way: str) -> tuple[str, ...]:
-    return (*_RAW, "--way", way)
-
-
+IN_PROCESS = Contestant("in_process", _nothing("-"), (_HOST, "in_process"))
 SDK = by_name(
     _on_a_bus("bare", STREAM, _RAW),
     _on_a_bus("singly", STREAM, (*_RAW, "--slice", "1")),
@@ -219,7 +218,7 @@ MCP = by_name(
     _in_room("mcp_mount", _mounted, _RAW_MCP),
     _in_room("fastmcp", lambda stage, plan: _mcp_server(stage, "fastmcp", "http"), _RAW_MCP),
     _in_room("fastmcp_proxy", _mcp_proxy, _RAW_MCP),
-    Contestant("mount_client", _local_tool_bus, ("load.host", "mount_client")),
+    Contestant("mount_client", _local_tool_bus, (_HOST, "mount_client")),
     _in_room("sdk_client", _local_tool_bus, ("benchmarks.mcp_rivals", "sdk", "host"), host_room="fastmcp"),
 )
 _MCP = functools.partial(_in_room, host=("benchmarks.mcp_rivals", "fastmcp", "host"), host_room="fastmcp")
@@ -233,10 +232,6 @@ RIVALS = by_name(
     _MCP("fastmcp_http", lambda stage, plan: (None, _mcp_server(stage, "fastmcp", "http")[1])),
     _MCP("fastmcp_stdio", _nothing("stdio")),
     _MCP("fastmcp_proxy", _mcp_proxy),
-    Contestant(
-        "contextforge", _contextforge, ("load.host", "json_rpc"), rooms=("fastmcp", "contextforge"), partial=True
-    ),
-    Contestant(
-        "httpx", module("benchmarks.asgi_servers", "fastapi", address="http"), ("load.host", "httpx"), partial=True
-    ),
+    Contestant("contextforge", _contextforge, (_HOST, "json_rpc"), rooms=("fastmcp", "contextforge"), partial=True),
+    Contestant("httpx", module("benchmarks.asgi_servers", "fastapi", address="http"), (_HOST, "httpx"), partial=True),
 )

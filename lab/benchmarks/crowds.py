@@ -44,7 +44,7 @@ def sessions(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     few = max(1, repeats // 3)
     lines: dict[str, Line] = {f"{count:,} sessions": functools.partial(_among, plan, count, few) for count in SESSIONS}
     lines[f"{MIN_FOR_MEMORY:,} bare streams of grpcio"] = functools.partial(_bare, plan, MIN_FOR_MEMORY)
-    facts = uvloop.run(measured("sessions", "A bus over gRPC, by idle sessions", lines, plan.rounds))
+    facts = measured("sessions", "A bus over gRPC, by idle sessions", lines, plan.rounds)
     return (*facts, *flatness(facts, "over gRPC"))
 
 
@@ -161,7 +161,7 @@ def watchers(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
         ),
     }
     title = f"{WATCHERS:,} watchers in one process"
-    return uvloop.run(measured("watchers", title, lines, plan.rounds))
+    return measured("watchers", title, lines, plan.rounds)
 
 
 async def _registered(some: peer.Peer, name: str) -> None:

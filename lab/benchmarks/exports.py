@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import aiohttp
-import uvloop
 
 from lab.benchmarks import catalog
 from lab.benchmarks.contest import Plan
@@ -58,7 +57,7 @@ def export(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     tools = catalog.tools(TOOLS)
     lines: dict[str, Line] = {name: functools.partial(_exported, name, tools, repeats) for name in DIALECTS}
     with _quiet():
-        return uvloop.run(measured("export", f"Export of {TOOLS:,} tools", lines, plan.rounds))
+        return measured("export", f"Export of {TOOLS:,} tools", lines, plan.rounds)
 
 
 @contextmanager
@@ -118,7 +117,7 @@ def served_export(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Gets a thousand tools from a bus of this process over HTTP."""
     lines: dict[str, Line] = {name: functools.partial(_served, name, repeats) for name in SERVED}
     title = f"GET /api/tools/export, {TOOLS:,} tools, bus and client in one process"
-    return uvloop.run(measured("served_export", title, lines, plan.rounds))
+    return measured("served_export", title, lines, plan.rounds)
 
 
 async def _served(name: str, repeats: int) -> Measured:

@@ -7,7 +7,6 @@ environment before.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
@@ -19,7 +18,7 @@ from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Fact
 from lab.child import Child, ChildFailed
 from lab.load import peer
-from lab.stage import Stage, free_ports
+from lab.stage import Stage, free_ports, until
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as stubs
 from toolbus.v1 import tool_pb2 as pb
@@ -69,12 +68,12 @@ def cancel(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times a caller's cancel, from its write to the handler of an SDK plugin."""
     _, address, _ = plan.bus(stage)
     plugin = stage.module("load.plugin", address, "--way", "hold", "--tool", "hold")
+    _wait_for(address, {"hold"})
     samples = uvloop.run(_cancel(address, plugin, 2 * repeats))
     return Fact("cancel", "cancel at the caller, to the handler of an SDK plugin", "ms", 5.0, samples)
 
 
 async def _cancel(address: str, plugin: Child, repeats: int) -> tuple[float, ...]:
-    await _listed(address, {"hold"})
     host = peer.Peer(address)
     await host.attach("bench-host", [])
     samples = []
@@ -112,28 +111,28 @@ def _restarts(stage: Stage, plan: Plan, repeats: int, down_seconds: float) -> tu
     bus, address, _ = plan.bus(stage, grpc=fixed)
     for name in names:
         stage.module("load.plugin", address, "--way", "hold", "--source", f"bench-{name}", "--tool", name)
-    uvloop.run(_listed(address, names))
+    _wait_for(address, names)
     samples = []
     for _ in range(repeats):
         bus.kill()
         time.sleep(down_seconds)
         bus, address, _ = plan.bus(stage, grpc=fixed)
         began_at = time.monotonic_ns()
-        uvloop.run(_listed(address, names))
+        _wait_for(address, names)
         samples.append((time.monotonic_ns() - began_at) / 1e6)
     return tuple(samples)
 
 
-async def _listed(address: str, names: set[str]) -> None:
+def _wait_for(address: str, names: set[str]) -> None:
     """Returns once the bus lists all these tools; it lists every 5 ms."""
-    missing = set(names)
-    async with grpc.aio.insecure_channel(address) as channel:
+    missing = names
+    with grpc.insecure_channel(address) as channel:
         stub = stubs.ToolBusServiceStub(channel)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_SECONDS):
-                while missing:
-                    answer = await stub.List(wire.ListRequest())
-                    missing = names - {listed.tool.name for listed in answer.tools}
-                    await asyncio.sleep(0.005 if missing else 0)
-    if missing:
-        raise ChildFailed(f"after {ANSWER_SECONDS:g} s the bus did not list {', '.join(sorted(missing))}")
+
+        def is_listed() -> bool:
+            nonlocal missing
+            missing = names - {listed.tool.name for listed in stub.List(wire.ListRequest()).tools}
+            return not missing
+
+        if not until(is_listed, ANSWER_SECONDS, 0.005):
+            raise ChildFailed(f"after {ANSWER_SECONDS:g} s the bus did not list {', '.join(sorted(missing))}")

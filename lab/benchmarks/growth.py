@@ -16,8 +16,6 @@ from contextlib import AsyncExitStack, ExitStack
 from multiprocessing import get_context
 from typing import Any
 
-import uvloop
-
 from lab.benchmarks import many_tools
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Column, Fact, Line, Measured, measured, microseconds
@@ -47,7 +45,7 @@ def catalog(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
         lines: dict[str, Line] = {line: functools.partial(_sampled, process) for line, process in processes.items()}
         # In turns, sample by sample, so that a busy machine meets all sizes.
         title = "The core, by registered tools"
-        facts = uvloop.run(measured("catalog", title, lines, plan.rounds * max(1, repeats // 3)))
+        facts = measured("catalog", title, lines, plan.rounds * max(1, repeats // 3))
     return (*facts, *flatness(facts, "of the core", beside=many_tools.DICT))
 
 
@@ -61,7 +59,7 @@ def served(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     lines: dict[str, Line] = {
         f"{count:,} tools": functools.partial(_served, plan, count, max(1, repeats // 3)) for count in TOOLS
     }
-    facts = uvloop.run(measured("served", "A bus over gRPC, by registered tools", lines, plan.rounds))
+    facts = measured("served", "A bus over gRPC, by registered tools", lines, plan.rounds)
     return (*facts, *flatness(facts, "over gRPC"))
 
 

@@ -11,8 +11,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import uvloop
-
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Fact, Line, Measured, compared, measured, microseconds
 from lab.load import workload
@@ -105,7 +103,7 @@ WAYS: dict[str, Way] = {
 def calls(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Calls one async function in every way, one call after another."""
     lines: dict[str, Line] = {name: functools.partial(_called, way, repeats) for name, way in WAYS.items()}
-    facts = uvloop.run(measured("calls", "A call of an async function", lines, plan.rounds))
+    facts = measured("calls", "A call of an async function", lines, plan.rounds)
     return compared(facts, FUNCTION, "times the function itself")
 
 
@@ -209,7 +207,7 @@ def dispatch(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     lines: dict[str, Line] = {
         name: functools.partial(_dispatched, make, user, repeats) for name, (make, user) in cores.items()
     }
-    facts = uvloop.run(measured("dispatch", f"The dispatcher alone, {FRAME} calls a frame", lines, plan.rounds))
+    facts = measured("dispatch", f"The dispatcher alone, {FRAME} calls a frame", lines, plan.rounds)
     return compared(facts, "no user", "times a call without a user")
 
 
@@ -234,7 +232,7 @@ def tasks(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
         "in memory": functools.partial(_adopted, False, repeats),
         "persisted, too": functools.partial(_adopted, True, repeats),
     }
-    return uvloop.run(measured("tasks", f"{TASKS} calls become tasks", lines, plan.rounds))
+    return measured("tasks", f"{TASKS} calls become tasks", lines, plan.rounds)
 
 
 async def _adopted(in_file: bool, repeats: int) -> Measured:

@@ -3,7 +3,8 @@
 It takes the calls of any host to the plugin and the results back, in messages of at most 512 items, written by one
 writer a stream that sends whatever waits. The only thing it does to a call is to put its host's number before its id,
 so that the result finds its way back. What the bus costs above this is the price of its promises. With ``bare`` it
-relays nothing: that is what streams of grpcio cost by themselves.
+relays nothing: that is what streams of grpcio cost by themselves. With ``tcp`` it passes bytes on between sockets, and
+knows neither gRPC nor protobuf: that is what the kernel takes to wake three processes in turn.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import uvloop
 
-from lab.load import peer
+from lab.load import peer, workload
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as stubs
 from toolbus.v1 import tool_pb2 as pb
@@ -139,6 +140,43 @@ async def serve(servicer: stubs.ToolBusServiceServicer, name: str) -> None:
     await server.wait_for_termination()
 
 
+class Middle(asyncio.Protocol):
+    """One connection over TCP; the first that sends `PLUGIN_LINE` gets what all others send."""
+
+    plugin: asyncio.Transport | None = None
+    host: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Stores where to write."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Passes bytes on as they come."""
+        if data == workload.PLUGIN_LINE:
+            Middle.plugin = self._transport
+            self._transport.write(data)
+        elif self._transport is Middle.plugin:
+            if Middle.host is not None:
+                Middle.host.write(data)
+        elif Middle.plugin is not None:
+            Middle.host = self._transport
+            Middle.plugin.write(data)
+
+
+async def serve_tcp() -> None:
+    """Passes bytes on until the process is ended."""
+    server = await asyncio.get_running_loop().create_server(Middle, "127.0.0.1", 0)
+    print(f"tcp ready grpc=127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await server.serve_forever()
+
+
+def main(way: str = "relay") -> None:
+    """Serves in one way."""
+    if way == "tcp":
+        uvloop.run(serve_tcp())
+    else:
+        uvloop.run(serve(Bare() if way == "bare" else Relay(), way))  # type: ignore[abstract]  # no other RPC
+
+
 if __name__ == "__main__":
-    is_bare = sys.argv[1:] == ["bare"]
-    uvloop.run(serve(Bare() if is_bare else Relay(), "bare" if is_bare else "relay"))  # type: ignore[abstract]  # no other RPC
+    main(*sys.argv[1:])

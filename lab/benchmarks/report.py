@@ -6,7 +6,6 @@ The same rows become tables on the terminal, a page in ``lab/results/`` and a fi
 from __future__ import annotations
 
 import math
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from lab.benchmarks.contest import Outcome, Plan, medians, ratios
 from lab.benchmarks.facts import Fact
 from lab.benchmarks.rooms import version_of as room_version
 from lab.benchmarks.suite import Aim, Suite
+from lab.commands import repeat_command
 from lab.load.windows import Cell, Window, size_title
 from lab.report import Table, machine, version_of
 
@@ -91,7 +91,6 @@ class Report:
         return Table(title, ("ratio", *(f"{cell.in_flight} in flight" for cell in columns)), rows)
 
     def _windows(self) -> Table:
-        lengths = self._lengths("seconds", "warm_up", "rounds")
         processes = self.suite.processes
         sized = self.plan.sizes != (0,)
         rows = [
@@ -103,8 +102,12 @@ class Report:
                 f"{w.p50_us:,.0f}",
                 f"{w.p99_us:,.0f}",
                 *(f"{cpu:,.1f}" if (cpu := getattr(w, measure)) else "–" for measure in processes.values()),
-                f"{self._begin()} --only {name} --in-flight {cell.in_flight}"
-                f"{f' --sizes {cell.size}' if sized else ''}{lengths}{self._switches()}",
+                self._repeat(
+                    *("seconds", "warm_up", "rounds"),
+                    only=name,
+                    in_flight=cell.in_flight,
+                    sizes=str(cell.size) if sized else "",
+                ),
             )
             for name, windows in self.figures.items()
             for cell, w in windows.items()
@@ -132,8 +135,7 @@ class Report:
             (line, *(cells.get((line, *head), "") for head in heads))
             for line in dict.fromkeys(each.line for each in facts)
         ]
-        lengths = self._lengths("rounds")
-        repeat = f"{self._begin()} --only {facts[0].name} --repeats {self.repeats}{lengths}{self._switches()}"
+        repeat = self._repeat("rounds", only=facts[0].name, repeats=self.repeats)
         return Table(table, ("what", *heads.values()), rows, repeat)
 
     def _facts(self, title: str, facts: Sequence[Fact]) -> Table:
@@ -143,29 +145,24 @@ class Report:
                 f"{fact.median:,.{_places(fact.median)}f} {fact.unit}",
                 f"{fact.worst:,.{_places(fact.worst)}f} {fact.unit}",
                 "" if fact.aim is None else f"{fact.aim:g} {fact.unit}",
-                f"{self._begin()} --only {fact.name} --repeats {self.repeats}{self._switches()}",
+                self._repeat(only=fact.name, repeats=self.repeats),
             )
             for fact in facts
         ]
         return Table(title, ("what", "median", "worst", "aim", "repeat with"), rows)
 
-    def _begin(self) -> str:
-        return shlex.join(self.suite.command)
+    def _repeat(self, *lengths: str, **options: object) -> str:
+        """Returns the command that repeats a part of the run.
 
-    def _switches(self) -> str:
+        Args:
+            lengths: those of the plan that matter; they are named where they are not the usual ones.
+        """
+        plan, usual = self.plan, Plan()
+        options |= {name: getattr(plan, name) for name in lengths if getattr(plan, name) != getattr(usual, name)}
         # A bus of another command is not the one that is installed: no row of it may look as if it were.
-        other = f" --bus-command {shlex.quote(self.plan.bus_command)}" if self.plan.bus_command else ""
-        other += f" --base {self.plan.base}" if self.plan.base else ""
-        return other + ("" if self.plan.experiments else " --no-experiments")
-
-    def _lengths(self, *names: str) -> str:
-        """Returns the options for lengths and rounds, where they are not the usual ones."""
-        plain = Plan()
-        return "".join(
-            f" --{name.replace('_', '-')} {getattr(self.plan, name):g}"
-            for name in names
-            if getattr(self.plan, name) != getattr(plain, name)
-        )
+        options |= {"bus_command": plan.bus_command, "base": plan.base, "no_experiments": not plan.experiments}
+        named = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+        return repeat_command("benchmarks", named, *self.suite.command[3:])
 
     def machine(self) -> str:
         """Returns one sentence about where the figures come from."""

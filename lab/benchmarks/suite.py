@@ -261,7 +261,7 @@ SUITES = {
         ),
         Suite(
             name="search",
-            facts={"search": "searches", "search_quality": "search_quality"},
+            facts=dict.fromkeys(("search", "search_quality"), "searches"),
             packages=("numpy", "tokenizers", "wordllama"),
         ),
         Suite(

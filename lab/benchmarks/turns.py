@@ -11,8 +11,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import uvloop
-
 from lab.benchmarks import catalog
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Fact, Line, Measured, measured, microseconds
@@ -40,7 +38,7 @@ def loop(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
         for calls in (1, 8)
     }
     title = f"The loop's own cost, {OFFERED} tools, {ROUNDS} rounds and an answer"
-    return uvloop.run(measured("loop", title, lines, plan.rounds))
+    return measured("loop", title, lines, plan.rounds)
 
 
 async def _turns(over_grpc: bool, calls: int, repeats: int) -> Measured:

@@ -1,6 +1,7 @@
 """Prints, as JSON, how well the exports of the toolbus that it imports do: `python -m lab.exports.measure quality`.
 
-`times` prints what an export of 1,000 tools costs. `revision` runs both with the exports of another commit.
+`times` prints what an export of 1,000 tools costs. `benchmarks.export_quality` runs both, also with the exports of
+another commit.
 """
 
 from __future__ import annotations

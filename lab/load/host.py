@@ -4,9 +4,10 @@ Ways: ``aiohttp`` and ``httpx`` post callbacks to the plugin at a URL as the bus
 beforehand and responses that are not read as JSON; ``aiohttp_json`` writes and reads it, as programs do; ``embedded``
 has a bus in this process do it, ``in_process`` has one whose plugin came over gRPC. For these five the CPU time charged
 to the calls is that of this process. ``invoke`` calls the bus at a URL; ``json_rpc`` calls a gateway of MCP at a URL,
-whose token stands behind a ``#``; ``mount_client`` calls with the client that mounts are made of. On the SDK and the
-event loop of asyncio, ``tasks`` awaits `Host.call` in N tasks, ``many`` gives `call_many` N calls at a time, ``sync``
-has N threads that block in `SyncHost.call`.
+whose token stands behind a ``#``; ``mount_client`` calls with the client that mounts are made of; ``nats`` makes
+requests as nats-py's documentation shows it, ``tcp`` sends lines of text. On the SDK and the event loop of asyncio,
+``tasks`` awaits `Host.call` in N tasks, ``many`` gives `call_many` N calls at a time, ``sync`` has N threads that block
+in `SyncHost.call`.
 """
 
 from __future__ import annotations
@@ -171,6 +172,45 @@ async def by_mount_client(url: str) -> AsyncIterator[windows.Prepare]:
     await connection.close()
 
 
+@asynccontextmanager
+async def by_nats(url: str) -> AsyncIterator[windows.Prepare]:
+    """Requests with nats-py."""
+    import nats
+
+    client = await nats.connect(url, allow_reconnect=False)
+
+    async def ask(text: str) -> None:
+        await client.request(workload.SUBJECT, text.encode(), timeout=10)
+
+    yield windows.preparing(list, ask)
+    await client.close()
+
+
+@asynccontextmanager
+async def by_tcp(address: str) -> AsyncIterator[windows.Prepare]:
+    """Sends lines of text, which have no id but their slot."""
+    reader, writer = await workload.connect(address)
+    waiting: dict[bytes, asyncio.Future[None]] = {}
+
+    async def read() -> None:
+        while line := await reader.readline():
+            waiting.pop(line.partition(b" ")[0]).set_result(None)
+
+    def write(texts: Sequence[str]) -> list[tuple[bytes, bytes]]:
+        return [(str(slot).encode(), f"{slot} {text}\n".encode()) for slot, text in enumerate(texts)]
+
+    async def ask(body: tuple[bytes, bytes]) -> None:
+        slot, line = body
+        answered = waiting[slot] = asyncio.get_running_loop().create_future()
+        writer.write(line)
+        await answered
+
+    reading = asyncio.create_task(read())
+    yield windows.preparing(write, ask)
+    reading.cancel()
+    writer.close()
+
+
 # -- on the SDK ------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +278,8 @@ WAYS: dict[str, Callable[[str], AbstractAsyncContextManager[windows.Prepare]]] =
     "invoke": by_invoke,
     "json_rpc": by_json_rpc,
     "mount_client": by_mount_client,
+    "nats": by_nats,
+    "tcp": by_tcp,
     "tasks": by_tasks,
 }
 ALONE = ("aiohttp", "aiohttp_json", "httpx", "embedded", "in_process")  # whose own CPU time is charged

@@ -3,9 +3,10 @@
 Each prints ``attached`` when its tool is offered. Ways: ``raw`` answers at once and costs next to nothing, so that the
 bus is what is full. ``plain`` and ``async`` are functions on the SDK that answer at once, and ``pattern`` is an async
 one on clients/python, the client that others copy: all three run on the event loop of asyncio, as those of authors do.
-The calls of ``sdk`` take ``--work`` seconds, and it takes ``--room`` of them at once; ``hold`` never answers.
-``callback`` answers over HTTP, at the URL that it prints (``http=URL``); ADDRESS is the URL of a bus, or ``-``.
-With ``--ledger FILE`` the numbers of the calls that it ran are in the file after SIGTERM.
+The calls of ``sdk`` take ``--work`` seconds, and it takes ``--room`` of them at once; ``hold`` never answers. ``nats``
+answers requests and ``tcp`` lines of text. ``callback`` answers over HTTP, at the URL that it prints (``http=URL``);
+ADDRESS is the URL of a bus, or ``-``. With ``--ledger FILE`` the numbers of the calls that it ran are in the file after
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -172,12 +173,41 @@ async def by_callback(options: argparse.Namespace, ran: Ran) -> None:
     await runner.cleanup()
 
 
+async def by_nats(options: argparse.Namespace, ran: Ran) -> None:
+    """Answers requests as nats-py's documentation shows it."""
+    import nats
+
+    client = await nats.connect(options.address, allow_reconnect=False)
+    output = workload.OUTPUT_JSON.encode()
+
+    async def on_request(message: Any) -> None:
+        await message.respond(output)
+
+    await client.subscribe(workload.SUBJECT, cb=on_request)
+    await client.flush()
+    print("attached", flush=True)
+    await ran.stops.wait()
+
+
+async def by_tcp(options: argparse.Namespace, ran: Ran) -> None:
+    """Answers every line with its slot and the workload's output."""
+    reader, writer = await workload.connect(options.address)
+    writer.write(workload.PLUGIN_LINE)
+    await reader.readline()
+    print("attached", flush=True)
+    output = b" " + workload.OUTPUT_JSON.encode() + b"\n"
+    while line := await reader.readline():
+        writer.write(line.partition(b" ")[0] + output)
+
+
 WAYS: dict[str, Callable[[argparse.Namespace, Ran], Awaitable[None]]] = {
     "raw": by_stream,
     "sdk": by_sdk,
     "hold": hold_by_sdk,
     "callback": by_callback,
     "pattern": by_pattern,
+    "nats": by_nats,
+    "tcp": by_tcp,
     "plain": functools.partial(by_function, function=forecast),
     "async": functools.partial(by_function, function=workload.forecast),
 }

@@ -6,6 +6,7 @@ nothing of toolbus, since rivals' programs run without it.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable
 
@@ -16,6 +17,9 @@ PARAMETERS_JSON = (
     '"maximum":4096},"note":{"type":"string"}},"required":["place","days"],"additionalProperties":false}'
 )
 OUTPUT_JSON = '{"celsius":21.5,"sky":"clear"}'
+SUBJECT = f"tools.{TOOL_NAME}"  # of NATS
+PLUGIN_LINE = b"plugin\n"  # the first line of a plugin that answers lines of text
+LINE_BYTES = 2_000_000  # of lines of text, at most
 MAX_IN_FLIGHT = 4096  # that a session takes
 
 
@@ -30,6 +34,12 @@ def arguments_json(slot: int, size: int = 0) -> str:
 async def forecast(place: str, days: int, note: str = "") -> dict[str, object]:
     """Returns the result, as a function of a program."""
     return {"celsius": 21.5, "sky": "clear"}
+
+
+async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects to a middle that passes lines of text on."""
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host, int(port), limit=LINE_BYTES)
 
 
 def quantile(figures: Iterable[float], share: float) -> float:

@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
+from lab.benchmarks.export_quality import sources
 from lab.exports.model import FakeModel
-from lab.exports.revision import sources
 from lab.exports.score import Answer, answer
 from lab.exports.tools import read_calls, read_questions, read_tools
 from lab.exports.words import read_words

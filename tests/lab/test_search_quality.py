@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from lab.benchmarks.search_quality import found, hit_rates, queries, tools
+from lab.benchmarks.searches import found, hit_rates, queries, tools
 from toolbus.embeddings import Embeddings
 from toolbus.search import ToolIndex
 
