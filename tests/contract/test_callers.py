@@ -132,10 +132,13 @@ async def test_progress_arrives_in_order_while_the_tool_works(offer: Offer, kind
 async def test_a_call_that_times_out_names_the_limit_and_its_tool_is_cancelled(offer: Offer, caller: Caller) -> None:
     waiting = Waiting()
     await offer.offer(waiting.work)
-    error = failure(await within(caller.call("waits", timeout=0.25)))
+    timeout = 0.25
+    while (error := failure(await within(caller.call("waits", timeout=timeout)))).stage is Stage.NOT_DISPATCHED:
+        timeout *= 2  # a busy machine had no time for the call itself
     assert (error.code, error.stage) == (Code.DEADLINE_EXCEEDED, Stage.DISPATCHED)
     assert error.limit is not None
-    assert (error.limit[0], round(error.limit[1], 1)) == ("timeout_seconds", 0.2)  # a host's clock runs from its call
+    assert error.limit[0] == "timeout_seconds"
+    assert 0.0 < error.limit[1] <= timeout  # a host's clock runs from its call
     await waiting.was_cancelled()
     await offer.idle()
 
@@ -180,7 +183,9 @@ async def test_a_call_beyond_the_last_slot_is_refused_with_a_hint(bus: Bus, offe
     await offer.offer(waiting.work)
     calls = [asyncio.create_task(bus.call("waits")) for _ in range(256)]
     await waiting.has_begun(256)
-    error = failure(await within(caller.call("waits", timeout=0.2)))  # a Host tries again for as long as it has time
+    timeout = 0.2  # a Host tries again for as long as it has time
+    while (error := failure(await within(caller.call("waits", timeout=timeout)))).code is Code.UNAVAILABLE:
+        timeout *= 2  # a busy machine had no time to connect
     assert (error.code, error.stage, error.retry_safe) == (Code.OVERLOADED, Stage.NOT_DISPATCHED, True)
     assert error.limit == ("calls_in_flight", 256.0)
     assert error.retry_after_seconds > 0

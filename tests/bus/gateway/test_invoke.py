@@ -4,6 +4,7 @@
 
 import asyncio
 import json
+import math
 import time
 from typing import Any
 
@@ -67,12 +68,13 @@ async def test_half_a_surrogate_pair_passes_where_arguments_are_not_checked(tool
 
 async def test_a_call_does_not_wait_for_the_network_to_be_patient(tools: Tools) -> None:
     """An answer in two segments waits 40 ms for the first one's acknowledgement, unless told not to."""
-    seconds = []
-    for _ in range(11):
+    seconds = [math.inf]
+    give_up = time.monotonic() + WAIT_SECONDS
+    while min(seconds) > 0.03:  # a busy machine makes them longer, never shorter
+        assert time.monotonic() < give_up, f"{len(seconds)} answers took {min(seconds):g} s or longer"
         began, worked = time.perf_counter(), time.process_time()
         await invoke(tools.http, "local")
         seconds.append(time.perf_counter() - began - (time.process_time() - worked))  # a slow machine works longer
-    assert min(seconds) < 0.03  # a busy machine makes them longer, never shorter
 
 
 async def test_missing_arguments_have_several_spellings_and_text_is_what_the_model_wrote(tools: Tools) -> None:
