@@ -14,6 +14,7 @@ from lab.fuzz.core import StreamDouble as StreamDouble  # for tests, too
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call import Budget, Call
+from toolbus.bus.calls.call_record import Row
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
 from toolbus.bus.catalog.entry import Entry
@@ -192,6 +193,11 @@ class Core(CoreOnAClock):
         stream.attach(source, *tools, **attach)
         assert stream.status is None, stream.status
         return stream
+
+
+def row(call_id: str, name: str, started: float, ended: float, code: int) -> Row:
+    """Returns the record of a call as the dispatcher makes it."""
+    return call_id, name, "plugin", "host", started, ended, code, 0, 0, None, "", None
 
 
 def tool(name: str, description: str = "", **more: Any) -> Tool:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.core_model import Core, nested, one_call, tool
+from tests.support.core_model import Core, nested, one_call, row, tool
 from tests.support.examples import examples
 from toolbus.bus.calls.call_record import MAX_CONTENT, MAX_TEXT, CallRecord
 from toolbus.bus.calls.call_records import CallRecords, RecordFilter
@@ -19,8 +19,8 @@ from toolbus.v1 import tool_pb2 as pb
 
 def test_records_come_newest_first_with_how_long_the_caller_waited() -> None:
     records = CallRecords()
-    records.add("1", "a", "plugin", "host", 10.0, 10.5, 0)
-    records.add("2", "b", "plugin", "host", 11.0, 13.0, Code.TOOL)
+    records.add(row("1", "a", 10.0, 10.5, 0))
+    records.add(row("2", "b", 11.0, 13.0, Code.TOOL))
     assert list(records) == [
         CallRecord("2", "b", "plugin", "host", 11.0, 13.0, Code.TOOL, number=2),
         CallRecord("1", "a", "plugin", "host", 10.0, 10.5, Code.UNSPECIFIED, number=1),
@@ -31,7 +31,7 @@ def test_records_come_newest_first_with_how_long_the_caller_waited() -> None:
 def test_only_the_newest_records_remain_and_all_are_counted() -> None:
     records = CallRecords(keep=3)
     for number in range(10):
-        records.add(str(number), "t", "plugin", "host", 0.0, 1.0, number % 2 * Code.CANCELLED)
+        records.add(row(str(number), "t", 0.0, 1.0, number % 2 * Code.CANCELLED))
     assert [record.call_id for record in records] == ["9", "8", "7"]
     assert len(records) == 3
     assert records.outcomes == {0: 5, Code.CANCELLED: 5}
@@ -39,8 +39,8 @@ def test_only_the_newest_records_remain_and_all_are_counted() -> None:
 
 def test_a_code_of_a_newer_protocol_reads_as_internal_and_hides_no_other_record() -> None:
     records = CallRecords()
-    records.add("1", "t", "plugin", "host", 0.0, 1.0, Code.TOOL)
-    records.add("2", "t", "plugin", "host", 0.0, 1.0, 99)
+    records.add(row("1", "t", 0.0, 1.0, Code.TOOL))
+    records.add(row("2", "t", 0.0, 1.0, 99))
     assert [record.code for record in records] == [Code.INTERNAL, Code.TOOL]
     assert records.outcomes == {Code.TOOL: 1, Code.INTERNAL: 1}
 
@@ -61,7 +61,7 @@ def test_what_a_follower_reads_and_what_it_lost_is_everything_that_happened(
         if step is not None:
             for _ in range(step):
                 ended += 1
-                records.add(str(ended), "odd" if ended % 2 else "even", "plugin", "host", 0.0, 1.0, 0)
+                records.add(row(str(ended), "odd" if ended % 2 else "even", 0.0, 1.0, 0))
             continue
         batch = records.batch(selection, position, limit)
         assert len(batch.records) <= limit
@@ -80,7 +80,7 @@ def test_a_listener_is_called_once_and_calls_cost_nothing_more_afterwards() -> N
     records.on_next(lambda: called.append(2))
     assert records.keep != plain
     for _ in range(3):
-        records.add("1", "t", "plugin", "host", 0.0, 1.0, 0)
+        records.add(row("1", "t", 0.0, 1.0, 0))
     assert (called, records.ended, len(records), records.keep) == ([1, 2], 3, 3, plain)
 
 

@@ -19,7 +19,7 @@ SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
 def traced(core: Core, **settings: float) -> list[Span]:
     """Has a core make spans; returns those that come."""
     spans: list[Span] = []
-    core.dispatcher.traces.start(lambda row: spans.append(Span._make(row)), **settings)  # type: ignore[arg-type]
+    core.dispatcher.traces.start(lambda row: spans.append(Span.of(row)), **settings)  # type: ignore[arg-type]
     return spans
 
 

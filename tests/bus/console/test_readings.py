@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.support.core_model import Core, nested, one_call, tool
+from tests.support.core_model import Core, nested, one_call, row, tool
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.console.called_tools import MAX_GONE, CalledTools
 from toolbus.bus.console.digest import MAX_CALLED, MAX_TOOLS
@@ -18,7 +18,7 @@ from toolbus.questions import INPUT_REQUIRED
 def records_of(*codes: int, keep: int = 1_000) -> CallRecords:
     records = CallRecords(keep)
     for number, code in enumerate(codes, 1):
-        records.add(str(number), "t", "plugin", "host", float(number), float(number), code)
+        records.add(row(str(number), "t", float(number), float(number), code))
     return records
 
 

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from tests.bus.gateway.calling import client, events, invoke
+from tests.support.core_model import row
 from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.bus import Bus
 from toolbus.bus.calls.call_records import MAX_RECORDS, RecordFilter
@@ -268,7 +269,7 @@ async def test_told_and_lost_calls_are_all_that_happened_for_every_follower(rate
 async def test_a_stream_says_exactly_what_was_overwritten_before_it_began() -> None:
     async with running() as bus:
         for number in range(1, 2_501):
-            bus.records.add(f"c-{number}", "echo", "local", "test", 0.0, 1.0, 0)
+            bus.records.add(row(f"c-{number}", "echo", 0.0, 1.0, 0))
         async with client(bus, params={"since": 100}) as since:
             followed = await within(follow(since, 2_500, asyncio.Barrier(1)))
         assert followed.lost == set(range(101, 2_500 - MAX_RECORDS + 1))
@@ -287,7 +288,7 @@ async def test_streams_with_the_same_filter_that_keep_up_share_their_bytes(bus: 
 async def test_the_bus_s_own_tool_says_what_a_follower_lost() -> None:
     async with running() as bus:
         for number in range(1, 1_501):
-            bus.records.add(f"c-{number}", "echo", "local", "test", 0.0, 1.0, 0)
+            bus.records.add(row(f"c-{number}", "echo", 0.0, 1.0, 0))
         answer = (await bus.call("toolbus:calls", {"follow": True, "since": 200, "limit": 2})).output
         assert (answer["lost"], answer["next"], ids(answer["calls"])) == (300, 502, ["c-501", "c-502"])
         answer = (await bus.call("toolbus:calls", {"follow": True, "since": 200, "name": "fails"})).output

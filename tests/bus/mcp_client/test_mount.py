@@ -428,7 +428,7 @@ async def test_the_trace_of_a_call_goes_to_the_server_in_its_meta_and_the_span_i
     house: House, era: str
 ) -> None:
     spans: list[Span] = []
-    house.bus.dispatcher.traces.start(lambda row: spans.append(Span._make(row)))
+    house.bus.dispatcher.traces.start(lambda row: spans.append(Span.of(row)))
     await house.live(era, "meta")
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     result = await house.call("echo", context=CallContext(traceparent=f"00-{trace}-00f067aa0ba902b7-01"))

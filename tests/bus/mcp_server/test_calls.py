@@ -270,7 +270,7 @@ async def test_calls_are_recorded_as_those_of_the_profile(client: HttpClient, bu
 
 async def test_the_trace_in_the_meta_of_a_client_goes_on_to_the_tool(client: HttpClient, bus: Bus) -> None:
     spans: list[Span] = []
-    bus.dispatcher.traces.start(lambda row: spans.append(Span._make(row)))
+    bus.dispatcher.traces.start(lambda row: spans.append(Span.of(row)))
     traces: list[str] = []
 
     @bus.tool

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from tests.support.collector import collector
 from tests.support.waiting import until
-from toolbus.bus.calls.trace import Span
+from toolbus.bus.calls.trace import SpanRow, Trace
 from toolbus.bus.traces.span_export import MAX_WAITING, SpanExport
 from toolbus.errors import Code, Stage
 from toolbus.tool import CallError
@@ -20,17 +19,20 @@ from toolbus.traceparent import TraceContext
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-def span(number: int = 1, **more: Any) -> Span:
-    base = Span(
-        TraceContext.of(TRACE, f"{number:016x}", sampled=True).text,
-        *(PARENT, "a=1", "far:t", "far", f"c{number}", str(number), "host", "s1", False),
-        started=100.0,
-        ended=101.5,
-        sent=100.25,
-        first_sign=0.0,
-        error=None,
-    )
-    return base._replace(**more)
+def span(
+    number: int = 1,
+    *,
+    parent_id: str = PARENT,
+    mcp: bool = False,
+    first_sign: float = 0.0,
+    error: CallError | None = None,
+) -> SpanRow:
+    trace = Trace()
+    trace.traceparent = TraceContext.of(TRACE, f"{number:016x}", sampled=True).text
+    trace.parent_id, trace.tracestate, trace.trace_id = parent_id, "a=1", TRACE
+    trace.recorded, trace.sent, trace.first_sign = True, 100.25, first_sign
+    row = (f"c{number}", "far:t", "far", "host", 100.0, 101.5, 0, 2, 1, None, str(number), None)
+    return trace, row, "s1", mcp, error
 
 
 @contextmanager

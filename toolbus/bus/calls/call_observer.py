@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.calls.call import Call, Caller
-from toolbus.bus.calls.call_record import MAX_TEXT, More, content_of, failure_of, only_reads, origin_of
+from toolbus.bus.calls.call_record import MAX_TEXT, More, Row, content_of, failure_of, only_reads, origin_of
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.call_traces import CallTraces
 from toolbus.bus.calls.refusals import Refused
@@ -49,62 +49,77 @@ class CallObserver:
             output: what may be recorded of it.
         """
         entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
-        if trace is not None:
-            self._end_trace(trace, call, error, now)
-        if only_reads(entry):
-            return
-        self._count(entry, code, now, now - call.started)
-        if call.started < now - self.slow_calls.seconds:
-            self.slow_calls.note(call, code, now)
-        self.records.add(
+        arguments_json, context = call.arguments_json, call.context
+        more = More(
+            content_of(arguments_json, output) if contents else None,
+            repairs_of(arguments_json),
+            parent.id if parent is not None else "",
+            trace.trace_id if trace is not None else "",
+            failure=failure_of(error, contents=contents) if error is not None else None,
+        )
+        row = (
             *(call.call_id, entry.name, entry.source, call.caller.source, call.started, now, code),
             # As it came, and without the context, which counts towards what is held.
-            (len(original_of(call.arguments_json)), len(output)),
-            origin_of(call.context) if call.context is not None else None,
-            call.id,
-            More(
-                content_of(call.arguments_json, output) if contents else None,
-                repairs_of(call.arguments_json),
-                parent.id if parent is not None else "",
-                trace.trace_id if trace is not None else "",
-                failure=failure_of(error, contents=contents) if error is not None else None,
-            ),
+            *(len(original_of(arguments_json)), len(output)),
+            *(origin_of(context) if context is not None else None, call.id, more),
         )
+        if not only_reads(entry):
+            self._count(entry, code, now, now - call.started)
+            if call.started < now - self.slow_calls.seconds:
+                self.slow_calls.note(call, code, now)
+            self.records.add(row)
+        if trace is not None and trace.recorded:
+            self.span_ended(trace, call, (*row[:-1], None), error)
 
-    def more(self, call: Call, now: float) -> More | None:
-        """Returns what the record of a nested or traced call that succeeded has more, and ends its span."""
-        trace, parent = call.trace, call.parent
-        if trace is not None:
-            self._end_trace(trace, call, None, now)
-            if parent is None:
-                # `_make` takes a third of the time.
-                return More._make((None, (), "", trace.trace_id, None)) if trace.trace_id else None
-        return More(None, (), parent.id if parent is not None else "", trace.trace_id if trace is not None else "")
+    def more(self, call: Call) -> More | None:
+        """Returns what the record of a nested or traced call that succeeded has more."""
+        parent, trace_id = call.parent, call.trace.trace_id if call.trace is not None else ""
+        if parent is None:
+            # `_make` takes a third of the time.
+            return More._make((None, (), "", trace_id, None)) if trace_id else None
+        return More(None, (), parent.id, trace_id)
+
+    def span_ended(self, trace: Trace, call: Call, row: Row, error: CallError | None = None) -> None:
+        """Hands on the span of a call that has ended, and keeps the call as an example for its duration.
+
+        Args:
+            row: its record, without contents: spans wait by the thousand.
+        """
+        take, handler = self.traces.take, call.handler
+        if take is not None:
+            # Only streams have a session, and only mounts speak another protocol.
+            mcp = getattr(handler, "speaks_mcp", False)
+            take((trace, row, getattr(handler, "session_id", ""), mcp, error and _without_text(error)))
+        if self._metrics is not None:
+            entry = call.entry
+            (entry.counts or self._first_counts(entry)).add_exemplar(trace.trace_id, row[5] - row[4], row[5])
 
     def call_refused(self, caller: Caller, call: pb.ToolCall, refused: Refused, now: float) -> None:
         """Writes down a call that was not sent, shortened: what is refused may be of any length."""
-        text, code = call.arguments_json, refused.error.code
+        code, traceparent = refused.error.code, call.traceparent
         context = call.context if "context" in call and caller.may_set_context else None
-        more = self._refusal_record(refused, text)
+        more = self._refusal_record(refused, call.arguments_json)
         self.traces.draw_at -= 1  # it gets no number; otherwise as many calls after it would not be drawn
-        if call.traceparent or call.parent_call_id or context is not None:
-            trace = self.traces.begin(call, caller.pending.get(call.parent_call_id), context, now)
+        trace = None
+        if traceparent or call.parent_call_id or context is not None:
+            trace = self.traces.begin(traceparent, call, caller.pending.get(call.parent_call_id), context, now)
             if trace is not None:
-                self.traces.refuse(trace, call, caller.source, refused.error, now)
                 more = more._replace(trace_id=trace.trace_id)
-        self._count_unsent(call.name, call.role, code, now)
-        self.records.add(
+        row = (
             *(call.call_id[:MAX_TEXT], call.name[:MAX_TEXT], "", caller.source, now, now, code),
-            (len(text), 0),
-            origin_of(context) if context is not None else None,
-            more=more,
+            *(len(call.arguments_json), 0, origin_of(context) if context is not None else None, "", more),
         )
+        self._count_unsent(call.name, call.role, code, now)
+        self.records.add(row)
+        if trace is not None and trace.recorded and self.traces.take is not None:
+            self.traces.take((trace, (*row[:-1], None), "", False, _without_text(refused.error)))
 
     def call_failed(self, caller: Caller, call_id: str, name: str, error: CallError, now: float) -> None:
         """Writes down a call that met a fault of the bus before it was sent."""
         self._count_unsent(name, "", error.code, now)
         more = More(failure=failure_of(error, contents=False))
-        self.records.add(call_id[:MAX_TEXT], name[:MAX_TEXT], "", caller.source, now, now, error.code, more=more)
+        names = (call_id[:MAX_TEXT], name[:MAX_TEXT], "", caller.source)
+        self.records.add((*names, now, now, error.code, 0, 0, None, "", more))
 
     # -- counts ----------------------------------------------------------------------------------------------------
 
@@ -150,14 +165,13 @@ class CallObserver:
         else:
             self._count(entry, code, now, None)
 
-    def _end_trace(self, trace: Trace, call: Call, error: CallError | None, now: float) -> None:
-        self.traces.end(trace, call, error, now)
-        if trace.recorded and self._metrics is not None:
-            counts = call.entry.counts or self._first_counts(call.entry)
-            counts.add_exemplar(trace.trace_id, now - call.started, now)
-
     def _refusal_record(self, refused: Refused, arguments_json: str) -> More:
         contents = self.records.contents
         if refused.record is None:  # one refusal may serve many calls
             refused.record = More(failure=failure_of(refused.error, contents=contents))
         return refused.record._replace(content=content_of(arguments_json, "")) if contents else refused.record
+
+
+def _without_text(error: CallError) -> CallError:
+    """Returns what a span tells of an error: its texts may be as large as a result, and spans wait by the thousand."""
+    return CallError(error.code, "", error.stage, error.retry_safe)

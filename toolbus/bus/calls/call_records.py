@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 
-from toolbus.bus.calls.call_record import CODES, CallRecord, More, Origin, Row, read_row
+from toolbus.bus.calls.call_record import CODES, CallRecord, Row, read_row
 from toolbus.bus.metrics.call_counts import outcome_of
 from toolbus.errors import Code
 from toolbus.questions import INPUT_REQUIRED
@@ -75,22 +75,10 @@ class CallRecords:
         self.late = 0  # results that came after their call had ended for its caller
         self.unexpected = 0  # results and progress of unknown calls
 
-    def add(
-        self,
-        call_id: str,
-        name: str,
-        source: str,
-        caller: str,
-        started: float,
-        ended: float,
-        code: int,
-        sizes: tuple[int, int] = (0, 0),
-        origin: Origin | None = None,
-        id: str = "",
-        more: More | None = None,
-    ) -> None:
+    def add(self, row: Row) -> None:
         """Records a call that has ended."""
-        self.keep((call_id, name, source, caller, started, ended, code, *sizes, origin, id, more))
+        self.keep(row)
+        code = row[6]
         self.outcomes[code if code in CODES else Code.INTERNAL] += 1  # otherwise a plugin could fill memory with keys
 
     @property

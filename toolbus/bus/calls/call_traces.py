@@ -13,7 +13,6 @@ from random import randbytes, random
 
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.trace import SpanRow, Trace
-from toolbus.errors import CallError
 from toolbus.traceparent import is_plain, read_traceparent, read_tracestate
 from toolbus.v1 import tool_pb2 as pb
 
@@ -27,6 +26,7 @@ class CallTraces:
     """Who is traced, and what becomes of the spans.
 
     Attributes:
+        take: takes spans; None: the bus records none.
         draw_at: the number of the next call that begins a trace of its own, as the dispatcher numbers calls.
         refused: how many calls were not sampled because there were too many in their second.
     """
@@ -35,17 +35,17 @@ class CallTraces:
         self._ratio = 0.0
         self._step_scale = 0.0  # see `_step`
         self._most = 0
-        self._take: Callable[[SpanRow], object] | None = None  # None: the bus records no spans
         self._second_ends = 0.0  # of the second in which calls are counted
         self._sampled = 0  # in this second
         self._digits = ""  # random ones, in hexadecimal
         self._digits_used = 0
-        self._roots: dict[str, Trace] = {}  # those that `draw` has begun, by what it wrote into their calls
+        self._mark = randbytes(8).hex()  # what `draw` writes into calls as their traceparent; no caller knows it
+        self.take: Callable[[SpanRow], object] | None = None
         self.draw_at = inf
         self.refused = 0
 
     def __repr__(self) -> str:
-        return f"<CallTraces ratio={self._ratio:g} refused={self.refused}{'' if self._take else ' off'}>"
+        return f"<CallTraces ratio={self._ratio:g} refused={self.refused}{'' if self.take else ' off'}>"
 
     def start(self, take: Callable[[SpanRow], object], *, ratio: float = 0.0, most: int = TRACE_MOST) -> None:
         """Makes spans from now on.
@@ -55,116 +55,81 @@ class CallTraces:
             ratio: of the calls that bring no trace, how many begin one: from 0 to 1.
             most: calls that are sampled in a second; further ones are not, and say so to their handlers.
         """
-        self._take, self._ratio, self._most = take, ratio, most
+        self.take, self._ratio, self._most = take, ratio, most
         self._step_scale = max(-MAX_STEP, 1.0 / log1p(-ratio)) if 0.0 < ratio < 1.0 else 0.0
         self.draw_at = 0 if ratio > 0 else inf  # the first message finds where the numbers are
 
     def stop(self) -> None:
         """Makes no more spans: what calls bring is passed on as it is."""
-        self._take, self.draw_at = None, inf
+        self.take, self.draw_at = None, inf
 
     def draw(self, calls: Sequence[pb.ToolCall], made: int) -> None:
-        """Lets the calls of a message that are drawn begin a trace, where they bring none and are not nested.
+        """Marks the calls of a message that are drawn, so that `begin` begins a trace: of those that bring none.
 
         Args:
             made: how many calls the dispatcher has numbered before them.
         """
-        self._roots.clear()
         number, last = int(self.draw_at), made + len(calls)
         if number <= made:
             number = made + self._step()
         while number <= last:
             call = calls[number - made - 1]
-            if not (call.traceparent or call.parent_call_id or ("context" in call and call.context.traceparent)):
-                ids = self._random_digits(48)
-                trace = Trace()
-                trace.trace_id = trace_id = ids[:32]
-                trace.traceparent = call.traceparent = text = f"00-{trace_id}-{ids[32:]}-01"
-                trace.parent_id = trace.tracestate = ""
-                trace.sent = trace.first_sign = 0.0
-                self._roots[text] = trace
+            if not call.traceparent:
+                call.traceparent = self._mark
             number += self._step()
         self.draw_at = number
 
-    def begin(self, call: pb.ToolCall, parent: Call | None, context: pb.CallContext | None, now: float) -> Trace | None:
+    def begin(
+        self, text: str, call: pb.ToolCall, parent: Call | None, context: pb.CallContext | None, now: float
+    ) -> Trace | None:
         """Returns the trace of a call; None where it has none.
 
         Args:
+            text: the call's ``traceparent``.
             parent: the call that it is nested in.
             context: what the host states about the call; None for nested ones, which have their root's.
         """
-        text = call.traceparent
-        if self._roots and (root := self._roots.pop(text, None)) is not None:
-            return self._limit(root, now)
-        tracestate = call.tracestate
-        if not text or is_plain(text) is None:
-            text, tracestate = self._inherited(call, parent, context)
-            if not text:
-                return None
         trace = Trace()
-        trace.parent_id = text[36:52]
-        trace.tracestate = read_tracestate(tracestate) if tracestate else ""
         trace.sent = trace.first_sign = 0.0
-        if text[54] not in _ODD:
-            trace.traceparent, trace.trace_id, trace.recorded = text, "", False
-            return trace
-        trace.trace_id = trace_id = text[3:35]
-        if self._take is None:
-            trace.traceparent, trace.recorded = text, False
-            return trace
-        trace.traceparent = f"00-{trace_id}-{self._random_digits(16)}-01"
-        return self._limit(trace, now)
-
-    def _limit(self, trace: Trace, now: float) -> Trace:
-        """Returns the trace of a sampled call, which has a span of the bus unless there are too many in this second."""
+        if text == self._mark and parent is None and (context is None or not context.traceparent):
+            digits = self._random_digits(48)
+            trace.trace_id = trace_id = digits[:32]
+            trace.traceparent = f"00-{trace_id}-{digits[32:]}-01"
+            trace.parent_id = trace.tracestate = ""
+        else:
+            tracestate = call.tracestate
+            if not text or is_plain(text) is None:
+                text, tracestate = self._inherited(text, call, parent, context)
+                if not text:
+                    return None
+            sampled = text[54] in _ODD
+            trace.parent_id = text[36:52]
+            trace.tracestate = read_tracestate(tracestate) if tracestate else ""
+            trace.trace_id = trace_id = text[3:35] if sampled else ""
+            if not sampled or self.take is None:
+                trace.traceparent, trace.recorded = text, False
+                return trace
+            trace.traceparent = f"00-{trace_id}-{self._random_digits(16)}-01"
         if (self._sampled < self._most and now < self._second_ends) or self._next_second(now):
             self._sampled += 1
             trace.recorded = True
-        else:
+        else:  # too many in this second
             self.refused += 1
             trace.recorded, trace.traceparent = False, f"{trace.traceparent[:53]}00"
         return trace
 
-    def _inherited(self, call: pb.ToolCall, parent: Call | None, context: pb.CallContext | None) -> tuple[str, str]:
+    @staticmethod
+    def _inherited(
+        text: str, call: pb.ToolCall, parent: Call | None, context: pb.CallContext | None
+    ) -> tuple[str, str]:
         """Returns the traceparent, in version 00, and tracestate of a call that has no plain one; empty for none."""
-        came = read_traceparent(call.traceparent)
+        came = read_traceparent(text)
         if came is not None:  # of a later version
             return came.text, call.tracestate
         if parent is not None:
             return ("", "") if parent.trace is None else (parent.trace.traceparent, parent.trace.tracestate)
         came = read_traceparent(context.traceparent) if context is not None else None
         return ("", "") if came is None else (came.text, call.tracestate)
-
-    def end(self, trace: Trace, call: Call, error: CallError | None, now: float) -> None:
-        """Makes the span of a call that has ended, where one is recorded."""
-        if self._take is None or not trace.recorded:
-            return
-        entry, handler = call.entry, call.handler
-        row = (
-            trace.traceparent,
-            trace.parent_id,
-            trace.tracestate,
-            entry.name,
-            entry.source,
-            call.call_id,
-            call.id,
-            call.caller.source,
-            getattr(handler, "session_id", ""),  # only streams have one
-            getattr(handler, "speaks_mcp", False),  # only mounts speak another protocol
-            call.started,
-            now,
-            trace.sent,
-            trace.first_sign,
-            _shown(error) if error is not None else None,
-        )
-        self._take(row)
-
-    def refuse(self, trace: Trace, call: pb.ToolCall, caller: str, error: CallError, now: float) -> None:
-        """Makes the span of a call that was refused; its name and id may be of any length, and are shortened."""
-        if self._take is not None and trace.recorded:
-            names = (call.name[:128], "", call.call_id[:128], "", caller, "")
-            moments = (now, now, 0.0, 0.0)
-            self._take((trace.traceparent, trace.parent_id, trace.tracestate, *names, False, *moments, _shown(error)))
 
     def _next_second(self, now: float) -> bool:
         """Begins another second where the last one has ended; returns whether it has."""
@@ -185,8 +150,3 @@ class CallTraces:
     def _step(self) -> int:
         """Returns how many calls further the next one is drawn: geometric, so that calls need no draw each."""
         return 1 + int(log(1.0 - random()) * self._step_scale)
-
-
-def _shown(error: CallError) -> CallError:
-    """Returns what a span tells of an error: its texts may be as large as a result, and spans wait by the thousand."""
-    return CallError(error.code, "", error.stage, error.retry_safe)

@@ -242,8 +242,8 @@ class Dispatcher:
                         record.idle_deadline = now + declaration.tool.idle_timeout_seconds
                         deadline = min(deadline, record.idle_deadline)
                 record.trace = None
-                if call.traceparent or parent is not None or context is not None:
-                    record.trace = traces.begin(call, parent, context, now)
+                if (traceparent := call.traceparent) or parent is not None or context is not None:
+                    record.trace = traces.begin(traceparent, call, parent, context, now)
                 if deadline < nearest:
                     nearest = deadline
                 record.caller, record.call_id, record.handler = caller, call_id, handler
@@ -340,11 +340,15 @@ class Dispatcher:
             origin, context = None, call.context
             if context is not None:
                 origin, size = origin_of(context), len(call.arguments_json)
-            more = observer.more(call, now) if call.parent is not None or call.trace is not None else None
+            trace = call.trace
+            more = observer.more(call) if call.parent is not None or trace is not None else None
             name, source, started = entry.name, entry.source, call.started
             if started < slow:
                 self.slow_calls.note(call, 0, now)
-            keep((call_id, name, source, caller.source, started, now, 0, size, len(output), origin, call.id, more))
+            row = (call_id, name, source, caller.source, started, now, 0, size, len(output), origin, call.id, more)
+            keep(row)
+            if trace is not None and trace.recorded:
+                observer.span_ended(trace, call, row)
             succeeded += 1
             if counted:
                 if entry is not run:

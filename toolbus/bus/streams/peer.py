@@ -154,10 +154,10 @@ class Peer(Session[wire.InvokeResponse]):
     def note_sent(self, now: float) -> None:
         """Notes the time for the traced calls whose frames the writer has taken."""
         traced, taken = self.traced, self.outbox.taken
-        self.traced = left = list[Call]()
+        self.traced = []
         for call in traced:
             if call.frame > taken:
-                left.append(call)
+                self.traced.append(call)
             elif call.trace is not None:
                 call.trace.sent = now
 

@@ -141,7 +141,7 @@ class SpanExport:
         try:
             epoch = time.time() - time.monotonic()
             succeeded = (
-                self._exporter.export([self._make(Span._make(row), epoch) for row in batch]) is SpanExportResult.SUCCESS
+                self._exporter.export([self._make(Span.of(row), epoch) for row in batch]) is SpanExportResult.SUCCESS
             )
         except Exception as fault:
             succeeded, self._why = False, f"{type(fault).__name__}: {fault}"
