@@ -70,7 +70,7 @@ class Timings:
     Attributes:
         tick_seconds: how often the silence of peers is judged, and grace periods are looked at.
         stall_seconds: how late the bus's own clock may tick without meaning that the bus stood still, so that what it
-            reads next may be older than its callers' patience.
+            reads next may be older than its callers wait.
         attach_seconds: timeout of the attach; a stream has no heartbeats before.
         busy_heartbeat_seconds: between heartbeats while calls are pending, so that a hung plugin fails them soon; also
             how long the echo of a heartbeat may take before it counts as missed.

@@ -415,7 +415,7 @@ def _hash(name: str, description: str, parameters: Mapping[str, Any]) -> str:
 
 
 def _schema_faults(shown: str, label: str, text: str) -> list[str]:
-    """Returns why a text is no schema, as a list of at most one."""
+    """Returns why a text is not a schema, as a list of at most one."""
     try:
         parsed = parse_json(text)
     except RecursionError:

@@ -211,7 +211,7 @@ def given_up_stays_unrun(evidence: Evidence) -> Finding:
     for trouble in evidence.troubles:
         if trouble.act is not Act.FREEZE or not STANDSTILL < trouble.ended - trouble.began < math.inf:
             continue
-        if evidence.parts[trouble.part].kind not in (Kind.BUS, Kind.PLUGIN):  # others are no peers with a stream
+        if evidence.parts[trouble.part].kind not in (Kind.BUS, Kind.PLUGIN):  # others are not peers with a stream
             continue
         for call in evidence.calls.values():
             if trouble.part == BUS:  # one that was sent before may be on its way to the plugin already

@@ -111,7 +111,7 @@ def _replay(name: str, file: Path, console: Console) -> int:
         return 2
     try:
         load(name).run(data)
-    except BaseException as problem:  # the validator's panics are no Exceptions
+    except BaseException as problem:  # the validator's panics are not Exceptions
         if isinstance(problem, KeyboardInterrupt):
             raise
         traceback.print_exc()

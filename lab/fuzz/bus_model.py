@@ -56,11 +56,11 @@ class Stream(StreamDouble):
         self.must_go = True  # ended after the frame, as the server does it
 
     def read_raw(self, raw: bytes) -> None:
-        """Takes in the bytes of a message as the gRPC server does: what is no message ends the stream."""
+        """Takes in the bytes of a message as the gRPC server does: what is not a message ends the stream."""
         try:
             frame = wire.InvokeRequest.FromString(raw)
         except DecodeError:
-            self.end("a message is no InvokeRequest", "INVALID_ARGUMENT")
+            self.end("a message is not an InvokeRequest", "INVALID_ARGUMENT")
             return
         self.send(**{field.name: value for field, value in frame.ListFields()})
 

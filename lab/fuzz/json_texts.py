@@ -31,7 +31,7 @@ def text_of(data: bytes) -> str:
 
 
 def plain(text: str) -> Any:
-    """Returns what Python's reader makes of JSON; `REFUSED` where it is none."""
+    """Returns what Python's reader makes of JSON; `REFUSED` where it is not JSON."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
@@ -61,7 +61,7 @@ def expected(text: str) -> Any:
 
 
 def _survey(value: Any) -> tuple[list[Any], int]:
-    """Returns what is in a value that is no container, and how deep its containers are."""
+    """Returns what is in a value that is not a container, and how deep its containers are."""
     scalars, depth, level = [], 0, [value]
     while level:
         scalars += [each for each in level if not isinstance(each, dict | list)]
@@ -126,7 +126,7 @@ def _as_schema(text: str) -> None:
     except InvalidTool:
         return
     value = plain(text)
-    hold(isinstance(value, dict), f"a schema that is no object was taken: {text!r:.300}")
+    hold(isinstance(value, dict), f"a schema that is not an object was taken: {text!r:.300}")
     turned = {key: value[key] for key in reversed(value)}
     if all(map(_is_finite, _numbers(text))):
         other = Tool("t", parameters_json=json.dumps(turned, indent=1))
@@ -150,7 +150,7 @@ def _as_callback(text: str, data: bytes) -> None:
     for status in (200, 302, 500):
         result = read_response(status, data, "", "t")
         output = json.loads(result.output_json)
-        hold(status == 200 or result.is_error, f"status {status} is no failure")
+        hold(status == 200 or result.is_error, f"status {status} is not a failure")
         if status == 200 and finite and text.isascii() and not isinstance(value, dict) and not _deep(value):
             hold(same(output, value), f"the answer {data!r:.300} became {output!r:.200}")
 

@@ -76,7 +76,7 @@ def _check(manifest: Manifest, content: Any, home: Path) -> None:
     hold(manifest.allow is None or list(manifest.allow) == allow, "the allow list was changed")
     hold("allow" not in content or manifest.allow is not None, "an allow list allows every file")
     for file in (*(manifest.allow or ()), *manifest.files):
-        hold((home / file).parent == home and file.endswith(".py"), f"{file!r} is no file of the folder")
+        hold((home / file).parent == home and file.endswith(".py"), f"{file!r} is not a file of the folder")
     for file, grants in manifest.files.items():
         _check_grants(grants, content["files"][file], home)
 
@@ -92,7 +92,7 @@ def _check_grants(grants: FileGrants, content: dict[str, Any], home: Path) -> No
         for word, path in zip(words, paths, strict=True):
             hold(Path(word).is_absolute() or path.is_relative_to(here), f"{word!r} leads out, to {path}")
     for target in grants.connect:
-        hold(1 <= target.port <= 65535 and "*" not in target.host, f"{target} is no single place")
+        hold(1 <= target.port <= 65535 and "*" not in target.host, f"{target} is not a single place")
         try:
             address = ipaddress.ip_address(target.host)
         except ValueError:
@@ -100,9 +100,9 @@ def _check_grants(grants: FileGrants, content: dict[str, Any], home: Path) -> No
         else:
             mapped = getattr(address, "ipv4_mapped", None) or address
             hold(not mapped.is_unspecified and not mapped.is_multicast, f"{target} is more than one place")
-    hold(all(name.isidentifier() and name.isascii() for name in grants.secrets), f"{grants.secrets} are no variables")
+    hold(all(name.isidentifier() and name.isascii() for name in grants.secrets), f"{grants.secrets} are not variables")
     for number, least in ((grants.memory_mb, 128), (grants.cpu_seconds, 1)):
-        hold(number is None or (type(number) is int and number >= least), f"{number!r} is no bound")
+        hold(number is None or (type(number) is int and number >= least), f"{number!r} is not a bound")
 
 
 def run(data: bytes) -> None:
@@ -115,7 +115,7 @@ def run(data: bytes) -> None:
         hold(FILE in str(refusal), f"a refusal that does not name the file: {refusal}")
         return
     content = plain(text)
-    hold(content is not REFUSED, f"what is no JSON was taken: {text!r:.300}")
+    hold(content is not REFUSED, f"what is not JSON was taken: {text!r:.300}")
     _check(manifest, content, home)
     if choose.byte() % 8 == 0 and text.isascii():
         _grant_more(text, choose, home)

@@ -253,7 +253,7 @@ def _decode(data: bytes) -> Message | None:
     except RpcError as refusal:
         hold(str(refusal), "a refusal without a sentence")
         return None
-    hold(isinstance(json.loads(data), dict), "a message that is no object was taken")
+    hold(isinstance(json.loads(data), dict), "a message that is not an object was taken")
     return message
 
 

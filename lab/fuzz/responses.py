@@ -73,7 +73,7 @@ class Held:
 
 
 class Author:
-    """The duties of a plugin that answers when the input says so."""
+    """The delegate of a plugin that answers when the input says so."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[PeerSession, str]] = []  # calls of the bus, in order
@@ -136,7 +136,7 @@ class Model:
         self.loop.run_forever()
 
     def feed(self, raw: bytes) -> None:
-        """Takes in the bytes of a message, as `Attempt.read` does; what is none ends the stream."""
+        """Takes in the bytes of a message, as `Attempt.read` does; what is not a message ends the stream."""
         try:
             frame = wire.InvokeResponse.FromString(raw)
             for field, value in self.line.session.receive(frame, self.loop.time()):

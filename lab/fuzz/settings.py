@@ -53,7 +53,7 @@ def _read(content: Any) -> None:
     except SetupError as refusal:
         hold(str(refusal), "a refusal without a sentence")
         return
-    hold(isinstance(content, dict), f"settings that are no object were taken: {content!r:.300}")
+    hold(isinstance(content, dict), f"settings that are not an object were taken: {content!r:.300}")
     hold(CouncilSettings.read(content) == settings, "the same settings were read otherwise the second time")
     hold(settings.changed({}) == settings, "no change changed the settings")
     hold(len({member.id for member in settings.members}) == len(settings.members), "two members have one id")

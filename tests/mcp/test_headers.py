@@ -50,8 +50,8 @@ def test_arguments_with_a_mark_go_into_headers() -> None:
     [
         ({"properties": {"a": {"type": "number", "x-mcp-header": "A"}}}, "needs the type"),
         ({"properties": {"a": {"x-mcp-header": "A"}}}, "needs the type"),
-        ({"properties": {"a": {"type": "string", "x-mcp-header": "a b"}}}, "no name of a header"),
-        ({"properties": {"a": {"type": "string", "x-mcp-header": ""}}}, "no name of a header"),
+        ({"properties": {"a": {"type": "string", "x-mcp-header": "a b"}}}, "not a name of a header"),
+        ({"properties": {"a": {"type": "string", "x-mcp-header": ""}}}, "not a name of a header"),
         ({"properties": {"a": {"items": {"type": "string", "x-mcp-header": "A"}}}}, "on properties only"),
         ({"$defs": {"d": {"properties": {"a": {"type": "string", "x-mcp-header": "A"}}}}}, "on properties only"),
         (

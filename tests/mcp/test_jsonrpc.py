@@ -42,11 +42,11 @@ def test_a_message_without_an_id_is_a_notification_and_one_without_a_method_an_a
         (b'{"jsonrpc":"2.0","id":1,"method":"x","params":{"a":"\xff"}}', McpCode.PARSE_ERROR, "not UTF-8"),
         (b"[" * 5000 + b"]" * 5000, McpCode.INVALID_REQUEST, "batches"),
         (b'[{"jsonrpc":"2.0","id":1,"method":"ping"}]', McpCode.INVALID_REQUEST, "batches"),
-        (b'"text"', McpCode.INVALID_REQUEST, "no JSON-RPC message"),
+        (b'"text"', McpCode.INVALID_REQUEST, "not a JSON-RPC message"),
         (b'{"id":1,"method":"ping"}', McpCode.INVALID_REQUEST, "jsonrpc"),
         (b'{"jsonrpc":"2.0","id":null,"method":"ping"}', McpCode.INVALID_REQUEST, "id is null"),
         (b'{"jsonrpc":"2.0","id":1.5,"method":"ping"}', McpCode.INVALID_REQUEST, "id"),
-        (b'{"jsonrpc":"2.0","id":1}', McpCode.INVALID_REQUEST, "no answer"),
+        (b'{"jsonrpc":"2.0","id":1}', McpCode.INVALID_REQUEST, "not a response"),
         (b'{"jsonrpc":"2.0","method":5}', McpCode.INVALID_REQUEST, "method"),
     ],
 )

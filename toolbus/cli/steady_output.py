@@ -193,7 +193,7 @@ class SteadyStream(io.TextIOBase):
 
 @contextlib.contextmanager
 def steady_output(note: Note) -> Iterator[None]:
-    """Has standard output and standard error be stuck for a moment at most; not where they are no files."""
+    """Has standard output and standard error be stuck for a moment at most; not where they are not files."""
     before = sys.stdout, sys.stderr
     try:
         streams = [SteadyStream(stream, note) for stream in before]

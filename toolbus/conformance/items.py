@@ -49,7 +49,7 @@ class Expectation:
         """Takes an item that came.
 
         Raises:
-            Mismatch: it is none of those that were expected.
+            Mismatch: it is not one of those that were expected.
         """
         for expected in (self.wanted, self._optional):
             reach = 1 if self._in_order and expected is self.wanted else len(expected)

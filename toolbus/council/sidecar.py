@@ -59,7 +59,7 @@ def model_of(endpoint: Endpoint, *, sidecar: SidecarSettings | None = None) -> L
         sidecar: its model is used instead of the endpoint's; its other settings come with each question.
 
     Raises:
-        SetupError: it is no endpoint.
+        SetupError: it is not an endpoint.
     """
     return EndpointModel(check_endpoint(endpoint), sidecar.model if sidecar is not None else "")
 

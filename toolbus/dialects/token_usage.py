@@ -79,7 +79,7 @@ def _usage(input_tokens: Any, output_tokens: Any, cached: Any, reasoning: Any) -
 
 
 def _count(value: Any) -> int | None:
-    """Returns a count, None where the value is none."""
+    """Returns a count, None where the value is not a count."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 

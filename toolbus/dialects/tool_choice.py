@@ -19,7 +19,7 @@ def chosen_names(tools: ToolChoice) -> tuple[str, ...]:
     """Returns the tool that a choice names, if it names one.
 
     Raises:
-        InvalidRequest: it is no text.
+        InvalidRequest: it is not text.
     """
     if not isinstance(tools, str):  # a provider's own form, or None as in its clients
         raise InvalidRequest(

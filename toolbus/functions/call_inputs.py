@@ -111,7 +111,7 @@ def inputs_of(call: pb.ToolCall) -> CallInputs | None:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Returns a JSON object, an empty one where a text is none: whoever called may have made it up."""
+    """Returns a JSON object, an empty one where a text is not one: whoever called may have made it up."""
     try:
         value = parse_json(text) if text else {}
     except (ValueError, RecursionError):

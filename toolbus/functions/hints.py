@@ -136,7 +136,7 @@ def output_schema(function: Callable[..., Any]) -> dict[str, Any]:
         hint = typing.get_args(hint)[-1]
     members = typing.get_args(hint) if typing.get_origin(hint) in UNIONS else (hint,)
     builder = SchemaBuilder(of_output=True)
-    hints = [each for each in members if each is not Err]  # a failure is no output
+    hints = [each for each in members if each is not Err]  # a failure is not an output
     if not hints or any(each in _ANY_OUTPUT for each in hints):
         return {}
     schema = builder.schema(typing.Union[tuple(hints)])  # noqa: UP007  # of any number

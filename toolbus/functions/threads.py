@@ -97,6 +97,19 @@ class ChangeSignal:
         return True
 
 
+def ask_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Runs a coroutine on the loop of another thread; the future may be waited for on any but that one.
+
+    Raises:
+        RuntimeError: the loop is closed.
+    """
+    try:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+    except RuntimeError:
+        coroutine.close()
+        raise
+
+
 class LoopThread:
     """An asyncio loop on a daemon thread of its own."""
 
@@ -114,11 +127,7 @@ class LoopThread:
         Raises:
             RuntimeError: the loop is closed.
         """
-        try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        except RuntimeError:
-            coroutine.close()
-            raise
+        return ask_loop(self.loop, coroutine)
 
     def stop(self, wait: float = 5.0) -> None:
         """Ends the loop and waits for the thread; on the thread itself it only ends the loop."""

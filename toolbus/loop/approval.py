@@ -184,7 +184,7 @@ _GO_ON = "Do not make the same call again: tell the user what you wanted to do, 
 
 
 class _NoDecision(Exception):
-    """A hook returned what is no `Decision`; the text shows it."""
+    """A hook returned something that is not a `Decision`; the text shows it."""
 
 
 def check_hook(hook: Approve) -> Approve:

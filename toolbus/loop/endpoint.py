@@ -259,7 +259,7 @@ def check_endpoint(endpoint: Endpoint) -> Endpoint:
     """Returns what a program gives as an endpoint, which may be the client of a provider by mistake.
 
     Raises:
-        SetupError: it is no endpoint.
+        SetupError: it is not an endpoint.
     """
     if not isinstance(endpoint, Endpoint):
         raise SetupError(

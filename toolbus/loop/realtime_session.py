@@ -95,7 +95,7 @@ class RealtimeSession:
             settings: those of calls hold: their timeout, which need approval, how much of a result the model gets.
 
         Raises:
-            SetupError: a limit is not above 0, or `approve` is no function.
+            SetupError: a limit is not above 0, or `approve` is not a function.
         """
         self._dialect = dialect
         self._tools = tools

@@ -44,7 +44,7 @@ class ToolLoop:
 
     Raises:
         TypeError: from the constructor, where `pinned` is one text.
-        SetupError: from the constructor, where `approve` is no function or `endpoint` no endpoint.
+        SetupError: from the constructor, where `approve` is not a function or `endpoint` not an endpoint.
     """
 
     def __init__(

@@ -118,7 +118,7 @@ class SchemaRefusal:
 
 
 def schema_refusal(error: BaseException, export: Export) -> SchemaRefusal | None:
-    """Reads an error as a refusal of some of the exported tools; None where it is none for sure."""
+    """Reads an error as a refusal of some of the exported tools; None where it certainly is not one."""
     if isinstance(error, OSError | TimeoutError) or status_of(error) not in _SCHEMA_STATUSES:
         return None
     text = text_of_error(error)

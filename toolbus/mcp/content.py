@@ -169,7 +169,7 @@ def _read(block: Mapping[str, Any]) -> pb.ContentBlock:
             return pb.ContentBlock(resource_link=link)
         case "resource":
             return pb.ContentBlock(resource=_resource(block.get("resource")))
-    raise ValueError(f"its type is {quote(str(kind))}, which is none of text, image, audio, resource_link, resource")
+    raise ValueError(f"its type is {quote(str(kind))}, which is not one of text, image, audio, resource_link, resource")
 
 
 def _resource(body: Any) -> pb.EmbeddedResource:

@@ -74,7 +74,7 @@ def marked(schema: Any) -> dict[str, tuple[str, ...]]:
     """Returns which arguments of a tool go into headers: the header's name behind `Mcp-Param-` → path of properties.
 
     Raises:
-        ValueError: a mark is at a wrong place, is no header name, is given twice, or is on a type that has no one text.
+        ValueError: a mark is at a wrong place, is not a header name, is given twice, or is on a type without one text.
     """
     found: dict[str, tuple[str, ...]] = {}
     for path, each in _schemas(schema):
@@ -85,7 +85,7 @@ def marked(schema: Any) -> dict[str, tuple[str, ...]]:
             raise ValueError(f"{MARK} is allowed on properties only, not inside items, anyOf, $defs and the like")
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
             raise ValueError(
-                f"property {where}: {MARK} {str(name)[:40]!r} is no name of a header: use letters, digits and -"
+                f"property {where}: {MARK} {str(name)[:40]!r} is not a name of a header: use letters, digits and -"
             )
         if each.get("type") not in _TYPES:
             raise ValueError(f"property {where}: {MARK} needs the type string, integer or boolean")

@@ -108,7 +108,7 @@ def decode(data: bytes) -> Message:
     """Reads one message.
 
     Raises:
-        RpcError: PARSE_ERROR where it is not JSON in UTF-8, INVALID_REQUEST where it is no message of JSON-RPC 2.0.
+        RpcError: PARSE_ERROR where it is not JSON in UTF-8, INVALID_REQUEST where it is not a message of JSON-RPC 2.0.
     """
     try:
         str(data, "utf-8")  # the decoder does not look at strings inside what it hands out unread
@@ -128,7 +128,8 @@ def decode(data: bytes) -> Message:
             )
     elif message.id is UNSET or (not message.result and message.error is None):
         raise RpcError(
-            McpCode.INVALID_REQUEST, "the message has no method, and is no answer with id and result or error either"
+            McpCode.INVALID_REQUEST,
+            "the message has no method, and is not a response with id and result or error either",
         )
     return message
 
@@ -136,7 +137,7 @@ def decode(data: bytes) -> Message:
 def _no_message(data: bytes, why: str) -> str:
     if data.lstrip()[:1] == b"[":
         return "the message is an array: batches are not taken, send each message alone"
-    return f"the message is no JSON-RPC message: {shorten(why, 200)}"
+    return f"the message is not a JSON-RPC message: {shorten(why, 200)}"
 
 
 def read(text: Raw | bytes | str, kind: type[T], what: str = "params") -> T:

@@ -53,7 +53,7 @@ def read_declaration(declaration: Mapping[str, Any], name: str) -> Tool:
         InvalidTool: it breaks a rule of tools, every one is named.
     """
     faults = [
-        f"tool {quote(name)}: {key} is no {kind.__name__}"
+        f"tool {quote(name)}: {key} must be a {kind.__name__}"
         for key, kind in (("description", str), ("title", str), ("inputSchema", dict), ("outputSchema", dict))
         if declaration.get(key) is not None and not isinstance(declaration[key], kind)
     ]

@@ -165,7 +165,10 @@ class Bridge:
             message = None
         if not isinstance(message, dict):
             self._reply(
-                {"id": None, "error": {"code": -32700, "message": "the line is no JSON object: send one message"}}
+                {
+                    "id": None,
+                    "error": {"code": -32700, "message": "the line is not a JSON object: send one message a line"},
+                }
             )
             return
         request = Request(line, message)
@@ -345,7 +348,7 @@ class Bridge:
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
-            log(f"the bus sent a line that is no JSON: {line[:64]!r}")
+            log(f"the bus sent a line that is not JSON: {line[:64]!r}")
             return
         id = message.get("id")
         if "method" in message:

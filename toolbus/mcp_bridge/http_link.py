@@ -43,7 +43,7 @@ class HttpLink:
         self.where = url
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise NoBus(f"{url} is no address of an endpoint: it is like http://127.0.0.1:48911/mcp")
+            raise NoBus(f"{url} is not the address of an endpoint: it looks like http://127.0.0.1:48911/mcp")
         self._parts = parts
         self._path = parts.path.rstrip("/") or "/mcp"
         self._take = take

@@ -112,7 +112,7 @@ def _text(response: ApiResponse) -> str | None:
 
 
 def _value(text: str) -> Any:
-    """Returns what a text holds as JSON; the text itself where it is no JSON that can be passed on."""
+    """Returns what a text holds as JSON; the text itself where it is not JSON that can be passed on."""
     try:
         value = parse_json(text)
         return value if is_utf8(dump_json(value)) else text

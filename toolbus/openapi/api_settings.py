@@ -81,7 +81,7 @@ class ApiSettings:
 
 
 def check_url(url: str, what: str) -> None:
-    """Refuses what is no plain http or https URL.
+    """Refuses what is not a plain http or https URL.
 
     Raises:
         SetupError: naming it.
@@ -149,7 +149,7 @@ def servers_of(content: Mapping[str, Any], url: str) -> Iterator[str]:
                 template = template.replace(f"{{{name}}}", str(variable["default"]))
         try:
             yield urldefrag(urljoin(url, template or "/"))[0].partition("?")[0]
-        except ValueError:  # brackets that are no IPv6 address
+        except ValueError:  # brackets that are not an IPv6 address
             continue
 
 

@@ -103,7 +103,7 @@ class Credentials:
         headers: the names of headers that each request has anyway.
 
     Raises:
-        SetupError: a name is no scheme of the document, or a scheme cannot be used.
+        SetupError: a name is not a scheme of the document, or a scheme cannot be used.
     """
 
     def __init__(self, document: Document, auth: Auth, headers: Mapping[str, Secret]):

@@ -83,7 +83,7 @@ class Document:
                 "followed: bundle the document into one file"
             )
         if not fragment.startswith("/"):
-            raise DocumentFault(f"the reference {quote(reference)} is no JSON pointer: write #/components/…")
+            raise DocumentFault(f"the reference {quote(reference)} is not a JSON pointer: write #/components/…")
         return unquote(fragment)
 
     def find(self, pointer: str) -> Any:
@@ -219,5 +219,5 @@ def text_of(content: JsonObject, key: str) -> str:
 def _join(base: str, address: str) -> str:
     try:
         return urljoin(base, address)
-    except ValueError:  # brackets that are no IPv6 address
+    except ValueError:  # brackets that are not an IPv6 address
         return address

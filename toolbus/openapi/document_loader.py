@@ -45,7 +45,7 @@ async def fetch_document(url: str) -> Document:
     """Returns the document of a URL.
 
     Raises:
-        SetupError: it is no document that can be used.
+        SetupError: it is not a document that can be used.
         ApiUnreachable: its server gave no answer, or said that it is busy.
     """
     client = ApiClient(url, 1)

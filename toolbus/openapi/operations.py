@@ -109,7 +109,7 @@ class Operation:
 
 
 def find_operations(document: Document, prefix: str = "") -> list[FoundOperation]:
-    """Returns all operations of a document, in its order; what is no operation is passed over.
+    """Returns all operations of a document, in its order; what is not an operation is passed over.
 
     Args:
         prefix: begins the name of each tool.

@@ -115,12 +115,12 @@ class _Builder:
         for key, value in zip(items[::2], items[1::2], strict=True):
             if key is not _MERGE:
                 if isinstance(key, dict | list):
-                    raise ValueError("a mapping has a key that is no text")
+                    raise ValueError("a mapping has a key that is not text: write it as text")
                 made[key] = "<<" if value is _MERGE else value
                 continue
             for each in value if isinstance(value, list) else [value]:
                 if not isinstance(each, dict):
-                    raise ValueError("a merge (<<) names what is no mapping")
+                    raise ValueError("a merge (<<) names a value that is not a mapping: name an anchor of one")
                 self._merged += len(each)
                 if self._merged > MAX_MERGED:
                     raise ValueError(f"its merges (<<) copy more than {MAX_MERGED} members")

@@ -51,7 +51,7 @@ class CallBarrier:
         self._take = take
         self._answer = answer
         self._session: PeerSession | None = None  # the stream whose calls are held; None while not raised
-        self._asked = 0  # the heartbeat whose echo ends it
+        self._heartbeat = 0  # the heartbeat whose echo ends it
         self._held: list[Postponed] = []  # oldest first
         self.raised = False
 
@@ -60,7 +60,7 @@ class CallBarrier:
 
     def lift(self, session: PeerSession) -> None:
         """Holds the calls of a stream from now on; only the echo of a heartbeat of now ends it."""
-        self._session, self._asked, self.raised = session, session.ask(), True
+        self._session, self._heartbeat, self.raised = session, session.ask(), True
         self._handlers["calls"] = self._hold
 
     def _hold(self, attempt: Attempt, calls: Iterable[pb.ToolCall]) -> None:
@@ -80,7 +80,7 @@ class CallBarrier:
 
     def echo(self, heartbeat: wire.Heartbeat) -> None:
         """Begins what is held where an echo is that of the heartbeat which was sent for it."""
-        if self.raised and heartbeat.sequence >= self._asked:
+        if self.raised and heartbeat.sequence >= self._heartbeat:
             held = self._held
             self.drop()
             for each in held:

@@ -21,6 +21,8 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any, TypeVar
 
+from toolbus.functions.threads import ask_loop
+
 T = TypeVar("T")
 
 GUARD_SECONDS = 0.1  # a program that holds its loop up is noticed after one to two of these: far below a stall
@@ -96,11 +98,7 @@ class SharedLoop:
         Raises:
             RuntimeError: the loop is closed.
         """
-        try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        except RuntimeError:
-            coroutine.close()
-            raise
+        return ask_loop(self.loop, coroutine)
 
     def join(self, program: asyncio.AbstractEventLoop) -> None:
         """Has the running loop run this one in its turns from now on; the first to join does, until it is closed."""

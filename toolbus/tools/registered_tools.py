@@ -29,7 +29,7 @@ class _Registered:
     Attributes:
         source: whose it is.
         handler: runs it.
-        definition: what it was registered with; None where that was no `ToolDefinition`.
+        definition: what it was registered with; None where that was not a `ToolDefinition`.
     """
 
     source: str

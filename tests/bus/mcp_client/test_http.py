@@ -268,7 +268,7 @@ async def test_an_answer_that_is_none_ends_the_call(text: str) -> None:
             return web.Response(text=text, content_type="application/json")
 
         server.on["tools/call"] = wrong
-        with pytest.raises(Lost, match="no answer to it") as lost:
+        with pytest.raises(Lost, match="not a response to the request") as lost:
             await call(connection)
         assert lost.value.stage is Stage.ACCEPTED
 

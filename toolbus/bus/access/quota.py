@@ -93,7 +93,7 @@ class Quotas:
         """Returns the quota that an identity's callers share, with the limits of its scopes; None without limits."""
         scopes = identity.scopes
         quota = self._quotas.get(identity.name)
-        # One with 0 calls in flight is denied each call, which is no matter of quotas.
+        # One with 0 calls in flight is denied each call, which is not a matter of quotas.
         rate, in_flight = (scopes.rate, scopes.in_flight or None) if scopes is not None else (None, None)
         if quota is not None:
             quota.change(rate, in_flight)

@@ -61,7 +61,7 @@ class SlowCalls:
     def __init__(self) -> None:
         self.seconds = math.inf
         self.count = 0
-        self._kept: deque[SlowCall] = deque(maxlen=MAX_KEPT)
+        self._newest: deque[SlowCall] = deque(maxlen=MAX_KEPT)
         self._limit: LogLimit | None = None  # None until watched
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class SlowCalls:
             seconds=seconds,
             outcome=outcome_of(code),
         )
-        self._kept.append(SlowCall(call.id, call.caller.source, now, seconds, fields))
+        self._newest.append(SlowCall(call.id, call.caller.source, now, seconds, fields))
         if self._limit is not None and self._limit.passes():
             log.warning("slow call", extra=fields)
 
@@ -100,7 +100,7 @@ class SlowCalls:
         Args:
             since: only calls that ended later, by the bus's clock.
         """
-        kept = [each for each in self._kept if each.ended > since]
+        kept = [each for each in self._newest if each.ended > since]
         return sorted(kept, key=lambda each: each.seconds, reverse=True)[: max(0, limit)]
 
     @staticmethod

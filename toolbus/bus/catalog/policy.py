@@ -103,7 +103,7 @@ class AccessRules:
         return self.rules_of(entry.name, entry.bare_name, entry.source, entry.table.role or "")
 
     def rules_of(self, name: str, bare_name: str, source: str, role: str) -> list[tuple[str, str, frozenset[str]]]:
-        """Returns the same for what is no tool, and named like one."""
+        """Returns the same for what is not a tool, and named like one."""
         if not self:
             return []
         names = (name,) if name == bare_name else (name, bare_name)

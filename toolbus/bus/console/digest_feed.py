@@ -258,7 +258,7 @@ class DigestFeed:
             "at": round(records.began + now, 3),
             "full": False,
             **(scalars := readings.scalars()),
-            "in_flight": max(0, scalars["in_flight"] - self._asking),  # those who wait for this digest are no news
+            "in_flight": max(0, scalars["in_flight"] - self._asking),  # those who wait for this digest are not news
             "seconds": round(seconds, 3),
             "ended": ended,
             "failed": failed,

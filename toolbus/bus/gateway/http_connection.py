@@ -26,7 +26,7 @@ CERTIFICATE = "toolbus.certificate"  # where the ASGI scope of a request holds t
 CONNECTION = "toolbus.connection"  # where the ASGI scope of a request holds its `BoundedProtocol`
 PROBES = (b"/healthz", b"/readyz")  # answered however many connections there are
 
-# What is no web page may load nothing, be framed by none and send no form.
+# What is not a web page may load nothing, be framed by none and send no form.
 NO_PAGE = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _POLICY = "content-security-policy"
 _HEADERS = (

@@ -28,7 +28,7 @@ log = logging.getLogger("toolbus.mcp_client")
 
 LEGACY_ACCEPTS = ("elicitation.form", "elicitation.url", "sampling")  # declared once; refused per call where needed
 FEATURE_METHODS = ("prompts/get", "resources/read", "completion/complete")  # on behalf of some user too
-MAX_BAD_MESSAGES_SHOWN = 64  # lines that are no messages, which are logged
+MAX_BAD_MESSAGES_SHOWN = 64  # lines that are not messages, which are logged
 
 OnResult = Callable[[msgspec.Raw | None, Exception | None], None]  # the result, or why there is none
 OnProgress = Callable[[dict[str, Any]], None]  # params of notifications/progress
@@ -352,7 +352,7 @@ class Connection:
             line = clean_line(quote(data.decode(errors="replace")))
             log.warning("%s: not a message of the protocol, so it is left out (%s): %s", self._name, why, line)
         elif self._bad_messages == MAX_BAD_MESSAGES_SHOWN + 1:
-            log.warning("%s: more lines that are no messages are not shown", self._name)
+            log.warning("%s: further lines that are not messages are not shown", self._name)
 
 
 def client_info() -> dict[str, Any]:

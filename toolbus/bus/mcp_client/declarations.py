@@ -87,7 +87,7 @@ def tools_of(
             break
         theirs = declaration.get("name") if isinstance(declaration, Mapping) else None
         if not isinstance(theirs, str) or not theirs:
-            left.append(Left(f"[{number}]", "it has no name: it is no declaration of a tool"))
+            left.append(Left(f"[{number}]", "it has no name, which a declaration of a tool needs"))
             continue
         ours = our_name(theirs)
         if not is_allowed(entry, theirs, ours):

@@ -250,7 +250,10 @@ class HttpTransport:
             return
         if head is None or head.id != request or head.method:
             shown = quote(shorten(body.decode("utf-8", "replace"), 200))
-            raise Lost(f"server {self._name!r} answered with what is no answer to it: {shown}", Stage.ACCEPTED)
+            raise Lost(
+                f"server {self._name!r} answered with something that is not a response to the request: {shown}",
+                Stage.ACCEPTED,
+            )
         self._told.received(body, str(request))
 
     # -- streams of events --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ class HttpTimings:
         retry: before a stream is resumed, where the server does not say.
         min_retry, max_retry: bounds of what a server may say.
         first_backoff: before a stream that failed is opened again; doubled up to max_retry.
-        steady: how long a stream has to stay open, so that its end is no failure.
+        steady: how long a stream has to stay open, so that its end is not a failure.
         drain: how long a stream may go on behind its answer, before its connection is closed.
         cancel: how long a cancelled request of the legacy era may go on, so that the notification arrives first.
     """

@@ -211,7 +211,7 @@ def write_result(result: Result, request: Request) -> bytes:
 
 
 def check_plane(error: CallError, result: Result, request: Request) -> None:
-    """Raises the failures that are no results.
+    """Raises the failures that are not results.
 
     Raises:
         RpcError: the tool is not there, the bus has a fault, or a mounted server answered with such an error.

@@ -80,7 +80,7 @@ async def answer(server: McpServer, request: Request, params: CallParams) -> Cal
     """Returns the call that a call of one of the three tools stands for, or its result.
 
     Raises:
-        RpcError: it is none of them.
+        RpcError: it is not one of them.
     """
     match params.name:
         case "search_tools":

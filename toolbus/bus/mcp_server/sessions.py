@@ -72,16 +72,16 @@ class Session:
         self._streams: OrderedDict[str, EventStream] = OrderedDict()
         self._standing: Channel | None = None  # where messages go that answer nothing; None until the client asks
         self._end_following: Callable[[], None] | None = None  # ends the watch for changes; None while there is none
-        self._asked: dict[str, asyncio.Future[Message]] = {}  # questions to the client, by our id
+        self._pending: dict[str, asyncio.Future[Message]] = {}  # questions to the client, by our id
         self._numbers = itertools.count(1)
 
     def __repr__(self) -> str:
-        return f"<Session {self.version} streams={len(self._streams)} asked={len(self._asked)}>"
+        return f"<Session {self.version} streams={len(self._streams)} pending={len(self._pending)}>"
 
     @property
     def is_idle(self) -> bool:
         """Whether it runs no request and no stream of it is open."""
-        return not self.running and not self._asked and not any(stream.writing for stream in self._streams.values())
+        return not self.running and not self._pending and not any(stream.writing for stream in self._streams.values())
 
     def set_level(self, level: str) -> None:
         """Sets from which level on the client wants messages.
@@ -150,7 +150,7 @@ class Session:
             )
         id = f"ask-{next(self._numbers)}"
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._asked[id] = future
+        self._pending[id] = future
         try:
             channel.send(jsonrpc.request(id, method, params))
             async with asyncio.timeout(ASK_SECONDS):
@@ -158,14 +158,14 @@ class Session:
         except TimeoutError:
             raise RpcError(McpCode.INTERNAL, f"{method} was not answered within {ASK_SECONDS:g} s") from None
         finally:
-            del self._asked[id]
+            del self._pending[id]
         if (error := answer.rpc_error) is not None:
             raise error
         return jsonrpc.read(answer.result, dict, "result")
 
     def answered(self, message: Message) -> None:
         """Takes an answer to a question; one that answers no question is ignored."""
-        future = self._asked.get(message.id) if isinstance(message.id, str) else None
+        future = self._pending.get(message.id) if isinstance(message.id, str) else None
         if future is not None and not future.done():
             future.set_result(message)
 

@@ -362,7 +362,7 @@ class CallMetrics:
         return self._mark, found
 
     def count_identity(self, name: str, sent: int = 0, limited: int = 0) -> None:
-        """Counts calls of an identity; who of many a token of an issuer proves (NAME/WHO) is no part of it."""
+        """Counts calls of an identity; who of many a token of an issuer proves (NAME/WHO) is not a part of it."""
         name = name.partition("/")[0]
         if name not in self.identity_calls and len(self.identity_calls) >= MAX_IDENTITIES:
             name = OTHER

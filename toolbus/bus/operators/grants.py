@@ -68,7 +68,7 @@ class Grants:
 
         Args:
             kind: ``tools``, ``roles`` or ``sources``.
-            users: ``*`` is everyone; empty is no user; None removes the rule.
+            users: ``*`` is everyone; empty means that no user may; None removes the rule.
             principal: who does it, for the audit.
 
         Raises:

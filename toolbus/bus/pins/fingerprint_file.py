@@ -11,13 +11,11 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.pins.fingerprints import Pinned
-from toolbus.bus.storage.database import Damaged, Database, checksum_of
-from toolbus.text import shorten
+from toolbus.bus.storage.database import Database, checksum_of, transaction
 
 log = logging.getLogger("toolbus.pins")
 
@@ -117,15 +115,8 @@ class FingerprintFile:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._guard:
-            connection = self._connection
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            finally:
-                if connection.in_transaction:  # SQLite has rolled back by itself after some errors
-                    connection.execute("ROLLBACK")
+        with self._guard, transaction(self._connection) as connection:
+            yield connection
 
     def _open(self, path: Path) -> sqlite3.Connection:
         file = Database(
@@ -136,42 +127,17 @@ class FingerprintFile:
             restore=f"move {path.name} away ({self.lost}); or use another --data-dir",
             label=f"the file of {self.contents} ",
         )
-        try:
-            make_directory(path.parent, f"the directory {path.parent} of the {self.contents}")
-            with suppress(FileExistsError):
-                file.create()
-            if not path.is_file() or path.stat().st_size:  # a bus that was killed at its start leaves an empty one
-                file.check_owner()
-            file.make_private()
-            try:
-                return _connect(file)
-            except Damaged as damage:
-                self.was_damaged = True
-                aside = file.move_aside()
-                log.error("%s is damaged (%s): moved to %s; %s", path, shorten(damage.what, 200), aside, self.lost)
-            file.create()
-            return _connect(file)
-        except OSError as error:
-            raise file.inaccessible(error) from error
+
+        def damaged(what: str, aside: Path) -> None:
+            self.was_damaged = True
+            log.error("%s is damaged (%s): moved to %s; %s", path, what, aside, self.lost)
+
+        return file.open_or_replace(self.contents, damaged)
 
     def _in_memory(self) -> sqlite3.Connection:
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         connection.executescript(";".join(self.migrations))
         return connection
-
-
-def _connect(file: Database) -> sqlite3.Connection:
-    with file.errors():
-        connection = file.connect("rw")
-        try:
-            file.version(connection, "quick_check")
-            file.migrate(connection)
-            connection.execute("PRAGMA journal_mode = WAL")  # only now that the header has the application_id
-            connection.execute("PRAGMA synchronous = NORMAL")
-        except BaseException:
-            connection.close()
-            raise
-    return connection
 
 
 def _checksum(*texts: str) -> int:

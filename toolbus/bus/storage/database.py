@@ -1,8 +1,7 @@
 """Opens SQLite files of the bus: checks their owner and version, migrates them, and explains SQLite's errors.
 
-Shared by the stores of registrations and of tasks, which decide what happens to a damaged file: it is reported as
-`Damaged`, a `SetupError` like every other refusal, and nothing here changes or moves it. No error text repeats values
-of a row, which may hold passwords.
+Its users decide what happens to a damaged file: it is reported as `Damaged`, a `SetupError` like every other refusal,
+and moved aside only where they say so. No error text repeats values of a row, which may hold passwords.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ import sqlite3
 import stat
 import struct
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolbus.bus.path_ownership import check_path
+from toolbus.bus.path_ownership import check_path, make_directory
 from toolbus.errors import SetupError
 from toolbus.text import shorten
 
@@ -182,6 +181,60 @@ class Database:
         connection.text_factory = lambda raw: raw.decode(errors="replace")
         return connection
 
+    def connect_migrated(self, *, exclusive: bool = False) -> sqlite3.Connection:
+        """Opens a file that exists for writing, and migrates it to this version.
+
+        Args:
+            exclusive: locks it, as long as the connection is open.
+
+        Raises:
+            Damaged: it cannot be read any more.
+            SetupError: it cannot be used now, or a newer version wrote it.
+        """
+        with self.errors():
+            connection = self.connect("rw")
+            try:
+                if exclusive:
+                    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+                self.version(connection, "quick_check")
+                self.migrate(connection)
+                connection.execute("PRAGMA journal_mode = WAL")  # only now that the header has the application_id
+                connection.execute("PRAGMA synchronous = NORMAL")
+                if exclusive:
+                    connection.executescript("BEGIN IMMEDIATE; SELECT count(*) FROM sqlite_schema; COMMIT")  # locks it
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+    def open_or_replace(
+        self, contents: str, on_damage: Callable[[str, Path], object], *, exclusive: bool = False
+    ) -> sqlite3.Connection:
+        """Opens the file as `connect_migrated` does, a new one where there is none; a damaged one is moved aside.
+
+        Args:
+            contents: what the file holds, for errors.
+            on_damage: called with what is wrong with a damaged file, and where it is now.
+
+        Raises:
+            SetupError: the file or its directory cannot be used.
+        """
+        try:
+            make_directory(self.path.parent, f"the directory {self.path.parent} of the {contents}")
+            with suppress(FileExistsError):
+                self.create()
+            if not self.path.is_file() or self.path.stat().st_size:  # a kill at its start leaves an empty one
+                self.check_owner()
+            self.make_private()
+            try:
+                return self.connect_migrated(exclusive=exclusive)
+            except Damaged as damage:
+                on_damage(shorten(damage.what, MAX_SHOWN), self.move_aside())
+            self.create()
+            return self.connect_migrated(exclusive=exclusive)
+        except OSError as error:
+            raise self.inaccessible(error) from error
+
     def version(self, connection: sqlite3.Connection, check: str) -> int:
         """Returns the version of the file, after SQLite has checked its structure.
 
@@ -225,6 +278,18 @@ class Database:
                 what = f"it cannot be migrated from version {version} to {version + 1} ({error}) and stays at {version}"
                 fix = f"use the toolbus that wrote it; or {self.restore}"
                 raise Damaged(self._message(what, fix), what) from error
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Commits what is written in its body, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:  # SQLite has rolled back by itself after some errors
+            connection.execute("ROLLBACK")
 
 
 def pragma(connection: sqlite3.Connection, text: str) -> Any:

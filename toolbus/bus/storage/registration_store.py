@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from toolbus.bus.path_ownership import check_path, make_directory
-from toolbus.bus.storage.database import Database, checksum_of, pragma, time_bytes
+from toolbus.bus.storage.database import Database, checksum_of, pragma, time_bytes, transaction
 from toolbus.errors import InvalidRequest, InvalidTool, SetupError
 from toolbus.text import dump_json, is_utf8
 from toolbus.tool import Annotations, Tool
@@ -239,13 +239,8 @@ class RegistrationStore:
         with self._guard:
             connection = self._open_connection()
             self._check_file()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
+            with transaction(connection):
                 yield connection
-                connection.execute("COMMIT")
-            finally:
-                if connection.in_transaction:  # SQLite has rolled back by itself after some errors
-                    connection.execute("ROLLBACK")
 
 
 def _file(path: Path) -> Database:

@@ -38,7 +38,7 @@ class HeldCalls:
         holding: whether calls of the peer are held now.
     """
 
-    __slots__ = ("_asked", "_budget", "_bytes", "_calls", "_dispatcher", "_peer", "_watch", "holding")
+    __slots__ = ("_budget", "_bytes", "_calls", "_dispatcher", "_heartbeat", "_peer", "_watch", "holding")
 
     def __init__(self, peer: Peer, dispatcher: Dispatcher, watch: StallWatch, budget: HeldBudget) -> None:
         self._peer = peer
@@ -47,7 +47,7 @@ class HeldCalls:
         self._watch = watch
         self._calls: dict[str, pb.ToolCall] = {}  # by call_id, oldest first
         self._bytes = 0
-        self._asked = 0  # the heartbeat whose echo ends it; 0: none is asked for yet
+        self._heartbeat = 0  # the heartbeat whose echo ends it; 0: none is asked for yet
         self.holding = False
 
     def __repr__(self) -> str:
@@ -59,19 +59,19 @@ class HeldCalls:
     def begin(self, now: float) -> None:
         """Holds what comes from now on; only the echo of a heartbeat of now ends it."""
         self.holding = True
-        self._asked = 0
+        self._heartbeat = 0
         if (self._calls or self._watch.suspended) and self._peer.state in (State.LIVE, State.LEAVING):
-            self._asked = self._peer.send_heartbeat(now)
+            self._heartbeat = self._peer.send_heartbeat(now)
 
     def settle(self, now: float) -> None:
         """Ends it where nothing came: all that had arrived when the stall ended has been read by now."""
-        if not self._asked and not self._calls:
+        if not self._heartbeat and not self._calls:
             self.release(now)
 
     def calls(self, calls: Iterable[pb.ToolCall], now: float) -> None:
         """Holds calls; refuses those beyond the bounds."""
-        if not self._asked:
-            self._asked = self._peer.send_heartbeat(now)
+        if not self._heartbeat:
+            self._heartbeat = self._peer.send_heartbeat(now)
         for call in calls:
             size = call.ByteSize()
             if call.call_id in self._calls:
@@ -99,7 +99,7 @@ class HeldCalls:
 
     def echo(self, heartbeat: wire.Heartbeat, now: float) -> None:
         """Ends it where an echo is that of the heartbeat which was sent for it, or of a newer one."""
-        if self._asked and heartbeat.sequence >= self._asked:
+        if self._heartbeat and heartbeat.sequence >= self._heartbeat:
             self.release(now)
 
     def release(self, now: float) -> None:
@@ -122,7 +122,7 @@ class HeldCalls:
     def drop(self) -> None:
         """Holds nothing any more: its peer is gone."""
         self._count(-self._bytes)
-        self._calls, self._asked, self.holding = {}, 0, False
+        self._calls, self._heartbeat, self.holding = {}, 0, False
 
     def _count(self, size: int) -> None:
         self._bytes += size

@@ -74,7 +74,7 @@ class NotificationBoard:
     def __init__(self, view: CatalogView, clock: Callable[[], float] = time.time) -> None:
         self._view = view
         self._clock = clock
-        self._kept: deque[Notification] = deque()  # the newest, oldest first
+        self._newest: deque[Notification] = deque()  # the newest, oldest first
         self._kept_bytes = 0
         # Numbers begin with the time in µs, so that they rise over restarts: no bus gets one each µs.
         self.newest = self._first = int(clock() * 1e6)
@@ -85,7 +85,7 @@ class NotificationBoard:
         self._quotas: NewestCache[str, Quota] = NewestCache(MAX_SOURCES)
 
     def __repr__(self) -> str:
-        return f"<NotificationBoard kept={len(self._kept)} followers={len(self._peers) + len(self._readers)}>"
+        return f"<NotificationBoard kept={len(self._newest)} followers={len(self._peers) + len(self._readers)}>"
 
     def publish(self, source: str, user_id: str, text: str, data_json: str, now: float) -> int:
         """Passes a notification on.
@@ -152,7 +152,7 @@ class NotificationBoard:
 
     def since(self, number: int, principal: Principal) -> Iterator[Notification]:
         """Yields those after a number that are kept and that a principal may see, oldest first; none after 0."""
-        kept = list(self._kept) if number else []
+        kept = list(self._newest) if number else []
         return (each for each in kept if each.number > number and self.shows(each, principal))
 
     def lost_after(self, number: int) -> int:
@@ -187,10 +187,10 @@ class NotificationBoard:
             )
 
     def _keep(self, notification: Notification) -> None:
-        self._kept.append(notification)
+        self._newest.append(notification)
         self._kept_bytes += notification.size
-        while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
-            oldest = self._kept.popleft()
+        while len(self._newest) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
+            oldest = self._newest.popleft()
             self._kept_bytes -= oldest.size
             self._forgotten = oldest.number
 

@@ -19,14 +19,13 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from toolbus.bus.path_ownership import make_directory
-from toolbus.bus.storage.database import Damaged, Database, checksum_of, time_bytes
+from toolbus.bus.storage.database import Database, checksum_of, time_bytes
 from toolbus.bus.tasks.task import Status, Task
 from toolbus.text import shorten
 from toolbus.tool import Result
@@ -189,44 +188,11 @@ def _open(path: Path) -> sqlite3.Connection:
         restore="move it away or name another file",
         label="the tasks' file ",
     )
-    try:
-        make_directory(path.parent, f"the directory {path.parent} of the tasks")
-        with suppress(FileExistsError):
-            file.create()
-        if not path.is_file() or path.stat().st_size:  # a program that was killed at its start leaves an empty one
-            file.check_owner()
-        file.make_private()
-        try:
-            return _connect(file)
-        except Damaged as damage:
-            aside = file.move_aside()
-            log.error("%s is damaged (%s): moved to %s, earlier tasks are gone", path, damage.what, aside)
-        file.create()
-        return _connect(file)
-    except OSError as error:
-        raise file.inaccessible(error) from error
 
+    def damaged(what: str, aside: Path) -> None:
+        log.error("%s is damaged (%s): moved to %s, earlier tasks are gone", path, what, aside)
 
-def _connect(file: Database) -> sqlite3.Connection:
-    """Opens a file that exists, locks it and migrates it to this version.
-
-    Raises:
-        Damaged: it cannot be read any more.
-        SetupError: it cannot be used now, or a newer version wrote it.
-    """
-    with file.errors():
-        connection = file.connect("rw")
-        try:
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second program would mark our tasks as ended
-            file.version(connection, "quick_check")
-            file.migrate(connection)
-            connection.execute("PRAGMA journal_mode = WAL")  # only now that the header has the application_id
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.executescript("BEGIN IMMEDIATE; SELECT count(*) FROM tasks; COMMIT")  # acquires the lock
-        except BaseException:
-            connection.close()
-            raise
-    return connection
+    return file.open_or_replace("tasks", damaged, exclusive=True)  # a second program would mark our tasks as ended
 
 
 def _row(task: Task, result_bytes: int) -> _Row:
