@@ -167,10 +167,6 @@ class RawPeer:
         (future,) = await self.start(self.ask(name, arguments, **fields))
         return await asyncio.wait_for(future, WAIT_SECONDS)
 
-    def results_of(self, call_id: str) -> list[pb.ToolResult]:
-        """Every result that came for a call."""
-        return [result for result in self.results if result.call_id == call_id]
-
     # -- hearing -------------------------------------------------------------------------------------------------
 
     async def received(self, number: int = 1, seconds: float = WAIT_SECONDS) -> list[pb.ToolCall]:
