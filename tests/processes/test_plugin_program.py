@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Mapping
@@ -25,7 +26,10 @@ from toolbus.testing import running_bus
 
 PATHS = {"PATH": os.environ["PATH"]}
 # A shell that waits for a child, as a start script does: it ends with SIGTERM, and its child does not.
-WRAPPER = """sh -c "sh -c 'trap \\"echo drained; exit 0\\" TERM; sleep 60 & echo child $! of $$; wait; wait'; true" """
+# The child tells its id once it is a program of its own: a SIGTERM before would meet the handler of the shell.
+CHILD = "echo child $$ of $PPID; exec sleep 60"
+DRAINING = f"trap 'echo drained; exit 0' TERM; sh -c {shlex.quote(CHILD)} & wait; wait"
+WRAPPER = f"sh -c {shlex.quote(f'sh -c {shlex.quote(DRAINING)}; true')}"
 
 
 def _commands(*texts: str, environment: Mapping[str, str] = PATHS) -> dict[str, Command]:

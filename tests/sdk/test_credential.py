@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.certificates import Authority
-from tests.support.processes import environment
+from tests.support.processes import UNMEASURED, environment
 from toolbus.errors import SetupError
 from toolbus.sdk import Credential
 from toolbus.sdk.bus_address import BusAddress
@@ -220,6 +220,11 @@ def test_a_peer_without_a_credential_loads_nothing_for_one() -> None:
         "print([name for name in names if name in sys.modules])"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment({}), timeout=30, check=True
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment(UNMEASURED),
+        timeout=30,
+        check=True,
     )
     assert ran.stdout.strip() == "[]"

@@ -33,6 +33,10 @@ def alive(pid: int) -> bool:
         return False
 
 
+# For processes whose memory, modules or time a test looks at: without the measurement of `make coverage`.
+UNMEASURED = {"COVERAGE_PROCESS_CONFIG": ""}
+
+
 def environment(more: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of a test's process: ours without variables that the command line reads."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("TOOLBUS_", "NEKO_", "MAIN_SERVER"))}

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from tests.bus.catalog.schema_cases import JSON, LIMITS, at_most, chain, compiled
 from tests.support.examples import examples
+from tests.support.processes import UNMEASURED, environment
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.catalog.schema import (
     MAX_CACHED_SCHEMAS,
     SchemaFault,
@@ -304,7 +306,10 @@ def test_deep_schemas_and_arguments_do_not_overflow_a_small_stack() -> None:
         thread.join()
     """)
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, timeout=30)
+    variables = environment(UNMEASURED)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, env=variables, capture_output=True, text=True, timeout=WAIT_SECONDS
+    )
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
 
 

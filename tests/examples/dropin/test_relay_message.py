@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.examples.dropin.conftest import FOLDER, Folder
+from tests.support.processes import UNMEASURED, environment
 
 PEOPLE = {"channel_members": "ann, Bob", "seen_members": "Cleo", "users": "dan, Bobby, bobo, Robob"}
 
@@ -262,8 +262,8 @@ def test_it_writes_only_the_two_files_that_the_manifest_grants(tmp_path: Path) -
     project = str(FOLDER.parents[1])
     script = textwrap.dedent(SANDBOXED).format(folder=str(FOLDER), project=project, queue=str(tmp_path))
     for _ in range(2):  # with new files, and with those that were left
-        # Without the measurement of `make coverage`, which could not write its file from the sandbox.
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+        # Unmeasured: it could not write the file of the measurement from the sandbox.
+        variables = environment(UNMEASURED)
         ran = subprocess.run(
             [sys.executable, "-B", "-c", script], capture_output=True, text=True, check=False, env=variables
         )
