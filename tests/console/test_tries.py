@@ -24,15 +24,15 @@ TEXT = 200_000  # characters of the long output
 RESULT = "document.querySelector('[aria-label=Result]')"
 
 
-def png(width: int, height: int) -> bytes:
-    """Returns a red picture."""
+def png(width: int, height: int, rows: int | None = None) -> bytes:
+    """Returns a red picture, with all of its rows or only some."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
-    rows = (b"\0" + b"\xff\0\0" * width) * height
+    pixels = (b"\0" + b"\xff\0\0" * width) * (height if rows is None else rows)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
 
 
 class Tools:
@@ -52,6 +52,10 @@ async def tools() -> AsyncIterator[tuple[World, Tools]]:
         @plugin.tool
         def draw() -> object:
             return image(png(30, 20))
+
+        @plugin.tool
+        def draw_bomb() -> object:
+            return image(png(20_000, 20_000, rows=0))
 
         @plugin.tool
         def write() -> str:
@@ -89,6 +93,16 @@ async def test_a_picture_is_drawn_as_pixels(page: Page, tools: tuple[World, Tool
     assert await page.run(f"{RESULT}.querySelector('canvas').height") == 20
     assert await page.run("document.querySelectorAll('img').length") == 0
     assert page.complaints == []
+
+
+async def test_a_picture_that_says_it_is_huge_is_decoded_only_when_asked_for(
+    page: Page, tools: tuple[World, Tools]
+) -> None:
+    await run_tool(page, tools[0], "draw_bomb")
+    await page.until(f"{RESULT}?.innerText.includes('20,000 × 20,000 pixels')", "its size")
+    assert await page.run("document.querySelectorAll('canvas.picture').length") == 0
+    await page.run(f"[...{RESULT}.querySelectorAll('button')].find(each => each.innerText === 'Show it').click()")
+    await page.until("!!document.querySelector('canvas.picture') || document.body.innerText.includes('cannot be')")
 
 
 async def test_a_long_output_is_cut_until_all_of_it_is_asked_for(page: Page, tools: tuple[World, Tools]) -> None:

@@ -51,9 +51,10 @@ async def supervised(world: World) -> list[dict[str, str]]:
     return list((await world.post("/api/bus/plugin_logs", {}))["output"]["plugins"])
 
 
-async def test_a_source_with_a_tool_of_some_users_says_that_it_is_not_listed(page: Page, world: World) -> None:
+async def test_a_source_names_its_tools_for_certain_users_too(page: Page, world: World) -> None:
     await open_console(page, world, "sources/billing")
-    await page.until("document.querySelector('.detail').innerText.includes('All 3')", "the tools that are listed")
+    await page.until("document.querySelector('.detail').innerText.includes('All 4')", "its tools")
     text = await page.run("document.querySelector('.detail').innerText")
     assert "4 tools" in text
-    assert "and 1 tool that only some users may call" in text
+    assert "charge_card" in text
+    assert "only some users" not in text

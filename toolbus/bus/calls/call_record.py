@@ -25,7 +25,12 @@ MAX_REPAIRS_SHOWN = 20  # of one call
 MAX_TEXT = 128  # characters of a name or id of a refused call
 MAX_MESSAGE = 500  # characters of the message of a failure
 # The tools by which operators look and follow: their calls are not recorded, or followers would fill the records.
-READERS = frozenset({"all_tasks", "calls", "digest", "plugin_logs", "plugins", "slow_calls", "stats", "tail"})
+READERS = frozenset(
+    (
+        *("all_tasks", "approvals", "calls", "digest", "keys", "plugin_logs", "plugins", "slow_calls", "stats"),
+        *("tail", "this_bus"),
+    )
+)
 CODES = frozenset((*Code, INPUT_REQUIRED))
 # Codes whose messages may repeat what a call gave or got: they are recorded as contents are.
 _TELLING = frozenset((Code.TOOL, Code.INVALID_ARGUMENTS))

@@ -74,7 +74,7 @@ function NameDialog({ title, name, text, answer }) {
         />
       </label>
       <div class="acts">
-        <button type="button" onClick=${() => answer(false)}>Cancel</button>
+        <button type="button" onClick=${() => answer(false)}>Back</button>
         <button type="submit" class="danger" disabled=${typed !== name}>${title}</button>
       </div>
     </form>

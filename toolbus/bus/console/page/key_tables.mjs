@@ -1,20 +1,19 @@
 // Shows the identities of peers elsewhere with their scopes and keys, and revokes keys.
 
 import { admin } from "./api.mjs";
-import { now } from "./clock.mjs";
 import { askName, toast } from "./dialogs.mjs";
 import { filtered } from "./filter.mjs";
 import { html } from "./html.mjs";
-import { Failed, Nothing, Panel, Table, useAct, useAnswer } from "./parts.mjs";
-import { ago, moment, plural, shown } from "./text.mjs";
+import { Ago, Failed, Nothing, Panel, Reading, Table, useAct, useAnswer, Words } from "./parts.mjs";
+import { moment, plural, shown } from "./text.mjs";
 
 /** Draws the tables. */
 export function KeyTables({ query }) {
   const [answer, error, read] = useAnswer("keys");
   const keys = filtered(answer?.keys ?? [], query.q, (key) => [key.id, key.identity, key.kind, key.state].join("\n").toLowerCase());
   const identities = filtered(Object.entries(answer?.identities ?? {}), query.q, ([name, scopes]) => `${name}\n${Object.values(scopes).flat().join("\n")}`.toLowerCase());
-  if (answer?.note) return html`<${Nothing} title="No keys">${shown(answer.note)}<//>`;
-  if (!answer) return html`<${Failed} error=${error} what="The keys" />`;
+  if (answer?.note) return html`<${Nothing} title="No keys"><${Words} of=${answer.note} /><//>`;
+  if (!answer) return error ? html`<${Failed} error=${error} what="The keys" />` : html`<${Reading} />`;
   return html`
     <${Failed} error=${error} what="The keys" />
     <${Panel} title="Identities and their scopes">
@@ -36,7 +35,7 @@ export function KeyTables({ query }) {
           <td class="any">${shown(key.identity)}</td>
           <td>${shown(key.kind)}</td>
           <td><span class=${"chip " + (key.state === "live" ? "ok" : key.revoked || key.state === "expired" ? "bad" : "warn")}>${shown(key.state)}</span></td>
-          <td title=${key.expires ? moment(key.expires) : ""}>${key.revoked ? html`<span class="muted">revoked ${ago(key.revoked, now.value)}</span>` : key.expires ? ago(key.expires, now.value) : "never"}</td>
+          <td title=${key.expires ? moment(key.expires) : ""}>${key.revoked ? html`<span class="muted">revoked <${Ago} at=${key.revoked} /></span>` : key.expires ? html`<${Ago} at=${key.expires} />` : "never"}</td>
           <td class="acts-cell">${!key.revoked && html`<${Revoke} name=${key.id} what="Sessions that it proved end at once." onChange=${read} />`}</td>
         </tr>`)}
         empty=${html`<${Nothing} title="No such key" />`}

@@ -1,19 +1,14 @@
 // Draws what several pages have: the list and the detail beside it, states, facts, errors next to what caused them.
 
 import { admin } from "./api.mjs";
+import { now } from "./clock.mjs";
 import { html, useEffect, useRef, useState } from "./html.mjs";
 import { link } from "./router.mjs";
 import { failed } from "./spans_layout.mjs";
 import { connection } from "./store.mjs";
-import { count, shown } from "./text.mjs";
+import { ago, count, shown } from "./text.mjs";
 
 const MAX_ROWS = 200; // of one table; the filter finds the others
-
-/** Draws a page: a list, and beside it the detail, if one is open. */
-export function Split({ list, detail }) {
-  return html`<section class="list">${list}</section>
-    ${detail && html`<section class="detail" aria-label="Details">${detail}</section>`}`;
-}
 
 /** Draws the head of a detail: the way back to the list, a title, what can be done. */
 export function DetailHead({ back, title, query = {}, name, children }) {
@@ -27,6 +22,17 @@ export function DetailHead({ back, title, query = {}, name, children }) {
 export function Cut({ text, kind = "" }) {
   const whole = shown(String(text ?? ""));
   return html`<span class=${"cut " + kind} title=${whole} dir="auto">${whole}</span>`;
+}
+
+/** Draws how long ago, or in how long, something is; only the length where it is `short`. */
+export function Ago({ at, short = false }) {
+  const words = ago(at, now.value);
+  return short ? words.replace(" ago", "") : words;
+}
+
+/** Draws a sentence of the bus: what stands between backquotes is code. */
+export function Words({ of }) {
+  return shown(of).split("`").map((part, at, all) => (at % 2 && at < all.length - 1 ? html`<code>${part}</code>` : at % 2 ? "`" + part : part));
 }
 
 /** Draws how a call ended, or that it runs. */
@@ -48,7 +54,7 @@ export function Failed({ error, what = "" }) {
   if (!error) return null;
   const { code, stage } = error;
   return html`<p class="error" role="alert">
-    ${what && html`<span class="strong">${what}: </span>`}${shown(error.message)}
+    ${what && html`<span class="strong">${what}: </span>`}<${Words} of=${error.message} />
     ${code && html` <span class="muted">(${code}${stage && `, ${stage}`})</span>`}
   </p>`;
 }
@@ -58,6 +64,11 @@ export function Panel({ title, aside, kind = "", children }) {
   return html`<section class=${"panel " + kind}>
     ${title && html`<h3>${title}${aside && html`<span class="spring"></span>${aside}`}</h3>`}${children}
   </section>`;
+}
+
+/** Draws that an answer is waited for. */
+export function Reading() {
+  return html`<${Nothing} title=${connection.value === "live" ? "Reading …" : "Waiting for the bus …"} />`;
 }
 
 /** Draws that there is nothing to show, and what to do about it. */

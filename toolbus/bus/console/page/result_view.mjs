@@ -1,14 +1,12 @@
 // Draws what a call answered: its output, its content, or why it failed.
 
-import { html, useEffect, useMemo, useRef, useState } from "./html.mjs";
+import { html, useMemo, useState } from "./html.mjs";
 import { parseJson, writeJson } from "./json.mjs";
 import { JsonTree } from "./json_tree.mjs";
+import { Picture, PICTURES } from "./picture.mjs";
 import { count, duration, shown, shownLines, size } from "./text.mjs";
 
 const MAX_SHOWN = 65_536; // characters of an output
-const MAX_IMAGE = 8_000_000; // characters of its base64
-// Pictures that a browser decodes to pixels alone. SVG is a document, and is shown as text.
-const PICTURES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp", "image/avif", "image/bmp"]);
 const STAGES = {
   NOT_DISPATCHED: "not dispatched: the plugin has not seen it",
   DISPATCHED: "dispatched: it may have run",
@@ -80,34 +78,10 @@ export function Output({ value }) {
 function Block({ block }) {
   if (block.text) return html`<pre class="text any" tabindex="0">${shownLines(String(block.text.text ?? ""))}</pre>`;
   const { image } = block;
-  if (image && PICTURES.has(image.mime_type) && (image.data ?? "").length <= MAX_IMAGE) return html`<${Picture} image=${image} />`;
+  if (image && PICTURES.has(image.mime_type)) return html`<${Picture} image=${image} />`;
   const heavy = image ?? block.audio ?? block.resource;
   if (heavy) return html`<p class="inside muted">${shown(heavy.mime_type ?? "data")}, ${size(((heavy.data ?? heavy.blob ?? "").length * 3) / 4)}: not shown here</p>`;
   return html`<${JsonTree} value=${block} />`;
-}
-
-/** Draws a picture's pixels on a canvas: nothing of it becomes an address or markup, and no policy has to allow it. */
-function Picture({ image }) {
-  const canvas = useRef(null);
-  const [fault, setFault] = useState("");
-  useEffect(() => {
-    let over = false;
-    bitmapOf(image)
-      .then((bitmap) => {
-        if (over) return;
-        [canvas.current.width, canvas.current.height] = [bitmap.width, bitmap.height];
-        canvas.current.getContext("bitmaprenderer").transferFromImageBitmap(bitmap);
-      })
-      .catch(() => over || setFault("this picture cannot be decoded"));
-    return () => (over = true);
-  }, [image]);
-  if (fault) return html`<p class="inside muted">${shown(image.mime_type)}: ${fault}</p>`;
-  return html`<div class="inside scroll"><canvas ref=${canvas} class="picture" role="img" aria-label=${`a picture, ${shown(image.mime_type)}`}></canvas></div>`;
-}
-
-async function bitmapOf({ data, mime_type }) {
-  const bytes = Uint8Array.from(atob(data.replaceAll("-", "+").replaceAll("_", "/")), (character) => character.charCodeAt(0));
-  return createImageBitmap(new Blob([bytes], { type: mime_type }));
 }
 
 /** Returns the value of a JSON text, or the text itself. */

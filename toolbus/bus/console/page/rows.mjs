@@ -3,6 +3,7 @@
 import { html, useEffect, useRef, useState } from "./html.mjs";
 import { useKeys } from "./keys.mjs";
 
+const HEIGHT = 30; // of a row, as in style.css
 const MAX_DRAWN = 60;
 const AROUND = 6; // rows above and below what is in sight
 
@@ -26,17 +27,16 @@ export function revealed(index, height, top, room, middle = false) {
 /**
  * Draws a list.
  *
- * items: everything, in order. id: item → its text id (`key` never reaches a component). height: of a row, in pixels.
- * row: item → content. selected: id of the open item. onOpen: item → void. empty: what to draw if there is none.
- * label: for screen readers. keys: whether j, k, arrows, Enter, Home and End are this list's. columns: the class that
- * says how wide they are; kind: item → such a class, where rows differ.
+ * items: everything, in order. id: item → its text id (`key` never reaches a component). row: item → content.
+ * selected: id of the open item. onOpen: item → void. empty: what to draw if there is none. label: for screen readers.
+ * columns: the class that says how wide they are.
  */
-export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty, label, keys = true, columns = "", kind = () => columns }) {
+export function Rows({ items, id, row, selected = "", onOpen, empty, label, columns }) {
   const box = useRef(null);
   const [view, setView] = useState({ top: 0, room: 600 });
   const [cursor, drawCursor] = useState(selected);
   const newest = useRef(selected); // the cursor, also before it is drawn: keys may come faster than frames
-  const [first, end] = windowOf(items.length, height, view.top, view.room);
+  const [first, end] = windowOf(items.length, HEIGHT, view.top, view.room);
   const at = items.findIndex((item) => id(item) === cursor);
 
   useEffect(() => {
@@ -58,7 +58,7 @@ export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty
   };
   const reveal = (index, middle) => {
     const element = box.current;
-    if (index >= 0 && element) element.scrollTop = revealed(index, height, element.scrollTop, element.clientHeight, middle);
+    if (index >= 0 && element) element.scrollTop = revealed(index, HEIGHT, element.scrollTop, element.clientHeight, middle);
   };
   const move = (step) => () => {
     if (!items.length) return false;
@@ -69,15 +69,13 @@ export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty
   };
   const open = () => {
     const item = items.find((each) => id(each) === newest.current) ?? items[0];
-    if (!item || !onOpen) return false;
+    if (!item) return false;
     setCursor(id(item));
     onOpen(item);
   };
   useKeys(
-    keys
-      ? { "j ArrowDown": move(1), "k ArrowUp": move(-1), Home: move(-Infinity), End: move(Infinity), Enter: open }
-      : {},
-    keys ? { "j k ArrowDown ArrowUp": "move in the list", "Home End": "first and last row", Enter: "open the row" } : "",
+    { "j ArrowDown": move(1), "k ArrowUp": move(-1), Home: move(-Infinity), End: move(Infinity), Enter: open },
+    { "j k ArrowDown ArrowUp": "move in the list", "Home End": "first and last row", Enter: "open the row" },
   );
 
   return html`<div
@@ -90,22 +88,22 @@ export function Rows({ items, id, height = 30, row, selected = "", onOpen, empty
     onScroll=${(event) => setView({ top: event.currentTarget.scrollTop, room: event.currentTarget.clientHeight })}
   >
     ${items.length
-      ? html`<div class="space" role="presentation" style=${{ height: items.length * height + "px" }}>
+      ? html`<div class="space" role="presentation" style=${{ height: items.length * HEIGHT + "px" }}>
           ${items.slice(first, end).map((item, offset) => {
             const name = id(item);
             const index = first + offset;
             return html`<div
               key=${name}
               id=${`row-${index}`}
-              class=${["row", kind(item), index === at && "cursor", name === selected && "selected"].filter(Boolean).join(" ")}
+              class=${["row", columns, index === at && "cursor", name === selected && "selected"].filter(Boolean).join(" ")}
               role="option"
               aria-selected=${name === selected ? "true" : "false"}
               aria-posinset=${index + 1}
               aria-setsize=${items.length}
-              style=${{ top: index * height + "px", height: height + "px" }}
+              style=${{ top: index * HEIGHT + "px" }}
               onClick=${() => {
                 setCursor(name);
-                onOpen?.(item);
+                onOpen(item);
               }}
             >
               ${row(item)}

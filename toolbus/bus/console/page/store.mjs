@@ -7,7 +7,7 @@ export const MAX_CALLS = 2000;
 export const MAX_TOOLS = 20000;
 export const RATES = 60;
 export const POINTS = 30; // of a tool's history
-export const POINT_SECONDS = 2; // that a point of it stands for
+const POINT_SECONDS = 2; // that a point of it stands for
 
 /** The newest digest's scalar fields. Empty until the first one came. */
 export const bus = signal({});

@@ -1,14 +1,13 @@
 // Draws one tool: what it declares, how it fares, its last calls, and a form to try it.
 
-import { now } from "./clock.mjs";
 import { html, useEffect, useState } from "./html.mjs";
-import { DetailHead, Facts, Failed, Nothing, Outcome, Panel } from "./parts.mjs";
+import { Ago, DetailHead, Facts, Failed, Nothing, Outcome, Panel } from "./parts.mjs";
 import { Output, readJson } from "./result_view.mjs";
 import { link } from "./router.mjs";
 import { SchemaTree } from "./schema_tree.mjs";
 import { Sparkline } from "./sparkline.mjs";
 import { bus, calls, connection, historyOf, toolKey, tools } from "./store.mjs";
-import { ago, clock, count, duration, moment, shown, shownLines } from "./text.mjs";
+import { clock, count, duration, moment, shown, shownLines } from "./text.mjs";
 import { declarationOf } from "./tool_declarations.mjs";
 import { Try } from "./tool_try.mjs";
 
@@ -71,10 +70,6 @@ function Figures({ source, name }) {
     </div>
     <div class="inside"><${Sparkline} kind="wide" values=${historyOf(counts)} label="calls a second, the last minute" /></div>
   <//>`;
-}
-
-function Ago({ at }) {
-  return ago(at, now.value);
 }
 
 function About({ tool }) {

@@ -4,7 +4,7 @@ import { admin } from "../api.mjs";
 import { now } from "../clock.mjs";
 import { askName } from "../dialogs.mjs";
 import { html, useState } from "../html.mjs";
-import { Facts, Failed, fieldsOf, Panel, Table, useAct, useAnswer } from "../parts.mjs";
+import { Facts, Failed, fieldsOf, Panel, Reading, Table, useAct, useAnswer } from "../parts.mjs";
 import { link } from "../router.mjs";
 import { Sparkline } from "../sparkline.mjs";
 import { bus, MAX_LISTED, may, me, rates, sessions, sources } from "../store.mjs";
@@ -108,7 +108,7 @@ function Outcomes({ stats, error }) {
             </tr>`,
           )}
         </tbody></table>`
-      : html`<div class="empty">${stats ? "No call has ended yet." : "Reading …"}</div>`}
+      : stats ? html`<div class="empty">No call has ended yet.</div>` : html`<${Reading} />`}
   <//>`;
 }
 
@@ -157,6 +157,7 @@ function SlowCalls() {
   const { slow_seconds, count: number, calls = [] } = answer ?? {};
   return html`<${Panel} title="Slow calls" aside=${answer && html`<span class="muted">${slow_seconds > 0 ? `above ${duration(slow_seconds)}: ${count(number)} since the start` : "not noted"}</span>`}>
     <${Failed} error=${error} what="The slow calls" />
+    ${!answer && !error && html`<${Reading} />`}
     ${answer &&
     html`<${Table}
       heads=${["Tool", "Caller", "Ended", "Took"]}

@@ -4,16 +4,16 @@ import { admin } from "../api.mjs";
 import { callOf, fetchAround, fetchCalls, history, keyOf, MAX_FETCHED, selects, skipped, textOf } from "../call_history.mjs";
 import { now } from "../clock.mjs";
 import { askName } from "../dialogs.mjs";
-import { Filter, filtered } from "../filter.mjs";
+import { filtered } from "../filter.mjs";
 import { html, signal, useEffect } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
-import { Cut, DetailHead, Facts, Failed, Nothing, Outcome, Panel, Split, useAct } from "../parts.mjs";
+import { ListPage } from "../list_page.mjs";
+import { Ago, Cut, DetailHead, Facts, Failed, Nothing, Outcome, Panel, useAct } from "../parts.mjs";
 import { Why } from "../result_view.mjs";
 import { go, link, refine } from "../router.mjs";
-import { Rows } from "../rows.mjs";
 import { familyOf } from "../spans_layout.mjs";
 import { calls, connection, lost, may, running } from "../store.mjs";
-import { age, ago, clock, count, duration, moment, plural, shown } from "../text.mjs";
+import { age, clock, count, duration, moment, plural, shown } from "../text.mjs";
 import { Waterfall } from "../waterfall.mjs";
 
 const MAX_RUNNING = 12; // rows above those that ended; "Running" has all
@@ -26,14 +26,9 @@ const EXACT = ["tool", "source", "caller", "user", "outcome"]; // filters by one
 
 const paused = signal(null); // what the list shows while it does not move: {history, running, newest}; null: it moves
 
-function View({ parts, query }) {
-  const [id] = parts;
-  return html`<${Split} list=${html`<${List} selected=${id} query=${query} />`} detail=${id && html`<${Detail} key=${id} id=${id} query=${query} />`} />`;
-}
-
 // -- the list ------------------------------------------------------------------------------------------------------
 
-function List({ selected = "", query }) {
+function View({ parts: [id], query }) {
   const [fetch, fetching, error] = useAct();
   const exact = EXACT.filter((name) => query[name]);
   const asked = exact.map((name) => `${name}=${query[name]}`).join("&");
@@ -50,24 +45,21 @@ function List({ selected = "", query }) {
   const from = paused.value ?? { history: history.value, running: running.value };
   const items = itemsOf(from, query);
   const missed = paused.value ? (history.value[0]?.number ?? 0) - (paused.value.history[0]?.number ?? 0) : 0;
-  return html`
-    <div class="head">
-      <div class="toolbar">
-        <h1>Calls</h1>
-        <${Filter} label="Filter calls" />
-        <div class="chips" role="group" aria-label="Which calls">
-          ${STATUSES.map(
-            ([name, label]) =>
-              html`<button type="button" aria-pressed=${(query.status ?? "") === name} onClick=${() => refine({ status: name })}>
-                ${label}${name === "running" && running.value.length > 0 && html` <span class="num">${running.value.length}${running.value.length >= 100 && "+"}</span>`}
-              </button>`,
-          )}
-        </div>
-        <button type="button" aria-pressed=${paused.value !== null} onClick=${pause}>
-          ${paused.value ? html`Go on${missed > 0 && html` <span class="num">+${count(missed)}</span>`}` : "Pause"}
-        </button>
+  return html`<${ListPage}
+    title="Calls"
+    one="call"
+    aside=${html`<div class="chips" role="group" aria-label="Which calls">
+        ${STATUSES.map(
+          ([name, label]) =>
+            html`<button type="button" aria-pressed=${(query.status ?? "") === name} onClick=${() => refine({ status: name })}>
+              ${label}${name === "running" && running.value.length > 0 && html` <span class="num">${running.value.length}${running.value.length >= 100 && "+"}</span>`}
+            </button>`,
+        )}
       </div>
-      ${exact.length > 0 &&
+      <button type="button" aria-pressed=${paused.value !== null} onClick=${pause}>
+        ${paused.value ? html`Go on${missed > 0 && html` <span class="num">+${count(missed)}</span>`}` : "Pause"}
+      </button>`}
+    below=${html`${exact.length > 0 &&
       html`<div class="toolbar">
         ${exact.map(
           (name) =>
@@ -75,24 +67,20 @@ function List({ selected = "", query }) {
               <button type="button" aria-label="Remove the filter ${name}" onClick=${() => refine({ [name]: "" })}>×</button></span>`,
         )}
       </div>`}
-      <${Missing} fetching=${fetching} onFetch=${() => fetch(() => fetchCalls(query))} />
-      <${Failed} error=${error} what="Older calls" />
-    </div>
-    <div class="columns cols-calls" aria-hidden="true">
-      <span class="narrow-off">Ended</span><span>Tool</span><span class="opt">Source</span><span class="opt">Caller</span><span>Outcome</span><span class="num">Took</span>
-    </div>
-    <${Rows}
-      label="Calls"
-      items=${items}
-      id=${idOf}
-      height=${30}
-      row=${rowOf}
-      columns="cols-calls"
-      selected=${selected}
-      onOpen=${(item) => item.call && go("calls", [keyOf(item.call)], query)}
-      empty=${html`<${NoCalls} query=${query} />`}
-    />
-  `;
+      <${Missing} fetching=${fetching} onFetch=${() => fetch(() => fetchCalls(query))} />`}
+    error=${error}
+    columns="cols-calls"
+    heads=${html`<span class="narrow-off">Ended</span><span>Tool</span><span class="opt">Source</span><span class="opt">Caller</span><span>Outcome</span><span class="num">Took</span>`}
+    items=${items}
+    id=${idOf}
+    row=${rowOf}
+    selected=${id ?? ""}
+    onOpen=${(item) => item.call && go("calls", [keyOf(item.call)], query)}
+    narrowed=${query.q || exact.length > 0}
+    hint=${`The bus remembers the newest ${count(MAX_FETCHED)} calls, and none of them passes the filter. Remove a part of it.`}
+    none=${html`<${NoCalls} status=${query.status} />`}
+    detail=${id && html`<${Detail} key=${id} id=${id} query=${query} />`}
+  />`;
 }
 
 /** Returns the rows: {call}, or {words} for a line about the others. */
@@ -138,9 +126,7 @@ function Missing({ fetching, onFetch }) {
   </div>`;
 }
 
-function NoCalls({ query }) {
-  const { status, q } = query;
-  if (q || EXACT.some((name) => query[name])) return html`<${Nothing} title="No such call">The bus remembers the newest ${count(MAX_FETCHED)} calls, and none of them passes the filter. Remove a part of it.<//>`;
+function NoCalls({ status }) {
   if (status === "failed") return html`<${Nothing} title="No failed calls">Of the calls that the bus remembers, none failed.<//>`;
   if (status === "running") return html`<${Nothing} title="Nothing runs">Calls stand here from their start to their end.<//>`;
   return html`<${Nothing} title="No calls yet">Run a tool from its page, or in a terminal: <code>toolbus call NAME</code><//>`;
@@ -155,6 +141,13 @@ function Detail({ id, query }) {
   useEffect(() => {
     if (live && (!call || call.outcome !== undefined)) fetch(() => fetchAround(call));
   }, [id, live, call?.outcome]);
+  const [act, busy, refusal] = useAct();
+  const mayCancel = call !== undefined && call.outcome === undefined && may("drain");
+  const cancel = async () => {
+    const sure = await askName("Cancel the call", call.name, "Its caller gets the error CANCELLED at once. The tool may have done a part of its work.");
+    if (sure) act(() => admin("cancel_call", { id: call.id }));
+  };
+  useKeys(mayCancel ? { x: () => void cancel() } : {}, mayCancel ? { x: "cancel the call" } : "");
   if (!call) {
     return html`
       <${DetailHead} back="calls" title="Calls" query=${query} name="Call ${id}" />
@@ -167,9 +160,12 @@ function Detail({ id, query }) {
     `;
   }
   return html`
-    <${DetailHead} back="calls" title="Calls" query=${query} name=${call.name}><${Outcome} call=${call} /><//>
+    <${DetailHead} back="calls" title="Calls" query=${query} name=${call.name}>
+      <${Outcome} call=${call} />
+      ${mayCancel && html`<span class="spring"></span><button type="button" class="danger" disabled=${busy} onClick=${cancel}>Cancel …</button>`}
+    <//>
     <div class="body">
-      ${call.outcome === undefined && may("drain") && html`<${Cancel} call=${call} />`}
+      <${Failed} error=${refusal} what="Not cancelled" />
       <${Failure} call=${call} />
       <${Family} call=${call} query=${query} />
       <${Summary} call=${call} />
@@ -177,20 +173,6 @@ function Detail({ id, query }) {
       <${Contents} call=${call} />
     </div>
   `;
-}
-
-function Cancel({ call }) {
-  const [run, busy, error] = useAct();
-  const cancel = async () => {
-    const sure = await askName("Cancel the call", call.name, "Its caller gets the error CANCELLED at once. The tool may have done a part of its work.");
-    if (sure) run(() => admin("cancel_call", { id: call.id }));
-  };
-  useKeys({ x: () => void cancel() }, { x: "cancel the call" });
-  return html`<div class="inline">
-      <button type="button" class="danger" disabled=${busy} onClick=${cancel}>Cancel the call …</button>
-      <span class="muted"><kbd>x</kbd></span>
-    </div>
-    <${Failed} error=${error} what="Not cancelled" />`;
 }
 
 function Failure({ call: { failure } }) {
@@ -240,10 +222,6 @@ function Summary({ call }) {
       ["Trace", call.trace_id && html`<code>${call.trace_id}</code>`],
     ]} />
   <//>`;
-}
-
-function Ago({ at }) {
-  return ago(at, now.value);
 }
 
 function Repairs({ of }) {

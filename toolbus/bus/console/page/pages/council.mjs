@@ -1,14 +1,13 @@
 // Shows councils: the newest runs, what each member's tools gave, and who takes part as the bus is configured.
 
 import { get, send } from "../api.mjs";
-import { now } from "../clock.mjs";
-import { Filter, filtered } from "../filter.mjs";
+import { filtered } from "../filter.mjs";
 import { html, useEffect, useState } from "../html.mjs";
-import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct, useAnswer } from "../parts.mjs";
+import { ListPage } from "../list_page.mjs";
+import { Ago, Cut, DetailHead, Facts, Failed, Nothing, Panel, useAct, useAnswer } from "../parts.mjs";
 import { go, link } from "../router.mjs";
-import { Rows } from "../rows.mjs";
 import { connection } from "../store.mjs";
-import { ago, clock, count, duration, moment, plural, shown } from "../text.mjs";
+import { clock, count, duration, moment, plural, shown } from "../text.mjs";
 
 const RUNS_EVERY = 3000; // ms
 const SETTINGS = "settings"; // instead of the id of a run
@@ -21,35 +20,26 @@ function View({ parts, query }) {
   }
   const [id] = parts;
   const items = filtered(runs ?? [], query.q, (run) => [run.chatId, run.runId, ...run.members].join("\n").toLowerCase());
-  const list = html`
-    <div class="head">
-      <div class="toolbar">
-        <h1>Council</h1>
-        <${Filter} label="Filter runs" count=${runs && plural(items.length, "run")} />
-        <span class="spring"></span>
-        <a class="button" href=${link("council", [SETTINGS])} aria-current=${id === SETTINGS ? "page" : undefined}>Members and settings</a>
-      </div>
-      <${Failed} error=${error} what="The runs" />
-    </div>
-    <div class="columns cols-runs" aria-hidden="true"><span class="narrow-off">Ended</span><span>Members</span><span class="opt">Chat</span><span>Tools</span><span class="num">Took</span></div>
-    <${Rows}
-      label="Runs of councils"
-      items=${items}
-      id=${(run) => run.runId}
-      height=${30}
-      columns="cols-runs"
-      row=${rowOf}
-      selected=${id}
-      onOpen=${(run) => go("council", [run.runId], query)}
-      empty=${runs === null
-        ? html`<${Nothing} title=${error ? "The runs cannot be read" : "Reading …"} />`
-        : runs.length
-          ? html`<${Nothing} title="No such run">Remove a part of the filter.<//>`
-          : html`<${Nothing} title="No runs yet">A host asks for one with <code>POST /api/council/run</code>; the newest 100 stand here until the bus stops.<//>`}
-    />
-  `;
-  const detail = id === SETTINGS ? html`<${Settings} query=${query} />` : id && html`<${Run} key=${id} id=${id} known=${runs !== null} line=${runs?.find((run) => run.runId === id)} query=${query} onChange=${read} />`;
-  return html`<${Split} list=${list} detail=${detail} />`;
+  return html`<${ListPage}
+    title="Council"
+    one="run"
+    count=${runs && plural(items.length, "run")}
+    aside=${html`<span class="spring"></span>
+      <a class="button" href=${link("council", [SETTINGS])} aria-current=${id === SETTINGS ? "page" : undefined}>Members and settings</a>`}
+    error=${error}
+    known=${runs !== null}
+    columns="cols-runs"
+    heads=${html`<span class="narrow-off">Ended</span><span>Members</span><span class="opt">Chat</span><span>Tools</span><span class="num">Took</span>`}
+    label="Runs of councils"
+    items=${items}
+    id=${(run) => run.runId}
+    row=${rowOf}
+    selected=${id}
+    onOpen=${(run) => go("council", [run.runId], query)}
+    narrowed=${runs?.length}
+    none=${html`<${Nothing} title="No runs yet">A host asks for one with <code>POST /api/council/run</code>; the newest 100 stand here until the bus stops.<//>`}
+    detail=${id === SETTINGS ? html`<${Settings} query=${query} />` : id && html`<${Run} key=${id} id=${id} known=${runs !== null} line=${runs?.find((run) => run.runId === id)} query=${query} onChange=${read} />`}
+  />`;
 }
 
 function rowOf(run) {
@@ -90,7 +80,7 @@ function Run({ id, known, line, query, onChange }) {
       html`
         <${Panel} title="The run" aside=${failed > 0 && html`<button type="button" class="small" disabled=${busy} onClick=${retry}>Retry what failed</button>`}>
           <${Facts} of=${[
-            ["Ended", line && html`${moment(line.ended)} <span class="muted">${ago(line.ended, now.value)}</span>`],
+            ["Ended", line && html`${moment(line.ended)} <span class="muted"><${Ago} at=${line.ended} /></span>`],
             ["Took", duration(run.totalDurationMs / 1000)],
             ["Chat", line?.chatId && shown(line.chatId)],
             ["Reused", run.reused && "yes: nothing had changed since the chat's last run"],

@@ -6,10 +6,11 @@ import { askName } from "../dialogs.mjs";
 import { Filter, filtered } from "../filter.mjs";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
+import { ListPage } from "../list_page.mjs";
 import { newestLines } from "../log_lines.mjs";
-import { Cut, DetailHead, Failed, Nothing, Split, useAct, useAnswer } from "../parts.mjs";
+import { Cut, DetailHead, Failed, Nothing, useAct, useAnswer } from "../parts.mjs";
 import { go, refine } from "../router.mjs";
-import { Rows, windowOf } from "../rows.mjs";
+import { windowOf } from "../rows.mjs";
 import { connection, may } from "../store.mjs";
 import { age, clock, count, moment, plural, shown } from "../text.mjs";
 
@@ -30,31 +31,25 @@ function View({ parts, query }) {
   const [source, plugin] = parts;
   const items = filtered(plugins ?? [], query.q, (row) => `${row.plugin}\n${row.source}\n${row.state}`.toLowerCase());
   const open = plugins?.find((row) => row.source === source && row.plugin === plugin);
-  const list = html`
-    <div class="head">
-      <div class="toolbar"><h1>Logs</h1><${Filter} label="Filter plugins" count=${plugins && plural(items.length, "plugin")} /></div>
-      <${Failed} error=${error} what="The list" />
-      ${Object.entries(errors).map(([name, why]) => html`<p class="note warn" key=${name}>${shown(why)}</p>`)}
-    </div>
-    <div class="columns cols-logs" aria-hidden="true"><span>Plugin</span><span>State</span><span class="opt">Runs under</span><span class="num">Lines</span></div>
-    <${Rows}
-      label="Plugins with output"
-      items=${items}
-      id=${keyOf}
-      height=${30}
-      columns="cols-logs"
-      row=${rowOf}
-      selected=${parts.map(encodeURIComponent).join("/")}
-      onOpen=${(row) => go("logs", [row.source, row.plugin], query)}
-      empty=${plugins === null
-        ? html`<${Nothing} title=${error ? "The logs cannot be read" : "Reading …"} />`
-        : plugins.length
-          ? html`<${Nothing} title="No such plugin">Remove a part of the filter.<//>`
-          : html`<${Nothing} title="No output is kept">The output of plugins is kept where <code>toolbus run</code>, a folder of tool files or a mount runs them. Start one: <code>toolbus run plugin.py</code><//>`}
-    />
-  `;
-  const detail = plugin && html`<${Log} key=${parts.join("\n")} source=${source} plugin=${plugin} row=${open} query=${query} onChange=${read} />`;
-  return html`<${Split} list=${list} detail=${detail} />`;
+  return html`<${ListPage}
+    title="Logs"
+    one="plugin"
+    count=${plugins && plural(items.length, "plugin")}
+    below=${Object.entries(errors).map(([name, why]) => html`<p class="note warn" key=${name}>${shown(why)}</p>`)}
+    error=${error}
+    known=${plugins !== null}
+    columns="cols-logs"
+    heads=${html`<span>Plugin</span><span>State</span><span class="opt">Runs under</span><span class="num">Lines</span>`}
+    label="Plugins with output"
+    items=${items}
+    id=${keyOf}
+    row=${rowOf}
+    selected=${parts.map(encodeURIComponent).join("/")}
+    onOpen=${(row) => go("logs", [row.source, row.plugin], query)}
+    narrowed=${plugins?.length}
+    none=${html`<${Nothing} title="No output is kept">The output of plugins is kept where <code>toolbus run</code>, a folder of tool files or a mount runs them. Start one: <code>toolbus run plugin.py</code><//>`}
+    detail=${plugin && html`<${Log} key=${parts.join("\n")} source=${source} plugin=${plugin} row=${open} query=${query} onChange=${read} />`}
+  />`;
 }
 
 const keyOf = (row) => [row.source, row.plugin].map(encodeURIComponent).join("/");

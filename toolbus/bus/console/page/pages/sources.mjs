@@ -1,16 +1,15 @@
 // Shows sources and their sessions: who is attached, in which state, how much of each window is used, what was refused.
 
 import { admin } from "../api.mjs";
-import { now } from "../clock.mjs";
 import { askName, toast } from "../dialogs.mjs";
-import { Filter, filtered } from "../filter.mjs";
+import { filtered } from "../filter.mjs";
 import { html, useEffect, useState } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
-import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct } from "../parts.mjs";
+import { ListPage } from "../list_page.mjs";
+import { Ago, Cut, DetailHead, Facts, Failed, Nothing, Panel, useAct } from "../parts.mjs";
 import { go, link } from "../router.mjs";
-import { Rows } from "../rows.mjs";
 import { bus, catalog, connection, MAX_LISTED, may, sessions, sources, tools } from "../store.mjs";
-import { ago, count, moment, plural, shown } from "../text.mjs";
+import { count, moment, plural, shown } from "../text.mjs";
 import { refusedTools } from "../tool_declarations.mjs";
 
 // State → the class of its sign, and what it means.
@@ -26,8 +25,20 @@ const MAX_TOOLS = 100; // of a source that are named
 
 function View({ parts, query }) {
   const [name] = parts;
-  return html`<${Split}
-    list=${html`<${List} selected=${name ?? ""} query=${query} />`}
+  const items = filtered(everySource(), query.q, ({ source, kind, state }) => `${source}\n${kind}\n${state}`.toLowerCase());
+  return html`<${ListPage}
+    title="Sources"
+    one="source"
+    count=${plural(items.length, "source") + (sources.value.size < MAX_LISTED ? "" : ` of the first ${count(MAX_LISTED)}`)}
+    columns="cols-sources"
+    heads=${html`<span>Source</span><span>State</span><span class="num">Tools</span><span class="num narrow-off">Sessions</span><span class="opt">Window</span>`}
+    items=${items}
+    id=${(item) => item.source}
+    row=${rowOf}
+    selected=${name ?? ""}
+    onOpen=${(item) => go("sources", [item.source], query)}
+    narrowed=${query.q}
+    none=${html`<${Nothing} title="Nothing is attached yet">Start a plugin: <code>toolbus run plugin.py</code><//>`}
     detail=${name !== undefined && html`<${Detail} key=${name} name=${name} query=${query} />`}
   />`;
 }
@@ -48,34 +59,6 @@ function everySource() {
   for (const item of all.values()) if (item.silenced && item.state === "attached") item.state = "revoked";
   const rank = ({ state }) => (WORST_FIRST.indexOf(state) + WORST_FIRST.length) % WORST_FIRST.length;
   return [...all.values()].sort((one, other) => rank(one) - rank(other) || (one.source < other.source ? -1 : 1));
-}
-
-function List({ selected, query }) {
-  const all = everySource();
-  const items = filtered(all, query.q, ({ source, kind, state }) => `${source}\n${kind}\n${state}`.toLowerCase());
-  const waiting = connection.value !== "live";
-  return html`
-    <div class="head">
-      <div class="toolbar"><h1>Sources</h1><${Filter} label="Filter sources" count=${plural(items.length, "source") + (sources.value.size < MAX_LISTED ? "" : ` of the first ${count(MAX_LISTED)}`)} /></div>
-    </div>
-    <div class="columns cols-sources" aria-hidden="true">
-      <span>Source</span><span>State</span><span class="num">Tools</span><span class="num narrow-off">Sessions</span><span class="opt">Window</span>
-    </div>
-    <${Rows}
-      label="Sources"
-      items=${items}
-      id=${(item) => item.source}
-      row=${rowOf}
-      columns="cols-sources"
-      selected=${selected}
-      onOpen=${(item) => go("sources", [item.source], query)}
-      empty=${query.q
-        ? html`<${Nothing} title="No such source">Remove a part of the filter.<//>`
-        : waiting
-          ? html`<${Nothing} title="Waiting for the bus …" />`
-          : html`<${Nothing} title="Nothing is attached yet">Start a plugin: <code>toolbus run plugin.py</code><//>`}
-    />
-  `;
 }
 
 function rowOf(item) {
@@ -170,10 +153,6 @@ function Offline({ since, until }) {
     <div>Its tools keep their places until ${moment(until)} <span class="muted">(<${Ago} at=${until} />)</span></div>`;
 }
 
-function Ago({ at }) {
-  return ago(at, now.value);
-}
-
 function Refused({ name, number }) {
   const [read, setRead] = useState({ rows: [], error: null });
   const { instance, revision } = bus.value;
@@ -211,7 +190,7 @@ function ToolsOf({ name, number }) {
       <tbody>
         ${own.slice(0, MAX_TOOLS).map(
           (tool) => html`<tr key=${tool.name}>
-            <td><a href=${link("tools", [name, tool.name])}>${shown(tool.name)}</a></td>
+            <td class="name any"><a href=${link("tools", [name, tool.name])}>${shown(tool.name)}</a></td>
             <td class="any muted">${shown(firstLine(tool.description))}</td>
             <td class="num">${count(tools.value.get(`${name}\n${tool.name}`)?.calls ?? 0)}</td>
           </tr>`,

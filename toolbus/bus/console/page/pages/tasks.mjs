@@ -1,15 +1,14 @@
 // Shows background tasks: those of everyone where one may, and what each reported and gave to those that it belongs to.
 
 import { admin, get, send } from "../api.mjs";
-import { now } from "../clock.mjs";
-import { Filter, filtered } from "../filter.mjs";
+import { filtered } from "../filter.mjs";
 import { html, useEffect, useState } from "../html.mjs";
 import { useKeys } from "../keys.mjs";
-import { Cut, DetailHead, Facts, Failed, Nothing, Panel, Split, useAct, useAnswer } from "../parts.mjs";
+import { ListPage } from "../list_page.mjs";
+import { Ago, Cut, DetailHead, Facts, Failed, Nothing, Panel, useAct, useAnswer } from "../parts.mjs";
 import { Output } from "../result_view.mjs";
 import { go, link, refine } from "../router.mjs";
-import { Rows } from "../rows.mjs";
-import { ago, count, duration, moment, plural, shown } from "../text.mjs";
+import { count, duration, moment, plural, shown } from "../text.mjs";
 
 const REFRESH = 2000; // ms
 const LIMIT = 500;
@@ -28,36 +27,26 @@ function View({ parts, query }) {
   const wanted = (tasks ?? []).filter((task) => !status || task.status === status);
   const items = filtered(wanted, query.q, (task) => [task.tool, ownerOf(task), task.status, task.task_id].join("\n").toLowerCase());
   const task = tasks?.find((each) => each.task_id === id);
-  const list = html`
-    <div class="head">
-      <div class="toolbar">
-        <h1>Tasks</h1>
-        <${Filter} label="Filter tasks" />
-        <div class="chips" role="group" aria-label="Which tasks">
-          ${STATUSES.map(([name, label]) => html`<button type="button" aria-pressed=${status === name} onClick=${() => refine({ status: name })}>${label}</button>`)}
-        </div>
-        ${total > LIMIT && html`<span class="muted">the newest ${count(LIMIT)} of ${count(total)}</span>`}
+  return html`<${ListPage}
+    title="Tasks"
+    one="task"
+    aside=${html`<div class="chips" role="group" aria-label="Which tasks">
+        ${STATUSES.map(([name, label]) => html`<button type="button" aria-pressed=${status === name} onClick=${() => refine({ status: name })}>${label}</button>`)}
       </div>
-      <${Failed} error=${error} what="The list" />
-    </div>
-    <div class="columns cols-tasks" aria-hidden="true"><span>Tool</span><span>State</span><span class="opt">Owner</span><span class="opt">Task</span><span class="num">Took</span></div>
-    <${Rows}
-      label="Tasks"
-      items=${items}
-      id=${(each) => each.task_id}
-      height=${30}
-      columns="cols-tasks"
-      row=${rowOf}
-      selected=${id}
-      onOpen=${(each) => go("tasks", [each.task_id], query)}
-      empty=${tasks === null
-        ? html`<${Nothing} title=${error ? "The tasks are not known" : "Reading …"} />`
-        : tasks.length
-          ? html`<${Nothing} title="No such task">Remove a part of the filter.<//>`
-          : html`<${Nothing} title="No tasks">A call with <code>background_after_seconds</code> becomes a task when it takes longer.<//>`}
-    />
-  `;
-  return html`<${Split} list=${list} detail=${id && html`<${Detail} key=${id} id=${id} task=${task} known=${tasks !== null} query=${query} onChange=${read} />`} />`;
+      ${total > LIMIT && html`<span class="muted">the newest ${count(LIMIT)} of ${count(total)}</span>`}`}
+    error=${error}
+    known=${tasks !== null}
+    columns="cols-tasks"
+    heads=${html`<span>Tool</span><span>State</span><span class="opt">Owner</span><span class="opt">Task</span><span class="num">Took</span>`}
+    items=${items}
+    id=${(each) => each.task_id}
+    row=${rowOf}
+    selected=${id}
+    onOpen=${(each) => go("tasks", [each.task_id], query)}
+    narrowed=${tasks?.length}
+    none=${html`<${Nothing} title="No tasks">A call with <code>background_after_seconds</code> becomes a task when it takes longer.<//>`}
+    detail=${id && html`<${Detail} key=${id} id=${id} task=${task} known=${tasks !== null} query=${query} onChange=${read} />`}
+  />`;
 }
 
 /** Returns whose a task is, in words. */
@@ -107,7 +96,7 @@ function Detail({ id, task, known, query, onChange }) {
           ["Tool", html`<a href=${link("calls", [], { tool: task.tool })} title="Calls of this tool">${shown(task.tool)}</a>`],
           ["Owner", ownerOf(task) || "a program without a user"],
           ["Took", duration(task.seconds)],
-          ["Started", started && html`${moment(started)} <span class="muted">${ago(started, now.value)}</span>`],
+          ["Started", started && html`${moment(started)} <span class="muted"><${Ago} at=${started} /></span>`],
           ["Ended", ended && moment(ended)],
           ["Id", html`<code>${task.task_id}</code>`],
         ]} />

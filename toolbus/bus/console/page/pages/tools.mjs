@@ -1,12 +1,11 @@
 // Shows tools: how each fares, and the one that is open.
 
-import { Filter } from "../filter.mjs";
 import { computed, html } from "../html.mjs";
-import { Cut, Nothing, Split } from "../parts.mjs";
+import { ListPage } from "../list_page.mjs";
+import { Cut, Nothing } from "../parts.mjs";
 import { go, refine } from "../router.mjs";
-import { Rows } from "../rows.mjs";
 import { Sparkline } from "../sparkline.mjs";
-import { catalog, connection, historyOf, toolKey, tools } from "../store.mjs";
+import { catalog, historyOf, toolKey, tools } from "../store.mjs";
 import { count, duration, plural, shown } from "../text.mjs";
 import { ToolDetail } from "../tool_detail.mjs";
 
@@ -21,15 +20,6 @@ const ORDERS = {
   p50: (item, counts) => -(counts?.p50 ?? -1),
   p95: (item, counts) => -(counts?.p95 ?? -1),
 };
-
-function View({ parts, query }) {
-  const [source, name] = parts;
-  const open = name !== undefined;
-  return html`<${Split}
-    list=${html`<${List} selected=${open ? toolKey(source, name) : ""} query=${query} />`}
-    detail=${open && html`<${ToolDetail} key=${toolKey(source, name)} source=${source} name=${name} query=${query} />`}
-  />`;
-}
 
 const offered = computed(() => {
   const items = catalog.value.map((tool) => ({ ...tool, key: toolKey(tool.source, tool.name), text: textOf(tool) }));
@@ -61,34 +51,31 @@ export function selected(items, { q = "", source = "", sort = "" }, counts) {
   return keyed.sort(([one], [other]) => (one < other ? -1 : one > other ? 1 : 0)).map(([, item]) => item);
 }
 
-function List({ selected: open, query }) {
+function View({ parts: [source, name], query }) {
+  const open = name === undefined ? "" : toolKey(source, name);
   const items = selected(everything.value, query, tools.value);
   const column = (name, label, kind = "") => html`<span class=${kind}>
     <button type="button" aria-pressed=${(query.sort || "name") === name} title=${`order by ${label}`} onClick=${() => refine({ sort: name === "name" ? "" : name })}>${label}</button>
   </span>`;
-  return html`
-    <div class="head">
-      <div class="toolbar"><h1>Tools</h1><${Filter} label="Filter tools" count=${plural(items.length, "tool")} />
-        ${query.source &&
-        html`<span class="chip busy">source: ${shown(query.source)}
-          <button type="button" aria-label="Remove the filter source" onClick=${() => refine({ source: "" })}>×</button></span>`}
-      </div>
-    </div>
-    <div class="columns cols-tools">
-      ${column("name", "Tool")}${column("source", "Source", "narrow-off")}<span class="opt">Last minute</span>
-      ${column("calls", "Calls", "num")}${column("failed", "Errors", "num opt")}${column("p50", "p50", "num opt")}${column("p95", "p95", "num")}
-    </div>
-    <${Rows}
-      label="Tools"
-      items=${items}
-      id=${(item) => item.key}
-      row=${rowOf}
-      columns="cols-tools"
-      selected=${open}
-      onOpen=${(item) => go("tools", [item.source, item.name], withoutArguments(query))}
-      empty=${html`<${NoTools} query=${query} />`}
-    />
-  `;
+  return html`<${ListPage}
+    title="Tools"
+    one="tool"
+    count=${plural(items.length, "tool")}
+    aside=${query.source &&
+    html`<span class="chip busy">source: ${shown(query.source)}
+      <button type="button" aria-label="Remove the filter source" onClick=${() => refine({ source: "" })}>×</button></span>`}
+    columns="cols-tools"
+    heads=${html`${column("name", "Tool")}${column("source", "Source", "narrow-off")}<span class="opt">Last minute</span>
+      ${column("calls", "Calls", "num")}${column("failed", "Errors", "num opt")}${column("p50", "p50", "num opt")}${column("p95", "p95", "num")}`}
+    items=${items}
+    id=${(item) => item.key}
+    row=${rowOf}
+    selected=${open}
+    onOpen=${(item) => go("tools", [item.source, item.name], withoutArguments(query))}
+    narrowed=${query.q || query.source}
+    none=${html`<${Nothing} title="No tools yet">Start a plugin, or add a folder of tools: <code>toolbus serve --tools DIR</code><//>`}
+    detail=${open && html`<${ToolDetail} key=${open} source=${source} name=${name} query=${query} />`}
+  />`;
 }
 
 const withoutArguments = ({ args: _args, ...rest }) => rest;
@@ -108,12 +95,6 @@ function Row({ item }) {
     <span class="num opt">${counts && counts.p50 !== null ? duration(counts.p50) : ""}</span>
     <span class="num">${counts && counts.p95 !== null ? duration(counts.p95) : ""}</span>
   `;
-}
-
-function NoTools({ query }) {
-  if (query.q || query.source) return html`<${Nothing} title="No such tool">Remove a part of the filter.<//>`;
-  if (connection.value !== "live") return html`<${Nothing} title="Waiting for the bus …" />`;
-  return html`<${Nothing} title="No tools yet">Start a plugin, or add a folder of tools: <code>toolbus serve --tools DIR</code><//>`;
 }
 
 export const page = { key: "t", name: "tools", title: "Tools", view: View };
