@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.server
 import json
 import subprocess
@@ -26,6 +27,7 @@ from toolbus.bus.catalog.schema import (
     compile_schema,
     load_arguments,
 )
+from toolbus.bus.catalog.schema_graph import Graph
 from toolbus.tool import Limits
 
 
@@ -385,6 +387,17 @@ SCALARS = (
         ]
     )
 )
+
+
+def test_compiling_leaves_no_graph_for_the_garbage_collector() -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"type": "string"}}}
+    gc.collect()
+    gc.disable()  # as while a bus starts
+    try:
+        compiled(schema)
+        assert not [each for each in gc.get_objects() if isinstance(each, Graph)]
+    finally:
+        gc.enable()
 
 
 SCHEMAS = st.recursive(

@@ -17,6 +17,8 @@ from toolbus.schema_grammar import of_type, pointer, show
 
 Path = tuple[str | int, ...]
 
+_HOLDING = frozenset(("properties", "items", "additionalProperties", "allOf", "$ref"))  # by which others are found
+_ELSEWHERE = frozenset(("allOf", "$ref", "$id", "id"))  # what makes a value subject to more than one schema, or a name
 MAX_FILLED = 1_000  # of one call: arguments that lack more are passed on as they are
 
 
@@ -115,11 +117,14 @@ class _Finder:
         self._root = root
         self._found: dict[int, Defaults] = {}  # by the identity of the schema
         self._waiting: list[tuple[Defaults, dict[str, Any], Path]] = []  # found, and not yet looked into
+        self._nothing = Defaults()  # of all schemas that hold no other
         self._useful: set[int] = set()  # ids of those that have a default, themselves or further down
         self.warnings: list[str] = []
 
     def find(self, schema: dict[str, Any], place: Path) -> Defaults:
         """Returns the defaults of one schema, empty where it has none."""
+        if _HOLDING.isdisjoint(schema):
+            return self._nothing
         found = self._found.get(id(schema))
         if found is None:
             found = self._found[id(schema)] = Defaults()
@@ -135,6 +140,9 @@ class _Finder:
 
     def _in_place(self, schema: Any, place: Path) -> Iterator[tuple[dict[str, Any], Path]]:
         """Yields a schema and those that apply to the same value in any case."""
+        if isinstance(schema, dict) and _ELSEWHERE.isdisjoint(schema):  # as most: nothing else applies
+            yield schema, place
+            return
         todo, seen = [(schema, place)], set[int]()
         while todo:
             each, here = todo.pop()
@@ -185,6 +193,8 @@ class _Finder:
             found.others = found.others or self.find(others, (*place, "additionalProperties"))
 
     def _default(self, schema: dict[str, Any], place: Path) -> str | None:
+        if "default" not in schema and _ELSEWHERE.isdisjoint(schema):
+            return None
         for part, below in self._in_place(schema, place):
             if "default" not in part:
                 continue

@@ -48,6 +48,7 @@ _APPLIES: dict[str, str] = {
 }
 # Keywords that can refuse a value because another schema accepts it, or has not looked at it.
 _REFUSES_MORE = {"not", "if", "then", "else", "maxContains", "unevaluatedProperties", "unevaluatedItems"}
+_WEIGHS = frozenset(("const", "enum", "pattern", "patternProperties"))  # keywords that take steps of their own
 _BRANCHING = frozenset(("anyOf", "oneOf", "propertyNames"))
 _ANNOTATIONS = {
     "title",
@@ -177,25 +178,28 @@ class Graph:
 
     def takes_objects(self) -> bool:
         """Tells whether the schema could accept an object, as far as its types say; to be asked after `measure`."""
-        known: dict[int, bool] = {}
+        return self._takes(self.root.schema, {})
 
-        def takes(schema: object) -> bool:
-            if not isinstance(schema, dict):
-                return schema is not False
-            if id(schema) not in known:
-                known[id(schema)] = True
-                answers = [_types_allow_objects(schema)]
-                for keyword, quantifier in (("allOf", all), ("anyOf", any), ("oneOf", any)):
-                    parts = schema.get(keyword)
-                    if isinstance(parts, list) and parts:
-                        answers.append(quantifier([takes(part) for part in parts]))
-                node, reference = self._nodes.get(id(schema)), schema.get("$ref")
-                if node is not None and isinstance(reference, str):
-                    answers.append(takes(self._resolved(node, "$ref", reference)))
-                known[id(schema)] = all(answers)
-            return known[id(schema)]
+    def _takes(self, schema: object, known: dict[int, bool]) -> bool:
+        """Tells the same of a schema inside; a method, since a function that calls itself would keep the graph alive.
 
-        return takes(self.root.schema)
+        Args:
+            known: the answers so far, by the identity of the schema.
+        """
+        if not isinstance(schema, dict):
+            return schema is not False
+        if id(schema) not in known:
+            known[id(schema)] = True
+            answers = [_types_allow_objects(schema)]
+            for keyword, quantifier in (("allOf", all), ("anyOf", any), ("oneOf", any)):
+                parts = schema.get(keyword)
+                if isinstance(parts, list) and parts:
+                    answers.append(quantifier([self._takes(part, known) for part in parts]))
+            node, reference = self._nodes.get(id(schema)), schema.get("$ref")
+            if node is not None and isinstance(reference, str):
+                answers.append(self._takes(self._resolved(node, "$ref", reference), known))
+            known[id(schema)] = all(answers)
+        return known[id(schema)]
 
     def _walk(self, root: dict[str, Any], place: tuple[str | int, ...], base: str) -> None:
         """Stores every schema that stands where the grammar allows one, with its base and its names."""
@@ -289,6 +293,8 @@ class Graph:
 
     def _weigh(self, node: Node) -> None:
         schema = node.schema
+        if _WEIGHS.isdisjoint(schema):
+            return
         options = schema.get("enum")
         for value in (schema.get("const"), *(options if isinstance(options, list) else ())):
             if isinstance(value, (dict, list)):  # scalars are looked up in a table, these are compared one by one
@@ -319,7 +325,8 @@ class Graph:
 
     def _refuse_endless(self) -> None:
         """Refuses references that form a cycle at one value: checking them would never end."""
-        for node, _, is_back in _visit(self._nodes.values(), lambda node: [e for e in node.edges if e.applies == SAME]):
+        starts = [node for node in self._nodes.values() if any(edge.applies == SAME for edge in node.edges)]
+        for node, _, is_back in _visit(starts, lambda node: [e for e in node.edges if e.applies == SAME]):
             if is_back:
                 raise SchemaFault(
                     f"schema at {pointer(node.place)}: it applies itself to the same value again, without end: "
@@ -405,6 +412,8 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[object, tuple[str | int, ..
 
 def _combined(node: Node, parts: Sequence[tuple[Edge, Size]]) -> Size:
     """Sums up a node: schemas for the same value add up, of those for different members the costliest counts."""
+    if not parts:  # as most: a third of what measuring takes
+        return Size(1, 1, node.weight, 0, node.states)
     same = [size for edge, size in parts if edge.applies == SAME]
     member = [size for edge, size in parts if edge.applies == MEMBER]
     many = [size for edge, size in parts if edge.applies == MANY]
