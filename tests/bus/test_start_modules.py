@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # What the rooms of a bus with HTTP need only once something uses them.
-LATER = ["aiohttp", "yarl"]
+LATER = ["aiohttp", "yarl", "toolbus.council.council_service", "toolbus.dialects.dialect", "toolbus.dialects.export"]
 SCRIPT = f"""
 import asyncio, sys
 from toolbus.bus import Bus, Config

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
-from toolbus.dialects.dialect import Dialect
-from toolbus.dialects.realtime_dialect import RealtimeDialect
 from toolbus.errors import InvalidRequest
 from toolbus.text import quote
+
+if TYPE_CHECKING:
+    from toolbus.dialects.dialect import Dialect
+    from toolbus.dialects.realtime_dialect import RealtimeDialect
 
 _CLASSES = {
     "openai": ("openai_chat", "OpenAIChat"),

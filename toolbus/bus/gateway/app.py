@@ -58,7 +58,7 @@ Programs that can use gRPC have more: one connection that registers tools and ru
 
 def application(parts: GatewayParts) -> ASGIApp:
     """Returns the application over one bus."""
-    endpoints = endpoints_of(parts.council is not None)
+    endpoints = endpoints_of(parts.find_council is not None)
     plain = PlainRequests(endpoints, parts, _internal_error)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:

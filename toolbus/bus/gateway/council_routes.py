@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -34,14 +34,16 @@ from toolbus.bus.gateway.gateway_parts import parts_of, principal_of
 from toolbus.bus.gateway.host_models import Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response, json_response, write_json
 from toolbus.bus.gateway.tool_routes import REFUSALS
-from toolbus.council.council_service import CouncilService, Start
-from toolbus.council.inline_tools import InlineTarget, InlineTools
 from toolbus.dialects import find_dialect
 from toolbus.errors import PeerLost, SetupError
 from toolbus.functions.call_context import CallContext
 from toolbus.mailbox import Mailbox
 from toolbus.text import quote
 from toolbus.tool import level_of
+
+if TYPE_CHECKING:
+    from toolbus.council.council_service import CouncilService, Start
+    from toolbus.council.inline_tools import InlineTarget, InlineTools
 
 MAX_RUN_EVENTS = 1_000  # that wait for a slow client: a run has one for each of its 100 members, and a few more
 _RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -65,19 +67,19 @@ def _shows(routes: APIRouter) -> None:
     @routes.get("", responses={200: {"model": CouncilShown}})
     async def get_council(request: Request) -> Response:
         """Shows settings and members in force: those of the council file."""
-        return json_response({"ok": True, **_council_of(request).described()})
+        return json_response({"ok": True, **(await _council_of(request)).described()})
 
     @routes.get("/tools", responses={200: {"model": CouncilTools}})
     async def list_council_tools(request: Request, user_id: UserId = "", level: Level = 0) -> Response:
         """Lists what members can be assigned for a user: tools made for councils, and prompt tools."""
         principal_of(request, user_id, level)
-        tools = await _council_of(request).tools(user_id, {"level": str(level)})
+        tools = await (await _council_of(request)).tools(user_id, {"level": str(level)})
         return json_response({"ok": True, "count": len(tools), "tools": tools})
 
     @routes.get("/runs", responses={200: {"model": CouncilRuns}})
     async def list_council_runs(request: Request) -> Response:
         """Lists the runs that are stored, the newest first, without what their tools gave."""
-        runs = _council_of(request).runs()
+        runs = (await _council_of(request)).runs()
         return json_response({"ok": True, "count": len(runs), "runs": runs})
 
     @routes.get("/runs/{run_id}", responses={200: {"model": CouncilAnswer}, **_NO_RUN})
@@ -86,7 +88,7 @@ def _shows(routes: APIRouter) -> None:
         request: Request,
     ) -> Response:
         """Shows the result of a run, retries included. Only the newest runs are stored."""
-        run = _council_of(request).find(run_id)
+        run = (await _council_of(request)).find(run_id)
         return _not_found(run_id) if run is None else json_response(run)
 
 
@@ -101,7 +103,7 @@ def _runs(routes: APIRouter) -> None:
         fields = body.known()
         principal_of(request, body.user_id, level_of(body.attributes))
         try:
-            run = _council_of(request).begin({**fields, "unknown": body.unknown})
+            run = (await _council_of(request)).begin({**fields, "unknown": body.unknown})
         except SetupError as error:
             raise _invalid(error, fields) from None
         return await _run_response(request, run)
@@ -114,7 +116,7 @@ def _runs(routes: APIRouter) -> None:
         """
         only = None if body.only is None else [(each.member_id, each.tool_name) for each in body.only]
         try:
-            run = _council_of(request).begin_retry(body.run_id, only, body.unknown)
+            run = (await _council_of(request)).begin_retry(body.run_id, only, body.unknown)
         except SetupError as error:
             raise _invalid(error, body.known()) from None
         return _not_found(body.run_id) if run is None else await _run_response(request, run)
@@ -128,7 +130,7 @@ def _inline(routes: APIRouter) -> None:
         Tools that are `inline_available` are offered too, with or without members. The same members and tools give the
         same names.
         """
-        dialect, (inline, _, ignored) = find_dialect(body.dialect), _inline_of(body, request)
+        dialect, (inline, _, ignored) = find_dialect(body.dialect), await _inline_of(body, request)
         offered = await inline.export()
         export = dialect.export(offered.tools)
         hashes = {tool.name: tool.schema_hash for tool in offered.tools}
@@ -148,7 +150,7 @@ def _inline(routes: APIRouter) -> None:
         Give the members, settings, dialect and user with which the name was offered. A failed call is an answer like
         any other, also that of an unknown name.
         """
-        inline, context, _ = _inline_of(body, request)
+        inline, context, _ = await _inline_of(body, request)
         arguments = body.arguments if isinstance(body.arguments, str) else write_json(body.arguments).decode()
         timeout = body.timeout_seconds
         calling = inline.call(body.name, arguments, context=context, schema_hash=body.schema_hash, timeout=timeout)
@@ -156,12 +158,12 @@ def _inline(routes: APIRouter) -> None:
         return disconnected_response() if result is None else json_bytes_response(await call_body(result))
 
 
-def _inline_of(body: InlineBody, request: Request) -> tuple[InlineTools, CallContext, list[str]]:
+async def _inline_of(body: InlineBody, request: Request) -> tuple[InlineTools, CallContext, list[str]]:
     fields = body.known()
     principal_of(request, body.user_id, level_of(body.attributes))
     try:
         rule = find_dialect(body.dialect).name_rule
-        return _council_of(request).inline({**fields, "unknown": body.unknown}, rule)
+        return (await _council_of(request)).inline({**fields, "unknown": body.unknown}, rule)
     except SetupError as error:
         raise _invalid(error, fields) from None
 
@@ -191,13 +193,14 @@ def _follows(routes: APIRouter) -> None:
         No event is repeated: a client that reconnects has missed those in between. A client that reads too slowly loses
         the oldest events; `COUNCIL_EVENTS_LOST` says how many.
         """
-        return EventStream(_follow(_council_of(request), chat_id), parts_of(request).core.timings.ping_seconds)
+        council = await _council_of(request)
+        return EventStream(_follow(council, chat_id), parts_of(request).core.timings.ping_seconds)
 
 
-def _council_of(request: Request) -> CouncilService:
-    council = parts_of(request).council
-    assert council is not None  # else the application has no such routes
-    return council
+async def _council_of(request: Request) -> CouncilService:
+    find = parts_of(request).find_council
+    assert find is not None  # else the application has no such routes
+    return await find()
 
 
 async def _run_response(request: Request, run: Start) -> Response:

@@ -22,7 +22,6 @@ from toolbus.bus.gateway.host_models import Exported, FoundTools, Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response, write_json
 from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
 from toolbus.dialects import DIALECTS, find_dialect
-from toolbus.dialects.token_cost import CostCache
 from toolbus.newest import NewestCache
 from toolbus.search import MAX_QUERY_CHARACTERS, MAX_RESULTS, MODES
 from toolbus.text import quote
@@ -147,7 +146,7 @@ class _ExportCache:
         tools = [listing.tool for listing in listings]
         export = self._exports.pop(query, None)  # while it is rewritten, another request makes one of its own
         if export is None or export.revision != revision:
-            writer = _Writer(query.dialect) if export is None else export.writer
+            writer = await asyncio.to_thread(_Writer, query.dialect) if export is None else export.writer
             body = await asyncio.to_thread(writer.write, revision, tools, query.names)
             export = _CachedExport(revision, writer, body, _etag(revision, query))
         self._exports[query] = export
@@ -158,6 +157,8 @@ class _Writer:
     """Writes the exports for one query, revision after revision."""
 
     def __init__(self, dialect: str) -> None:
+        from toolbus.dialects.token_cost import CostCache  # with the next line as long as an export itself
+
         self._dialect = find_dialect(dialect)
         self._costs = CostCache()
 

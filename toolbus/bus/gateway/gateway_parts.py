@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 
@@ -17,9 +17,11 @@ from toolbus.bus.gateway.registrations import Registrations
 from toolbus.bus.gateway.remote_access import RemoteAccess
 from toolbus.bus.local import LocalCaller
 from toolbus.bus.tasks import owner_of
-from toolbus.council.council_service import CouncilService
 from toolbus.errors import NotOffered
 from toolbus.tool import Tool
+
+if TYPE_CHECKING:
+    from toolbus.council.council_service import CouncilService
 
 SOURCE = "http"  # the source of calls over HTTP; of an identity with its name
 IDENTITY = "toolbus.identity"  # of an ASGI scope: who makes the request
@@ -65,14 +67,14 @@ class GatewayParts:
     Attributes:
         registrations: where tools with a callback URL are registered; None where the bus takes none.
         own_url: where the application is served: a callback there would call itself; None over HTTPS only.
-        council: None where the bus has no council room.
+        find_council: returns the council, loaded on first use; None where the bus has no council room.
         remote: admits what comes over HTTPS.
     """
 
     core: Core
     registrations: Registrations | None
     own_url: CallbackUrl | None
-    council: CouncilService | None
+    find_council: Callable[[], Awaitable[CouncilService]] | None
     remote: RemoteAccess
     _caches: dict[Callable[[], Any], Any] = field(default_factory=dict, init=False, repr=False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -14,28 +16,48 @@ log = logging.getLogger("toolbus")
 
 
 class CouncilRoom(Room):
-    """The council of one bus, loaded only where HTTP or a council file asks for it."""
+    """The council of one bus, loaded for a council file, or when the first host asks."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.service: CouncilService | None = None  # None: hosts cannot ask, and no file is to be checked
+        self._service: CouncilService | None = None  # None until it is loaded
+        self._stopped = False
+
+    @property
+    def is_served(self) -> bool:
+        """Whether hosts can ask."""
+        return self.core.config.http != "off" or self.core.config.council is not None
 
     async def open(self) -> None:
-        """Reads the council file.
+        """Reads the council file, where there is one.
 
         Raises:
             SetupError: naming the file and what is wrong in it.
         """
         config = self.core.config
-        if config.http == "off" and config.council is None:
+        if config.council is None:
             return
-        from toolbus.council.council_service import CouncilService
-
         if config.http == "off":
             log.warning("hosts reach the council over HTTP only, and HTTP is off: turn it on with --http")
-        self.service = CouncilService.of_file(self.core.local, config.council)
+        self._service = self._made()
+
+    async def find(self) -> CouncilService:
+        """Returns the council; a thread loads it for the first host, so that the loop does not stand still."""
+        if self._service is None:
+            await asyncio.to_thread(importlib.import_module, "toolbus.council.council_service")
+        if self._service is None:  # of several hosts that waited, the first makes it
+            self._service = self._made()
+            if self._stopped:
+                self._service.close()
+        return self._service
+
+    def _made(self) -> CouncilService:
+        from toolbus.council.council_service import CouncilService
+
+        return CouncilService.of_file(self.core.local, self.core.config.council)
 
     async def stop(self) -> None:
         """Ends every run; hosts that wait for one are answered."""
-        if self.service is not None:
-            self.service.close()
+        self._stopped = True
+        if self._service is not None:
+            self._service.close()

@@ -113,12 +113,12 @@ class GatewayRoom(Room):
 
             callbacks, council = self.core.rooms.find(CallbacksRoom), self.core.rooms.find(CouncilRoom)
             registrations = callbacks.registrations if callbacks is not None else None
-            service = council.service if council is not None else None
+            find_council = council.find if council is not None and council.is_served else None
             has_mcp = self.core.web.find(RESOURCE) is not None
             metadata = ResourceMetadata([each.issuer for each in self.core.config.issuers] if has_mcp else [])
             self._remote = RemoteAccess(self.core.doorman, metadata, self.core.web)
             own_url = self.own_url if self._server is not None else None
-            served = application(GatewayParts(self.core, registrations, own_url, service, self._remote))
+            served = application(GatewayParts(self.core, registrations, own_url, find_council, self._remote))
             policies = {DOCS_PATH: DocsPage().policy, **self.core.web.policies}
             if self._server is not None:
                 await self._server.start(served, policies)
