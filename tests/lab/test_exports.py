@@ -9,8 +9,8 @@ import jsonschema_rs
 import pytest
 
 from lab.benchmarks.export_quality import sources
+from lab.exports.measure import Answer, answer
 from lab.exports.model import FakeModel
-from lab.exports.score import Answer, answer
 from lab.exports.tools import read_calls, read_questions, read_tools
 from lab.exports.words import read_words
 from tests.support.wire_capture import SentTool
