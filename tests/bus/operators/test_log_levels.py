@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from toolbus.bus.operators.log_levels import LogLevels
+from toolbus.bus.operators.log_levels import Later, LogLevels
 from toolbus.errors import InvalidRequest
 from toolbus.testing import running_bus
 
@@ -28,11 +28,16 @@ def timers() -> list[_Timer]:
 
 
 @pytest.fixture
-def levels(timers: list[_Timer]) -> Iterator[LogLevels]:
+def later(timers: list[_Timer]) -> Later:
     def later(seconds: float, function: Callable[[], None]) -> _Timer:
         timers.append(_Timer(seconds, function))
         return timers[-1]
 
+    return later
+
+
+@pytest.fixture
+def levels(later: Later) -> Iterator[LogLevels]:
     levels = LogLevels(later)
     yield levels
     levels.close()
@@ -48,6 +53,22 @@ def test_a_changed_level_holds_for_its_time_and_then_goes_back(levels: LogLevels
     timers[0].function()
     assert logging.getLogger(LOGGER).getEffectiveLevel() == before
     assert levels.show()["changed"] == {}
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the first ends first", "the second ends first"])
+def test_of_two_buses_in_a_process_the_newest_change_holds_and_the_last_end_puts_the_level_back(
+    levels: LogLevels, later: Later, timers: list[_Timer], first: int
+) -> None:
+    logger, others = logging.getLogger(LOGGER), LogLevels(later)
+    before = logger.level
+    levels.set(LOGGER, "debug", 60.0)
+    others.set(LOGGER, "error", 60.0)
+    assert logger.level == logging.ERROR
+    timers[first].function()
+    assert logger.level == (logging.ERROR, logging.DEBUG)[first]
+    assert [bool(each.show()["changed"]) for each in (levels, others)] == [first == 1, first == 0]
+    timers[1 - first].function()
+    assert logger.level == before
 
 
 def test_a_level_that_is_changed_twice_goes_back_to_the_first(levels: LogLevels, timers: list[_Timer]) -> None:

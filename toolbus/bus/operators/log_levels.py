@@ -1,14 +1,17 @@
 """Changes levels of the log at run time, for a while: each goes back by itself.
 
 Only loggers of toolbus: at debug others may log what passes through them. Levels belong to the process, so a bus puts
-back what it changed when it stops.
+back what it changed when it stops. Of the changes of several buses in one process the newest holds, and the level from
+before them comes back with the end of the last.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from toolbus.errors import InvalidRequest
@@ -30,8 +33,39 @@ class Timer(Protocol):
 Later = Callable[[float, Callable[[], None]], Timer]
 
 
+@dataclass(slots=True)
+class _Changes:
+    """What the buses of this process have changed at one logger.
+
+    Attributes:
+        before: the logger's own level before the first of them.
+        levels: by who set it, the newest last.
+    """
+
+    before: int
+    levels: dict[LogLevels, int] = field(default_factory=dict)
+
+
+_lock = threading.Lock()  # buses may run on several threads
+_changes: dict[str, _Changes] = {}  # by logger; of the process, as loggers are
+
+
+def _change(name: str, owner: LogLevels, level: int | None) -> int:
+    """Sets what a bus wants of a logger, None for nothing more; returns the logger's level before all changes."""
+    logger = logging.getLogger(name)
+    with _lock:
+        changes = _changes.setdefault(name, _Changes(logger.level))
+        changes.levels.pop(owner, None)
+        if level is not None:
+            changes.levels[owner] = level
+        elif not changes.levels:
+            del _changes[name]
+        logger.setLevel([changes.before, *changes.levels.values()][-1])
+        return changes.before
+
+
 class LogLevels:
-    """The changed levels of one process.
+    """The levels that one bus has changed.
 
     Args:
         later: calls a function after so many seconds.
@@ -39,7 +73,8 @@ class LogLevels:
 
     def __init__(self, later: Later) -> None:
         self._later = later
-        self._changed: dict[str, tuple[int, float, Timer]] = {}  # by logger: its own level, when it goes back, by what
+        # By logger: its level before, when it goes back, and by what.
+        self._changed: dict[str, tuple[int, float, Timer]] = {}
 
     def __repr__(self) -> str:
         return f"<LogLevels changed={list(self._changed)}>"
@@ -72,26 +107,21 @@ class LogLevels:
             raise InvalidRequest(f"level is {quote(level)}, it must be one of {', '.join(LEVELS)}")
         if not 0.0 < seconds <= MAX_SECONDS:
             raise InvalidRequest(f"seconds is {seconds:g}, it must be more than 0 and at most {MAX_SECONDS:g}")
-        before = self._forget(logger)
+        changed = self._changed.pop(logger, None)
+        if changed is not None:
+            changed[2].cancel()
         if not level:
-            logging.getLogger(logger).setLevel(before)
+            if changed is not None:
+                _change(logger, self, None)
             return
         timer = self._later(seconds, lambda: self.set(logger, ""))
+        before = _change(logger, self, logging.getLevelNamesMapping()[level.upper()])
         self._changed[logger] = (before, time.monotonic() + seconds, timer)
-        logging.getLogger(logger).setLevel(level.upper())
 
     def close(self) -> None:
         """Puts back every level."""
         for logger in list(self._changed):
             self.set(logger, "")
-
-    def _forget(self, logger: str) -> int:
-        """Returns a logger's level before it was changed, and forgets that it was."""
-        changed = self._changed.pop(logger, None)
-        if changed is None:
-            return logging.getLogger(logger).level
-        changed[2].cancel()
-        return changed[0]
 
 
 def _loggers() -> list[str]:
