@@ -249,7 +249,7 @@ async def test_a_choice_that_the_session_or_its_provider_does_not_have_is_refuse
     with pytest.raises(InvalidRequest, match=r"'ad', .* such as add$"):
         session.request_response("ad")
     for dialect in (Grok(), GlmRealtime(), QwenRealtime(), StepFunRealtime(), GeminiLive()):
-        with pytest.raises(InvalidRequest, match=f"sessions of {dialect.name} have no choice of tools"):
+        with pytest.raises(InvalidRequest, match=f"sessions of {dialect.name} have no choice: use"):
             RealtimeSession(dialect, FunctionSource(add=add), provider.send).request_response("required")
     await run_pending()
     assert provider.requests == 0

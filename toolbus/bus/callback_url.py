@@ -97,9 +97,9 @@ def parse_callback_url(text: str) -> CallbackUrl:
         raise _refusal(
             text,
             # Without a URL and an at sign: the error would be masked as if it held a password.
-            "does not name HOST or HOST:PORT with a port from 1 to 65535: correct it. Before the host may stand "
-            "USER:PASSWORD and an at sign: percent-encode every other at sign, colon, slash, question mark, number "
-            "sign and bracket there",
+            "does not name HOST or HOST:PORT with a port from 1 to 65535: correct it. USER:PASSWORD and an at sign "
+            "may stand before the host: percent-encode every other at sign, colon, slash, question mark, number sign "
+            "and bracket there",
         )
     host = loopback_host(pieces[2])
     if host is None:

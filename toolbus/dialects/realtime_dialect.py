@@ -129,5 +129,7 @@ class RealtimeDialect(ToolWriter):
             InvalidRequest: there is no such tool, or the provider has no choice for a response.
         """
         if tools != "auto":
-            raise InvalidRequest(f"tool_choice is {quote(tools)}, and sessions of {self.name} have no choice of tools")
+            raise InvalidRequest(
+                f"tool_choice is {quote(tools)}, and sessions of {self.name} have no choice: use 'auto'"
+            )
         return []

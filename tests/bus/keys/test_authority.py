@@ -109,7 +109,7 @@ def test_any_name_gets_into_the_certificate_or_is_refused(name: str) -> None:
 def test_a_key_that_does_not_fit_is_refused() -> None:
     (one, key), (other, _) = Authority.create(NOW), Authority.create(NOW)
     assert Authority(key, other.root_pems + one.root_pems).root_id == one.root_id
-    with pytest.raises(SetupError, match=r"ca.key fits no root in ca.pem: restore both from one copy"):
+    with pytest.raises(SetupError, match=r"ca.key belongs to no root in ca.pem: restore both from one copy"):
         Authority(key, other.root_pems)
     for broken in (b"", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"):
         with pytest.raises(SetupError, match=r"cannot be read .*: restore ca.key and ca.pem from a copy"):

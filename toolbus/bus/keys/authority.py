@@ -67,7 +67,7 @@ class Authority:
         crossed: the issuing root as the one before certified it, as PEM; empty while no rotation is under way.
 
     Raises:
-        SetupError: from the constructor: the key or a root cannot be read, or the key fits no root.
+        SetupError: from the constructor: the key or a root cannot be read, or the key belongs to no root.
     """
 
     def __init__(self, key: bytes, roots: bytes, crossed: bytes = b"") -> None:
@@ -85,7 +85,7 @@ class Authority:
         self.root_pems = roots
         fitting = [root for root in self.roots if root.public_key() == self._key.public_key()]
         if not fitting:
-            raise SetupError("ca.key fits no root in ca.pem: restore both from one copy")
+            raise SetupError("ca.key belongs to no root in ca.pem: restore both from one copy")
         self.root = fitting[0]
         # Of a rotation that was killed halfway it may be about another root.
         self.crossed = crossed if by_old is not None and by_old.public_key() == self.root.public_key() else b""

@@ -191,7 +191,7 @@ def _read(file: Path) -> bytes:
     with open(file, "rb") as opened:
         mode = stat.S_IMODE(os.fstat(opened.fileno()).st_mode)
         if mode & 0o022:
-            raise SetupError(f"{file} has mode {mode:04o}, nobody else may write it: run `chmod go-w {file}`")
+            raise SetupError(f"{file} has mode {mode:04o}, and only its owner may write it: run `chmod go-w {file}`")
         content = opened.read(MAX_JWKS + 1)
     if len(content) > MAX_JWKS:
         raise SetupError(f"{file} is larger than {MAX_JWKS >> 10} KiB")

@@ -199,7 +199,7 @@ def _claims(token: str, issuer: Issuer, key: Jwk, algorithm: str) -> dict[str, A
         ) from None
     except jwt.MissingRequiredClaimError as error:
         raise Unauthenticated(
-            f"the token of issuer {issuer.host} has no claim {error.claim}: it must have one"
+            f"the token of issuer {issuer.host} has no claim {error.claim}: have the issuer add it"
         ) from None
     except (jwt.PyJWTError, ValueError, TypeError) as error:
         reason = type(error).__name__  # its text may repeat what the token holds

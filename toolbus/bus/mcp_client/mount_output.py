@@ -9,7 +9,7 @@ from toolbus.bus.mcp_client.mount import Mount
 from toolbus.errors import InvalidRequest
 from toolbus.processes.output_tail import OutputTails
 from toolbus.processes.supervised_plugin import PluginReport, ReportKind
-from toolbus.text import quote
+from toolbus.text import list_names, quote
 
 
 class MountOutput:
@@ -62,4 +62,6 @@ class MountOutput:
         for mount in self._mounts():
             if mount.name == name:
                 return mount
-        raise InvalidRequest(f"there is no mount {quote(name)}")
+        raise InvalidRequest(
+            f"there is no mount {quote(name)}; there are: {list_names(each.name for each in self._mounts())}"
+        )

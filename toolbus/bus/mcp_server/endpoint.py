@@ -73,7 +73,7 @@ class Endpoint:
                     self._server.sessions.end(self._session(profile, identity, headers))
                     await _respond(send, 204, b"")
                 case _:
-                    raise Refused(405, f"this endpoint has {', '.join(METHODS)}")
+                    raise Refused(405, f"the methods of this endpoint are {', '.join(METHODS)}")
         except Refused as refused:
             more = [(b"allow", ", ".join(METHODS).encode())] if refused.status == 405 else []
             await _respond(send, refused.status, jsonrpc.refusal(None, refused.error), *more)

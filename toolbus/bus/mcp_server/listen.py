@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from toolbus.bus.mcp_server import tasks
+from toolbus.bus.mcp_server import task_methods
 from toolbus.bus.mcp_server.request import Request
 from toolbus.bus.mcp_server.server import McpServer
 from toolbus.bus.mcp_server.subscriptions import LISTS, MAX_WATCHED, Json, Listener, Notify
@@ -70,19 +70,19 @@ def _follow_tasks(
     server: McpServer, request: Request, signed: list[str], notify: Notify, ends: list[Callable[[], object]]
 ) -> list[str]:
     """Tells of each change of some tasks. Returns those that there are; others are left out."""
-    tasks.check_tasks(request)
-    found = {id: task for id in signed if (task := tasks.find_task(server, request, id)) is not None}
+    task_methods.check_tasks(request)
+    found = {id: task for id in signed if (task := task_methods.find_task(server, request, id)) is not None}
     followed = {task.task_id for task in found.values()}
     loop = asyncio.get_running_loop()
 
     def tell(task: Task) -> None:
-        notify("notifications/tasks", tasks.describe_fully(server, request, task))
+        notify("notifications/tasks", task_methods.describe_fully(server, request, task))
 
     def changed(task: Task) -> None:  # on whatever thread it changed
         if task.task_id in followed:
             loop.call_soon_threadsafe(tell, task)
 
-    ends.append(server.core.tasks.follow(changed, tasks.owner(server, request)))
+    ends.append(server.core.tasks.follow(changed, task_methods.owner(server, request)))
     for task in found.values():  # what changed before the client listened would never be told
         loop.call_soon(tell, task)
     return list(found)

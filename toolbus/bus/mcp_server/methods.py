@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from toolbus.bus.mcp_server import features, listen, search_mode, tasks
+from toolbus.bus.mcp_server import feature_methods, listen, search_mode, task_methods
 from toolbus.bus.mcp_server.calls import ProgressReport, call_of, seconds_of, unknown_tool, write_result
 from toolbus.bus.mcp_server.client import Client
 from toolbus.bus.mcp_server.input import NotAnswered, Questions, missing_capability, run_with_input
@@ -135,7 +135,7 @@ async def call_tool(server: McpServer, request: Request) -> bytes:
         raise unknown_tool(params.name)
     tool = target.tool
     if tool.always_background and not tool.no_background and request.modern:
-        tasks.check_tasks(request)
+        task_methods.check_tasks(request)
     listens = params.meta.progress_token is not None or request.log_level is not None
     report = ProgressReport(request) if listens else None
 
@@ -150,10 +150,12 @@ async def call_tool(server: McpServer, request: Request) -> bytes:
             asked_for = result.error.message.rpartition("(accepts ")[2]
             raise missing_capability([word for word in ACCEPTS if word in asked_for])
         if result.input_requests_json or result.request_state:
-            asked = result.input_requests_json
-            return Questions(read_requests(asked) if asked not in ("", "{}") else {}, result.request_state)
-        task = tasks.task_of(server, request, result) if request.has_tasks else None
-        return write_result(result, request) if task is None else await tasks.write_created(server, request, task)
+            requests = result.input_requests_json
+            return Questions(read_requests(requests) if requests not in ("", "{}") else {}, result.request_state)
+        task = task_methods.task_of(server, request, result) if request.has_tasks else None
+        if task is None:
+            return write_result(result, request)
+        return await task_methods.write_created(server, request, task)
 
     try:
         return await run_with_input(server, request, run)
@@ -163,12 +165,12 @@ async def call_tool(server: McpServer, request: Request) -> bytes:
 
 
 _FEATURES: Mapping[str, Handler] = {
-    "prompts/list": features.list_prompts,
-    "prompts/get": features.get_prompt,
-    "resources/list": features.list_resources,
-    "resources/templates/list": features.list_templates,
-    "resources/read": features.read_resource,
-    "completion/complete": features.complete,
+    "prompts/list": feature_methods.list_prompts,
+    "prompts/get": feature_methods.get_prompt,
+    "resources/list": feature_methods.list_resources,
+    "resources/templates/list": feature_methods.list_templates,
+    "resources/read": feature_methods.read_resource,
+    "completion/complete": feature_methods.complete,
 }
 # What each method does in the era of sessions, and in the stateless one.
 LEGACY: Mapping[str, Handler] = {
@@ -177,8 +179,8 @@ LEGACY: Mapping[str, Handler] = {
     "logging/setLevel": set_level,
     "tools/list": list_tools,
     "tools/call": call_tool,
-    "resources/subscribe": features.subscribe,
-    "resources/unsubscribe": features.unsubscribe,
+    "resources/subscribe": feature_methods.subscribe,
+    "resources/unsubscribe": feature_methods.unsubscribe,
     **_FEATURES,
 }
 MODERN: Mapping[str, Handler] = {
@@ -186,9 +188,9 @@ MODERN: Mapping[str, Handler] = {
     "tools/list": list_tools,
     "tools/call": call_tool,
     "subscriptions/listen": listen.listen,
-    "tasks/get": tasks.get_task,
-    "tasks/update": tasks.update_task,
-    "tasks/cancel": tasks.cancel_task,
+    "tasks/get": task_methods.get_task,
+    "tasks/update": task_methods.update_task,
+    "tasks/cancel": task_methods.cancel_task,
     **_FEATURES,
 }
 
