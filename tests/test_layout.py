@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import WAIT_SECONDS
+
 _Node = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "toolbus"
@@ -269,13 +271,17 @@ def test_the_core_needs_no_operating_system(place: str) -> None:
 def test_a_light_import_loads_nothing_of_the_server(module: str) -> None:
     heavy = ["orjson", "jsonschema_rs", "typer", "rich", "uvloop", "starlette", "toolbus.bus", "toolbus.cli"]
     script = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=30)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=2 * WAIT_SECONDS
+    )
     assert (ran.returncode, ran.stdout.strip(), ran.stderr) == (0, "[]", "")
 
 
 def test_importing_the_package_loads_no_part_of_it() -> None:
     script = "import sys, toolbus; print(sorted(name for name in sys.modules if name.startswith(('toolbus.', 'grpc'))))"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=30)
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=2 * WAIT_SECONDS
+    )
     assert (ran.stdout.strip(), ran.stderr) == ("[]", "")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, error_of, offered, tool
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.local import LocalCaller, LocalHandler
 from toolbus.errors import Code, Stage
 from toolbus.functions.scope import ToolScope
@@ -35,7 +35,7 @@ class Here:
 
     async def call(self, name: str, arguments: str = "{}", on_progress: Any = None, **more: Any) -> Result:
         message = pb.ToolCall(name=name, arguments_json=arguments, **more)
-        return await asyncio.wait_for(self.caller.call(message, on_progress), 20)
+        return await asyncio.wait_for(self.caller.call(message, on_progress), WAIT_SECONDS)
 
     def begin(self, name: str, call_id: str = "1") -> asyncio.Task[Result]:
         return self.loop.create_task(self.caller.call(pb.ToolCall(name=name, call_id=call_id, arguments_json="{}")))
@@ -95,11 +95,11 @@ async def test_cancelling_the_wait_cancels_the_async_function(here: Here) -> Non
 
     handler = here.offer(waits)
     task = here.begin("waits")
-    await asyncio.wait_for(started.wait(), 20)
+    await asyncio.wait_for(started.wait(), WAIT_SECONDS)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.wait_for(ended.wait(), 20)
+    await asyncio.wait_for(ended.wait(), WAIT_SECONDS)
     await until(lambda: not handler.pending)
     assert (handler.stuck, here.caller.in_flight, here.core.held) == (0, {}, 0)
 
@@ -217,7 +217,7 @@ async def test_a_newer_function_of_the_same_name_replaces_the_older_while_its_ca
     here.offer(newer, name="t")
     assert (await here.call("t")).unwrap() == "newer"
     go.set()
-    assert (await asyncio.wait_for(first, 20)).unwrap() == "older"
+    assert (await asyncio.wait_for(first, WAIT_SECONDS)).unwrap() == "older"
 
 
 async def test_a_function_past_its_deadline_ends_for_its_caller_and_is_cancelled(here: Here) -> None:
@@ -235,6 +235,6 @@ async def test_a_function_past_its_deadline_ends_for_its_caller_and_is_cancelled
     await asyncio.sleep(0)
     here.core.advance(1.5)
     assert error_of(host, call_id).code is Code.DEADLINE_EXCEEDED
-    await asyncio.wait_for(ended.wait(), 20)
+    await asyncio.wait_for(ended.wait(), WAIT_SECONDS)
     await until(lambda: not handler.pending)
     assert here.core.held == 0

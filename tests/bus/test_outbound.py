@@ -7,6 +7,7 @@ from collections import Counter
 
 from aiohttp import web
 
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import outbound
 
 
@@ -38,7 +39,7 @@ async def test_of_the_connections_of_a_busy_moment_only_one_is_used_by_calls_one
         for _ in range(20):
             await ask()
         assert [*used.values()] == [20]
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(WAIT_SECONDS):
             while len(runner.server.connections if runner.server else ()) > 1:  # the others are closed, being idle
                 await ask()
         assert len(used) == 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus, Config
 from toolbus.errors import Code, SetupError
 from toolbus.limits import Limits
@@ -84,9 +85,9 @@ async def test_the_end_of_a_call_ends_the_calls_it_made(bus: Bus) -> None:
         return await ctx.call("inner")
 
     calling = asyncio.create_task(bus.call("outer"))
-    await asyncio.wait_for(began.wait(), 20)
+    await asyncio.wait_for(began.wait(), WAIT_SECONDS)
     calling.cancel()
-    await asyncio.wait_for(ended.wait(), 20)
+    await asyncio.wait_for(ended.wait(), WAIT_SECONDS)
 
 
 async def test_a_function_of_the_program_may_not_call_the_bus_s_own_tools(bus: Bus) -> None:
@@ -144,12 +145,15 @@ async def test_a_bus_that_stops_ends_the_calls_of_its_own_functions_and_takes_no
             ended.set()
 
     calling = asyncio.create_task(bus.call("endless"))
-    await asyncio.wait_for(began.wait(), 20)
+    await asyncio.wait_for(began.wait(), WAIT_SECONDS)
     await bus.stop()
-    for result in (await asyncio.wait_for(calling, 20), await asyncio.wait_for(bus.call("endless"), 20)):
+    for result in (
+        await asyncio.wait_for(calling, WAIT_SECONDS),
+        await asyncio.wait_for(bus.call("endless"), WAIT_SECONDS),
+    ):
         assert result.error is not None
         assert result.error.code is Code.UNAVAILABLE
-    await asyncio.wait_for(ended.wait(), 20)
+    await asyncio.wait_for(ended.wait(), WAIT_SECONDS)
 
 
 async def test_a_program_that_watches_hears_of_a_role_that_an_operator_adds(bus: Bus) -> None:
@@ -158,9 +162,11 @@ async def test_a_program_that_watches_hears_of_a_role_that_an_operator_adds(bus:
         return 1
 
     watching = bus.watch()
-    assert [listing.roles for listing in (await asyncio.wait_for(anext(watching), 20)).added] == [("default",)]
+    assert [listing.roles for listing in (await asyncio.wait_for(anext(watching), WAIT_SECONDS)).added] == [
+        ("default",)
+    ]
     assert (await bus.call("toolbus:role_add", {"role": "cat"})).error is None
-    change = await asyncio.wait_for(anext(watching), 20)
+    change = await asyncio.wait_for(anext(watching), WAIT_SECONDS)
     assert [listing.roles for listing in change.changed] == [("default", "cat")]
     assert change.removed == ()  # the bus's own tools are nobody's news
 
@@ -182,16 +188,16 @@ async def test_a_draining_bus_keeps_the_plugins_that_running_calls_may_need() ->
             return await ctx.call("inner")
 
         async with leaf, stem, Host(address) as host:
-            await asyncio.wait_for(asyncio.gather(leaf.ready(), stem.ready(), host.ready()), 20)
+            await asyncio.wait_for(asyncio.gather(leaf.ready(), stem.ready(), host.ready()), WAIT_SECONDS)
             calling = asyncio.create_task(host.call("outer"))
-            await asyncio.wait_for(began.wait(), 20)
+            await asyncio.wait_for(began.wait(), WAIT_SECONDS)
             draining = asyncio.create_task(bus.drain(5))
             while (refused := await bus.call("inner")).error is None:
                 pass
             assert "draining" in refused.error.message
             go.set()
-            assert (await asyncio.wait_for(calling, 20)).unwrap() == 7
-            await asyncio.wait_for(draining, 20)
+            assert (await asyncio.wait_for(calling, WAIT_SECONDS)).unwrap() == 7
+            await asyncio.wait_for(draining, WAIT_SECONDS)
 
 
 async def test_a_search_leaves_the_loop_free_and_users_share_an_index_while_all_see_the_same(

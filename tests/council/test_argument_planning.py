@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.council.fake_tool_source import Model
 from tests.support.examples import examples
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.council.argument_planning import coerce_arguments, missing_required, plan_arguments, read_arguments
 from toolbus.council.language_model import Completion, LanguageModel, Question
 from toolbus.council.member import Member
@@ -167,7 +168,7 @@ async def test_both_questions_together_end_at_the_timeout(seconds: float) -> Non
         return ""
 
     with pytest.raises(ToolBusError, match=FAILED):
-        await asyncio.wait_for(plan(TWO, silent, timeout_seconds=seconds), 20)
+        await asyncio.wait_for(plan(TWO, silent, timeout_seconds=seconds), WAIT_SECONDS)
 
 
 async def test_a_model_that_suppresses_the_timeout_gets_no_repair_question() -> None:
@@ -182,7 +183,7 @@ async def test_a_model_that_suppresses_the_timeout_gets_no_repair_question() -> 
         return "{}"
 
     with pytest.raises(ToolBusError, match=FAILED):
-        await asyncio.wait_for(plan(TWO, swallowing, timeout_seconds=0.02), 20)
+        await asyncio.wait_for(plan(TWO, swallowing, timeout_seconds=0.02), WAIT_SECONDS)
     assert len(questions) == 1
 
 
@@ -198,7 +199,7 @@ async def test_cancelling_reaches_the_model_and_is_no_failure() -> None:
         return ""
 
     planning = asyncio.create_task(plan(TWO, silent))
-    await asyncio.wait_for(asked.wait(), 20)
+    await asyncio.wait_for(asked.wait(), WAIT_SECONDS)
     planning.cancel()
     with pytest.raises(asyncio.CancelledError):
         await planning

@@ -19,6 +19,7 @@ from tests.council.fake_tool_source import (
     settings,
     tool,
 )
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.council.council_limits import CouncilTimings
 from toolbus.council.tool_runner import truncate
 from toolbus.errors import Code, SetupError, Stage
@@ -258,7 +259,7 @@ async def test_in_parallel_outcomes_keep_the_order_of_assignment() -> None:
     async def wait(asked: RecordedCall) -> str:
         assert asked.context.member is not None
         place = places[asked.context.member["memberId"], asked.name]
-        await asyncio.wait_for(last_first[place + 1].wait(), 20)
+        await asyncio.wait_for(last_first[place + 1].wait(), WAIT_SECONDS)
         last_first[place].set()
         return str(place)
 
@@ -284,7 +285,7 @@ async def test_cancelling_a_run_cancels_its_calls_and_starts_no_more(parallel: b
 
     fake = FakeToolSource(tool("look"), tool("listen"), look=look)
     run = asyncio.create_task(Council(fake, settings(BOB, ANN, parallel=parallel)).run([USER]))
-    await asyncio.wait_for(began.wait(), 20)
+    await asyncio.wait_for(began.wait(), WAIT_SECONDS)
     asked = len(fake.calls)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):

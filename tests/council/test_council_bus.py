@@ -12,6 +12,7 @@ from tests.council.fake_tool_source import (
     member,
     settings,
 )
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.extension import (
     Completion,
     Council,
@@ -53,7 +54,7 @@ async def test_over_a_real_bus_tools_see_member_context_and_user_and_a_late_one_
         )
         assert [each.name for each in await council.available()] == ["look", "stare"]
         deliberation = await ran(council, user_id="u1")
-        await asyncio.wait_for(cancelled.wait(), 20)
+        await asyncio.wait_for(cancelled.wait(), WAIT_SECONDS)
     seen, late = deliberation.outcomes
     assert json.loads(seen.content) == {
         "who": "Ann",

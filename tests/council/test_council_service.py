@@ -17,6 +17,7 @@ import pytest
 
 from tests.council.fake_tool_source import FakeToolSource, failed, tool
 from tests.council.test_sidecar import KEY, says, server_of
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.council.council_file import CouncilFile
 from toolbus.council.council_service import MAX_RUNS, CouncilService
 from toolbus.council.council_watcher import LOST, MAX_WAITING
@@ -182,7 +183,7 @@ def test_what_is_in_force_can_be_sent_as_a_run_s_own(tmp_path: Path) -> None:
 
 def test_the_bus_loads_nothing_of_councils_before_it_needs_them() -> None:
     script = "import sys, toolbus.bus; print([name for name in sys.modules if name.startswith('toolbus.extension')])"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=2 * WAIT_SECONDS)
     assert (ran.stdout.strip(), ran.stderr) == ("[]", "")
 
 
@@ -345,12 +346,12 @@ async def test_a_retry_that_is_cancelled_leaves_the_run_to_the_next_one() -> Non
     start = service.begin_retry(run["runId"])
     assert start is not None
     retrying = asyncio.ensure_future(start(None))
-    await asyncio.wait_for(begun.wait(), 20)
+    await asyncio.wait_for(begun.wait(), WAIT_SECONDS)
     retrying.cancel()
     await asyncio.wait((retrying,))
     assert service.find(run["runId"]) == run
     fake.answers = {}
-    assert (await asyncio.wait_for(start(None), 20))["failedCount"] == 0
+    assert (await asyncio.wait_for(start(None), WAIT_SECONDS))["failedCount"] == 0
 
 
 async def test_the_newest_runs_can_be_retried() -> None:
@@ -424,10 +425,10 @@ async def test_a_service_that_is_closed_ends_its_runs_at_once() -> None:
 
     service = CouncilService(FakeToolSource(tool("ext:look"), look=hang))
     running = asyncio.ensure_future(ran(service))
-    await asyncio.wait_for(begun.wait(), 20)
+    await asyncio.wait_for(begun.wait(), WAIT_SECONDS)
     service.close()
     with pytest.raises(PeerLost, match="the bus stopped"):
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, WAIT_SECONDS)
     assert ended.is_set()
     with pytest.raises(PeerLost):
         await ran(service)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.council.fake_tool_source import FakeToolSource, failed, member, tool
 from tests.loop.scripted_model import ScriptedModel, call, says
 from tests.support.examples import examples
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.dialects import find_dialect
 from toolbus.errors import Code, InvalidRequest, PeerLost
 from toolbus.extension import InlineExport, InlineTarget, InlineTools, Member
@@ -245,11 +246,11 @@ async def test_the_member_reaches_an_extension_over_the_wire() -> None:
         extension.register_tool(name="search", council_eligible=True)
         extension.on_invocation(seen.append)
         async with extension:
-            await asyncio.wait_for(extension.ready(), 20)
+            await asyncio.wait_for(extension.ready(), WAIT_SECONDS)
             model = ScriptedModel(says("", call("1b4e28ba_memory_search_" + IDS[1])), says("Done."))
             loop = ToolLoop(InlineTools(source_of(bus), [ANN, BEN]), model.endpoint)
             context = CallContext(messages=(ContextMessage("user", "Hi"),))
-            await asyncio.wait_for(loop.run("?", context=context), 20)
+            await asyncio.wait_for(loop.run("?", context=context), WAIT_SECONDS)
     assert model.results(1) == ["(empty result)"]
     assert dict(seen[0]["councilMember"] or {}) == BEN.described()
     assert seen[0]["args"]["context"] == "user: Hi"
@@ -269,7 +270,7 @@ async def test_cancelling_a_call_cancels_it() -> None:
 
     tools = InlineTools(FakeToolSource(SEARCH, search=wait), [ANN])
     task = asyncio.create_task(asked(tools, "1b4e28ba_memory_search"))
-    await asyncio.wait_for(began.wait(), 20)
+    await asyncio.wait_for(began.wait(), WAIT_SECONDS)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.council.fake_tool_source import Model
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.council.council_settings import CouncilSettings
 from toolbus.council.language_model import Completion, Question
 from toolbus.council.member import Member
@@ -140,7 +141,7 @@ async def test_cancelling_ends_it_at_once_without_another_attempt() -> None:
         return ""
 
     running = asyncio.create_task(run_prompt_tool(TWIST, ADA, "", Settings(), silent))
-    await asyncio.wait_for(asked.wait(), 20)
+    await asyncio.wait_for(asked.wait(), WAIT_SECONDS)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -156,7 +157,7 @@ async def test_cancelling_during_a_pause_ends_it_too() -> None:
 
     model = Model("")
     running = asyncio.create_task(run_prompt_tool(TWIST, ADA, "", Settings(), model, sleep=pause))
-    await asyncio.wait_for(pausing.wait(), 20)
+    await asyncio.wait_for(pausing.wait(), WAIT_SECONDS)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -169,7 +170,7 @@ async def test_all_attempts_together_end_at_the_timeout() -> None:
         return ""
 
     with pytest.raises(ToolBusError, match="Tool invocation 'propose_twist' timed out"):
-        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), silent), 20)
+        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), silent), WAIT_SECONDS)
 
 
 async def test_a_model_that_turns_the_timeout_into_its_own_error_is_not_retried() -> None:
@@ -184,7 +185,7 @@ async def test_a_model_that_turns_the_timeout_into_its_own_error_is_not_retried(
         return ""
 
     with pytest.raises(ToolBusError, match="Tool invocation 'propose_twist' timed out"):
-        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), wrapping), 20)
+        await asyncio.wait_for(run_prompt_tool(TWIST, ADA, "", Settings(timeout_seconds=0.02), wrapping), WAIT_SECONDS)
     assert len(questions) == 1
 
 

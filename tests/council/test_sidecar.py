@@ -14,6 +14,7 @@ from aiohttp import web
 
 from tests.loop.model_server import Recording, Refuses, serving
 from tests.loop.official_clients import official
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.council.language_model import Completion, Question, completion_of
 from toolbus.council.sidecar import SidecarError, model_of, sidecar_model
 from toolbus.council.sidecar_settings import SidecarSettings
@@ -231,7 +232,7 @@ async def test_two_questions_at_once_both_survive_a_refusal_that_each_meets_by_i
         return says("Hi.")
 
     model = model_of(Endpoint(OpenAIChat(), answer, "m"))
-    answers = await asyncio.wait_for(asyncio.gather(model(QUESTION), model(QUESTION)), 20)
+    answers = await asyncio.wait_for(asyncio.gather(model(QUESTION), model(QUESTION)), WAIT_SECONDS)
     assert [completion_of(each).text for each in answers] == ["Hi.", "Hi."]
 
 
@@ -297,7 +298,7 @@ async def hanging() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     finally:
         gone.set()
-        await asyncio.wait_for(closed.wait(), 20)
+        await asyncio.wait_for(closed.wait(), WAIT_SECONDS)
         server.close()
         await server.wait_closed()
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.council.fake_tool_source import USER, member, settings
 from tests.loop.scripted_model import ScriptedModel, call, says
-from tests.support.waiting import Stopwatch, within
+from tests.support.waiting import WAIT_SECONDS, Stopwatch, within
 from toolbus.bus import Bus
 from toolbus.council.deliberation_text import ALL_FAILED, NOTHING
 from toolbus.errors import Code, Stage
@@ -167,7 +167,7 @@ async def test_a_killed_extension_ends_its_call_within_a_second_and_its_tools_ar
     bus, host = wire
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, bus.grpc_addresses[0])
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             async for change in host.watch():
                 if change.added:
                     break

@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.conftest import Connect
 from tests.faults.raw_peer import RawPeer, echo, opening, tool
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.tool import MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -204,7 +204,7 @@ async def test_a_frame_of_6_mb_from_a_peer_is_read_whole(connect: Connect) -> No
     await connect("plugin", tool("t"), answer=echo)
     host = await connect("host")
     futures = await host.start(*(host.ask("t", {"s": "x" * 500_000}) for _ in range(12)))
-    results = await asyncio.wait_for(asyncio.gather(*futures), 20)
+    results = await asyncio.wait_for(asyncio.gather(*futures), WAIT_SECONDS)
     assert [len(result.output_json) for result in results] == [500_009] * 12
 
 

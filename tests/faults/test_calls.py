@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.conftest import Connect
 from tests.faults.raw_peer import RawPeer, attach, echo, tool
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.limits import Timings
 from toolbus.session import DEFAULT_MESSAGE_BYTES, ITEM_OVERHEAD_BYTES
@@ -28,7 +28,7 @@ def big(call: pb.ToolCall) -> pb.ToolResult:
 
 
 async def one_result(future: asyncio.Future[pb.ToolResult]) -> pb.ToolResult:
-    return await asyncio.wait_for(future, 20)
+    return await asyncio.wait_for(future, WAIT_SECONDS)
 
 
 async def listed(peer: RawPeer, name: str) -> wire.ListedTool:
@@ -231,7 +231,7 @@ async def test_a_plugin_that_ignores_cancels_keeps_its_slot_stuck_until_it_is_fr
     assert (line.in_flight, line.stuck) == (0, 1)
     refused = await host.call("t")
     assert (refused.error.code, refused.error.stage) == (pb.ERROR_CODE_OVERLOADED, pb.CALL_STAGE_NOT_DISPATCHED)
-    await asyncio.wait_for(_until_not_stuck_slowly(host), 20)
+    await asyncio.wait_for(_until_not_stuck_slowly(host), WAIT_SECONDS)
     plugin.answer = echo
     assert (await host.call("t", {"n": 1})).output_json == '{"n": 1}'
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.conftest import Connect
 from tests.faults.raw_peer import RawPeer, attach, echo, tool
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("bystander")
 
 
 async def one_result(future: asyncio.Future[pb.ToolResult]) -> pb.ToolResult:
-    return await asyncio.wait_for(future, 20)
+    return await asyncio.wait_for(future, WAIT_SECONDS)
 
 
 async def listed(peer: RawPeer, name: str) -> wire.ListedTool:

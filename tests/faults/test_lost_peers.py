@@ -14,7 +14,7 @@ import pytest
 from tests.faults.conftest import Connect, until_sessions
 from tests.faults.processes import run
 from tests.faults.raw_peer import RawPeer, attach, echo, tool
-from tests.support.waiting import Stopwatch, until, within
+from tests.support.waiting import WAIT_SECONDS, Stopwatch, until, within
 from toolbus.bus import Bus, Config
 from toolbus.limits import Timings
 from toolbus.tool import MIB, Limits
@@ -57,7 +57,7 @@ async def test_a_killed_plugin_ends_its_100_calls_within_a_second_each_once(addr
         await plugin.says("100")
         plugin.send(signal.SIGKILL)
         stopwatch = Stopwatch()
-        results = await asyncio.wait_for(asyncio.gather(*futures), 20)
+        results = await asyncio.wait_for(asyncio.gather(*futures), WAIT_SECONDS)
         assert stopwatch.seconds() < 1.0
     assert {result.error.code for result in results} == {pb.ERROR_CODE_UNAVAILABLE}
     assert {result.error.stage for result in results} == {pb.CALL_STAGE_DISPATCHED}
@@ -138,7 +138,7 @@ async def test_a_stopped_plugin_becomes_suspect_then_gone_and_a_continued_one_re
         await _until_state(host, "mute", wire.SESSION_STATE_LIVE, 5)
         plugin.send(signal.SIGSTOP)
         await _until_state(host, "mute", wire.SESSION_STATE_OFFLINE, 8)
-        result = await asyncio.wait_for(future, 20)
+        result = await asyncio.wait_for(future, WAIT_SECONDS)
         assert (result.error.code, result.error.stage) == (pb.ERROR_CODE_UNAVAILABLE, pb.CALL_STAGE_DISPATCHED)
         assert "heartbeat" in result.error.message
 
@@ -191,7 +191,7 @@ async def test_a_stream_that_cannot_be_closed_counts_against_the_sessions_until_
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "limit sessions = 4" in details
     await deaf.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not stranger.attached:
             stranger.open()
             await stranger.send(attach=attach("late"))

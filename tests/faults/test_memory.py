@@ -60,7 +60,7 @@ async def test_progress_and_results_of_a_megabyte_leave_nothing_behind(bus: Bus,
             call = plugin.calls.pop()
             chunk = pb.ToolProgress(call_id=call.call_id, output_chunk="x" * 1_000_000)
             await plugin.send(progress=[chunk], results=[echo(call)])
-            await asyncio.wait_for(future, 20)
+            await asyncio.wait_for(future, WAIT_SECONDS)
             for kept in (plugin.frames, host.frames, host.results, host.progress):
                 kept.clear()
 
@@ -92,7 +92,7 @@ async def test_20_000_refused_calls_leave_no_state(bus: Bus, connect: Connect) -
     # The limit of calls in flight is untouched, so none of them is thought to be there still.
     plugin.answer = echo
     futures = await host.start(*(host.ask("strict", {"n": n}) for n in range(256)))
-    assert not any(result.is_error for result in await asyncio.wait_for(asyncio.gather(*futures), 20))
+    assert not any(result.is_error for result in await asyncio.wait_for(asyncio.gather(*futures), WAIT_SECONDS))
 
 
 async def test_refused_calls_with_names_of_megabytes_are_not_kept_in_the_records(bus: Bus, connect: Connect) -> None:

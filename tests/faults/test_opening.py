@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.conftest import Connect
 from tests.faults.raw_peer import RawPeer, attach, echo, opening, tool
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -57,7 +57,7 @@ async def test_a_second_attach_under_another_source_ends_the_stream_and_its_call
     assert code is INVALID
     assert "'first'" in details
     assert "'second'" in details
-    result = await asyncio.wait_for(future, 20)
+    result = await asyncio.wait_for(future, WAIT_SECONDS)
     assert (result.error.code, result.error.stage) == (pb.ERROR_CODE_UNAVAILABLE, pb.CALL_STAGE_DISPATCHED)
 
 
@@ -131,7 +131,7 @@ async def test_a_newer_session_of_an_instance_replaces_the_older_one(connect: Co
     code, _ = await older.ended()
     assert code is grpc.StatusCode.OK
     assert [drain.reason for drain in older.drains] == ["replaced"]
-    result = await asyncio.wait_for(future, 20)
+    result = await asyncio.wait_for(future, WAIT_SECONDS)
     assert (result.error.code, result.error.retry_safe) == (pb.ERROR_CODE_UNAVAILABLE, False)
     assert (await host.call("work", {"n": 1})).output_json == '{"n": 1}'
     assert len(newer.calls) == 1
@@ -147,7 +147,7 @@ async def test_a_newer_session_gets_attached_before_the_calls_it_takes_over(conn
     await other.received()
     newer = await connect("heir", repeatable, instance="one", answer=echo)
     moved = futures[0] if older.calls[0].arguments_json == '{"n": 1}' else futures[1]
-    assert (await asyncio.wait_for(moved, 20)).output_json == older.calls[0].arguments_json
+    assert (await asyncio.wait_for(moved, WAIT_SECONDS)).output_json == older.calls[0].arguments_json
     assert newer.frames[0].HasField("attached")
 
 

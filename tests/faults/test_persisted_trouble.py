@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool, names, no_text_has, starting
-from tests.support.waiting import Stopwatch, until
+from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.storage.registration_store import RegistrationStore
 from toolbus.errors import SetupError
@@ -124,7 +124,7 @@ async def test_a_start_that_is_cancelled_while_it_asks_who_is_there_leaves_nothi
     monkeypatch.setattr("toolbus.bus.gateway.callback.accepts_connections", hangs)
     config = Config(grpc=("127.0.0.1:0",), http="off", data_dir=tmp_path / "data")
     starts = asyncio.ensure_future(Bus(config, timings=Timings(reachable_seconds=60.0)).start())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         await asked.wait()
         starts.cancel()
         await asyncio.wait([starts])

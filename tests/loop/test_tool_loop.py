@@ -11,6 +11,7 @@ import pytest
 
 from tests.loop.scripted_model import ApiError, FunctionSource, ScriptedModel, call, failed, says
 from tests.loop.turn_cases import add
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.dialects.conversation import Answers, Message, Turn
 from toolbus.errors import Code, InvalidRequest
 from toolbus.functions.call_context import CallContext
@@ -65,7 +66,7 @@ async def test_calls_of_one_answer_run_in_parallel_and_are_answered_in_order() -
     both, order = asyncio.Barrier(2), []
 
     async def meet(name: str) -> str:
-        await asyncio.wait_for(both.wait(), 20)
+        await asyncio.wait_for(both.wait(), WAIT_SECONDS)
         if name == "first":
             await asyncio.sleep(0)
         order.append(name)

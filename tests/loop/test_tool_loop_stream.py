@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.loop.scripted_model import ApiError, FunctionSource, ScriptedModel, call, says
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.loop import ToolLoop
 from toolbus.loop.loop_events import (
     CallEnded,
@@ -28,7 +29,7 @@ def add(a: int = 0) -> int:
 
 
 async def watched(loop: ToolLoop, messages: str = "?") -> list[LoopEvent]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         return [event async for event in loop.stream(messages)]
 
 
@@ -84,7 +85,7 @@ async def test_closing_a_stream_cancels_the_calls_in_flight_before_it_returns() 
     model = ScriptedModel(says("", call("stuck"), call("stuck", '{"n": 1}')), streams=True)
     source = FunctionSource()
     source.offer(lambda **arguments: stuck(), name="stuck")
-    async with asyncio.timeout(20), aclosing(ToolLoop(source, model.endpoint).stream("?")) as events:
+    async with asyncio.timeout(WAIT_SECONDS), aclosing(ToolLoop(source, model.endpoint).stream("?")) as events:
         async for event in events:
             if isinstance(event, CallStarted) and event.order == 1:
                 break
@@ -93,7 +94,10 @@ async def test_closing_a_stream_cancels_the_calls_in_flight_before_it_returns() 
 
 async def test_closing_a_stream_closes_the_models_stream() -> None:
     model = ScriptedModel(says("a long answer"), streams=True)
-    async with asyncio.timeout(20), aclosing(ToolLoop(FunctionSource(), model.endpoint).stream("?")) as events:
+    async with (
+        asyncio.timeout(WAIT_SECONDS),
+        aclosing(ToolLoop(FunctionSource(), model.endpoint).stream("?")) as events,
+    ):
         async for event in events:
             if isinstance(event, TextDelta):
                 break

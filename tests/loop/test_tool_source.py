@@ -12,6 +12,7 @@ import pytest
 
 import toolbus
 from tests.loop.scripted_model import FunctionSource, ScriptedModel, call, says
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.config import Config
 from toolbus.errors import Code, SetupError
 from toolbus.functions.call_context import CallContext
@@ -126,7 +127,7 @@ async def test_a_call_that_outlives_its_soft_deadline_becomes_a_task_whose_id_is
     assert begun["status"] == "running"
     assert begun["task_id"] in model.results(1)[0]
     go.set()
-    task = await asyncio.wait_for(bus.tasks.await_result(begun["task_id"]), 20)
+    task = await asyncio.wait_for(bus.tasks.await_result(begun["task_id"]), WAIT_SECONDS)
     assert task is not None
     assert task.text == "waited"
 
@@ -175,7 +176,7 @@ async def test_what_is_not_back_when_the_bus_has_settled_is_not_offered() -> Non
 
 async def test_changes_are_yielded_as_revisions(offered: Any, bus: toolbus.Bus) -> None:
     source = source_of(offered)
-    async with asyncio.timeout(20), aclosing(source.changes()) as changes:  # type: ignore[type-var]
+    async with asyncio.timeout(WAIT_SECONDS), aclosing(source.changes()) as changes:  # type: ignore[type-var]
         before = await anext(changes)
         bus.remove_tool("sing")
         after = await anext(changes)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.loop.scripted_model import ApiError, FunctionSource, ScriptedModel, call, chunks, failed, says
 from tests.loop.turn_cases import add
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.dialects.conversation import Answered, Answers, Message, Turn
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.errors import Code, PeerLost
@@ -88,7 +89,7 @@ async def test_cancelling_a_turn_cancels_its_calls_and_waits_for_them() -> None:
 
     model = ScriptedModel(says("", call("stuck", {"n": 1}), call("stuck", {"n": 2})))
     turn = asyncio.ensure_future(ToolLoop(FunctionSource(stuck=stuck), model.endpoint).run("?"))
-    await asyncio.wait_for(started.wait(), 20)
+    await asyncio.wait_for(started.wait(), WAIT_SECONDS)
     turn.cancel()
     with pytest.raises(asyncio.CancelledError):
         await turn

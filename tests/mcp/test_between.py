@@ -21,7 +21,7 @@ async def test_a_legacy_client_is_asked_what_a_mounted_server_of_either_era_asks
         try:
             arguments = ("-I", "-S", SERVER, era)
             await mounts.apply({"small": MountEntry("small", command=sys.executable, args=arguments)})
-            await until(lambda: bench.bus.list(), seconds=20.0)
+            await until(lambda: bench.bus.list())
             [name] = [each["name"] for each in (await bench.ask("tools/list"))["tools"] if each["name"].endswith("ask")]
             asked: list[Json] = []
 

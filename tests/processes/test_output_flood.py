@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import environment
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.processes.duplex_process import DuplexProcess, DuplexProgram
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.output_tail import OutputTails
@@ -62,7 +62,7 @@ async def _supervised(emit: Callable[[PluginReport], None], **programs: str) -> 
     finally:
         supervisor.stop()
         supervisor.stop()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             await running
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.errors import InvalidRequest
 from toolbus.processes.output_tail import MAX_ENDED, MAX_LINES, TAIL_BYTES, OutputTails
 from toolbus.processes.supervised_plugin import PluginReport, ReportKind
@@ -59,7 +60,7 @@ async def test_a_follower_that_waits_gets_the_next_line() -> None:
     await asyncio.sleep(0)
     tails(PluginReport("other", ReportKind.OUTPUT, "not this one", "stdout"))
     tails(PluginReport("p", ReportKind.OUTPUT, "b", "stderr"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_SECONDS):
         assert _texts(await reading) == ["b"]
     assert _texts(await tails.read("p", 10, since=3, wait_seconds=0.01)) == []
 

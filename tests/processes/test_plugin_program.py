@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import ROOT, Running, alive, environment, toolbus
-from tests.support.waiting import until, until_sync, within
+from tests.support.waiting import WAIT_SECONDS, until, until_sync, within
 from toolbus.errors import SetupError
 from toolbus.processes.child_environment import token_of
 from toolbus.processes.plugin_commands import plugin_commands
@@ -211,7 +211,7 @@ async def test_a_plugin_in_another_language_is_offered_with_a_token_that_binds_i
         address = bus.grpc_addresses[0]
         program = f"units={sys.executable} {ROOT}/clients/python/units.py"
         run = _Run(program, environment=environment({"TOOLBUS_ADDRESS": address}))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             async for _ in bus.watch():
                 if bus.list():
                     break

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tests.support.processes import environment
-from tests.support.waiting import until_sync
+from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.bus import Bus
 from toolbus.errors import Code
 from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
@@ -48,7 +48,7 @@ class _Calling:
         return [each.entry.tool.name for each in self.bus.list()]
 
     async def until_withdrawn(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             async for _ in self.bus.watch():
                 if not self.names():
                     return
@@ -68,7 +68,7 @@ async def _calling(folder: Path, text: str, *, stop_seconds: float, kill_seconds
         supervisor = Supervisor(emit, stop_seconds=stop_seconds, kill_seconds=kill_seconds)
         supervisor.add("plugin", Command.of_file(file, environment({"TOOLBUS_ADDRESS": bus.grpc_addresses[0]})))
         running = asyncio.create_task(supervisor.run())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             async for _ in bus.watch():
                 if bus.list():
                     break
@@ -78,7 +78,7 @@ async def _calling(folder: Path, text: str, *, stop_seconds: float, kill_seconds
             yield _Calling(bus, supervisor, call, ends)
         finally:
             supervisor.stop()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_SECONDS):
                 await running
 
 
@@ -96,7 +96,7 @@ async def test_a_call_that_does_not_end_is_answered_when_its_group_gets_sigterm(
     async with _calling(tmp_path, WAITS, stop_seconds=0.3, kill_seconds=60.0) as plugin:
         plugin.supervisor.stop()
         await plugin.until_withdrawn()
-        error = (await asyncio.wait_for(plugin.call, 20)).error
+        error = (await asyncio.wait_for(plugin.call, WAIT_SECONDS)).error
         assert error is not None
         assert error.code is Code.UNAVAILABLE
         assert plugin.names() == []
@@ -108,7 +108,7 @@ async def test_a_call_that_does_not_end_is_answered_when_its_group_gets_sigterm(
 async def test_a_plugin_that_ignores_sigterm_is_killed_and_its_call_answered_at_once(tmp_path: Path) -> None:
     async with _calling(tmp_path, IGNORES, stop_seconds=0.1, kill_seconds=0.1) as plugin:
         plugin.supervisor.remove("plugin")
-        error = (await asyncio.wait_for(plugin.call, 20)).error
+        error = (await asyncio.wait_for(plugin.call, WAIT_SECONDS)).error
         assert error is not None
         assert error.code is Code.UNAVAILABLE
     assert plugin.ends == ["ended (SIGKILL)"]
@@ -117,7 +117,7 @@ async def test_a_plugin_that_ignores_sigterm_is_killed_and_its_call_answered_at_
 async def test_a_plugin_that_hangs_is_killed_and_its_call_answered_at_once(tmp_path: Path) -> None:
     async with _calling(tmp_path, HANGS, stop_seconds=0.1, kill_seconds=0.1) as plugin:
         plugin.supervisor.stop()
-        error = (await asyncio.wait_for(plugin.call, 20)).error
+        error = (await asyncio.wait_for(plugin.call, WAIT_SECONDS)).error
         assert error is not None
         assert error.code is Code.UNAVAILABLE
     assert plugin.ends == ["ended (SIGKILL)"]
@@ -128,6 +128,6 @@ async def test_a_second_stop_kills_without_waiting(tmp_path: Path) -> None:
         plugin.supervisor.stop()
         await plugin.until_withdrawn()
         plugin.supervisor.stop()
-        error = (await asyncio.wait_for(plugin.call, 20)).error
+        error = (await asyncio.wait_for(plugin.call, WAIT_SECONDS)).error
         assert error is not None
         assert error.code is Code.UNAVAILABLE

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Running, alive, environment, toolbus
-from tests.support.waiting import until_sync
+from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind, describe_exit
 from toolbus.processes.supervisor import RestartPolicy, Supervisor, plugin_names
 
@@ -57,7 +57,7 @@ def _supervisor(files: list[Path], emit: Callable[[PluginReport], None], restart
 async def _run(files: list[Path], restarts: RestartPolicy = QUICK) -> tuple[bool, list[PluginReport]]:
     reports: list[PluginReport] = []
     supervisor = _supervisor(files, reports.append, restarts)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         return await supervisor.run(), reports
 
 

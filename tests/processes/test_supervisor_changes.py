@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import environment
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.errors import InvalidRequest
 from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
 from toolbus.processes.supervisor import RestartPolicy, Supervisor
@@ -39,7 +40,7 @@ class _Supervised:
         self.supervisor.add(name, Command((sys.executable, "-c", program), environment({}), **options))
 
     async def until(self, plugin: str, kind: ReportKind, text: str = "", times: int = 1) -> str:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             while len(texts := [r.text for r in self.of(plugin, kind) if text in r.text]) < times:
                 self._changed.clear()
                 await self._changed.wait()
@@ -57,7 +58,7 @@ async def _staying(**options: Any) -> AsyncIterator[_Supervised]:
         yield supervised
     finally:
         supervised.supervisor.stop()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_SECONDS):
             await running
 
 

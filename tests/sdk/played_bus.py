@@ -11,10 +11,11 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 
-SECONDS = 5.0  # the bound of every wait
+SECONDS = WAIT_SECONDS  # the bound of every wait
 
 Play = Callable[["PlayedStream"], Awaitable[None]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.bus.keys.keys_directory import KeysDirectory
-from tests.support.waiting import until, within
+from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus import Bus, Config, Host, Plugin, Unauthenticated
 from toolbus.bus.access.identity import template
 from toolbus.sdk.connection_settings import ConnectionTimings
@@ -75,5 +75,5 @@ async def test_a_plugin_whose_key_is_revoked_ends_with_the_words_of_the_bus(keys
         await within(plugin.ready())
         keys.store.revoke("calc")
         with pytest.raises(Unauthenticated, match="was revoked on") as raised:
-            await asyncio.wait_for(plugin.ended(), 30)
+            await asyncio.wait_for(plugin.ended(), WAIT_SECONDS)
     assert str(file) in str(raised.value)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.sdk.extension_cases import SEARCH, attached, memory
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
-from tests.support.waiting import Stopwatch, until, within
+from tests.support.waiting import WAIT_SECONDS, Stopwatch, until, within
 from toolbus.bus import Bus
 from toolbus.errors import Code, RequestError, Stage
 from toolbus.sdk import Extension, Host, Plugin
@@ -343,7 +343,7 @@ async def test_killing_an_extension_ends_its_call_at_once_and_takes_its_tools_of
     async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, bus.grpc_addresses[0])
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_SECONDS):
                 while not bus.list():
                     await asyncio.sleep(0.01)
             stopwatch = Stopwatch()
@@ -363,7 +363,7 @@ def test_it_is_as_light_as_the_rest_of_the_sdk() -> None:
         "print(sorted(name for name in sys.modules if name.partition('.')[0] in "
         "('orjson', 'jsonschema_rs', 'starlette', 'httpx', 'uvicorn')))"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=2 * WAIT_SECONDS)
     assert json.loads(ran.stdout.replace("'", '"')) == []
 
 

@@ -310,7 +310,12 @@ def test_deep_schemas_and_arguments_do_not_overflow_a_small_stack() -> None:
     root = Path(__file__).parents[3]
     variables = environment(UNMEASURED)
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=root, env=variables, capture_output=True, text=True, timeout=WAIT_SECONDS
+        [sys.executable, "-c", script],
+        cwd=root,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=2 * WAIT_SECONDS,
     )
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
 

@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from tests.bus.gateway.calling import client
 from tests.faults.raw_peer import RawPeer, tool
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.testing import running_bus
 from toolbus.tool import Limits
@@ -465,7 +466,7 @@ async def test_a_registration_is_answered_within_5_seconds_while_calls_run_and_w
         calls = [asyncio.create_task(http.post("/api/tools/invoke", json={"name": "wait"})) for _ in range(50)]
         for _ in calls:
             await running.acquire()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             answer = await Gateway(bus, http).register()
         assert answer.json()["affected_roles"] == ["a", "b"]
         finish.set()

@@ -98,7 +98,7 @@ async def test_whatever_the_rules_a_user_is_listed_what_they_can_call(bus: Bus, 
     @settings(max_examples=examples(8), derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(tables=rules)
     def holds(tables: dict[str, Any]) -> None:
-        asyncio.run_coroutine_threadsafe(compare(tables), loop).result(30)
+        asyncio.run_coroutine_threadsafe(compare(tables), loop).result(WAIT_SECONDS)
 
     await asyncio.to_thread(holds)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.mcp_client.manifest import Manifest
 from toolbus.bus.mcp_client.mount import Mount, MountTimings
@@ -45,11 +45,11 @@ class House:
 
     async def live(self, *switches: str, **entry: Any) -> Mount:
         mount = await self.mount(*switches, **entry)
-        await until(lambda: mount.state in (MountState.LIVE, MountState.DEGRADED), seconds=20.0)
+        await until(lambda: mount.state in (MountState.LIVE, MountState.DEGRADED))
         return mount
 
     async def call(self, name: str, arguments: dict[str, Any] | None = None, **options: Any) -> Result:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             return await self.bus.call(f"small:{name}", arguments, **options)
 
     def names(self) -> set[str]:

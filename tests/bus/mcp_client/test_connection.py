@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.mcp_client.call_messages import number_of
 from toolbus.bus.mcp_client.connection import Connection, Incoming
 from toolbus.bus.mcp_client.handshake import DiedOfProbe, open_connection
@@ -115,7 +116,7 @@ async def test_a_cancelled_request_is_cancelled_at_the_server() -> None:
             result = await connection.request("tools/call", {"name": "cancelled"})
             return str(result["content"][0]["text"])
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             while await cancelled() != "1":
                 await asyncio.sleep(0.01)
 
@@ -136,7 +137,7 @@ async def test_a_request_of_the_server_is_answered_or_refused() -> None:
                 connection.respond(incoming, {"action": "decline"})
             return str((await asking)["content"][0]["text"])
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             assert await ask("elicitation/create") == '{"action": "decline"}'
             assert "no roots" in await ask("roots/list")
             assert await connection.request("tools/call", {"name": "ask", "arguments": {"text": "ping"}})

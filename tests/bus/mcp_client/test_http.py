@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from tests.bus.mcp_client.remote_server import QUICK, Owner, answer, connected, event, serving, stream
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.mcp_client.connection import Connection, Incoming
 from toolbus.bus.mcp_client.http_session import PublicResolver, is_private_host
 from toolbus.bus.mcp_client.transport import HttpRefused, Lost, NeedsLogin
@@ -296,7 +296,7 @@ async def test_a_cancelled_call_closes_its_stream_and_is_told_to_a_legacy_server
         await until(lambda: "tools/call" in server.methods())
         calling.cancel()
         await asyncio.wait((calling,))
-        await asyncio.wait_for(ended.wait(), 10)
+        await asyncio.wait_for(ended.wait(), WAIT_SECONDS)
         assert ("notifications/cancelled" in server.methods()) == (not modern)
 
 

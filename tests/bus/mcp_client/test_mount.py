@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.bus.mcp_client.mount_cases import ERAS, QUICK, SERVER, House, house, house_of
-from tests.support.waiting import Stopwatch, until
+from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.calls.trace import Span
 from toolbus.bus.features import Asker
@@ -105,7 +105,7 @@ async def test_a_cancelled_call_is_cancelled_at_the_server_and_its_slot_is_free_
     late = await house.call("sleep", {"seconds": 60}, timeout=0.1)
     assert late.error is not None
     assert late.error.code is Code.DEADLINE_EXCEEDED
-    await until(lambda: not mount.handler.pending, seconds=20.0)
+    await until(lambda: not mount.handler.pending)
     assert (await house.call("cancelled")).unwrap() == "1"
 
 
@@ -135,7 +135,7 @@ async def test_pending_calls_end_at_once_when_the_server_is_killed_and_the_next_
     mount = await house.live()
     pid, revision = mount.status().pid, house.bus.registry.revision
     pending = [asyncio.create_task(house.call(name, {"seconds": 60})) for name in ("sleep", "hinted")]
-    await until(lambda: len(mount.handler.pending) == 2, seconds=20.0)
+    await until(lambda: len(mount.handler.pending) == 2)
     await house.call("echo", {"text": "so that both have been read"})
     os.kill(pid, signal.SIGKILL)
     results = await asyncio.gather(*pending)
@@ -152,7 +152,7 @@ async def test_pending_calls_end_at_once_when_the_server_is_killed_and_the_next_
 async def test_hints_count_only_where_they_are_trusted(house: House) -> None:
     mount = await house.live(trust_hints=True)
     pending = asyncio.create_task(house.call("hinted", {"seconds": 60}))
-    await until(lambda: mount.handler.pending, seconds=20.0)
+    await until(lambda: mount.handler.pending)
     await house.call("echo", {"text": "x"})
     os.kill(mount.status().pid, signal.SIGKILL)
     error = (await pending).error
@@ -191,7 +191,7 @@ async def test_a_cancelled_call_that_waits_for_the_start_is_never_sent() -> None
 async def test_an_idle_server_is_stopped_and_comes_back_with_the_next_call(house: House) -> None:
     mount = await house.live(idle_seconds=0.2)
     pid = mount.status().pid
-    await until(lambda: mount.state is MountState.STOPPED, seconds=20.0)
+    await until(lambda: mount.state is MountState.STOPPED)
     assert "small:echo" in house.names()
     assert (await house.call("pid")).unwrap() != str(pid)
     assert mount.status().restarts == 0
@@ -199,7 +199,7 @@ async def test_an_idle_server_is_stopped_and_comes_back_with_the_next_call(house
 
 async def test_a_server_that_cannot_be_started_fails_and_says_why(house: House) -> None:
     mount = await house.mount("broken")
-    await until(lambda: mount.state is MountState.FAILED, seconds=30.0)
+    await until(lambda: mount.state is MountState.FAILED)
     status = mount.status()
     assert re.search("exit code 1|closed its standard", status.reason)  # whichever the system tells first
     assert "toolbus mounts restart small" in status.fix
@@ -210,7 +210,7 @@ async def test_a_command_that_does_not_exist_is_named(house: House) -> None:
     await house.mounts.apply({"gone": MountEntry("gone", command="/nowhere/at-all")})
     mount = house.mounts.get("gone")
     assert mount is not None
-    await until(lambda: mount.state is MountState.FAILED, seconds=30.0)
+    await until(lambda: mount.state is MountState.FAILED)
     assert "'/nowhere/at-all'" in mount.status().reason
 
 
@@ -219,13 +219,13 @@ async def test_a_failed_mount_takes_its_tools_offline_and_a_restart_brings_them_
 ) -> None:
     mount = await house.live()
     for _ in range(QUICK.restarts.max_deaths):
-        await until(lambda: mount.state is MountState.LIVE, seconds=20.0)
+        await until(lambda: mount.state is MountState.LIVE)
         os.kill(mount.status().pid, signal.SIGKILL)
-        await until(lambda: mount.state is not MountState.LIVE, seconds=20.0)
-    await until(lambda: mount.state is MountState.FAILED, seconds=20.0)
+        await until(lambda: mount.state is not MountState.LIVE)
+    await until(lambda: mount.state is MountState.FAILED)
     assert house.names() == set()
     mount.restart()
-    await until(lambda: mount.state is MountState.LIVE, seconds=20.0)
+    await until(lambda: mount.state is MountState.LIVE)
     assert "small:echo" in house.names()
 
 
@@ -242,7 +242,7 @@ async def test_a_changed_list_is_offered_and_the_same_list_is_not_announced(hous
     assert house.bus.registry.revision == revision
     file.write_text(json.dumps([*declared, {"name": "second", "inputSchema": {"type": "object"}}]))
     os.kill(mount.status().pid, signal.SIGUSR1)
-    await until(lambda: "small:second" in house.names(), seconds=20.0)
+    await until(lambda: "small:second" in house.names())
 
 
 async def test_a_tool_that_the_server_lost_is_stale_and_the_list_is_read_again(house: House, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ async def test_a_tool_that_the_server_lost_is_stale_and_the_list_is_read_again(h
     error = (await house.call("gone")).error
     assert error is not None
     assert error.code is Code.CATALOG_STALE
-    await until(lambda: house.names() == {"small:echo"}, seconds=20.0)
+    await until(lambda: house.names() == {"small:echo"})
 
 
 async def test_a_tool_that_the_bus_cannot_take_is_left_out_and_its_neighbours_stay(
@@ -276,7 +276,7 @@ async def test_a_task_of_the_server_is_one_running_call(house: House) -> None:
     assert late.error is not None
     assert late.error.code is Code.DEADLINE_EXCEEDED
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         while (await house.call("cancelled")).unwrap() != "1":
             await asyncio.sleep(0.01)
 
@@ -299,7 +299,7 @@ async def test_prompts_resources_and_completions_are_passed_through(house: House
     assert (await provider.request("resources/read", {"uri": "test://note"}, Asker()))["resultType"] == "complete"
     updated: list[str] = []
     end = provider.subscribe("test://note", updated.append)
-    await until(lambda: updated, seconds=20.0)
+    await until(lambda: updated)
     end()
     assert updated[0] == "test://note"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.bus.mcp_client.mount_cases import ERAS, House, house
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.local import LocalCaller
 from toolbus.bus.mcp_client.mount_status import MountState
 from toolbus.errors import Code
@@ -26,7 +26,7 @@ class TestQuestions:
         caller = LocalCaller("host", house.bus.dispatcher)
         call = pb.ToolCall(name="small:ask", arguments_json=json.dumps(arguments or {}), **fields)
         call.context.user_id = user
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             return await caller.call(call)
 
     @ERAS

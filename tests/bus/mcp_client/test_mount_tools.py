@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.bus.audit.chains import entries
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.bus.audit.audit_chain import FOLDER
 from toolbus.bus.config import Config
@@ -78,7 +79,7 @@ async def test_a_changed_tool_is_withdrawn_shown_approved_and_offered_again(bus:
     assert done["approved"] == ["tool:read"]
     again = await state(bus, "live")
     assert [each["description"] for each in again["declared"]] == ["Reads and sends."]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not _audited(tmp_path / "data" / FOLDER, "approve", "tool:read"):
             await asyncio.sleep(0.02)
     assert _audited(tmp_path / "data" / FOLDER, "change", "tool:read")

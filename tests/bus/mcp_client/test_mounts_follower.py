@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus, Config
 from toolbus.bus.mcp_client.mounts_follower import ConfiguredMounts, MountsFollower
 from toolbus.bus.rooms.mcp_client_room import McpClientRoom
@@ -60,7 +61,7 @@ async def test_a_file_is_followed_also_where_it_comes_breaks_and_goes(files: tup
     follower = MountsFollower(own, None, {})
     assert commands(follower.read_first()) == {}
     changes = follower.follow(0.01)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         write(own, a="one")
         assert commands(await anext(changes)) == {"a": "one"}
         own.write_text("{")

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager
 from typing import Any
 
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.calls.call import Call
@@ -59,7 +60,7 @@ class Channel:
 
     async def wait(self, method: str, count: int = 1) -> list[Json]:
         """Waits for notifications of a method."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_SECONDS):
             while len(self.of(method)) < count:
                 self.came.clear()
                 await self.came.wait()

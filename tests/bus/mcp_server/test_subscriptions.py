@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.bus.mcp_server.asking import Channel, Json, McpBench, Mounted, mcp_bench
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.mcp_server import subscriptions
 from toolbus.bus.mcp_server.subscriptions import COALESCE_SECONDS
@@ -41,7 +42,7 @@ def tool(bench: McpBench, name: str, source: str = "shop", description: str = ""
 async def settled(bench: McpBench) -> None:
     """Waits until whatever changed has been told."""
     await asyncio.sleep(COALESCE_SECONDS)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while bench.server.subscriptions._timer is not None:
             await asyncio.sleep(0.001)
 

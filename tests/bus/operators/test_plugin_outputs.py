@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.support.waiting import until, within
+from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus import Host, Plugin
 from toolbus.bus import Bus
 from toolbus.bus.access.identity import Globs, Identity, Scopes
@@ -239,7 +239,7 @@ async def test_a_supervisor_that_the_bus_refuses_says_so_once_and_its_plugins_ru
         tools = RunTools(OutputTails(), lambda name: None, lambda name: None)
         async with Plugin(tools.source, address=address, qualified=True, token="of another") as other:
             await other.ready()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_SECONDS):
                 await offer(tools, address, None, logged.append)
     (text,) = logged
     assert text.startswith(

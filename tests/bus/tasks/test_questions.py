@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.bus.mcp_server.asking import Json, accepted, answers_of, asks, mcp_bench, question
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.calls.call import Call
 from toolbus.bus.local import LocalCaller
 from toolbus.bus.tasks import Status, Task, TaskManager, task_work
@@ -38,7 +39,7 @@ async def begun(bench: object, run: Callable[[Call], pb.ToolResult] = greet) -> 
     caller = LocalCaller("desk", bus.dispatcher)
     task_id = str((await caller.call(call)).output["task_id"])
     tasks: TaskManager = bus.core.tasks
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while found(tasks, task_id).status is Status.RUNNING:
             await asyncio.sleep(0)
     return tasks, task_id
@@ -107,7 +108,7 @@ async def test_a_task_may_ask_several_times() -> None:
         tasks, task_id = await begun(bench, nag)
         for count in (2, 3):
             tasks.answer(task_id, {"who": accepted(name=str(count))})
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_SECONDS):
                 while len(rounds) < count or found(tasks, task_id).status is Status.RUNNING:
                     await asyncio.sleep(0)
         assert found(tasks, task_id).text == "3"

@@ -9,6 +9,7 @@ import pytest
 
 from tests.bus.upstream.main_server import MainServer
 from tests.support.core_model import PeerDouble, offered
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
@@ -86,7 +87,7 @@ class Side:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits until a condition holds after some warning; fails after 5 s."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not condition():
                 self._warned.clear()
                 await self._warned.wait()

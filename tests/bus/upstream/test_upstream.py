@@ -12,7 +12,7 @@ from tests.bus.upstream.conftest import BASE, Side
 from tests.bus.upstream.main_server import Answer, MainServer, Misbehaviour
 from tests.bus.upstream.upstream_cases import FOREIGN, logged, quiet
 from tests.support.core_model import offered, tool
-from tests.support.waiting import Stopwatch
+from tests.support.waiting import WAIT_SECONDS, Stopwatch
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.upstream import Upstream
 from toolbus.bus.upstream.upstream_timings import UpstreamTimings
@@ -126,7 +126,7 @@ async def test_a_server_that_comes_late_and_goes_is_logged_once_each_time(
     await server.stop()
     side.offer("a", tool("t"))
     upstream = await side.connect(server.url)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not upstream.state.startswith("unreachable since"):
             await asyncio.sleep(0.001)
     async with server:
@@ -145,7 +145,7 @@ async def test_changes_do_not_hammer_a_server_that_is_down(side: Side) -> None:
     async with MainServer() as server:
         server.misbehave["list"] = server.answering(500, {"detail": "starting"})
         upstream = await side.connect(server.url)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not upstream.state.startswith("unreachable"):
                 await asyncio.sleep(0.001)
         for number in range(50):

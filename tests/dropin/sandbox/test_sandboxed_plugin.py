@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.dropin.sandbox.trial import ROOT
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.dropin.sandbox import TOKEN_FD, clean_environment, token_pipe
 from toolbus.sdk import Host
 from toolbus.testing import running_bus
@@ -37,7 +38,7 @@ async def _plugin(bus: str, folder: Path) -> AsyncIterator[asyncio.subprocess.Pr
 
 async def _wait_until_offered(host: Host) -> None:
     """Waits until the plugin has attached: it starts in a process of its own."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not any(tool.name == "note" for tool in await host.list()):
             await asyncio.sleep(0.02)
 
@@ -60,7 +61,7 @@ async def test_a_sandboxed_plugin_answers_calls_and_writes_only_what_is_granted(
             assert denied.error is not None
             assert "the sandbox denies reading" in denied.error.message
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == 0
 
 
 async def test_a_sandboxed_plugin_reconnects_after_the_bus_restarts(tmp_path: Path) -> None:
@@ -79,4 +80,4 @@ async def test_a_tool_that_spins_has_its_process_ended_by_the_limit_on_processor
             await _wait_until_offered(host)
             result = await host.call("spin", {})
             assert result.error is not None
-        assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGXCPU
+        assert await asyncio.wait_for(process.wait(), WAIT_SECONDS) == -signal.SIGXCPU
