@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
 from tests.contract.callers import Caller
 from tests.contract.conftest import RESULT_BYTES
+from tests.contract.handler_cases import failure
 from tests.contract.offer import Offer
 from tests.contract.offers import Kind
 from tests.contract.works import CITY, Refuses, Scope, Seen, Shows, Waiting, Work, echo, raises, returns
@@ -17,19 +19,13 @@ from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.functions.reply import image, link, text
 from toolbus.sdk import CallContext, ContextMessage
-from toolbus.tool import CallError, Progress, Result
+from toolbus.tool import Progress, Result
 
 VALUES: dict[str, Any] = {
     "numbers": [5, 5.0, 2**63, -(2**70), 1e-7, 0],
     "words": ["", "晴，二十三度", "⛅👩‍👩‍👧‍👦", 'a\x00b\u2028c"\\\n'],
     "others": [None, True, False, [], {}, {"": {"deep": [{}]}}],
 }
-
-
-def failure(result: Result) -> CallError:
-    assert result.is_error
-    assert result.error is not None
-    return result.error
 
 
 async def test_arguments_and_results_are_handed_on_exactly(offer: Offer, caller: Caller) -> None:
@@ -132,13 +128,17 @@ async def test_progress_arrives_in_order_while_the_tool_works(offer: Offer, kind
 async def test_a_call_that_times_out_names_the_limit_and_its_tool_is_cancelled(offer: Offer, caller: Caller) -> None:
     waiting = Waiting()
     await offer.offer(waiting.work)
-    timeout = 0.25
-    while (error := failure(await within(caller.call("waits", timeout=timeout)))).stage is Stage.NOT_DISPATCHED:
-        timeout *= 2  # a busy machine had no time for the call itself
+    timeouts = []
+
+    def call(timeout: float) -> Awaitable[Result]:
+        timeouts.append(timeout)
+        return caller.call("waits", timeout=timeout)
+
+    error = await waiting.times_out(call, 0.25)
     assert (error.code, error.stage) == (Code.DEADLINE_EXCEEDED, Stage.DISPATCHED)
     assert error.limit is not None
     assert error.limit[0] == "timeout_seconds"
-    assert 0.0 < error.limit[1] <= timeout  # a host's clock runs from its call
+    assert 0.0 < error.limit[1] <= timeouts[-1]  # a host's clock runs from its call
     await waiting.was_cancelled()
     await offer.idle()
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +26,15 @@ async def test_a_call_that_times_out_names_the_limit_and_its_tool_is_cancelled(
 ) -> None:
     waiting = Waiting(timeout=0.15 if said_by == "the tool" else 30.0)
     await offer.offer(waiting.work)
-    error = failure(await within(bus.call("waits", timeout=0.15 if said_by == "the call" else None)))
+    timeouts = []
+
+    def call(timeout: float) -> Awaitable[Result]:
+        timeouts.append(timeout if said_by == "the call" else 0.15)
+        return bus.call("waits", timeout=timeout if said_by == "the call" else None)
+
+    error = await waiting.times_out(call)
     assert (error.code, error.stage) == (Code.DEADLINE_EXCEEDED, Stage.DISPATCHED)
-    assert error.limit == ("timeout_seconds", 0.15)
+    assert error.limit == ("timeout_seconds", timeouts[-1])
     assert not error.retry_safe
     await waiting.was_cancelled()
     await offer.idle()
@@ -93,7 +100,7 @@ async def test_a_plain_function_that_handed_back_something_to_wait_for_is_cancel
 ) -> None:
     waiting = Waiting()
     await offer.offer(Work("waits", lambda arguments, scope: waiting.work.run(arguments, scope)))
-    error = failure(await within(bus.call("waits", timeout=0.15)))
+    error = await waiting.times_out(lambda timeout: bus.call("waits", timeout=timeout))
     assert error.code is Code.DEADLINE_EXCEEDED
     await waiting.was_cancelled()
     await offer.idle()

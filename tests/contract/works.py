@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
+from tests.contract.handler_cases import failure
+from tests.support.waiting import WAIT_SECONDS, Stopwatch, until, within
 from toolbus.sdk import CallContext
+from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
 CITY: dict[str, Any] = {
@@ -142,6 +144,18 @@ class Waiting:
         watch = Stopwatch()
         await until(lambda: self.cancelled, "the tool to hear of the cancel")
         assert watch.seconds() < 1.0
+
+    async def times_out(self, call: Callable[[float], Awaitable[Result]], timeout: float = 0.15) -> CallError:
+        """Calls with a timeout, and with a longer one where that passed before a busy machine had begun the tool.
+
+        Returns:
+            The error of the call during which the tool had begun.
+        """
+        while True:
+            error = failure(await within(call(timeout)))
+            if self.begun:
+                return error
+            timeout *= 2
 
     def let_go(self) -> None:
         """Lets the calls return."""
