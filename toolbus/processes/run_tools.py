@@ -15,13 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 from toolbus.errors import PeerLost, RequestError
-from toolbus.functions.scope import ToolScope
 from toolbus.processes.output_tail import MAX_WAIT_SECONDS, OutputTails
 from toolbus.sdk import Credential, Plugin
-from toolbus.text import dump_json
 
-ACT_SECONDS = 10.0  # timeout of a call that does not follow
-FOLLOW_SECONDS = 300.0  # how long one call may follow
+ACT_SECONDS = 10.0  # timeout of a call, beside what it waits for a line
 MAX_IN_FLIGHT = 32  # each follower holds a call
 MAX_HOST = 64  # characters of the machine's name in the source
 
@@ -60,15 +57,7 @@ class RunTools:
         """Shows the plugins of this supervisor: name, state, pid, restarts, since, last exit."""
         return self._tails.described()
 
-    async def tail(
-        self,
-        scope: ToolScope,
-        plugin: str,
-        lines: int = 100,
-        since: int = -1,
-        wait_seconds: float = 0.0,
-        follow: bool = False,
-    ) -> dict[str, Any]:
+    async def tail(self, plugin: str, lines: int = 100, since: int = -1, wait_seconds: float = 0.0) -> dict[str, Any]:
         """Shows the newest lines that a plugin has written, or those after a number.
 
         Args:
@@ -76,15 +65,8 @@ class RunTools:
             lines: at most so many.
             since: the `next` of the answer before; -1: the newest lines.
             wait_seconds: how long to wait for a line after that number, at most 60.
-            follow: send each line as a chunk of the output, one JSON object a line, until the caller cancels the call.
         """
-        answer = await self._tails.read(plugin, lines, since, wait_seconds)
-        while follow:
-            if answer["lines"]:
-                scope.progress(chunk="".join(f"{dump_json(line)}\n" for line in answer["lines"]))
-            # At least one: who reads none never gets further, and would be asked again without a pause.
-            answer = await self._tails.read(plugin, max(1, lines), answer["next"], MAX_WAIT_SECONDS)
-        return answer
+        return await self._tails.read(plugin, lines, since, wait_seconds)
 
     async def restart(self, plugin: str) -> dict[str, Any]:
         """Shuts a plugin down gracefully and starts it anew, also one that was given up."""
@@ -111,7 +93,7 @@ class RunTools:
         )
         for function, timeout, read_only in (
             (self.plugins, ACT_SECONDS, True),
-            (self.tail, FOLLOW_SECONDS, True),
+            (self.tail, MAX_WAIT_SECONDS + ACT_SECONDS, True),
             (self.restart, ACT_SECONDS, False),
             (self.stop, ACT_SECONDS, False),
         ):

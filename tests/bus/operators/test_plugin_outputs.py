@@ -194,23 +194,6 @@ async def test_asking_for_output_leaves_no_record_of_a_call() -> None:
         assert list(bus.records) == []
 
 
-@asynccontextmanager
-async def _following(bus: Bus, source: str, **more: int) -> AsyncIterator[asyncio.Queue[str]]:
-    """Follows the output of weather; yields the chunks as they come."""
-    chunks: asyncio.Queue[str] = asyncio.Queue()
-    call = bus.call(
-        *(f"{source}:tail", {"plugin": "weather", "follow": True, **more}),
-        timeout=60,
-        on_progress=lambda progress: chunks.put_nowait(progress.chunk),
-    )
-    following = asyncio.create_task(call)
-    try:
-        yield chunks
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-
-
 async def test_asking_for_the_output_of_a_supervisor_that_is_gone_leaves_no_record_either() -> None:
     supervisor = _Supervisor()
     supervisor.says("weather", "one")
@@ -221,15 +204,6 @@ async def test_asking_for_the_output_of_a_supervisor_that_is_gone_leaves_no_reco
         refusal = await _refusal(bus, "toolbus:plugin_logs", plugin="weather", source=source)
         assert f"supervisor {source} is not attached" in refusal.message
         assert list(bus.records) == []
-
-
-async def test_a_call_that_follows_gets_each_line_as_a_chunk_until_it_is_cancelled() -> None:
-    supervisor = _Supervisor()
-    supervisor.says("weather", "one")
-    async with running_bus() as bus, supervisor.on(bus) as source, _following(bus, source, lines=1) as chunks:
-        assert '"text":"one"' in await within(chunks.get())
-        supervisor.says("weather", "two")
-        assert '"text":"two"' in await within(chunks.get())
 
 
 async def test_a_supervisor_that_the_bus_refuses_says_so_once_and_its_plugins_run_on() -> None:
@@ -268,13 +242,6 @@ async def test_a_supervisor_speaks_for_no_other_source() -> None:
         assert {row["plugin"]: row["source"] for row in table} == {"weather": "run.b.2", "clock": "run.forger.1"}
         answer = (await bus.call("toolbus:plugin_logs", {"plugin": "clock"})).output
         assert (answer["source"], answer["plugin"]) == ("run.forger.1", "clock")
-
-
-async def test_who_follows_from_the_next_line_on_does_not_hold_the_supervisor_up() -> None:
-    supervisor = _Supervisor()
-    supervisor.says("weather", "one")
-    async with running_bus() as bus, supervisor.on(bus) as source, _following(bus, source, lines=0, since=0) as chunks:
-        assert "started" in await within(chunks.get())
 
 
 async def test_what_a_supervisor_makes_up_has_the_types_that_readers_expect() -> None:
