@@ -266,14 +266,28 @@ def test_the_core_needs_no_operating_system(place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["toolbus", "toolbus.sdk", "toolbus.loop", "toolbus.search", "toolbus.dialects", "toolbus.tool"]
+    "module",
+    [
+        *("toolbus", "toolbus.sdk.host", "toolbus.sdk.plugin_client", "toolbus.loop", "toolbus.search", "toolbus.tool"),
+        "toolbus.dialects.openai_chat",
+    ],
 )
 def test_a_light_import_loads_nothing_of_the_server(module: str) -> None:
-    heavy = ["orjson", "jsonschema_rs", "typer", "rich", "uvloop", "starlette", "toolbus.bus", "toolbus.cli"]
+    heavy = [
+        *("orjson", "jsonschema_rs", "typer", "rich", "uvloop", "starlette", "toolbus.bus", "toolbus.cli"),
+        *("aiohttp", "fastapi", "httpx", "numpy", "pydantic", "opentelemetry"),
+    ]
     script = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=2 * WAIT_SECONDS
     )
+    assert (ran.returncode, ran.stdout.strip(), ran.stderr) == (0, "[]", "")
+
+
+def test_the_command_line_loads_what_its_commands_need_when_they_run() -> None:
+    heavy = ["grpc", "google.protobuf", "orjson", "rich", "uvloop", "pydantic", "toolbus.bus", "toolbus.sdk.connection"]
+    script = f"import sys, toolbus.cli.command_line; print([name for name in {heavy!r} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert (ran.returncode, ran.stdout.strip(), ran.stderr) == (0, "[]", "")
 
 
