@@ -160,6 +160,13 @@ def _module(file: Path) -> str:
 MODULES = {_module(file): file for file in _written_files()}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _trees() -> Iterator[None]:
+    """Forgets the trees of all files after the last test: they take 130 MB."""
+    yield
+    _nodes.cache_clear()
+
+
 @functools.cache  # to read all files takes a second
 def _nodes(file: Path) -> tuple[_Node, ...]:
     """Returns the imports and definitions of a file."""

@@ -40,11 +40,13 @@ async def test_a_snippet_starts_a_bridge_that_reaches_the_bus(client: str, tmp_p
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": client, "version": "1"}}
     request = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
     async with running_bus(data_dir=tmp_path):
-        ended = await within(asyncio.to_thread(start, entry, request + "\n"), 60)
-    answer = json.loads(ended.stdout)
-    assert answer["result"]["protocolVersion"] == "2025-11-25"
-    assert "no tools now" not in answer["result"]["instructions"], ended.stderr
-    assert ended.returncode == 0
+        instructions = "no tools now"
+        while "no tools now" in instructions:  # it answers within a second: before a busy machine has connected it
+            ended = await within(asyncio.to_thread(start, entry, request + "\n"))
+            answer = json.loads(ended.stdout)
+            assert answer["result"]["protocolVersion"] == "2025-11-25"
+            assert ended.returncode == 0
+            instructions = answer["result"]["instructions"]
 
 
 def test_a_snippet_passes_on_the_profile_and_the_address() -> None:

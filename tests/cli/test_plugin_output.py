@@ -51,8 +51,10 @@ def test_colours_stay_and_every_other_escape_and_control_character_is_dropped(li
 
 
 def test_no_character_that_is_dropped_counts_as_printable() -> None:
-    everything = "".join(map(chr, range(0x110000)))
-    unsafe = set(everything) - set(drop_unsafe(everything))
+    unsafe: set[str] = set()
+    for plane in range(0, 0x110000, 0x10000):  # all at once take 250 MB
+        characters = "".join(map(chr, range(plane, plane + 0x10000)))
+        unsafe |= set(characters) - set(drop_unsafe(characters))
     assert len(unsafe) > 2_000
     assert not [character for character in unsafe if character.isprintable()]
 
