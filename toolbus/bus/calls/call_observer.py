@@ -71,14 +71,6 @@ class CallObserver:
         if trace is not None and trace.recorded:
             self.span_ended(trace, call, (*row[:-1], None), error)
 
-    def more(self, call: Call) -> More | None:
-        """Returns what the record of a nested or traced call that succeeded has more."""
-        parent, trace_id = call.parent, call.trace.trace_id if call.trace is not None else ""
-        if parent is None:
-            # `_make` takes a third of the time.
-            return More._make((None, (), "", trace_id, None)) if trace_id else None
-        return More(None, (), parent.id, trace_id)
-
     def span_ended(self, trace: Trace, call: Call, row: Row, error: CallError | None = None) -> None:
         """Hands on the span of a call that has ended, and keeps the call as an example for its duration.
 

@@ -85,10 +85,11 @@ class More(NamedTuple):
     failure: Failure | None = None
 
 
-Row: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, str, More | None]
-"""A record as the hot path makes it: the first fields of `CallRecord` without the number, then origin, own id, more."""
+Row: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, str, More | str | None]
+"""A record as the hot path makes it: the first fields of `CallRecord` without the number, then origin, own id, more.
 
-_NOTHING_MORE = More()
+Where its trace is all that a call has more, the id of the trace stands for it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,9 @@ def failure_of(error: CallError, *, contents: bool) -> Failure:
 def read_row(row: Row, number: int) -> CallRecord:
     """Returns a row as a record."""
     call_id, name, source, caller, started, ended, code, given, got, origin, id, more = row
-    content, repairs, parent, trace_id, failure = more or _NOTHING_MORE
+    if not isinstance(more, More):
+        more = More(trace_id=more or "")
+    content, repairs, parent, trace_id, failure = more
     asked = code == INPUT_REQUIRED
     known = Code(0 if asked else code) if code in CODES else Code.INTERNAL  # a plugin may send one of a newer protocol
     arguments, output = content or (None, None)

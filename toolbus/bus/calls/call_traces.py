@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf, log, log1p
-from random import randbytes, random
+from random import SystemRandom, random
 
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.trace import SpanRow, Trace
@@ -18,7 +18,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 TRACE_MOST = 100  # spans a second; a caller that samples everything would else fill the queue and the trace store
 MAX_STEP = 1e15  # calls; with the smallest ratios a step would be infinite
-DIGITS_AT_ONCE = 960  # of random ids; one by one they take three times as long
+IDS_AT_ONCE = 20  # random ones; one by one they take three times as long
 _ODD = "13579bdf"  # the last digits of flags that say sampled
 
 
@@ -37,9 +37,11 @@ class CallTraces:
         self._most = 0
         self._second_ends = 0.0  # of the second in which calls are counted
         self._sampled = 0  # in this second
-        self._digits = ""  # random ones, in hexadecimal
-        self._digits_used = 0
-        self._mark = randbytes(8).hex()  # what `draw` writes into calls as their traceparent; no caller knows it
+        self._random = SystemRandom()  # a tenth of the cost of the bytes of `random`, and nobody can guess ids
+        self._fresh: list[str] = []  # traceparents with ids that nothing has yet
+        self._mark = self._random.randbytes(
+            8
+        ).hex()  # what `draw` writes into calls as their traceparent; no caller knows it
         self.take: Callable[[SpanRow], object] | None = None
         self.draw_at = inf
         self.refused = 0
@@ -92,9 +94,8 @@ class CallTraces:
         trace = Trace()
         trace.sent = trace.first_sign = 0.0
         if text == self._mark and parent is None and (context is None or not context.traceparent):
-            digits = self._random_digits(48)
-            trace.trace_id = trace_id = digits[:32]
-            trace.traceparent = f"00-{trace_id}-{digits[32:]}-01"
+            trace.traceparent = text = (self._fresh or self._more_fresh()).pop()
+            trace.trace_id = text[3:35]
             trace.parent_id = trace.tracestate = ""
         else:
             tracestate = call.tracestate
@@ -105,11 +106,11 @@ class CallTraces:
             sampled = text[54] in _ODD
             trace.parent_id = text[36:52]
             trace.tracestate = read_tracestate(tracestate) if tracestate else ""
-            trace.trace_id = trace_id = text[3:35] if sampled else ""
+            trace.trace_id = text[3:35] if sampled else ""
             if not sampled or self.take is None:
                 trace.traceparent, trace.recorded = text, False
                 return trace
-            trace.traceparent = f"00-{trace_id}-{self._random_digits(16)}-01"
+            trace.traceparent = text[:36] + (self._fresh or self._more_fresh()).pop()[36:]
         if (self._sampled < self._most and now < self._second_ends) or self._next_second(now):
             self._sampled += 1
             trace.recorded = True
@@ -138,14 +139,11 @@ class CallTraces:
         self._second_ends, self._sampled = now + 1.0, 0
         return True
 
-    def _random_digits(self, count: int) -> str:
-        """Returns digits that no id has yet; that all are 0, which ids may not be, is as likely as two equal ids."""
-        first = self._digits_used
-        self._digits_used = end = first + count
-        if end > len(self._digits):
-            self._digits = randbytes(DIGITS_AT_ONCE // 2).hex()
-            first, self._digits_used = 0, count
-        return self._digits[first : first + count]
+    def _more_fresh(self) -> list[str]:
+        """Draws ids; that all digits of one are 0, which may not be, is as likely as two equal ids."""
+        digits = self._random.randbytes(24 * IDS_AT_ONCE).hex()
+        self._fresh = [f"00-{digits[at : at + 32]}-{digits[at + 32 : at + 48]}-01" for at in range(0, len(digits), 48)]
+        return self._fresh
 
     def _step(self) -> int:
         """Returns how many calls further the next one is drawn: geometric, so that calls need no draw each."""

@@ -21,7 +21,7 @@ from toolbus.bus.calls.call_admission import CallAdmission, copy_context
 from toolbus.bus.calls.call_arguments import CallArguments
 from toolbus.bus.calls.call_endings import CallEndings
 from toolbus.bus.calls.call_observer import CallObserver
-from toolbus.bus.calls.call_record import origin_of
+from toolbus.bus.calls.call_record import More, origin_of
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.calls_in_flight import CallsInFlight
 from toolbus.bus.calls.deadlines import Deadlines
@@ -340,8 +340,10 @@ class Dispatcher:
             origin, context = None, call.context
             if context is not None:
                 origin, size = origin_of(context), len(call.arguments_json)
-            trace = call.trace
-            more = observer.more(call) if call.parent is not None or trace is not None else None
+            parent, trace = call.parent, call.trace
+            more: More | str | None = trace.trace_id if trace is not None else None
+            if parent is not None:
+                more = More(parent=parent.id, trace_id=trace.trace_id if trace is not None else "")
             name, source, started = entry.name, entry.source, call.started
             if started < slow:
                 self.slow_calls.note(call, 0, now)
