@@ -53,7 +53,11 @@ def test_a_server_is_mounted_changed_approved_and_unmounted(tmp_path: Path) -> N
         assert [each["name"] for each in shown()["declared"]] == ["read", "send"]
         assert "nothing of source files waits" in run("approve", "files").output
         assert run("mounts", "logs", "files", "--json").exit_code == 0
+        assert run("mounts", "logs", "files").output == "started\n"
         assert run("mounts", "logs", "nope").exit_code == 1
+        assert "there is no mount" in run("mounts", "nope").output
         broken = run("mount", "broken", "--env", "NOT_SET_ANYWHERE", "--", sys.executable, "x", place=True)
         assert (broken.exit_code, "needs the variable NOT_SET_ANYWHERE" in broken.output) == (1, True)
+        (row,) = [line for line in run("mounts").output.splitlines() if line.startswith("files")]
+        assert row.split()[1:4] == ["live", "legacy", "2"]
         assert run("unmount", "files", place=True).exit_code == 0

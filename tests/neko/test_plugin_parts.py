@@ -34,7 +34,17 @@ from toolbus.neko.sdk_errors import (
 )
 from toolbus.neko.sdk_finder import use_sdk
 from toolbus.neko.sdk_names import NAMES, OLDER_MODULES
-from toolbus.neko.sdk_results import Err, Ok, capture, unwrap, unwrap_or
+from toolbus.neko.sdk_results import (
+    Err,
+    Ok,
+    capture,
+    is_err,
+    is_ok,
+    map_result,
+    raise_for_err,
+    unwrap,
+    unwrap_or,
+)
 
 
 async def run_sync(job: Callable[[], Any]) -> Any:
@@ -203,10 +213,15 @@ def test_results_have_the_methods_that_plugins_call() -> None:
     assert (bad.is_err(), bad.unwrap_or(2), bad.map(str)) == (True, 2, bad)
     assert (bad.error.code, bad.error.place, unwrap_or(bad, 3), unwrap(good)) == ("NO", "here", 3, 1)
     assert bad.map_err(str) == Err("no")
+    assert (good.is_err(), good.value_or_none(), good.map_err(str)) == (False, 1, good)
+    assert (bad.is_ok(), bad.err(), bad.bind(str)) == (False, bad.error, bad)
+    assert (is_ok(good), is_err(good), is_ok(bad), is_err(bad)) == (True, False, False, True)
+    assert (map_result(good, str), map_result(bad, str)) == (Ok("1"), bad)
     assert (good.bind(lambda value: Ok(value + 1)), capture(lambda: 5), capture(lambda: [][0]).is_err()) == (
         *(Ok(2), Ok(5), True),
     )
     good.raise_for_err()
+    raise_for_err(good)
     with pytest.raises(SdkError, match="no"):
         bad.raise_for_err()
     with pytest.raises(ResultError, match="text"):

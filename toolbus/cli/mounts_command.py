@@ -75,7 +75,7 @@ def show(
     if name and answer["mounts"]:
         print_mount(answer["mounts"][0])
     elif name:
-        terminal.fail(answer["refused"].get(name, f"there is no mount {name}"))
+        terminal.fail(answer["refused"][name])
     else:
         _print_all(answer)
 
