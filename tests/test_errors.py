@@ -126,12 +126,12 @@ def test_ten_faults_are_all_in_the_sentence() -> None:
     assert str(InvalidTool([f"fault {number}" for number in range(10)])).endswith("; fault 9")
 
 
-@pytest.mark.parametrize(("theirs", "cure"), [(2, "Update the bus"), (0, "Update the peer's SDK")])
-def test_a_version_mismatch_names_the_side_that_is_too_old(theirs: int, cure: str) -> None:
+@pytest.mark.parametrize(("theirs", "fix"), [(2, "Update the bus"), (0, "Update the peer's SDK")])
+def test_a_version_mismatch_names_the_side_that_is_too_old(theirs: int, fix: str) -> None:
     sentence = str(VersionMismatch(theirs, (1,)))
     assert "speaks version 1 " in sentence
     assert f"asked for version {theirs}" in sentence
-    assert cure in sentence
+    assert fix in sentence
 
 
 def test_a_limit_names_itself_and_its_value() -> None:

@@ -121,7 +121,7 @@ class RawPeer:
         await self._stream.done_writing()
 
     async def close(self) -> None:
-        """Drops the connection without a goodbye."""
+        """Drops the connection without a drain."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)

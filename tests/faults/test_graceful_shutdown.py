@@ -1,4 +1,4 @@
-"""Ends in good order: half-closes, drains from either side, stops, superseding. Nothing that was read is lost."""
+"""Ends in good order: half-closes, drains from either side, stops, takeover. Nothing that was read is lost."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_a_half_closed_caller_that_then_disconnects_has_its_calls_cancelle
 
 @bystander
 async def test_a_plugin_that_drains_under_load_loses_nothing(connect: Connect) -> None:
-    """A rolling deploy: the old session says goodbye while calls run, the new one takes what comes."""
+    """A rolling deploy: the old session drains while calls run, the new one takes what comes."""
     old = await connect("deploy", tool("t"))
     new = None
     host = await connect("host", max_in_flight=1_000)

@@ -38,7 +38,7 @@ def _all_cancelled(plugin: RawPeer) -> bool:
 async def test_300_frames_of_a_megabyte_are_not_kept_by_the_tiny_calls_in_them(connect: Connect) -> None:
     await connect("plugin", tool("wait"), max_in_flight=1_000)
     host = await connect("host", max_in_flight=1_000)
-    filler = pb.ToolResult(call_id="not owed", output_json="x" * 1_000_000)
+    filler = pb.ToolResult(call_id="not in flight", output_json="x" * 1_000_000)
     calls = [host.ask("wait", {"n": n}, context=pb.CallContext(user_id="ada")) for n in range(310)]
     for call in calls[:10]:
         await host.send_frame(wire.InvokeRequest(calls=[call], results=[filler]))

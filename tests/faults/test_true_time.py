@@ -16,7 +16,7 @@ from tests.support.waiting import within
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-SUSPECT_SECONDS = 4.0  # after the last sign of life, at most
+SUSPECT_SECONDS = 4.0  # after the last message, at most
 ENDED_SECONDS = 6.0
 GONE_SECONDS = 22.0
 bystander = pytest.mark.usefixtures("bystander")

@@ -208,7 +208,7 @@ async def test_a_drain_for_shutdown_brings_the_peer_back_and_a_requested_one_doe
         async def play(stream: PlayedStream) -> None:
             await stream.accept()
             await stream.write(drain=wire.Drain(reason=reason))
-            assert await stream.read() is None  # it half-closes, since nothing is owed
+            assert await stream.read() is None  # it half-closes, since nothing is in flight
             drains.append(reason)
 
         return play

@@ -1,4 +1,4 @@
-"""Finding the plugin in a file, the documents' two forms included, and errors that name file and cure."""
+"""Finding the plugin in a file, the documents' two forms included, and errors that name the file and how to fix it."""
 
 import asyncio
 import logging

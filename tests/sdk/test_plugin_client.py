@@ -427,7 +427,7 @@ async def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
             while not any(listed.in_flight for listed in await host.list()):
                 await asyncio.sleep(0.01)
             child.send_signal(signal.SIGTERM)
-            while len(await host.list()):  # the goodbye has arrived
+            while len(await host.list()):  # the drain has arrived
                 await asyncio.sleep(0.01)
             child.send_signal(signal.SIGTERM)
             await asyncio.to_thread(child.wait, SECONDS)

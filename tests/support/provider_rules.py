@@ -200,7 +200,7 @@ def _gemini_fields(tool: SentTool) -> Iterator[str]:
         if kind == "array" and "items" not in schema:
             yield f"{place}: an array without items"
         if not all(isinstance(value, str) and value for value in schema.get("enum") or ()):
-            yield f"{place}: a value of an enum that is no text, or empty"
+            yield f"{place}: a value of an enum that is not text, or empty"
         if "enum" in schema and kind != "string":
             yield f"{place}: an enum of type {kind}"
         if "format" in schema and schema["format"] not in GEMINI_FORMATS.get(kind, ()):
@@ -230,11 +230,11 @@ def _ollama(tool: SentTool) -> Iterator[str]:
         yield f"the root has the type {root.get('type')!r}"
     for name, each in (root.get("properties") or {}).items():
         if not isinstance(each, dict):
-            yield f"{name}: {each!r} is no object"
+            yield f"{name}: {each!r} is not an object"
         elif not isinstance(each.get("description", ""), str) or not isinstance(each.get("type", ""), str | list):
-            yield f"{name}: a description or type that is no text"
+            yield f"{name}: a description or type that is not text"
     if not all(isinstance(name, str) for name in root.get("required") or ()):
-        yield "required holds something that is no name"
+        yield "required holds something that is not a name"
 
 
 def _has_type(schema: Json, kind: str) -> bool:

@@ -74,7 +74,9 @@ async def test_a_nested_call_and_a_tool_without_background_are_waited_for(regist
         asyncio.create_task(registry.call("waits", {}, nested=True)),
         asyncio.create_task(registry.call("inline", {})),
     ]
-    assert json.loads(await within(registry.call("waits", {})))["status"] == "running"  # their patience has passed too
+    assert (
+        json.loads(await within(registry.call("waits", {})))["status"] == "running"
+    )  # their soft deadline has passed too
     assert not any(call.done() for call in calls)
     held.release()
     assert await within(asyncio.gather(*calls)) == ["released", "released"]

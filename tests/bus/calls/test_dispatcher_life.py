@@ -175,13 +175,13 @@ def test_a_nested_call_is_cancelled_with_its_parent_at_the_plugin_too() -> None:
     assert error_of(plugin, "child").code is Code.CANCELLED
 
 
-@pytest.mark.parametrize("parent", ["not owed", "ended"])
+@pytest.mark.parametrize("parent", ["not in flight", "ended"])
 def test_a_parent_must_be_a_pending_call_of_the_session(parent: str) -> None:
     core, host, plugin = one_call()
     call_id = core.call(host, "t")
     (call,) = plugin.hand_over()
     core.cancel(host, call_id)
-    error = core.refusal(plugin, "t", parent_call_id="x" if parent == "not owed" else call.id)
+    error = core.refusal(plugin, "t", parent_call_id="x" if parent == "not in flight" else call.id)
     assert (error.code, "parent_call_id" in error.message) == (Code.INVALID_ARGUMENTS, True)
 
 
@@ -357,7 +357,7 @@ class CallsMachine(RuleBasedStateMachine):
 
     @rule(plugin=SEVERAL)
     def a_plugin_says_goodbye_and_another_comes(self, plugin: int) -> None:
-        leaving = self.plugins[plugin]  # what it owes it may still answer, or not
+        leaving = self.plugins[plugin]  # what is in flight there it may still answer, or not
         leaving.hand_over()
         self.core.registry.withdraw(leaving)
         leaving.takes_calls = False

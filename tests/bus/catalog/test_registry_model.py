@@ -335,10 +335,10 @@ class CatalogueMachine(RuleBasedStateMachine):
         else:
             self.both(lambda it: it.unregister(name, role, source, hidden=bool(source)))
 
-    @rule(index=HANDLERS, goodbye=st.booleans())
-    def one_leaves(self, index: int, goodbye: bool) -> None:
+    @rule(index=HANDLERS, drains=st.booleans())
+    def one_leaves(self, index: int, drains: bool) -> None:
         handler = self.handlers[index]
-        self.both(lambda it: it.withdraw(handler) if goodbye else it.lose(handler, "broke", self.now))
+        self.both(lambda it: it.withdraw(handler) if drains else it.lose(handler, "broke", self.now))
 
     @rule(seconds=st.sampled_from([1.0, 3.0, 6.0]))
     def time_passes(self, seconds: float) -> None:

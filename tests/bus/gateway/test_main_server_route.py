@@ -116,7 +116,7 @@ async def test_an_absent_plugin_is_not_running_for_whatever_reason(bus: Bus, htt
     peer.answer = lambda call: None
     running = asyncio.create_task(_post(http, "flaky", "flaky"))
     await peer.received(2)
-    await peer.close()  # without a goodbye
+    await peer.close()  # without a drain
     assert (await running)["error"] == "PLUGIN_NOT_RUNNING"
     said = await _post(http, "flaky", "flaky")  # offline, in its grace period
     assert said["error"] == "PLUGIN_NOT_RUNNING"

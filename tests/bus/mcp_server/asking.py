@@ -1,4 +1,4 @@
-"""A bus without sockets whose MCP server is asked directly, tools that ask, and mounted servers that are none."""
+"""A bus without sockets whose MCP server is asked directly, tools that ask, and stand-ins for mounted servers."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def answers_of(call: Call) -> Json:
 
 
 class Mounted:
-    """A mounted server that is none: a `FeatureProvider`."""
+    """A stand-in for a mounted server: a `FeatureProvider`."""
 
     def __init__(
         self,

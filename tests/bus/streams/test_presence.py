@@ -190,7 +190,7 @@ def test_a_later_attach_of_another_instance_ends_the_stream() -> None:
     assert "needs a stream of its own" in stream.status[1]
 
 
-# -- superseding -----------------------------------------------------------------------------------------------------
+# -- takeover --------------------------------------------------------------------------------------------------------
 
 
 def test_an_instance_that_attaches_again_takes_over_from_its_older_session() -> None:

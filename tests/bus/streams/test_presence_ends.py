@@ -9,7 +9,7 @@ from toolbus.bus.streams.session_table import LOST_SECONDS, MAX_LOST
 from toolbus.errors import Code
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
-# -- goodbye, half-close, broken -------------------------------------------------------------------------------------
+# -- drain, half-close, broken -------------------------------------------------------------------------------------
 
 
 def test_a_drain_withdraws_the_tools_at_once_and_lets_the_calls_end() -> None:

@@ -1,4 +1,4 @@
-"""Calls that outlive the patience of their callers: who gets what, when, and what is left over."""
+"""Calls that outlive their soft deadline: who gets what, when, and what is left over."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_some_calls_never_become_tasks_and_have_300_s_at_most(why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("patience", "timeout"),
+    ("soft_deadline", "timeout"),
     [
         (math.nan, 0.0),
         (-1.0, 0.0),
@@ -291,28 +291,28 @@ def test_some_calls_never_become_tasks_and_have_300_s_at_most(why: str) -> None:
     ],
 )
 @pytest.mark.parametrize("keeps", [True, False])
-def test_an_invalid_soft_deadline_is_refused(patience: float, timeout: float, keeps: bool) -> None:
+def test_an_invalid_soft_deadline_is_refused(soft_deadline: float, timeout: float, keeps: bool) -> None:
     core, host, plugin, _ = kept()
     if not keeps:
         core.dispatcher.deadlines.background = None
-    error = core.refusal(host, "t", background_after_seconds=patience, timeout_seconds=timeout)
+    error = core.refusal(host, "t", background_after_seconds=soft_deadline, timeout_seconds=timeout)
     assert error.code is Code.INVALID_ARGUMENTS
     assert "timeout_seconds" in error.message
-    assert f"{patience:g}" in error.message or f"{timeout:g}" in error.message
+    assert f"{soft_deadline:g}" in error.message or f"{timeout:g}" in error.message
     assert (plugin.pending, core.held, core.dispatcher.in_flight.soft_deadlines) == ({}, 0, {})
 
 
 @pytest.mark.parametrize(
-    ("patience", "waits"), [(0.001, 0.005), (1.0, 1.0), (301.0, 300.0), (1e9, 300.0), (math.inf, 300.0)]
+    ("soft_deadline", "waits"), [(0.001, 0.005), (1.0, 1.0), (301.0, 300.0), (1e9, 300.0), (math.inf, 300.0)]
 )
-def test_a_caller_never_waits_longer_than_300_s_for_its_first_result(patience: float, waits: float) -> None:
+def test_a_caller_never_waits_longer_than_300_s_for_its_first_result(soft_deadline: float, waits: float) -> None:
     core, host, _, _ = kept()
-    core.call(host, "t", background_after_seconds=patience)
+    core.call(host, "t", background_after_seconds=soft_deadline)
     core.advance(waits - 0.003)
     core.advance(0.006)
     assert len(host.results) == 1
-    if patience >= 1.0:
-        core.call(host, "t", call_id="again", background_after_seconds=patience)
+    if soft_deadline >= 1.0:
+        core.call(host, "t", call_id="again", background_after_seconds=soft_deadline)
         core.advance(waits - 0.003)
         assert "again" in host.in_flight
 

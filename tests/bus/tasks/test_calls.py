@@ -35,7 +35,7 @@ class Bench:
 
     def __init__(self, tasks: TaskManager) -> None:
         self.tasks = tasks
-        self.step = asyncio.Event()  # has the tool give a sign of life
+        self.step = asyncio.Event()  # has the tool report progress
         self.go = asyncio.Event()  # has it end
         self.cancelled = False
         self.loop = asyncio.get_running_loop()
