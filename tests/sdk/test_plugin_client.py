@@ -14,7 +14,7 @@ import pytest
 
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from tests.sdk.plugin_client_cases import wait_for
-from tests.support.waiting import Stopwatch, within
+from tests.support.waiting import Stopwatch, until, within
 from toolbus.errors import Code, SetupError
 from toolbus.functions.declaration import llm_tool
 from toolbus.functions.scope import ToolScope
@@ -404,7 +404,8 @@ async def test_a_signal_finishes_the_calls_and_ends_the_process(
     async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
         child = start_child(tmp_path, bus.grpc_addresses[0])
         try:
-            assert (await within(host.call(name, {"seconds": 0}))).unwrap() == "done"  # waits for it to attach
+            await until(bus.list, "its tools")
+            assert (await within(host.call(name, {"seconds": 0}))).unwrap() == "done"
             call = asyncio.create_task(host.call(name, {"seconds": 0.5}))
             while not any(listed.in_flight for listed in await host.list()):
                 await asyncio.sleep(0.01)
@@ -422,6 +423,7 @@ async def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
     async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
         child = start_child(tmp_path, bus.grpc_addresses[0])
         try:
+            await until(bus.list, "its tools")
             assert (await within(host.call("slow", {"seconds": 0}))).unwrap() == "done"
             call = asyncio.create_task(host.call("slow", {"seconds": 30}))
             while not any(listed.in_flight for listed in await host.list()):

@@ -49,6 +49,7 @@ async def screen(
         timings=STILL,
         clock=lambda: 0.0,
     )
+    cast(Any, app).NOTIFICATION_TIMEOUT = 3_600.0  # its 5 s may have passed before a busy machine draws one
     async with app.run_test(size=size, notifications=True) as pilot:
         await read(app, pilot, digests[-1]["number"] if digests else -1)
         yield app, pilot, host
