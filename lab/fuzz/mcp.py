@@ -17,7 +17,7 @@ from lab.fuzz.target import Target, hold, no_faults
 from toolbus.bus import Bus
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.gateway.gateway_parts import IDENTITY
-from toolbus.bus.mcp_client.connection import Connection
+from toolbus.bus.mcp_client.mcp_connection import McpConnection
 from toolbus.bus.mcp_client.sse import EventTooLong, SseParser
 from toolbus.bus.mcp_client.stdio import StdioTransport
 from toolbus.bus.mcp_client.transport import Outgoing
@@ -204,7 +204,7 @@ def _lines(choose: Choices) -> None:
     """Gives a connection what a server wrote to standard output, in pieces, while two requests wait."""
     transport = _Pipe("fuzzed", DuplexProgram(("true",), {}), _no_lifeline)
     results: list[list[Any]] = [[], []]
-    connection = Connection(
+    connection = McpConnection(
         transport, on_request=lambda asked: None, on_notification=lambda *each: None, on_closed=lambda why: None
     )
     transport._receiver = connection

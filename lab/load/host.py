@@ -150,12 +150,12 @@ def by_json_rpc(url: str) -> AbstractAsyncContextManager[windows.Prepare]:
 @asynccontextmanager
 async def by_mount_client(url: str) -> AsyncIterator[windows.Prepare]:
     """Calls an MCP server at the URL as a bus does that has mounted it."""
-    from toolbus.bus.mcp_client.connection import Connection
-    from toolbus.bus.mcp_client.handshake import open_connection
     from toolbus.bus.mcp_client.http import HttpTransport
+    from toolbus.bus.mcp_client.mcp_connection import McpConnection
+    from toolbus.bus.mcp_client.mcp_handshake import open_connection
 
     transport = HttpTransport("lab", windows.mcp_url(url), {})
-    connection = Connection(
+    connection = McpConnection(
         transport, on_request=lambda asked: None, on_notification=lambda *each: None, on_closed=lambda why: None
     )
     await transport.start(connection)

@@ -20,10 +20,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the suite runs it as a script
 
-from toolbus.bus.mcp_client.connection import Connection, Incoming
-from toolbus.bus.mcp_client.handshake import open_connection
 from toolbus.bus.mcp_client.http import HttpTransport
 from toolbus.bus.mcp_client.http_link import Authorization
+from toolbus.bus.mcp_client.mcp_connection import Incoming, McpConnection
+from toolbus.bus.mcp_client.mcp_handshake import open_connection
 from toolbus.errors import ToolBusError
 from toolbus.mcp import headers
 from toolbus.mcp.jsonrpc import McpCode, RpcError
@@ -45,7 +45,7 @@ class Client:
 
     def __init__(self, url: str, context: Mapping[str, Any], authorization: Authorization | None) -> None:
         self._context = context
-        self._connection = Connection(
+        self._connection = McpConnection(
             HttpTransport("suite", url, {}, authorization),
             on_request=self._answer,
             on_notification=lambda *_: None,

@@ -19,8 +19,8 @@ from toolbus.errors import (
     RequestError,
     SetupError,
 )
+from toolbus.sdk.client_handshake import portions
 from toolbus.sdk.connection_settings import ConnectionSettings
-from toolbus.sdk.handshake import portions
 from toolbus.sdk.host import Host
 from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import running_bus

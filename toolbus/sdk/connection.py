@@ -1,8 +1,8 @@
 """Connects one peer to the bus: a thread with a loop, on it one Invoke stream at a time.
 
-Joins `Reconnect` (the attempts), `Handshake` (the declared tools), `OutgoingCalls`, the `Delegate` and what takes the
-bus's calls; this module carries the answers. Nothing runs per call but the two loops of the attempt. What an
-author writes cannot hold it up (`SharedLoop`), so a handler that blocks is never taken for a plugin that hangs.
+Joins `Reconnect` (the attempts), `ClientHandshake` (the declared tools), `OutgoingCalls`, the `Delegate` and what takes
+the bus's calls; this module carries the answers. Nothing runs per call but the two loops of the attempt. What an author
+writes cannot hold it up (`SharedLoop`), so a handler that blocks is never taken for a plugin that hangs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from toolbus.functions.runner import Outcome
 from toolbus.functions.threads import ChangeSignal, Inbox
 from toolbus.sdk.attempt import Attempt, AttemptEnd, error_of
 from toolbus.sdk.call_barrier import CallBarrier, Postponed
+from toolbus.sdk.client_handshake import ClientHandshake
 from toolbus.sdk.connection_settings import ConnectionSettings
-from toolbus.sdk.handshake import Handshake
 from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
 from toolbus.sdk.peer_delegate import Delegate, IncomingCall
 from toolbus.sdk.reconnect import Reconnect
@@ -80,7 +80,7 @@ class Connection:
         timings = settings.timings
         self.stalls = StallWatch(timings.tick, timings.late)
         self.stalls.listen(self._stalled, lambda: None)
-        self._handshake = Handshake(settings, delegate, self.loop, self.changes)
+        self._handshake = ClientHandshake(settings, delegate, self.loop, self.changes)
         self._reconnect = Reconnect(settings, delegate, self.calls, self.changes, self._run_attempt)
         self._attempt: Attempt | None = None  # the current one; None between two
         self._task: asyncio.Task[None] | None = None  # runs `_live`; None before the start

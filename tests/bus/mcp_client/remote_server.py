@@ -10,11 +10,11 @@ from typing import Any
 
 from aiohttp import web
 
-from toolbus.bus.mcp_client.connection import Connection, Incoming
-from toolbus.bus.mcp_client.handshake import open_connection
 from toolbus.bus.mcp_client.http import HttpTransport
 from toolbus.bus.mcp_client.http_link import Authorization
 from toolbus.bus.mcp_client.http_timings import HttpTimings
+from toolbus.bus.mcp_client.mcp_connection import Incoming, McpConnection
+from toolbus.bus.mcp_client.mcp_handshake import open_connection
 from toolbus.mcp import eras, headers
 
 QUICK = HttpTimings(gate=5.0, retry=0.01, min_retry=0.01, max_retry=0.05, first_backoff=0.01, drain=0.2, cancel=0.01)
@@ -156,11 +156,11 @@ async def connected(
     timings: HttpTimings = QUICK,
     authorization: Authorization | None = None,
     written: Mapping[str, str] | None = None,
-) -> AsyncIterator[Connection]:
+) -> AsyncIterator[McpConnection]:
     """Opens a connection to a server, after its handshake."""
     owner = owner or Owner()
     transport = HttpTransport("far", server.url, written or {}, authorization, timings)
-    connection = Connection(
+    connection = McpConnection(
         transport,
         on_request=owner.asked.append,
         on_notification=owner.take,

@@ -17,8 +17,8 @@ from aiohttp import web
 from tests.bus.mcp_client.remote_server import RemoteServer, connected, serving
 from tests.support.waiting import until
 from toolbus.bus.mcp_client.authorization import TokenAuthorization
-from toolbus.bus.mcp_client.connection import Connection
 from toolbus.bus.mcp_client.login import login
+from toolbus.bus.mcp_client.mcp_connection import McpConnection
 from toolbus.bus.mcp_client.token_file import read_document, remove_tokens, token_path, write_document
 from toolbus.bus.mcp_client.transport import Lost, NeedsLogin
 
@@ -94,7 +94,7 @@ def _runs(path: Path) -> int:
     return len(runs.read_text().splitlines()) if runs.exists() else 0
 
 
-async def call(connection: Connection) -> str:
+async def call(connection: McpConnection) -> str:
     result = await connection.request("tools/call", {"name": "add", "arguments": {}}, name="add")
     return str(result["content"][0]["text"])
 

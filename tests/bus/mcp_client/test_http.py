@@ -13,8 +13,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from tests.bus.mcp_client.remote_server import QUICK, Owner, answer, connected, event, serving, stream
 from tests.support.waiting import WAIT_SECONDS, until
-from toolbus.bus.mcp_client.connection import Connection, Incoming
 from toolbus.bus.mcp_client.http_session import PublicResolver, is_private_host
+from toolbus.bus.mcp_client.mcp_connection import Incoming, McpConnection
 from toolbus.bus.mcp_client.transport import HttpRefused, Lost, NeedsLogin
 from toolbus.errors import Stage
 from toolbus.mcp import eras
@@ -22,7 +22,7 @@ from toolbus.mcp import eras
 CALL = ("tools/call", {"name": "add", "arguments": {}})
 
 
-async def call(connection: Connection, **more: Any) -> str:
+async def call(connection: McpConnection, **more: Any) -> str:
     result = await connection.request(*CALL, name="add", **more)
     return str(result["content"][0]["text"])
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tests.support.waiting import until
-from toolbus.bus.mcp_client.connection import Connection
+from toolbus.bus.mcp_client.mcp_connection import McpConnection
 from toolbus.bus.mcp_client.remote_task import MAX_FAILURES, RemoteTask
 from toolbus.bus.mcp_client.transport import Busy, Lost
 from toolbus.mcp.jsonrpc import RpcError
@@ -24,7 +24,9 @@ class _Server:
         self._answers = list(answers)
         self.requests: list[tuple[str, Mapping[str, Any]]] = []
         self.moves: list[tuple[Mapping[str, Any], Exception | None]] = []
-        self.task = RemoteTask(cast(Connection, self), CREATED, lambda state, error: self.moves.append((state, error)))
+        self.task = RemoteTask(
+            cast(McpConnection, self), CREATED, lambda state, error: self.moves.append((state, error))
+        )
 
     async def request(self, method: str, params: Mapping[str, Any], **_: Any) -> Mapping[str, Any]:
         self.requests.append((method, params))

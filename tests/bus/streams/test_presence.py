@@ -275,7 +275,7 @@ def test_more_than_five_takeovers_a_minute_are_refused_and_a_minute_later_accept
     core.now += 60.0
     core.attached("plugin", tool("t"), instance="i")
     core.presence.tick(core.now + 61.0)
-    assert repr(core.presence.handshake) == "<Handshake takeovers=0>"
+    assert repr(core.presence.handshake) == "<ServerHandshake takeovers=0>"
 
 
 # -- heartbeats ------------------------------------------------------------------------------------------------------

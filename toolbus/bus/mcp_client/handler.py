@@ -31,7 +31,7 @@ from toolbus.bus.mcp_client.call_messages import (
     write_params,
     write_trace,
 )
-from toolbus.bus.mcp_client.connection import FEATURE_METHODS, Connection, Incoming
+from toolbus.bus.mcp_client.mcp_connection import FEATURE_METHODS, Incoming, McpConnection
 from toolbus.bus.mcp_client.parked_calls import ParkedCalls
 from toolbus.bus.mcp_client.remote_task import RemoteTask
 from toolbus.bus.mcp_client.transport import Busy, Lost, NeedsLogin
@@ -126,7 +126,7 @@ class MountHandler:
         self._dispatcher = dispatcher
         self._wake = wake
         self._stale = stale
-        self._connection: Connection | None = None  # None while no server is ready for calls
+        self._connection: McpConnection | None = None  # None while no server is ready for calls
         self._json_names: dict[str, str] = {}  # names of the server's tools as JSON
         self._queue: dict[str, tuple[Call, int]] = {}  # calls that were not sent, by id, and which attempt is next
         self._sent: dict[str, SentCall] = {}  # by the id of the bus's call
@@ -143,7 +143,7 @@ class MountHandler:
 
     # -- the server comes and goes ------------------------------------------------------------------------------------
 
-    def attach(self, connection: Connection) -> None:
+    def attach(self, connection: McpConnection) -> None:
         """Sends calls over a connection from now on, first those that wait."""
         self._connection = connection
         queue, self._queue = self._queue, {}
@@ -151,7 +151,7 @@ class MountHandler:
             self._send(call, attempt)
 
     def detach(self) -> None:
-        """Has calls wait from now on: the server is gone. What was sent has ended by `Connection.closed`."""
+        """Has calls wait from now on: the server is gone. What was sent has ended by `McpConnection.closed`."""
         self._connection = None
         self._parked.clear()
 

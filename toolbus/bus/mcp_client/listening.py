@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.bus.mcp_client.connection import Connection, Peer
+from toolbus.bus.mcp_client.mcp_connection import McpConnection, ServerInfo
 from toolbus.bus.mcp_client.transport import Busy, Lost, RequestId
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 
@@ -28,7 +28,7 @@ class Listening:
         uris: returns the resources whose updates somebody wants.
     """
 
-    def __init__(self, connection: Connection, peer: Peer, uris: Callable[[], Collection[str]]) -> None:
+    def __init__(self, connection: McpConnection, peer: ServerInfo, uris: Callable[[], Collection[str]]) -> None:
         self._connection = connection
         self._lists = {name: True for kind, name in _LISTS.items() if peer.can(kind, "listChanged")}
         self._uris = uris

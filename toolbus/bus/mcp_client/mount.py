@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolbus.bus.mcp_client.connection import Connection, Incoming, Peer
 from toolbus.bus.mcp_client.handler import MountHandler
-from toolbus.bus.mcp_client.handshake import DiedOfProbe, open_connection
+from toolbus.bus.mcp_client.mcp_connection import Incoming, McpConnection, ServerInfo
+from toolbus.bus.mcp_client.mcp_handshake import DiedOfProbe, open_connection
 from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.bus.mcp_client.mount_features import MountFeatures
 from toolbus.bus.mcp_client.mount_status import MountState, MountStatus, memory_of_group
@@ -87,11 +87,11 @@ class Mount:
         self._first_start = first_start or asyncio.Lock()
         self._on_state = on_state
         self._timings = timings or MountTimings()
-        self._peer: Peer | None = None  # as of the last start; None before the first that is known
+        self._peer: ServerInfo | None = None  # as of the last start; None before the first that is known
         self._transport: Transport | None = None  # to the newest server; None before the first
         self._closing: set[asyncio.Task[None]] = set()  # servers that are being ended
-        self._connection: Connection | None = None  # None unless a server is ready
-        self._current: Connection | None = None  # the one that the server's end is about
+        self._connection: McpConnection | None = None  # None unless a server is ready
+        self._current: McpConnection | None = None  # the one that the server's end is about
         self._died = ""  # why the server that runs has died; "" while it lives
         self._wanted = asyncio.Event()  # set when a server has to run
         self._ready = asyncio.Event()  # set while one is ready
@@ -139,7 +139,7 @@ class Mount:
         if self.state not in (MountState.FAILED, MountState.NEEDS_LOGIN):
             self._wanted.set()
 
-    async def connected(self) -> Connection:
+    async def connected(self) -> McpConnection:
         """Returns the connection to a server that is ready, and starts one first if none runs.
 
         Raises:
@@ -263,16 +263,16 @@ class Mount:
                 self._relisting.cancel()
             await self._close(connection)
 
-    async def _close(self, connection: Connection) -> None:
+    async def _close(self, connection: McpConnection) -> None:
         """Ends a server and all that it started; goes on where the wait is cancelled, and `stop` waits for it."""
         closing = asyncio.create_task(connection.close(), name=f"end of mount {self.name}")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
         await asyncio.shield(closing)
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> McpConnection:
         transport = self._transport = self._open_transport()
-        connection: Connection
+        connection: McpConnection
 
         def on_closed(why: str) -> None:
             if connection is self._current:
@@ -283,7 +283,7 @@ class Mount:
                 self.handler.detach()
                 self._over.set()
 
-        self._current = connection = Connection(
+        self._current = connection = McpConnection(
             transport,
             on_request=self._take_request,
             on_notification=self._take_notification,
@@ -293,7 +293,7 @@ class Mount:
         )
         return connection
 
-    async def _handshake(self, connection: Connection, modern: bool | None) -> Peer:
+    async def _handshake(self, connection: McpConnection, modern: bool | None) -> ServerInfo:
         self._over.clear()
         await connection.transport.start(connection)
         return await open_connection(connection, modern=modern)
@@ -318,7 +318,7 @@ class Mount:
             with contextlib.suppress(RuntimeError):  # it has just ended
                 self._deadline.reschedule(max(when, self._began + timings.start_seconds))
 
-    def _became_ready(self, connection: Connection, peer: Peer) -> None:
+    def _became_ready(self, connection: McpConnection, peer: ServerInfo) -> None:
         if connection.closed_why is not None:
             return
         self._connection = connection
@@ -367,7 +367,7 @@ class Mount:
         if self._relisting is None and self._connection is not None:
             self._relisting = asyncio.create_task(self._relist(self._connection), name=f"lists of mount {self.name}")
 
-    async def _relist(self, connection: Connection) -> None:
+    async def _relist(self, connection: McpConnection) -> None:
         try:
             while self._stale and connection.peer is not None:
                 await asyncio.sleep(self._timings.relist_seconds)
@@ -399,7 +399,7 @@ class Mount:
         return _status_of(self, self._peer, int(getattr(self._transport, "pid", 0)))
 
 
-def _status_of(mount: Mount, peer: Peer | None, pid: int) -> MountStatus:
+def _status_of(mount: Mount, peer: ServerInfo | None, pid: int) -> MountStatus:
     info = dict(peer.info) if peer is not None else {}
     declared = mount.offer.declared
     return MountStatus(

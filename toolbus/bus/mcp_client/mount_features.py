@@ -8,8 +8,8 @@ from typing import Any
 
 from toolbus.bus.features import Asker, OnUpdate
 from toolbus.bus.mcp_client.call_messages import number_of
-from toolbus.bus.mcp_client.connection import FEATURE_METHODS, Connection, Peer
 from toolbus.bus.mcp_client.listening import Listening
+from toolbus.bus.mcp_client.mcp_connection import FEATURE_METHODS, McpConnection, ServerInfo
 from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.bus.mcp_client.transport import Busy, Lost
 from toolbus.mcp.jsonrpc import McpCode, RpcError
@@ -30,7 +30,10 @@ class MountFeatures:
     """
 
     def __init__(
-        self, entry: MountEntry, connected: Callable[[], Awaitable[Connection]], wake: Callable[[], None] = lambda: None
+        self,
+        entry: MountEntry,
+        connected: Callable[[], Awaitable[McpConnection]],
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.source = entry.name
         self.role = entry.role or ""
@@ -41,7 +44,7 @@ class MountFeatures:
         self._wake = wake
         self._lists: Mapping[str, Sequence[dict[str, Any]]] = {}
         self._listeners: dict[str, list[OnUpdate]] = {}  # by URI
-        self._connection: Connection | None = None  # None while no server runs
+        self._connection: McpConnection | None = None  # None while no server runs
         self._listening: Listening | None = None  # None unless a modern server runs
 
     def __repr__(self) -> str:
@@ -132,7 +135,7 @@ class MountFeatures:
         """The URIs whose updates somebody wants."""
         return list(self._listeners)
 
-    def attach(self, connection: Connection, peer: Peer) -> None:
+    def attach(self, connection: McpConnection, peer: ServerInfo) -> None:
         """Subscribes at a server that has just started."""
         self._connection = connection
         if peer.modern:
@@ -164,7 +167,7 @@ class MountFeatures:
         elif self._listening is not None:
             self._listening.open()
         elif self._connection is not None:
-            params = Connection.text_of({"uri": uri})
+            params = McpConnection.text_of({"uri": uri})
             try:
                 self._connection.send(method, params, lambda result, error: _log_refusal(uri, error), name=uri)
             except (Busy, Lost) as error:

@@ -17,10 +17,10 @@ from toolbus.bus.audit.audit import Audit
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.features import Features
-from toolbus.bus.mcp_client.connection import Peer
 from toolbus.bus.mcp_client.declarations import Declared, Left, tools_of
 from toolbus.bus.mcp_client.handler import MountHandler
 from toolbus.bus.mcp_client.manifest import Manifest, Remembered
+from toolbus.bus.mcp_client.mcp_connection import ServerInfo
 from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.bus.mcp_client.mount_features import MountFeatures
 from toolbus.bus.pins import fingerprints
@@ -68,7 +68,7 @@ class MountOffer:
         self._signals = signals
         self._limits = limits
         self._audit = audit
-        self._peer: Peer | None = None  # None until the server is known
+        self._peer: ServerInfo | None = None  # None until the server is known
         self._offered: tuple[object, ...] | None = None  # what the catalog has, to be compared; None: nothing
         self._may_offer = True  # whether the source had the right when its tools were offered the last time
 
@@ -92,7 +92,7 @@ class MountOffer:
             return f"changed since it was trusted: {list_names(self.changed)}"
         return ""
 
-    def restore(self) -> Peer | None:
+    def restore(self) -> ServerInfo | None:
         """Offers what the server declared the last time. Returns what it said of itself; None: it is not known."""
         entry = self._entry
         remembered = self._manifest.load(entry.name, entry.command_digest)
@@ -103,7 +103,7 @@ class MountOffer:
             self._put(peer, dict(remembered.declarations))
         return peer
 
-    async def take(self, peer: Peer, lists: Mapping[str, list[Any]]) -> None:
+    async def take(self, peer: ServerInfo, lists: Mapping[str, list[Any]]) -> None:
         """Offers what the server declares now, and remembers it."""
         entry = self._entry
         same = self._peer == peer and self.lists == lists
@@ -142,7 +142,7 @@ class MountOffer:
         self._all_features.remove(self._entry.name)
         self._announce()
 
-    def _put(self, peer: Peer, lists: Mapping[str, list[Any]], *, trusts_first: bool = True) -> None:
+    def _put(self, peer: ServerInfo, lists: Mapping[str, list[Any]], *, trusts_first: bool = True) -> None:
         entry = self._entry
         tools = lists.get("tools", [])
         blocked = self._review(peer, lists, trusts_first=trusts_first)
@@ -181,7 +181,7 @@ class MountOffer:
         self._signals.catalog_changed()
         self._signals.source_changed(self._entry.name)
 
-    def _review(self, peer: Peer, lists: Mapping[str, list[Any]], *, trusts_first: bool) -> frozenset[str]:
+    def _review(self, peer: ServerInfo, lists: Mapping[str, list[Any]], *, trusts_first: bool) -> frozenset[str]:
         """Compares with what is trusted. Returns the subjects that must not be offered."""
         entry = self._entry
         tools, prompts = (
@@ -220,7 +220,7 @@ def _marked(declared: Declared) -> dict[str, Mapping[str, tuple[str, ...]]]:
     return names
 
 
-def _written_peer(peer: Peer) -> dict[str, Any]:
+def _written_peer(peer: ServerInfo) -> dict[str, Any]:
     return {
         "modern": peer.modern,
         "version": peer.version,
@@ -230,8 +230,8 @@ def _written_peer(peer: Peer) -> dict[str, Any]:
     }
 
 
-def _read_peer(written: Mapping[str, Any]) -> Peer | None:
+def _read_peer(written: Mapping[str, Any]) -> ServerInfo | None:
     try:
-        return Peer(**written)
+        return ServerInfo(**written)
     except TypeError:  # of another version of the bus
         return None

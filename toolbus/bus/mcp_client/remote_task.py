@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from toolbus.bus.mcp_client.connection import Connection
+from toolbus.bus.mcp_client.mcp_connection import McpConnection
 from toolbus.bus.mcp_client.transport import Busy, Lost
 from toolbus.mcp.jsonrpc import RpcError
 from toolbus.text import clean_line, shorten
@@ -27,7 +27,7 @@ class RemoteTask:
         on_move: called with each state that says something new, and once at the end.
     """
 
-    def __init__(self, connection: Connection, created: Mapping[str, Any], on_move: OnMove) -> None:
+    def __init__(self, connection: McpConnection, created: Mapping[str, Any], on_move: OnMove) -> None:
         self.id = str(created.get("taskId") or "")
         self._connection = connection
         self._on_move = on_move

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolbus.bus.mcp_client.connection import Connection, Peer
+from toolbus.bus.mcp_client.mcp_connection import McpConnection, ServerInfo
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 
 MAX_ENTRIES = 10_000  # of one list; a server that declares more is cut, with a notice where it is shown
@@ -26,12 +26,12 @@ CHANGED: Mapping[str, tuple[str, ...]] = {
 
 
 async def read_lists(
-    connection: Connection, peer: Peer, kinds: tuple[str, ...] = tuple(METHODS)
+    connection: McpConnection, peer: ServerInfo, kinds: tuple[str, ...] = tuple(METHODS)
 ) -> dict[str, list[Any]]:
     """Returns lists of a server by kind; a list that it does not have is empty.
 
     Raises:
-        RpcError, Lost, Busy: as for `Connection.request`.
+        RpcError, Lost, Busy: as for `McpConnection.request`.
     """
     lists: dict[str, list[Any]] = {}
     for kind in kinds:
@@ -40,7 +40,7 @@ async def read_lists(
     return lists
 
 
-async def _read_list(connection: Connection, method: str, key: str) -> list[Any]:
+async def _read_list(connection: McpConnection, method: str, key: str) -> list[Any]:
     entries: list[Any] = []
     cursor: object = None
     for _ in range(MAX_PAGES):

@@ -21,10 +21,10 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.pins.pins import Pins
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.catalog_watchers import CatalogWatchers
-from toolbus.bus.streams.handshake import Handshake, deny
 from toolbus.bus.streams.notification_board import NotificationBoard
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.refused_tools import Cause, add_refused
+from toolbus.bus.streams.server_handshake import ServerHandshake, deny
 from toolbus.bus.streams.session_table import SessionTable
 from toolbus.bus.streams.tool_review import NOT_ALONE, ToolReview
 from toolbus.bus.streams.withdrawal import Withdrawal
@@ -76,7 +76,7 @@ class Presence(SessionTable):
         self._on_change = on_change
         self._timings = timings
         self.review = ToolReview(registry, policy, limits, self.audit, pins or Pins())
-        self.handshake = Handshake(registry, dispatcher, policy, limits, identity, self, self.review)
+        self.handshake = ServerHandshake(registry, dispatcher, policy, limits, identity, self, self.review)
         self.watchers = CatalogWatchers(dispatcher.view)
         self.notifications = NotificationBoard(dispatcher.view)
         self._last_tick: float | None = None  # None until the first tick

@@ -1,8 +1,8 @@
 """Speaks JSON-RPC with one MCP server, both ways, over any transport.
 
-A `Connection` matches answers to requests, leads progress to the request that it is about, and hands requests and
-notifications of the server to its owner. Which era of the protocol is spoken is found out by `handshake.py`, and kept
-here: modern requests carry it in `_meta`. Nothing here knows tools, processes and HTTP.
+An `McpConnection` matches answers to requests, leads progress to the request that it is about, and hands requests and
+notifications of the server to its owner. Which era of the protocol is spoken is found out by `mcp_handshake.py`, and
+kept here: modern requests carry it in `_meta`. Nothing here knows tools, processes and HTTP.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Incoming:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class ServerInfo:
     """What the server has said about itself.
 
     Attributes:
@@ -82,7 +82,7 @@ class Peer:
         return isinstance(declared, Mapping) and bool(declared.get(part))
 
 
-class Connection:
+class McpConnection:
     """One connection, from its first message until its transport is closed.
 
     Args:
@@ -104,7 +104,7 @@ class Connection:
         name: str = "",
     ) -> None:
         self.transport = transport
-        self.peer: Peer | None = None  # None until the handshake is done
+        self.peer: ServerInfo | None = None  # None until the handshake is done
         self.activity = on_activity
         self.closed_why: str | None = None  # None while it is open
         self._name = name
@@ -118,7 +118,7 @@ class Connection:
 
     def __repr__(self) -> str:
         era = "?" if self.peer is None else self.peer.version
-        return f"<Connection {self._name} {era} waiting={len(self._waiting)}>"
+        return f"<McpConnection {self._name} {era} waiting={len(self._waiting)}>"
 
     # -- requests of ours ---------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.mcp_client.call_messages import number_of
-from toolbus.bus.mcp_client.connection import Connection, Incoming
-from toolbus.bus.mcp_client.handshake import DiedOfProbe, open_connection
+from toolbus.bus.mcp_client.mcp_connection import Incoming, McpConnection
+from toolbus.bus.mcp_client.mcp_handshake import DiedOfProbe, open_connection
 from toolbus.bus.mcp_client.stdio import StdioTransport
 from toolbus.bus.mcp_client.transport import Lost, Outgoing, Receiver, RequestId
 from toolbus.mcp.jsonrpc import McpCode, RpcError
@@ -41,12 +41,12 @@ class Owner:
 
 
 @asynccontextmanager
-async def connected(*switches: str, owner: Owner | None = None) -> AsyncIterator[Connection]:
+async def connected(*switches: str, owner: Owner | None = None) -> AsyncIterator[McpConnection]:
     owner = owner or Owner()
     with Lifeline() as lifeline:
         program = DuplexProgram((sys.executable, "-I", "-S", str(SERVER), *switches), {})
         transport = StdioTransport("small", program, lambda: lifeline)
-        connection = Connection(
+        connection = McpConnection(
             transport,
             on_request=owner.asked.append,
             on_notification=lambda method, params, stream: owner.told.append((method, params)),
@@ -182,9 +182,9 @@ class Written:
     async def close(self) -> None: ...
 
 
-def nowhere(owner: Owner) -> Connection:
+def nowhere(owner: Owner) -> McpConnection:
     """Returns a connection whose server a test plays."""
-    return Connection(
+    return McpConnection(
         Written(),
         on_request=owner.asked.append,
         on_notification=lambda method, params, stream: owner.told.append((method, params)),

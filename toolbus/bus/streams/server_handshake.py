@@ -44,7 +44,7 @@ MAX_TAKEOVERS = 5  # a minute; more means that two processes share an instance n
 TAKEOVER_SECONDS = 60.0
 
 
-class Handshake:
+class ServerHandshake:
     """The attach of every session of one bus.
 
     Args:
@@ -72,7 +72,7 @@ class Handshake:
         self._takeovers: dict[tuple[str, str], deque[float]] = {}  # (source, instance) → when it took over lately
 
     def __repr__(self) -> str:
-        return f"<Handshake takeovers={len(self._takeovers)}>"
+        return f"<ServerHandshake takeovers={len(self._takeovers)}>"
 
     @property
     def boot_id(self) -> str:

@@ -17,7 +17,13 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from toolbus.bus.mcp_client.connection import LEGACY_ACCEPTS, Connection, Peer, capabilities_of, client_info
+from toolbus.bus.mcp_client.mcp_connection import (
+    LEGACY_ACCEPTS,
+    McpConnection,
+    ServerInfo,
+    capabilities_of,
+    client_info,
+)
 from toolbus.bus.mcp_client.transport import HttpRefused, Lost, NeedsLogin, SessionLost
 from toolbus.mcp import eras
 from toolbus.mcp.jsonrpc import McpCode, RpcError
@@ -30,8 +36,8 @@ class DiedOfProbe(Lost):
     """The server ended when it was asked for its era: it takes nothing before `initialize`."""
 
 
-async def open_connection(connection: Connection, *, modern: bool | None) -> Peer:
-    """Does the handshake, and sets `Connection.peer`.
+async def open_connection(connection: McpConnection, *, modern: bool | None) -> ServerInfo:
+    """Does the handshake, and sets `McpConnection.peer`.
 
     Args:
         modern: the era, where it is known from the last time; None: it is found out. A server that has changed since is
@@ -53,7 +59,7 @@ async def open_connection(connection: Connection, *, modern: bool | None) -> Pee
     return peer
 
 
-async def _discover(connection: Connection, *, probes: bool) -> Peer | None:
+async def _discover(connection: McpConnection, *, probes: bool) -> ServerInfo | None:
     """Asks a server for its era; None: it is legacy."""
     version = eras.NEWEST
     asking = asyncio.create_task(_ask(connection, version))
@@ -73,7 +79,7 @@ async def _discover(connection: Connection, *, probes: bool) -> Peer | None:
         asking.cancel()
 
 
-async def _before_ping(connection: Connection, asking: asyncio.Task[Peer | None]) -> Peer | None:
+async def _before_ping(connection: McpConnection, asking: asyncio.Task[ServerInfo | None]) -> ServerInfo | None:
     ping = asyncio.create_task(connection.request("ping"))
     try:
         await asyncio.wait((asking, ping), return_when=asyncio.FIRST_COMPLETED)
@@ -86,7 +92,7 @@ async def _before_ping(connection: Connection, asking: asyncio.Task[Peer | None]
         await asyncio.gather(ping, return_exceptions=True)
 
 
-async def _ask(connection: Connection, version: str, *, again: bool = True) -> Peer | None:
+async def _ask(connection: McpConnection, version: str, *, again: bool = True) -> ServerInfo | None:
     """Sends `server/discover`; once more where the server refuses the version and names one that we know."""
     params = {"_meta": connection.modern_meta(version)}
     try:
@@ -102,7 +108,7 @@ async def _ask(connection: Connection, version: str, *, again: bool = True) -> P
     known = _common(offered if isinstance(offered, list) else [version])
     if known is None:
         return None
-    return Peer(
+    return ServerInfo(
         modern=True,
         version=known,
         capabilities=_mapping(result.get("capabilities")),
@@ -111,7 +117,7 @@ async def _ask(connection: Connection, version: str, *, again: bool = True) -> P
     )
 
 
-async def _initialize(connection: Connection) -> Peer:
+async def _initialize(connection: McpConnection) -> ServerInfo:
     params = {
         "protocolVersion": eras.NEWEST_LEGACY,
         "capabilities": capabilities_of(LEGACY_ACCEPTS, modern=False),
@@ -125,7 +131,7 @@ async def _initialize(connection: Connection) -> Peer:
             f"the server speaks version {str(version)[:40]!r} of the protocol: the bus speaks "
             f"{', '.join((*eras.LEGACY_VERSIONS, *eras.MODERN_VERSIONS))}; update the server",
         )
-    return Peer(
+    return ServerInfo(
         modern=False,
         version=str(version),
         capabilities=_mapping(result.get("capabilities")),

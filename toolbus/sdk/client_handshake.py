@@ -27,7 +27,7 @@ ATTACH_BYTES = 12 * MIB  # tools in one message; the rest follows by Register
 DEFAULTS = Limits()  # of a bus that leaves some of its limits unset
 
 
-class Handshake:
+class ClientHandshake:
     """The handshakes of one connection. Everything runs on its loop.
 
     Attributes:
