@@ -1,5 +1,6 @@
 """``toolbus serve``: its one line, signals, settings, data directory and upstream."""
 
+import gc
 import json
 import os
 import re
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.bus.gateway.free_port import free_port
 from tests.cli.served_bus import PLUGIN, address_of, addresses_of, register, start_bus, start_http_bus
 from tests.support.processes import Running, environment, toolbus
 from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.bus import Bus, Config
+from toolbus.cli.command_line import app
 from toolbus.errors import SetupError
 
 BUS_LOG = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} info toolbus\S*: ", re.MULTILINE)
@@ -121,6 +124,12 @@ def test_serve_refuses_invalid_settings_with_exit_code_2(words: tuple[str, ...],
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert error in ended.stderr
+
+
+def test_a_start_that_fails_leaves_the_garbage_collector_on() -> None:
+    ended = CliRunner().invoke(app, ["serve", "--role", "a", "--no-roles"])
+    assert ended.exit_code == 2
+    assert gc.isenabled()
 
 
 def test_roles_come_from_flags(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ EPILOG = epilog(
 
 
 def serve(
+    context: typer.Context,
     grpc: Annotated[
         list[str] | None,
         typer.Option(
@@ -185,6 +186,7 @@ def serve(
 ) -> None:
     """Run a bus."""
     gc.disable()  # until the bus is ready: what a start makes lives until the end, and passes over it took a seventh
+    context.call_on_close(gc.enable)  # where it does not get ready
     if role and no_roles:
         terminal.fail("--role and --no-roles contradict each other: remove one", terminal.USAGE)
     if tools_dir and len(tools_dir) > 1:

@@ -107,6 +107,7 @@ async def test_d_drains_the_source_whose_name_was_typed() -> None:
             host.answers["toolbus:drain"] = answer
             app.clear_notifications()
             await pilot.press("s", "d")
+            assert app.screen.styles.align == ("center", "middle")
             app.screen.query_one(Input).value = "map"
             await pilot.press("enter")
             assert "that is not maps" in _shown(app)

@@ -14,18 +14,34 @@ export async function declarationOf(source, name, signal) {
 /** Returns the tools that the bus refused: {name, source, role, error}. Throws ApiError. */
 export const refusedTools = (signal) => asOperator({ kind: "refused" }, signal);
 
-/** Returns the tools that only some users may call, which no list without a user has. Throws ApiError. */
-export const restrictedTools = () => asOperator({ kind: "restricted" });
+/**
+ * Returns the tools that only some users may call, which no list without a user has: none where the bus does not tell
+ * who looks, or not now, for the list of all others does not wait for these. Throws ApiError where the bus does not answer.
+ */
+export async function restrictedTools() {
+  try {
+    if (mayState) return await ask({ kind: "restricted" }, { context: OPERATOR });
+  } catch (error) {
+    if (!error.status) throw error;
+    mayState = !isDenied(error);
+  }
+  return [];
+}
 
 /** Asks as a user who may see everything; one who may not say so asks without a user. */
 async function asOperator(args, signal) {
-  const body = { name: "toolbus:this_bus", arguments: args };
-  const ask = async (more) => outputOf(await send("POST", "/api/tools/invoke", { ...body, ...more }, { signal }));
   try {
-    if (mayState) return await ask({ context: OPERATOR });
+    if (mayState) return await ask(args, { context: OPERATOR }, signal);
   } catch (error) {
-    if (!(error instanceof ApiError) || (error.code !== "PERMISSION_DENIED" && error.status !== 403)) throw error;
+    if (!isDenied(error)) throw error;
     mayState = false;
   }
-  return ask();
+  return ask(args, {}, signal);
 }
+
+async function ask(args, more, signal) {
+  const body = { name: "toolbus:this_bus", arguments: args, ...more };
+  return outputOf(await send("POST", "/api/tools/invoke", body, { signal }));
+}
+
+const isDenied = (error) => error instanceof ApiError && (error.code === "PERMISSION_DENIED" || error.status === 403);
