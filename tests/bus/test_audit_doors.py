@@ -12,7 +12,7 @@ import pytest
 
 from tests.bus.audit.chains import entries
 from tests.bus.keys.keys_directory import KeysDirectory
-from tests.bus.test_doors import House, attached, bearer, next_of
+from tests.bus.test_doors import NO_HEARTBEATS, House, attached, bearer, next_of
 from tests.support.waiting import until
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Globs, Scopes
@@ -32,7 +32,7 @@ def _settings(keys: KeysDirectory, data: Path) -> Config:
 async def test_lines_name_the_identity_and_its_key_and_who_was_refused_for_which_reason(tmp_path: Path) -> None:
     keys = KeysDirectory(tmp_path, time.time())
     data = tmp_path / "data"
-    async with Bus(_settings(keys, data)) as bus:
+    async with Bus(_settings(keys, data), timings=NO_HEARTBEATS) as bus:
         tls, mtls = (address.partition(":")[2] for address in bus.grpc_addresses[1:])
         house = House(bus, keys, tls=tls, mtls=mtls)
         chat = keys.add("chat", Scopes(attach=Globs(["chat"]), call=Globs(["*"])))
@@ -88,7 +88,7 @@ async def test_lines_name_the_identity_and_its_key_and_who_was_refused_for_which
 async def test_calls_beyond_the_quota_of_an_identity_are_one_line(tmp_path: Path) -> None:
     keys = KeysDirectory(tmp_path, time.time())
     data = tmp_path / "data"
-    async with Bus(_settings(keys, data)) as bus:
+    async with Bus(_settings(keys, data), timings=NO_HEARTBEATS) as bus:
         house = House(bus, keys, mtls=bus.grpc_addresses[2].partition(":")[2])
         scopes = Scopes(attach=Globs(["chat"]), call=Globs(["*"]), rate=1)
         async with house.channel(keys.add("chat", scopes)) as channel:

@@ -7,6 +7,7 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,15 @@ from toolbus.bus.gateway.scope_guard import LOCAL_ONLY, NO_KEY, RULES
 from toolbus.bus.mcp_server.endpoint import METHODS
 from toolbus.bus.rooms.mcp_server_room import PATH
 from toolbus.bus.rooms.metrics_room import PATH as METRICS_PATH
+from toolbus.testing import PATIENT
 from toolbus.v1 import tool_bus_service_pb2
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
 
 NAME = (("grpc.ssl_target_name_override", "bus.example"),)
+# The streams of these tests echo no heartbeats, and on a busy machine a test may take longer than their bus waits.
+NO_HEARTBEATS = replace(PATIENT, busy_heartbeat_seconds=3_600.0, idle_heartbeat_seconds=3_600.0)
 
 
 class House:
@@ -72,7 +76,7 @@ async def open_house(tmp_path: Path) -> AsyncIterator[House]:
     grpc_addresses = (port, f"tls:{port}", f"mtls:{port}")
     # Without a grace period an unknown tool is NOT_FOUND at once.
     config = Config(grpc=grpc_addresses, http="off", https=port, keys=keys.path, grace_seconds=0)
-    async with Bus(config) as bus:
+    async with Bus(config, timings=NO_HEARTBEATS) as bus:
 
         @bus.tool
         def add(a: int, b: int) -> int:
@@ -461,7 +465,7 @@ async def test_a_revoked_key_and_a_refused_one_are_in_the_audit(tmp_path: Path) 
     keys = KeysDirectory(tmp_path, time.time())
     port = "127.0.0.1:0"
     config = Config(grpc=(f"mtls:{port}",), http="off", keys=keys.path, data_dir=tmp_path / "data")
-    async with Bus(config) as bus:
+    async with Bus(config, timings=NO_HEARTBEATS) as bus:
         chat = keys.add("chat")
         house = House(bus, keys, mtls=bus.grpc_addresses[0].partition(":")[2])
         async with house.channel(chat) as channel:

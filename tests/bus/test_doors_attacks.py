@@ -16,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.bus.keys.keys_directory import KeysDirectory
-from tests.bus.test_doors import House, attached, bearer, next_of, open_house
+from tests.bus.test_doors import NO_HEARTBEATS, House, attached, bearer, next_of, open_house
 from tests.support.waiting import within
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Globs, Scopes, template
@@ -190,7 +190,7 @@ async def test_an_identity_does_not_take_over_the_session_of_another(house: Hous
 async def test_tools_that_a_session_declares_again_are_in_the_audit(tmp_path: Path) -> None:
     keys = KeysDirectory(tmp_path, time.time())
     config = Config(grpc=("mtls:127.0.0.1:0",), http="off", keys=keys.path, data_dir=tmp_path / "data")
-    async with Bus(config) as bus:
+    async with Bus(config, timings=NO_HEARTBEATS) as bus:
         plug = keys.add("plug", template("plugin", "plug"))
         house = House(bus, keys, mtls=bus.grpc_addresses[0].partition(":")[2])
         async with house.channel(plug) as channel:
@@ -289,7 +289,7 @@ async def test_an_identity_is_not_told_of_roles_out_of_its_scope(tmp_path: Path)
     keys = KeysDirectory(tmp_path, time.time())
     addresses = ("127.0.0.1:0", "mtls:127.0.0.1:0")
     config = Config(grpc=addresses, http="off", https="127.0.0.1:0", keys=keys.path, roles=("desk", "board"))
-    async with Bus(config) as bus:
+    async with Bus(config, timings=NO_HEARTBEATS) as bus:
 
         @bus.tool
         def add() -> int:
@@ -328,7 +328,7 @@ async def test_a_nested_call_for_a_role_that_the_plugin_does_not_see_is_answered
     addresses = ("127.0.0.1:0", "mtls:127.0.0.1:0")
     roles = ("desk", "board")
     config = Config(grpc=addresses, http="off", keys=keys.path, roles=roles, grace_seconds=0)
-    async with Bus(config) as bus:
+    async with Bus(config, timings=NO_HEARTBEATS) as bus:
         scopes = Scopes(attach=Globs(["plug"]), offer=Globs(["t"]), roles=Globs(["desk"]))
         house = House(bus, keys, mtls=bus.grpc_addresses[1].partition(":")[2])
         async with plugin(house, scopes) as (stream, parent):

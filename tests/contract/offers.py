@@ -25,7 +25,7 @@ from peer import Peer
 from tests.contract.dropin_offer import DropinOffer
 from tests.contract.offer import SOURCE, Offer, as_function, on
 from tests.contract.rest_offer import RestOffer
-from tests.contract.works import Refuses, Scope, Shows, Work
+from tests.contract.works import Refuses, Scope, Shows, Work, drop
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.functions.threads import LoopThread
@@ -230,7 +230,7 @@ def as_peer_handler(work: Work) -> Callable[[dict[str, Any], PeerCall], Coroutin
             return _result(await returned if inspect.isawaitable(returned) else returned)
         except asyncio.CancelledError:
             cancelled.set()
-            await running  # a thread cannot be stopped, and its slot is not free before it ends
+            drop(await running)  # a thread cannot be stopped, and its slot is not free before it ends
             raise
 
     handler.__name__ = work.name

@@ -19,7 +19,7 @@ import httpx
 from aiohttp import web
 
 from tests.contract.offer import SOURCE, Offer, on
-from tests.contract.works import Refuses, Scope, Shows, Work
+from tests.contract.works import Refuses, Scope, Shows, Work, drop
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.functions.threads import LoopThread
@@ -105,6 +105,7 @@ async def _returned(run: Callable[..., Any], arguments: dict[str, Any], scope: S
         return await returned if inspect.isawaitable(returned) else returned
     except asyncio.CancelledError:
         scope.cancelled.set()
+        running.add_done_callback(lambda ended: drop(ended.result()))
         raise
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any
@@ -104,6 +105,25 @@ async def test_a_plain_function_that_handed_back_something_to_wait_for_is_cancel
     assert error.code is Code.DEADLINE_EXCEEDED
     await waiting.was_cancelled()
     await offer.idle()
+
+
+async def test_what_a_plain_function_hands_back_after_its_call_was_cancelled_is_cancelled_as_well(
+    bus: Bus, offer: Offer
+) -> None:
+    waiting, begun = Waiting(), threading.Event()
+
+    def begin(arguments: dict[str, Any], scope: Scope) -> Any:
+        begun.set()
+        assert scope.cancelled.wait(WAIT_SECONDS)
+        return waiting.work.run(arguments, scope)
+
+    await offer.offer(Work("begins", begin))
+    call = asyncio.create_task(bus.call("begins"))
+    await until(begun.is_set, "the function to begin")
+    call.cancel()
+    await asyncio.wait([call])
+    await offer.idle()
+    assert waiting.begun == waiting.cancelled
 
 
 # -- many at once ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ A tool is written once, as a `Work`; `offers` turns it into what each way of off
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -75,6 +76,12 @@ class Work:
     description: str = ""
     timeout: float = 30.0
     idle_timeout: float | None = None
+
+
+def drop(returned: Any) -> None:
+    """Closes what a plain function handed back to wait for once nobody waits any more."""
+    if inspect.iscoroutine(returned):
+        returned.close()
 
 
 class Seen:

@@ -195,6 +195,30 @@ async def test_a_sync_handler_sees_that_its_call_was_taken_back() -> None:
     assert result.error.code is Code.CANCELLED
 
 
+async def test_what_a_plain_function_hands_back_after_the_cancel_of_its_call_ends_where_it_first_waits() -> None:
+    seen = []
+
+    async def wait() -> None:
+        seen.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("ended")
+
+    def begin() -> Any:
+        scope.cancel("timeout_seconds")  # while the function runs on its thread
+        return wait()
+
+    scope = ToolScope("c1", "tool")
+    result = await within(run(begin, scope=scope))
+    assert seen == ["begun", "ended"]
+    assert result.error is not None
+    assert (result.error.code, result.error.message) == (
+        Code.CANCELLED,
+        "the call of tool was cancelled: timeout_seconds",
+    )
+
+
 async def test_a_sync_handler_cancelled_before_it_got_a_thread_does_not_run() -> None:
     ran: list[int] = []
     scope = ToolScope("c1", "tool")

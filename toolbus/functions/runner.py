@@ -137,6 +137,8 @@ async def finish_plain(spec: ToolSpec, scope: ToolScope, unfinished: Unfinished)
     """Awaits what a plain function handed back, as `run_handler` does."""
     returned = unfinished.returned
     try:
+        if scope.cancel_reason is not None and (task := asyncio.current_task()) is not None:
+            task.cancel(scope.cancel_reason)  # while the function ran; it ends where it first waits
         return _finish(scope, await (_drain_async(returned, scope) if inspect.isasyncgen(returned) else returned))
     except GeneratorExit:
         raise
