@@ -21,7 +21,7 @@ from toolbus.bus.mcp_client.mcp_connection import McpConnection
 from toolbus.bus.mcp_client.sse import EventTooLong, SseParser
 from toolbus.bus.mcp_client.stdio import StdioTransport
 from toolbus.bus.mcp_client.transport import Outgoing
-from toolbus.bus.mcp_server.endpoint import Endpoint
+from toolbus.bus.mcp_server.mcp_endpoint import McpEndpoint
 from toolbus.bus.rooms.mcp_server_room import McpServerRoom
 from toolbus.mcp import headers as mcp_headers
 from toolbus.mcp.eras import META_CAPABILITIES, META_LOG_LEVEL, META_VERSION, NEWEST
@@ -75,7 +75,7 @@ class Served:
 
         room = bus.core.rooms.find(McpServerRoom)
         assert room is not None
-        self.endpoint = Endpoint(room.server)
+        self.endpoint = McpEndpoint(room.server)
         self._begun: list[tuple[bytes, bytes]] = []  # headers of the last answer
 
     def new_session(self) -> bytes:

@@ -26,7 +26,7 @@ from toolbus.bus.console.console_app import PATHS as CONSOLE_PATHS
 from toolbus.bus.gateway.app import endpoints_of
 from toolbus.bus.gateway.docs_page import ASSETS_PATH, DOCS_PATH
 from toolbus.bus.gateway.scope_guard import LOCAL_ONLY, NO_KEY, RULES
-from toolbus.bus.mcp_server.endpoint import METHODS
+from toolbus.bus.mcp_server.mcp_endpoint import METHODS
 from toolbus.bus.rooms.mcp_server_room import PATH
 from toolbus.bus.rooms.metrics_room import PATH as METRICS_PATH
 from toolbus.testing import PATIENT

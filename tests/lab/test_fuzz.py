@@ -24,7 +24,7 @@ from toolbus.bus.catalog import schema
 from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.mcp_client.sse import SseParser
-from toolbus.bus.mcp_server.endpoint import Endpoint
+from toolbus.bus.mcp_server.mcp_endpoint import McpEndpoint
 from toolbus.council.council_settings import CouncilSettings
 from toolbus.dialects import find_dialect
 from toolbus.dialects.wire_names import NameTable
@@ -147,13 +147,13 @@ def _knows_all_names(patch: pytest.MonkeyPatch) -> None:
 
 def _leaves_a_task(patch: pytest.MonkeyPatch) -> None:
     """An endpoint that begins something and does not end it."""
-    serve, kept = Endpoint.__call__, []
+    serve, kept = McpEndpoint.__call__, []
 
-    async def begins(self: Endpoint, *given: Any) -> None:
+    async def begins(self: McpEndpoint, *given: Any) -> None:
         kept.append(asyncio.create_task(asyncio.sleep(0.2)))
         await serve(self, *given)
 
-    patch.setattr(Endpoint, "__call__", begins)
+    patch.setattr(McpEndpoint, "__call__", begins)
 
 
 def _reads_pieces(patch: pytest.MonkeyPatch) -> None:

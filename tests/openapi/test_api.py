@@ -16,7 +16,7 @@ from toolbus.errors import SetupError
 from toolbus.limits import Limits
 from toolbus.openapi import Api, ApiSettings, read_api, read_document
 from toolbus.openapi.api_schemas import SchemaReader
-from toolbus.openapi.document import MAX_BYTES, Budget, DocumentFault
+from toolbus.openapi.document import MAX_BYTES, DocumentFault, ReadBudget
 from toolbus.text import dump_json
 from toolbus.tool import NAME
 
@@ -188,7 +188,7 @@ def test_sizes_are_bounded() -> None:
         read_document(bytes(MAX_BYTES + 1))
     parameter = {"name": "x", "in": "query", "schema": {"description": "x" * 70_000}}
     assert "more than 65536 bytes" in api_of(one({"parameters": [parameter]})).left_out[0].reason
-    reader = SchemaReader(read_document(one({})), Budget(3))
+    reader = SchemaReader(read_document(one({})), ReadBudget(3))
     with pytest.raises(DocumentFault, match="allow fewer operations"):
         reader.read({"properties": {"a": {}, "b": {}, "c": {}}})
 

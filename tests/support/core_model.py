@@ -13,7 +13,7 @@ from lab.fuzz.core import CoreOnAClock
 from lab.fuzz.core import StreamDouble as StreamDouble  # for tests, too
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.access.quota import Quota
-from toolbus.bus.calls.call import Budget, Call
+from toolbus.bus.calls.call import ArgumentBudget, Call
 from toolbus.bus.calls.call_record import Row
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
@@ -64,7 +64,7 @@ class PeerDouble:
         self.in_flight: dict[str, Any] = {}
         self.slots = Slots()
         self.stuck = 0
-        self.budget = dispatcher.budget(source) if dispatcher else Budget()
+        self.budget = dispatcher.budget(source) if dispatcher else ArgumentBudget()
         self.quota: Quota | None = None
         self.allowed: set[Entry] = set()
         self.allowed_at = 0

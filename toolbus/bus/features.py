@@ -17,7 +17,7 @@ OnUpdate = Callable[[str], None]  # gets the URI of a resource that was updated
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """On whose behalf a provider is asked.
 
     Attributes:
@@ -62,7 +62,7 @@ class FeatureProvider(Protocol):
         """Returns the templates of resources that are declared now."""
         ...
 
-    async def request(self, method: str, params: Mapping[str, Any], asker: Asker) -> dict[str, Any]:
+    async def request(self, method: str, params: Mapping[str, Any], asker: Requester) -> dict[str, Any]:
         """Makes a request: `prompts/get`, `resources/read` or `completion/complete`, with the server's own names.
 
         Returns:

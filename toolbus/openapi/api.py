@@ -15,7 +15,7 @@ from toolbus.normal_schema import normal_form
 from toolbus.openapi.api_schemas import SchemaReader
 from toolbus.openapi.api_settings import ApiSettings, Selection, base_url_of, origin_of, servers_of
 from toolbus.openapi.credentials import Credentials, Placement
-from toolbus.openapi.document import STEPS_OF_A_PART, Budget, Document, DocumentFault, text_of
+from toolbus.openapi.document import STEPS_OF_A_PART, Document, DocumentFault, ReadBudget, text_of
 from toolbus.openapi.operations import (
     SAFE_METHODS,
     FoundOperation,
@@ -134,7 +134,7 @@ class _ToolMaker:
         self._settings = settings
         self._base_url = base_url
         self._credentials = Credentials(document, settings.auth, settings.headers)
-        self._budget = Budget(MAX_STEPS)
+        self._budget = ReadBudget(MAX_STEPS)
 
     def sends_secrets(self, tools: list[ApiTool]) -> bool:
         return bool(self._settings.headers) or any(tool.placements for tool in tools)

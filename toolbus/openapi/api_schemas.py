@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from toolbus.openapi.document import Budget, Document, DocumentFault, shown
+from toolbus.openapi.document import Document, DocumentFault, ReadBudget, shown
 from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE
 from toolbus.text import mark_unsafe
 
@@ -32,7 +32,7 @@ class SchemaReader:
         budget: of the whole document.
     """
 
-    def __init__(self, document: Document, budget: Budget, hidden: str = "readOnly") -> None:
+    def __init__(self, document: Document, budget: ReadBudget, hidden: str = "readOnly") -> None:
         self._document = document
         self._budget = budget
         self._hidden = hidden

@@ -30,7 +30,7 @@ class DocumentFault(ValueError):
     """A part of a document cannot be used; the text says why."""
 
 
-class Budget:
+class ReadBudget:
     """How much of a document may still be read: bounds the time of one whose parts are shared by many operations.
 
     Args:

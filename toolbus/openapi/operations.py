@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from toolbus.errors import SetupError
-from toolbus.openapi.document import STEPS_OF_A_PART, Budget, Document, DocumentFault, JsonObject, shown, text_of
+from toolbus.openapi.document import STEPS_OF_A_PART, Document, DocumentFault, JsonObject, ReadBudget, shown, text_of
 from toolbus.openapi.request_body import QUERY_STYLES, Body, is_json, read_body
 from toolbus.text import quote
 from toolbus.tool import MAX_NAME
@@ -166,7 +166,7 @@ def _tool_name(words: str, title: str, taken: Iterable[str]) -> str:
     return name
 
 
-def read_operation(document: Document, found: FoundOperation, budget: Budget) -> Operation:
+def read_operation(document: Document, found: FoundOperation, budget: ReadBudget) -> Operation:
     """Reads what an operation takes.
 
     Args:
@@ -199,7 +199,7 @@ def read_operation(document: Document, found: FoundOperation, budget: Budget) ->
     return Operation(found.method, found.path, tuple(parameters), body)
 
 
-def _merged(document: Document, found: FoundOperation, budget: Budget) -> list[JsonObject]:
+def _merged(document: Document, found: FoundOperation, budget: ReadBudget) -> list[JsonObject]:
     """Returns the parameters of an operation and its path; its own replace those of the path."""
     merged: dict[tuple[str, str], JsonObject] = {}
     for owner in (found.shared, found.content):

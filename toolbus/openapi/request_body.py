@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolbus.openapi.document import STEPS_OF_A_PART, Budget, Document, DocumentFault, JsonObject, text_of
+from toolbus.openapi.document import STEPS_OF_A_PART, Document, DocumentFault, JsonObject, ReadBudget, text_of
 from toolbus.text import quote
 
 JSON, FORM, MULTIPART, TEXT, BYTES = "json", "form", "multipart", "text", "bytes"
@@ -34,7 +34,7 @@ class Body:
     styles: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
 
 
-def read_body(document: Document, operation: JsonObject, budget: Budget) -> Body | None:
+def read_body(document: Document, operation: JsonObject, budget: ReadBudget) -> Body | None:
     """Reads the body of an operation, in the first of the media types that can be written here; None where it has none.
 
     Args:

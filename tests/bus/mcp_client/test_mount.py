@@ -17,7 +17,7 @@ from tests.bus.mcp_client.mount_cases import ERAS, QUICK, SERVER, House, house, 
 from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.calls.trace import Span
-from toolbus.bus.features import Asker
+from toolbus.bus.features import Requester
 from toolbus.bus.mcp_client import mount as mount_module
 from toolbus.bus.mcp_client.manifest import Manifest
 from toolbus.bus.mcp_client.mount import MountTimings
@@ -294,9 +294,9 @@ async def test_prompts_resources_and_completions_are_passed_through(house: House
     assert [prompt["name"] for prompt in provider.prompts()] == ["hello"]
     assert [each["uri"] for each in provider.resources()] == ["test://note"]
     assert [each["uriTemplate"] for each in provider.templates()] == ["test://t/{id}"]
-    prompt = await provider.request("prompts/get", {"name": "hello", "arguments": {"who": "you"}}, Asker())
+    prompt = await provider.request("prompts/get", {"name": "hello", "arguments": {"who": "you"}}, Requester())
     assert prompt["messages"][0]["content"]["text"] == "Hello you"
-    assert (await provider.request("resources/read", {"uri": "test://note"}, Asker()))["resultType"] == "complete"
+    assert (await provider.request("resources/read", {"uri": "test://note"}, Requester()))["resultType"] == "complete"
     updated: list[str] = []
     end = provider.subscribe("test://note", updated.append)
     await until(lambda: updated)

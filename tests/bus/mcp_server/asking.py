@@ -15,11 +15,11 @@ from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.calls.call import Call
 from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.slots import Slots
-from toolbus.bus.features import Asker, OnUpdate
+from toolbus.bus.features import OnUpdate, Requester
 from toolbus.bus.mcp_server import methods
-from toolbus.bus.mcp_server.client import Client
+from toolbus.bus.mcp_server.client import ClientCapabilities
 from toolbus.bus.mcp_server.server import McpServer
-from toolbus.bus.mcp_server.sessions import Session
+from toolbus.bus.mcp_server.sessions import McpSession
 from toolbus.bus.mcp_settings import McpSettings, Profile
 from toolbus.bus.rooms.mcp_server_room import McpServerRoom
 from toolbus.bus.rooms.tasks_room import TasksRoom
@@ -43,7 +43,7 @@ class Channel:
         self.takes_messages = takes_messages
         self.messages: list[Json] = []
         self.came = asyncio.Event()
-        self.session: Session | None = None
+        self.session: McpSession | None = None
         self._replies = replies
 
     def send(self, message: bytes) -> None:
@@ -83,7 +83,7 @@ class McpBench:
         *,
         capabilities: Json | None = None,
         channel: Channel | None = None,
-        session: Session | None = None,
+        session: McpSession | None = None,
         profile: Profile | None = None,
         identity: Identity = LOCAL,
     ) -> Json:
@@ -116,9 +116,9 @@ class McpBench:
         sent = more.pop("sent", {})
         return await self.ask("tools/call", {"name": name, "arguments": arguments or {}, **sent}, **more)
 
-    def session(self, capabilities: Json | None = None, version: str = "2025-11-25") -> Session:
+    def session(self, capabilities: Json | None = None, version: str = "2025-11-25") -> McpSession:
         """Begins a legacy session."""
-        return self.server.sessions.begin(version, Client.of(capabilities or {}), self.profile, LOCAL)
+        return self.server.sessions.begin(version, ClientCapabilities.of(capabilities or {}), self.profile, LOCAL)
 
     def offer(self, name: str, run: Callable[[Call], pb.ToolResult | None], source: str = "shop", **more: Any) -> None:
         """Offers a tool that a function answers; None: not yet."""
@@ -229,7 +229,7 @@ class Mounted:
         self.uris = list(resources)
         self.uri_templates = list(templates)
         self.requests: list[tuple[str, Json]] = []
-        self.askers: list[Asker] = []
+        self.askers: list[Requester] = []
         self.listeners: dict[str, list[OnUpdate]] = {}
         self._answer = answer
 
@@ -242,7 +242,7 @@ class Mounted:
     def templates(self) -> Sequence[Mapping[str, Any]]:
         return [{"uriTemplate": each, "name": each} for each in self.uri_templates]
 
-    async def request(self, method: str, params: Mapping[str, Any], asker: Asker) -> Json:
+    async def request(self, method: str, params: Mapping[str, Any], asker: Requester) -> Json:
         self.requests.append((method, dict(params)))
         self.askers.append(asker)
         return self._answer(method, dict(params)) if self._answer is not None else {"of": self.source}

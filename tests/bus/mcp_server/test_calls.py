@@ -16,8 +16,8 @@ from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.call_records import RecordFilter
 from toolbus.bus.calls.trace import Span
 from toolbus.bus.mcp_server.calls import ERROR_META, write_result
-from toolbus.bus.mcp_server.client import Client
-from toolbus.bus.mcp_server.request import Params, Request
+from toolbus.bus.mcp_server.client import ClientCapabilities
+from toolbus.bus.mcp_server.mcp_request import McpRequest, Params
 from toolbus.bus.mcp_settings import Profile
 from toolbus.errors import Code, Stage
 from toolbus.functions.scope import ToolScope
@@ -37,8 +37,8 @@ class NoChannel:
 
 def written(result: Result, *, modern: bool = True) -> dict[str, Any]:
     """Returns a result as a client reads it."""
-    request = Request(
-        *(1, "tools/call", Params(), b"{}", modern, "", Profile(), LOCAL, Client()), None, NoChannel(), {}
+    request = McpRequest(
+        *(1, "tools/call", Params(), b"{}", modern, "", Profile(), LOCAL, ClientCapabilities()), None, NoChannel(), {}
     )
     read: dict[str, Any] = json.loads(write_result(result, request))
     return read
@@ -80,7 +80,9 @@ def test_structured_output_is_an_object_in_sessions_and_any_json_but_a_text_sinc
 
 def test_numbers_go_out_as_the_tool_wrote_them() -> None:
     output = '{"n":123456789012345678901234567890,"x":1.10}'
-    request = Request(*(1, "tools/call", Params(), b"", True, "", Profile(), LOCAL, Client()), None, NoChannel(), {})
+    request = McpRequest(
+        *(1, "tools/call", Params(), b"", True, "", Profile(), LOCAL, ClientCapabilities()), None, NoChannel(), {}
+    )
     assert b'"structuredContent":' + output.encode() in write_result(Result(output_json=output), request)
 
 

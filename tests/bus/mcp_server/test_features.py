@@ -11,7 +11,6 @@ from tests.support.waiting import Stopwatch
 from toolbus.bus.access.identity import LOCAL, Globs, Identity, Scopes
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.features import Features
-from toolbus.bus.mcp_server import listing
 from toolbus.bus.mcp_server.feature_view import FeatureView, matches
 from toolbus.bus.mcp_server.tool_names import ToolNames
 from toolbus.bus.mcp_settings import Profile
@@ -143,7 +142,7 @@ async def test_completions_go_to_the_mount_that_has_the_prompt_or_the_template()
 async def test_long_lists_come_in_pages_and_a_cursor_of_another_list_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listing, "MAX_PAGE_TOOLS", 2)
+    monkeypatch.setattr(mcp_listing, "MAX_PAGE_TOOLS", 2)
     async with mcp_bench() as bench:
         mounted = Mounted("m", prompts=["a"], resources=[f"x://{number}" for number in range(5)])
         bench.bus.core.features.add(mounted)

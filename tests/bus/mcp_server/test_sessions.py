@@ -17,11 +17,11 @@ from toolbus.bus.access.identity import LOCAL, Identity, Scopes
 from toolbus.bus.mcp_server import sessions as sessions_module
 from toolbus.bus.mcp_server import subscriptions
 from toolbus.bus.mcp_server.calls import ERROR_META
-from toolbus.bus.mcp_server.client import Client
-from toolbus.bus.mcp_server.event_stream import MAX_BYTES, MAX_EVENTS, EventStream
+from toolbus.bus.mcp_server.client import ClientCapabilities
 from toolbus.bus.mcp_server.lost_streams import lost_answer
+from toolbus.bus.mcp_server.message_stream import MAX_BYTES, MAX_EVENTS, MessageStream
 from toolbus.bus.mcp_server.seal import Sealer
-from toolbus.bus.mcp_server.sessions import IDLE_SECONDS, MAX_STREAMS, Session, Sessions, UnknownSession
+from toolbus.bus.mcp_server.sessions import IDLE_SECONDS, MAX_STREAMS, McpSession, Sessions, UnknownSession
 from toolbus.bus.mcp_settings import Profile
 from toolbus.bus.web_paths import Message
 from toolbus.errors import LimitExceeded
@@ -30,7 +30,7 @@ from toolbus.mcp.jsonrpc import RpcError
 
 PROFILE = Profile()
 KEY = b"k" * 32
-ABLE = Client(frozenset({"roots", "elicitation.form"}), frozenset({"x"}))
+ABLE = ClientCapabilities(frozenset({"roots", "elicitation.form"}), frozenset({"x"}))
 
 
 class Clock:
@@ -117,7 +117,7 @@ async def test_streams_that_ended_keep_little_in_all() -> None:
 async def test_a_stream_that_nobody_may_listen_to_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriptions, "MAX_LISTENERS", 0)
     async with mcp_bench() as bench:
-        session, stream = bench.session(), EventStream("s")
+        session, stream = bench.session(), MessageStream("s")
         with pytest.raises(LimitExceeded, match="mcp_listeners"):
             session.stand(stream, bench.server.follow)
         session.notify("notifications/tools/list_changed")
@@ -125,14 +125,14 @@ async def test_a_stream_that_nobody_may_listen_to_leaves_nothing(monkeypatch: py
 
 
 async def test_a_stream_keeps_its_newest_events_only() -> None:
-    stream = EventStream("s")
+    stream = MessageStream("s")
     for number in range(MAX_EVENTS + 5):
         stream.send(b"%d" % number)
     stream.close()
     written = await body_of(stream)
     assert written.count(b"data: ") == MAX_EVENTS
     assert written.startswith(b"id: s-6\nevent: message\ndata: 5\n\n")
-    large = EventStream("s")
+    large = MessageStream("s")
     large.send(b"small")
     large.send(b"x" * 2 * MAX_BYTES)
     large.close()
@@ -140,7 +140,7 @@ async def test_a_stream_keeps_its_newest_events_only() -> None:
 
 
 async def test_the_newest_response_takes_a_stream_over() -> None:
-    stream = EventStream("s")
+    stream = MessageStream("s")
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -156,7 +156,7 @@ async def test_the_newest_response_takes_a_stream_over() -> None:
     assert sum(b"data: x" in message.get("body", b"") for message in sent) == 1
 
 
-async def body_of(stream: EventStream) -> bytes:
+async def body_of(stream: MessageStream) -> bytes:
     parts: list[bytes] = []
 
     async def send(message: Message) -> None:
@@ -285,7 +285,7 @@ async def test_a_failed_handshake_begins_no_session() -> None:
 async def test_a_client_learns_that_there_are_too_many_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions_module, "MAX_SESSIONS", 0)
     async with mcp_bench() as bench:
-        idle = Session("x", "2025-11-25", ABLE, PROFILE, LOCAL)
+        idle = McpSession("x", "2025-11-25", ABLE, PROFILE, LOCAL)
         with pytest.raises(RpcError, match="mcp_sessions = 0"):
             await bench.ask("initialize", {"protocolVersion": "2025-11-25"}, session=idle)
 

@@ -19,7 +19,7 @@ from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
 
-class Budget:
+class ArgumentBudget:
     """How much the bus holds for the callers of one source."""
 
     __slots__ = ("__weakref__", "held")
@@ -28,7 +28,7 @@ class Budget:
         self.held = 0  # bytes of arguments
 
 
-class Asker(Protocol):
+class PolicySubject(Protocol):
     """Asks whether it may call: the part of a caller that decides which tool a call reaches."""
 
     principal: Principal  # who it is, for the policy
@@ -39,11 +39,11 @@ class Asker(Protocol):
         """Whether it may set the context of a call."""
 
 
-class Caller(Asker, Protocol):
+class Caller(PolicySubject, Protocol):
     """Makes calls: a stream, a program in this process, the gateway."""
 
     source: str  # the principal's
-    budget: Budget  # shared by the callers of a source, see Dispatcher.budget
+    budget: ArgumentBudget  # shared by the callers of a source, see Dispatcher.budget
     quota: Quota | None  # shared by the callers of an identity; None: its calls are not limited
     allowed_at: int  # the catalog's revision for which `allowed` is true
     max_in_flight: int

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
-from toolbus.bus.calls.call import Asker, Call, Caller
+from toolbus.bus.calls.call import Call, Caller, PolicySubject
 from toolbus.bus.calls.call_record import only_reads
 from toolbus.bus.calls.refusals import MAX_TOOLS_SHOWN, RETRY_SECONDS, Refused
 from toolbus.bus.catalog.catalog_view import CatalogView
@@ -53,7 +53,7 @@ class CallAdmission:
         asker = _Asker(principal)
         return self.authorize(asker, self.find(asker, call, None, now), call, None, now)
 
-    def find(self, caller: Asker, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
+    def find(self, caller: PolicySubject, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
         """Returns the entry that offers a name now.
 
         Raises:
@@ -93,7 +93,9 @@ class CallAdmission:
             )
         return parent
 
-    def authorize(self, caller: Asker, entry: Entry, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
+    def authorize(
+        self, caller: PolicySubject, entry: Entry, call: pb.ToolCall, parent: Call | None, now: float
+    ) -> Entry:
         """Returns the entry that a caller may call: the one found, or another role's if the call names no role.
 
         Raises:
@@ -139,7 +141,7 @@ class CallAdmission:
             return principal
 
     def _missing(
-        self, caller: Asker, call: pb.ToolCall, parent: Call | None, entry: Entry | None, now: float
+        self, caller: PolicySubject, call: pb.ToolCall, parent: Call | None, entry: Entry | None, now: float
     ) -> Refused:
         name, role, (user_id, level) = call.name, call.role, _user_of(caller, call, parent)
         if entry is not None and not self._policy.hides(caller.principal, entry, level):
@@ -259,7 +261,7 @@ def _check_claims(principal: Principal, entry: Entry, user_id: str, level: int) 
         )
 
 
-def _user_of(caller: Asker, call: pb.ToolCall, parent: Call | None) -> tuple[str, int]:
+def _user_of(caller: PolicySubject, call: pb.ToolCall, parent: Call | None) -> tuple[str, int]:
     """Returns the user of a call and their level: a nested call has its parent's, and only hosts may set them."""
     if parent is not None:
         context = parent.context

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
 from toolbus.bus.access.quota import Quotas
-from toolbus.bus.calls.call import Background, Budget, Call, Caller
+from toolbus.bus.calls.call import ArgumentBudget, Background, Call, Caller
 from toolbus.bus.calls.call_admission import CallAdmission, copy_context
 from toolbus.bus.calls.call_arguments import CallArguments
 from toolbus.bus.calls.call_endings import CallEndings
@@ -91,7 +91,7 @@ class Dispatcher:
         self._registry = registry
         self._policy = policy
         self._limits = limits
-        self._budgets: WeakValueDictionary[str, Budget] = WeakValueDictionary()  # by the caller's source
+        self._budgets: WeakValueDictionary[str, ArgumentBudget] = WeakValueDictionary()  # by the caller's source
         self._last_id = first_id - 1  # the last id that a call got towards its handler
         self.quotas = Quotas()
         self.tripwire = tripwire
@@ -111,9 +111,9 @@ class Dispatcher:
     def __repr__(self) -> str:
         return f"<Dispatcher {self.in_flight!r}{' draining' if self.draining else ''}>"
 
-    def budget(self, source: str) -> Budget:
+    def budget(self, source: str) -> ArgumentBudget:
         """Returns the budget that the callers of a source share."""
-        return self._budgets.setdefault(source, Budget())
+        return self._budgets.setdefault(source, ArgumentBudget())
 
     def stop(self, now: float) -> None:
         """Accepts no more calls, and ends those of programs and functions of this process."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from toolbus.bus.features import Asker, OnUpdate
+from toolbus.bus.features import OnUpdate, Requester
 from toolbus.bus.mcp_client.call_messages import number_of
 from toolbus.bus.mcp_client.listening import Listening
 from toolbus.bus.mcp_client.mcp_connection import FEATURE_METHODS, McpConnection, ServerInfo
@@ -62,7 +62,7 @@ class MountFeatures:
         """Returns the templates of resources that are declared now."""
         return self._lists.get("templates", ())
 
-    async def request(self, method: str, params: Mapping[str, Any], asker: Asker) -> dict[str, Any]:
+    async def request(self, method: str, params: Mapping[str, Any], asker: Requester) -> dict[str, Any]:
         """Makes a request of an MCP client at the server.
 
         Raises:

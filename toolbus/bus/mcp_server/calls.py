@@ -19,8 +19,8 @@ import msgspec
 from toolbus.bus.access.identity import Scopes
 from toolbus.bus.core import Core
 from toolbus.bus.local import LocalCaller, OnProgress
-from toolbus.bus.mcp_server.listing import Target
-from toolbus.bus.mcp_server.request import META_OF_RESULT, CallParams, Request, encode
+from toolbus.bus.mcp_server.mcp_listing import TargetTool
+from toolbus.bus.mcp_server.mcp_request import META_OF_RESULT, CallParams, McpRequest, encode
 from toolbus.errors import Code, Stage
 from toolbus.mcp import headers
 from toolbus.mcp.content import structured_text, write_content
@@ -50,7 +50,7 @@ class Calls:
     def __repr__(self) -> str:
         return f"<Calls {sum(len(caller.in_flight) for caller in self._callers.values())}>"
 
-    def caller(self, request: Request) -> LocalCaller:
+    def caller(self, request: McpRequest) -> LocalCaller:
         """Returns who calls on behalf of a request's client."""
         profile, identity = request.profile, request.identity
         key = (profile.name, identity.name, identity.scopes)
@@ -61,7 +61,9 @@ class Calls:
             )
         return caller
 
-    async def run(self, request: Request, call: pb.ToolCall, on_progress: OnProgress | None, seconds: float) -> Result:
+    async def run(
+        self, request: McpRequest, call: pb.ToolCall, on_progress: OnProgress | None, seconds: float
+    ) -> Result:
         """Makes a call, and makes it again while a tool is only busy or away, for at most some seconds."""
         caller, loop = self.caller(request), asyncio.get_running_loop()
         result = await caller.call(call, on_progress)
@@ -82,7 +84,7 @@ class Calls:
         return result
 
 
-def call_of(request: Request, target: Target) -> pb.ToolCall:
+def call_of(request: McpRequest, target: TargetTool) -> pb.ToolCall:
     """Returns the call that a request makes.
 
     Raises:
@@ -112,12 +114,12 @@ def call_of(request: Request, target: Target) -> pb.ToolCall:
     return call
 
 
-def seconds_of(call: pb.ToolCall, target: Target) -> float:
+def seconds_of(call: pb.ToolCall, target: TargetTool) -> float:
     """Returns how long a call may take."""
     return call.timeout_seconds or target.tool.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
 
 
-def check_needs(request: Request, target: Target) -> None:
+def check_needs(request: McpRequest, target: TargetTool) -> None:
     """Checks that a modern client can answer what the tool will ask.
 
     Raises:
@@ -133,7 +135,7 @@ def check_needs(request: Request, target: Target) -> None:
         )
 
 
-def check_param_headers(request: Request, target: Target, arguments: bytes) -> None:
+def check_param_headers(request: McpRequest, target: TargetTool, arguments: bytes) -> None:
     """Checks the headers that repeat arguments.
 
     Raises:
@@ -160,7 +162,7 @@ class ProgressReport:
     message.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: McpRequest) -> None:
         self._request = request
         self._token = request.meta.progress_token
         self._highest = -math.inf
@@ -181,7 +183,7 @@ class ProgressReport:
             self._request.log("info", message)
 
 
-def write_result(result: Result, request: Request) -> bytes:
+def write_result(result: Result, request: McpRequest) -> bytes:
     """Returns a result as the text of a `CallToolResult`.
 
     Raises:
@@ -210,7 +212,7 @@ def write_result(result: Result, request: Request) -> bytes:
     return b"".join(parts)
 
 
-def check_plane(error: CallError, result: Result, request: Request) -> None:
+def check_plane(error: CallError, result: Result, request: McpRequest) -> None:
     """Raises the failures that are not results.
 
     Raises:

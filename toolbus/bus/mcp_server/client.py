@@ -10,7 +10,7 @@ LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "e
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ClientCapabilities:
     """What a client says it can do.
 
     Attributes:
@@ -22,7 +22,7 @@ class Client:
     extensions: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, capabilities: Mapping[str, Any]) -> Client:
+    def of(cls, capabilities: Mapping[str, Any]) -> ClientCapabilities:
         """Reads the capabilities that a client declares."""
         accepts = {name for name in ("sampling", "roots") if isinstance(capabilities.get(name), Mapping)}
         elicitation = capabilities.get("elicitation")

@@ -9,12 +9,12 @@ from typing import Any
 
 from msgspec import Raw
 
-from toolbus.bus.features import Asker, FeatureProvider
+from toolbus.bus.features import FeatureProvider, Requester
 from toolbus.bus.mcp_server.calls import ProgressReport
 from toolbus.bus.mcp_server.feature_view import Declaration
 from toolbus.bus.mcp_server.input import NOT_BOUND, NotAnswered, Questions, run_with_input
-from toolbus.bus.mcp_server.listing import TTL_MS, pages_of
-from toolbus.bus.mcp_server.request import Request, encode
+from toolbus.bus.mcp_server.mcp_listing import TTL_MS, pages_of
+from toolbus.bus.mcp_server.mcp_request import McpRequest, encode
 from toolbus.bus.mcp_server.seal import BrokenSeal
 from toolbus.bus.mcp_server.server import McpServer
 from toolbus.limits import Limits
@@ -33,33 +33,33 @@ _NO_COMPLETION = {"values": [], "total": 0, "hasMore": False}
 Json = dict[str, Any]
 
 
-async def list_prompts(server: McpServer, request: Request) -> bytes:
+async def list_prompts(server: McpServer, request: McpRequest) -> bytes:
     """Lists the prompts that the client sees."""
     found = server.features.prompts(request.profile, request.identity)
     await server.save_names()
     return _page(server, request, "prompts", [{**declared, "name": wire} for wire, (_, declared) in found.items()])
 
 
-async def list_resources(server: McpServer, request: Request) -> bytes:
+async def list_resources(server: McpServer, request: McpRequest) -> bytes:
     """Lists the resources that the client sees."""
     found = server.features.resources(request.profile, request.identity)
     return _page(server, request, "resources", [declared for _, declared in found.values()])
 
 
-async def list_templates(server: McpServer, request: Request) -> bytes:
+async def list_templates(server: McpServer, request: McpRequest) -> bytes:
     """Lists the templates of resources that the client sees."""
     found = server.features.templates(request.profile, request.identity)
     return _page(server, request, "resourceTemplates", [declared for _, declared in found.values()])
 
 
-async def get_prompt(server: McpServer, request: Request) -> bytes:
+async def get_prompt(server: McpServer, request: McpRequest) -> bytes:
     """Returns the messages of a prompt."""
     wire = request.text("name")
     provider, declared = _prompt(server, request, wire)
     return await _ask(server, request, [provider], {"name": declared["name"]})
 
 
-async def read_resource(server: McpServer, request: Request) -> bytes:
+async def read_resource(server: McpServer, request: McpRequest) -> bytes:
     """Returns the contents of a resource."""
     uri = request.text("uri")
     providers = server.features.providers_of(request.profile, request.identity, uri)
@@ -68,7 +68,7 @@ async def read_resource(server: McpServer, request: Request) -> bytes:
     return await _ask(server, request, providers, {"uri": uri})
 
 
-async def complete(server: McpServer, request: Request) -> bytes:
+async def complete(server: McpServer, request: McpRequest) -> bytes:
     """Completes an argument of a prompt, or a variable of a template."""
     fields = request.fields
     reference = fields.get("ref")
@@ -94,7 +94,7 @@ async def complete(server: McpServer, request: Request) -> bytes:
     return await _ask(server, request, [provider], {"ref": reference})
 
 
-async def subscribe(server: McpServer, request: Request) -> bytes:
+async def subscribe(server: McpServer, request: McpRequest) -> bytes:
     """Has a legacy session told of each update of a resource."""
     session, uri = request.session, request.text("uri")
     if session is not None and uri not in session.subscriptions:
@@ -111,7 +111,7 @@ async def subscribe(server: McpServer, request: Request) -> bytes:
     return request.complete({})
 
 
-async def unsubscribe(server: McpServer, request: Request) -> bytes:
+async def unsubscribe(server: McpServer, request: McpRequest) -> bytes:
     """Ends a subscription; one that is not there is ignored."""
     session = request.session
     end = session.subscriptions.pop(request.text("uri"), None) if session is not None else None
@@ -120,20 +120,20 @@ async def unsubscribe(server: McpServer, request: Request) -> bytes:
     return request.complete({})
 
 
-def unknown_resource(request: Request, uri: str) -> RpcError:
+def unknown_resource(request: McpRequest, uri: str) -> RpcError:
     """Returns the error for a resource that the client does not see."""
     code = McpCode.INVALID_PARAMS if request.modern else McpCode.RESOURCE_NOT_FOUND
     return RpcError(code, f"Unknown resource: {quote(uri)}; resources/list has those that there are", {"uri": uri})
 
 
-def _prompt(server: McpServer, request: Request, wire: str) -> tuple[FeatureProvider, Declaration]:
+def _prompt(server: McpServer, request: McpRequest, wire: str) -> tuple[FeatureProvider, Declaration]:
     found = server.features.prompts(request.profile, request.identity).get(wire)
     if found is None:
         raise RpcError(McpCode.INVALID_PARAMS, f"Unknown prompt: {quote(wire)}; prompts/list has those that there are")
     return found
 
 
-def _page(server: McpServer, request: Request, key: str, entries: list[Declaration]) -> bytes:
+def _page(server: McpServer, request: McpRequest, key: str, entries: list[Declaration]) -> bytes:
     """Returns a page of a list, and the cursor of the next."""
     cursor, number = request.fields.get("cursor"), 0
     texts = [encode(entry) for entry in entries]
@@ -156,7 +156,9 @@ def _page(server: McpServer, request: Request, key: str, entries: list[Declarati
     return request.complete(result)
 
 
-async def _ask(server: McpServer, request: Request, providers: list[FeatureProvider], own: Mapping[str, Any]) -> bytes:
+async def _ask(
+    server: McpServer, request: McpRequest, providers: list[FeatureProvider], own: Mapping[str, Any]
+) -> bytes:
     """Has the first provider that knows it answer a request.
 
     Args:
@@ -166,7 +168,7 @@ async def _ask(server: McpServer, request: Request, providers: list[FeatureProvi
         raise RpcError(McpCode.INVALID_REQUEST, f"{request.identity.shown} may ask no server: its scope in_flight is 0")
     fields: Json = {**{name: value for name, value in request.fields.items() if name not in NOT_BOUND}, **own}
     report = ProgressReport(request) if request.meta.progress_token is not None else None
-    asker = Asker(request.client.accepts, request.identity, request.profile.user, report)
+    asker = Requester(request.client.accepts, request.identity, request.profile.user, report)
 
     async def run(answers: Mapping[str, Json], state: str) -> bytes | Questions:
         params = fields | ({"inputResponses": answers} if answers else {})
@@ -180,7 +182,7 @@ async def _ask(server: McpServer, request: Request, providers: list[FeatureProvi
 
 
 async def _first(
-    request: Request, providers: list[FeatureProvider], params: Mapping[str, Any], asker: Asker
+    request: McpRequest, providers: list[FeatureProvider], params: Mapping[str, Any], asker: Requester
 ) -> dict[str, Any]:
     for provider in providers:
         try:
@@ -191,7 +193,7 @@ async def _first(
     raise unknown_resource(request, str(params.get("uri")))
 
 
-def _write(request: Request, result: dict[str, Any], limits: Limits) -> bytes | Questions:
+def _write(request: McpRequest, result: dict[str, Any], limits: Limits) -> bytes | Questions:
     """Writes what a provider answered, in the era of the request."""
     if result.get("resultType") == "input_required":
         try:

@@ -15,7 +15,7 @@ from typing import Any
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.features import FeatureProvider, Features
-from toolbus.bus.mcp_server.request import encode
+from toolbus.bus.mcp_server.mcp_request import encode
 from toolbus.bus.mcp_server.tool_names import ToolNames
 from toolbus.bus.mcp_settings import Profile
 from toolbus.newest import NewestCache

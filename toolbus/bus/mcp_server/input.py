@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from toolbus.bus.mcp_server.request import CallParams, Request, encode
+from toolbus.bus.mcp_server.mcp_request import CallParams, McpRequest, encode
 from toolbus.bus.mcp_server.seal import STATE_SECONDS, BrokenSeal
 from toolbus.bus.mcp_server.server import McpServer
 from toolbus.limits import MIB
@@ -55,7 +55,7 @@ class NotAnswered(Exception):
     """A legacy client was asked, and its answer is of no use. The text says why."""
 
 
-async def run_with_input(server: McpServer, request: Request, run: Run) -> bytes:
+async def run_with_input(server: McpServer, request: McpRequest, run: Run) -> bytes:
     """Answers a request that may ask something in its middle.
 
     Raises:
@@ -69,7 +69,7 @@ async def run_with_input(server: McpServer, request: Request, run: Run) -> bytes
 # -- modern ----------------------------------------------------------------------------------------------------------
 
 
-async def _run_modern(server: McpServer, request: Request, run: Run) -> bytes:
+async def _run_modern(server: McpServer, request: McpRequest, run: Run) -> bytes:
     responses, state = _sent_back(request)
     if state is not None:
         asked = _open(server, request, state)
@@ -90,7 +90,7 @@ async def _run_modern(server: McpServer, request: Request, run: Run) -> bytes:
     return _write(server, request, await run(answers, asked.state))
 
 
-def _sent_back(request: Request) -> tuple[Any, str | None]:
+def _sent_back(request: McpRequest) -> tuple[Any, str | None]:
     """Returns the answers and the state that a request brings; None for what it does not."""
     params = request.params
     if isinstance(params, CallParams):
@@ -103,7 +103,7 @@ def _sent_back(request: Request) -> tuple[Any, str | None]:
 
 
 def _write(
-    server: McpServer, request: Request, outcome: bytes | Questions, known: Mapping[str, Json] | None = None
+    server: McpServer, request: McpRequest, outcome: bytes | Questions, known: Mapping[str, Json] | None = None
 ) -> bytes:
     """Writes the result of a request.
 
@@ -123,7 +123,7 @@ def _write(
     return request.complete(result, kind="input_required")
 
 
-def _open(server: McpServer, request: Request, state: str) -> Questions:
+def _open(server: McpServer, request: McpRequest, state: str) -> Questions:
     try:
         packed = server.sealer.open(state, *_bound(request))
     except BrokenSeal as broken:
@@ -134,7 +134,7 @@ def _open(server: McpServer, request: Request, state: str) -> Questions:
     return Questions(requests, inner, answers)
 
 
-def _bound(request: Request) -> tuple[str, ...]:
+def _bound(request: McpRequest) -> tuple[str, ...]:
     """Returns what a state is valid for: the same request of the same user."""
     params = request.params
     if isinstance(params, CallParams):
@@ -167,7 +167,7 @@ def missing_capability(needs: list[str]) -> RpcError:
 # -- legacy ----------------------------------------------------------------------------------------------------------
 
 
-async def _run_legacy(request: Request, run: Run) -> bytes:
+async def _run_legacy(request: McpRequest, run: Run) -> bytes:
     answers: dict[str, Json] = {}
     state = ""
     for _ in range(MAX_ROUNDS):
@@ -182,7 +182,7 @@ async def _run_legacy(request: Request, run: Run) -> bytes:
     raise NotAnswered(f"it asked in {MAX_ROUNDS} rounds and was not done")
 
 
-async def _ask(request: Request, question: Json) -> Json:
+async def _ask(request: McpRequest, question: Json) -> Json:
     method, params = question["method"], question.get("params") or {}
     if params.get("mode") == "form" and request.version < FORM_SINCE:
         params = {name: value for name, value in params.items() if name != "mode"}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from toolbus.bus.mcp_server import task_methods
-from toolbus.bus.mcp_server.request import Request
+from toolbus.bus.mcp_server.mcp_request import McpRequest
 from toolbus.bus.mcp_server.server import McpServer
 from toolbus.bus.mcp_server.subscriptions import LISTS, MAX_WATCHED, Json, Listener, Notify
 from toolbus.bus.tasks import Task
@@ -19,7 +19,7 @@ from toolbus.mcp.eras import META_SUBSCRIPTION
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 
 
-async def listen(server: McpServer, request: Request) -> bytes:
+async def listen(server: McpServer, request: McpRequest) -> bytes:
     """Tells a client what changes, until it leaves or the bus stops."""
     if not request.channel.takes_messages:
         raise RpcError(
@@ -56,7 +56,7 @@ async def listen(server: McpServer, request: Request) -> bytes:
     return request.complete({"_meta": meta})
 
 
-def _watch(server: McpServer, request: Request, uri: str, notify: Notify, ends: list[Callable[[], object]]) -> bool:
+def _watch(server: McpServer, request: McpRequest, uri: str, notify: Notify, ends: list[Callable[[], object]]) -> bool:
     def updated(uri: str) -> None:
         notify("notifications/resources/updated", {"uri": uri})
 
@@ -67,7 +67,7 @@ def _watch(server: McpServer, request: Request, uri: str, notify: Notify, ends: 
 
 
 def _follow_tasks(
-    server: McpServer, request: Request, signed: list[str], notify: Notify, ends: list[Callable[[], object]]
+    server: McpServer, request: McpRequest, signed: list[str], notify: Notify, ends: list[Callable[[], object]]
 ) -> list[str]:
     """Tells of each change of some tasks. Returns those that there are; others are left out."""
     task_methods.check_tasks(request)

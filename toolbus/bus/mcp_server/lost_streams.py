@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.mcp_server.calls import ERROR_META, describe
-from toolbus.bus.mcp_server.request import Request
+from toolbus.bus.mcp_server.mcp_request import McpRequest
 from toolbus.bus.mcp_server.sessions import STANDING
 from toolbus.errors import Code, Stage
 from toolbus.mcp import jsonrpc
@@ -28,7 +28,7 @@ _LOST = (
 )
 
 
-def stream_of_request(request: Request) -> str:
+def stream_of_request(request: McpRequest) -> str:
     """Returns what the stream of a request is of."""
     id = msgspec.json.encode(request.id)
     if len(id) > MAX_ID:

@@ -1,7 +1,7 @@
 """Answers requests: one table says which function answers which method, in which era.
 
 Each is ``async def method(server, request) -> bytes``: it returns the text of the result object, best by
-`Request.complete`, or raises `RpcError`. Whatever else it raises becomes an internal error.
+`McpRequest.complete`, or raises `RpcError`. Whatever else it raises becomes an internal error.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from toolbus.bus.mcp_server import feature_methods, listen, search_mode, task_methods
 from toolbus.bus.mcp_server.calls import ProgressReport, call_of, seconds_of, unknown_tool, write_result
-from toolbus.bus.mcp_server.client import Client
+from toolbus.bus.mcp_server.client import ClientCapabilities
 from toolbus.bus.mcp_server.input import NotAnswered, Questions, missing_capability, run_with_input
-from toolbus.bus.mcp_server.listing import TTL_MS
-from toolbus.bus.mcp_server.request import SERVER_INFO, CallParams, Request, encode
+from toolbus.bus.mcp_server.mcp_listing import TTL_MS
+from toolbus.bus.mcp_server.mcp_request import SERVER_INFO, CallParams, McpRequest, encode
 from toolbus.bus.mcp_server.server import McpServer
-from toolbus.bus.mcp_server.sessions import Session
+from toolbus.bus.mcp_server.sessions import McpSession
 from toolbus.errors import INTERNAL_DETAIL, Code, LimitExceeded, Stage
 from toolbus.mcp.eras import LEGACY_VERSIONS, MODERN_VERSIONS, NEWEST_LEGACY, TASKS_EXTENSION
 from toolbus.mcp.input_requests import InvalidInput, read_requests
@@ -29,7 +29,7 @@ from toolbus.tool import CallError, Result
 
 log = logging.getLogger("toolbus.mcp")
 
-Handler = Callable[[McpServer, Request], Awaitable[bytes]]
+Handler = Callable[[McpServer, McpRequest], Awaitable[bytes]]
 
 # What the endpoint offers to every client, of both eras.
 CAPABILITIES: dict[str, Any] = {
@@ -44,14 +44,14 @@ MAX_INSTRUCTIONS = 16_384  # characters of one mounted server's
 INSTRUCTIONS = "Tools of a toolbus. Names begin with the source of a tool; the list changes as sources come and go."
 
 
-async def initialize(server: McpServer, request: Request) -> bytes:
+async def initialize(server: McpServer, request: McpRequest) -> bytes:
     """Begins a session: answers the client's revision if it is known, else the newest that has sessions."""
     fields = request.fields
     version = fields.get("protocolVersion")
     if not isinstance(version, str):
         raise RpcError(McpCode.INVALID_PARAMS, "initialize needs params.protocolVersion, a string")
     capabilities = fields.get("capabilities")
-    client = Client.of(capabilities if isinstance(capabilities, dict) else {})
+    client = ClientCapabilities.of(capabilities if isinstance(capabilities, dict) else {})
     version = version if version in LEGACY_VERSIONS else NEWEST_LEGACY
     server.begin_session(request, version, client)
     return request.complete(
@@ -64,7 +64,7 @@ async def initialize(server: McpServer, request: Request) -> bytes:
     )
 
 
-async def discover(server: McpServer, request: Request) -> bytes:
+async def discover(server: McpServer, request: McpRequest) -> bytes:
     """Says what the endpoint speaks and offers."""
     instructions = _instructions(server, request)
     return request.complete(
@@ -79,7 +79,7 @@ async def discover(server: McpServer, request: Request) -> bytes:
     )
 
 
-def _instructions(server: McpServer, request: Request) -> str:
+def _instructions(server: McpServer, request: McpRequest) -> str:
     """Returns ours, and those of mounted servers whose operator wants them handed on, each under its name."""
     profile, identity = request.profile, request.identity
 
@@ -94,19 +94,19 @@ def _instructions(server: McpServer, request: Request) -> str:
     return "\n\n".join((INSTRUCTIONS, *texts))
 
 
-async def ping(server: McpServer, request: Request) -> bytes:
+async def ping(server: McpServer, request: McpRequest) -> bytes:
     """Answers."""
     return b"{}"
 
 
-async def set_level(server: McpServer, request: Request) -> bytes:
+async def set_level(server: McpServer, request: McpRequest) -> bytes:
     """Sets from which level on a session gets log messages."""
     if request.session is not None:
         request.session.set_level(request.text("level"))
     return b"{}"
 
 
-async def list_tools(server: McpServer, request: Request) -> bytes:
+async def list_tools(server: McpServer, request: McpRequest) -> bytes:
     """Lists the tools that the client sees."""
     cursor = request.fields.get("cursor") if b"cursor" in request.raw else None
     if cursor is not None and not isinstance(cursor, str):
@@ -119,7 +119,7 @@ async def list_tools(server: McpServer, request: Request) -> bytes:
     return page
 
 
-async def call_tool(server: McpServer, request: Request) -> bytes:
+async def call_tool(server: McpServer, request: McpRequest) -> bytes:
     """Calls a tool."""
     params = request.params
     assert isinstance(params, CallParams)  # `PARAMS` says so
@@ -195,7 +195,7 @@ MODERN: Mapping[str, Handler] = {
 }
 
 
-async def answer(server: McpServer, request: Request) -> tuple[int, bytes]:
+async def answer(server: McpServer, request: McpRequest) -> tuple[int, bytes]:
     """Answers a request: returns the HTTP status and the message."""
     try:
         handler = (MODERN if request.modern else LEGACY).get(request.method)
@@ -216,7 +216,7 @@ async def answer(server: McpServer, request: Request) -> tuple[int, bytes]:
     return 200, b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (encode(request.id), result)
 
 
-async def _in_session(server: McpServer, session: Session, request: Request, handler: Handler) -> bytes:
+async def _in_session(server: McpServer, session: McpSession, request: McpRequest, handler: Handler) -> bytes:
     """Answers a request that its client can cancel by its id."""
     task = asyncio.current_task()
     assert task is not None  # it runs in one

@@ -14,7 +14,7 @@ from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.mcp_server import methods
 from toolbus.bus.mcp_server.pipe_listener import LINE_BYTES, PipeRefused
 from toolbus.bus.mcp_server.server import McpServer
-from toolbus.bus.mcp_server.sessions import CANCELLED, Session
+from toolbus.bus.mcp_server.sessions import CANCELLED, McpSession
 from toolbus.bus.mcp_settings import DEFAULT_PROFILE, Profile
 from toolbus.errors import LimitExceeded, ToolBusError
 from toolbus.mcp import jsonrpc
@@ -39,7 +39,7 @@ class Pipe:
         self._reader = reader
         self._writer = writer
         self._profile: Profile  # set by the first line
-        self._session: Session | None = None  # of a legacy client, once it said `initialize`
+        self._session: McpSession | None = None  # of a legacy client, once it said `initialize`
         self._running: dict[JsonId, set[asyncio.Task[None]]] = {}  # requests by their ids, which may be equal
 
     def send(self, message: bytes) -> None:
@@ -131,12 +131,12 @@ class Pipe:
             if not tasks:
                 del self._running[id]
 
-    def _begin(self, begun: Session) -> None:
+    def _begin(self, begun: McpSession) -> None:
         """Takes over the session that `initialize` began: it lives as long as the pipe, and needs no id."""
         self._server.sessions.end(begun)
         if self._session is not None:
             self._session.end()
-        self._session = Session("", begun.version, begun.client, self._profile, LOCAL)
+        self._session = McpSession("", begun.version, begun.client, self._profile, LOCAL)
         self._session.stand(self, self._server.follow)
 
     def _notice(self, message: Message) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.core import Core
-from toolbus.bus.mcp_server.listing import Listings, Target
+from toolbus.bus.mcp_server.mcp_listing import Listings, TargetTool
 from toolbus.bus.mcp_server.tool_names import ToolNames
 from toolbus.bus.mcp_settings import Profile
 
@@ -40,7 +40,7 @@ class Returning:
 
         await self._wait(complete)
 
-    async def find(self, profile: Profile, identity: Identity, wire: str) -> Target | None:
+    async def find(self, profile: Profile, identity: Identity, wire: str) -> TargetTool | None:
         """Returns the tool that a client means; None where it sees none of that name, nor gets it back in time."""
         target = self._listings.find(profile, identity, wire)
         if target is not None or not self._names.is_missing(profile, wire):

@@ -11,8 +11,8 @@ import json
 
 import msgspec
 
-from toolbus.bus.mcp_server.listing import declare, page_of
-from toolbus.bus.mcp_server.request import CallParams, Request, encode
+from toolbus.bus.mcp_server.mcp_listing import declare, page_of
+from toolbus.bus.mcp_server.mcp_request import CallParams, McpRequest, encode
 from toolbus.bus.mcp_server.server import McpServer
 from toolbus.mcp import jsonrpc
 from toolbus.mcp.jsonrpc import McpCode, RpcError
@@ -70,13 +70,13 @@ class _Search(msgspec.Struct):
     top_k: int = RESULTS
 
 
-def list_page(request: Request) -> bytes:
+def list_page(request: McpRequest) -> bytes:
     """Returns the result of `tools/list`."""
     texts = (encode(declare(tool.name, tool, modern=request.modern)) for tool in TOOLS)
     return page_of(b",".join(texts), modern=request.modern, private=False)
 
 
-async def answer(server: McpServer, request: Request, params: CallParams) -> CallParams | bytes:
+async def answer(server: McpServer, request: McpRequest, params: CallParams) -> CallParams | bytes:
     """Returns the call that a call of one of the three tools stands for, or its result.
 
     Raises:
@@ -90,7 +90,7 @@ async def answer(server: McpServer, request: Request, params: CallParams) -> Cal
     raise RpcError(McpCode.INVALID_PARAMS, f"Unknown tool: {params.name!r:.80}; find tools with {SEARCH_TOOLS}")
 
 
-async def _search(server: McpServer, request: Request, arguments: bytes) -> bytes:
+async def _search(server: McpServer, request: McpRequest, arguments: bytes) -> bytes:
     try:
         asked = msgspec.json.decode(arguments, type=_Search)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -122,7 +122,7 @@ async def _search(server: McpServer, request: Request, arguments: bytes) -> byte
     )
 
 
-def _called(server: McpServer, request: Request, params: CallParams) -> CallParams | bytes:
+def _called(server: McpServer, request: McpRequest, params: CallParams) -> CallParams | bytes:
     try:
         inner = jsonrpc.read(params.arguments, CallParams, "the arguments")
     except RpcError as error:
@@ -137,5 +137,5 @@ def _called(server: McpServer, request: Request, params: CallParams) -> CallPara
     return msgspec.structs.replace(params, name=inner.name, arguments=inner.arguments)
 
 
-def _failed(request: Request, text: str) -> bytes:
+def _failed(request: McpRequest, text: str) -> bytes:
     return request.complete({"content": [{"type": "text", "text": text}], "isError": True})

@@ -19,13 +19,13 @@ import msgspec
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.core import Core
 from toolbus.bus.mcp_server.calls import Calls
-from toolbus.bus.mcp_server.client import Channel, Client
+from toolbus.bus.mcp_server.client import Channel, ClientCapabilities
 from toolbus.bus.mcp_server.feature_view import FeatureView
-from toolbus.bus.mcp_server.listing import Listings
-from toolbus.bus.mcp_server.request import PARAMS, Meta, Params, Request
+from toolbus.bus.mcp_server.mcp_listing import Listings
+from toolbus.bus.mcp_server.mcp_request import PARAMS, McpRequest, Meta, Params
 from toolbus.bus.mcp_server.returning import Returning
 from toolbus.bus.mcp_server.seal import Sealer
-from toolbus.bus.mcp_server.sessions import Session, Sessions
+from toolbus.bus.mcp_server.sessions import McpSession, Sessions
 from toolbus.bus.mcp_server.subscriptions import Subscriptions
 from toolbus.bus.mcp_server.tool_names import STATE_FILE, ToolNames
 from toolbus.bus.mcp_settings import Profile
@@ -36,7 +36,7 @@ from toolbus.newest import NewestCache
 from toolbus.text import quote
 
 MAX_CLIENTS = 256  # capabilities that are cached
-_ANYBODY = Client()
+_ANYBODY = ClientCapabilities()
 _NO_HEADERS: Mapping[str, str] = {}
 
 
@@ -67,7 +67,7 @@ class McpServer:
         self.features = FeatureView(core.features, core.policy, self.names)
         self.sessions = Sessions(self.sealer)
         self.subscriptions = Subscriptions(core, self.listings, self.features)
-        self._clients: NewestCache[bytes, Client] = NewestCache(MAX_CLIENTS)
+        self._clients: NewestCache[bytes, ClientCapabilities] = NewestCache(MAX_CLIENTS)
 
     def __repr__(self) -> str:
         return f"<McpServer {self.sessions!r} {self.calls!r}>"
@@ -79,10 +79,10 @@ class McpServer:
         identity: Identity,
         channel: Channel,
         *,
-        session: Session | None = None,
+        session: McpSession | None = None,
         headers: Mapping[str, str] = _NO_HEADERS,
         header_version: str | None = None,
-    ) -> Request:
+    ) -> McpRequest:
         """Reads a request.
 
         Args:
@@ -107,19 +107,19 @@ class McpServer:
         else:
             version, client = "", _ANYBODY
         assert isinstance(message.id, int | str)  # a request has one
-        return Request(
+        return McpRequest(
             *(message.id, method, params, bytes(message.params), modern, version, profile, identity, client),
             session,
             channel,
             headers,
         )
 
-    def refuse(self, request: Request, error: RpcError) -> tuple[int, bytes]:
+    def refuse(self, request: McpRequest, error: RpcError) -> tuple[int, bytes]:
         """Returns the HTTP status and the message that refuse a request."""
         status = jsonrpc.HTTP_STATUS.get(error.code, 200) if request.modern else 200
         return status, jsonrpc.refusal(request.id, error)
 
-    def notice(self, message: Message, session: Session | None) -> None:
+    def notice(self, message: Message, session: McpSession | None) -> None:
         """Takes a notification, or an answer to a question of ours. What is not known is ignored."""
         if session is None:
             return
@@ -131,7 +131,7 @@ class McpServer:
                 if isinstance(id, int | str):
                     session.cancel(id)
 
-    def begin_session(self, request: Request, version: str, client: Client) -> None:
+    def begin_session(self, request: McpRequest, version: str, client: ClientCapabilities) -> None:
         """Begins the session of a client that initializes; `request.session` is it from then on."""
         request.session = self.sessions.begin(version, client, request.profile, request.identity)
 
@@ -140,7 +140,7 @@ class McpServer:
         if self.names.unsaved:
             await asyncio.to_thread(self.names.save, list(self.listings.offered()))
 
-    def follow(self, session: Session) -> Callable[[], None]:
+    def follow(self, session: McpSession) -> Callable[[], None]:
         """Tells a session about changes of what it sees from now on. Returns what ends that."""
         return self.subscriptions.follow(session)
 
@@ -172,11 +172,11 @@ class McpServer:
                 McpCode.INVALID_PARAMS, f"params._meta needs {META_CAPABILITIES}: send {{}} where there are none"
             )
 
-    def _client(self, capabilities: msgspec.Raw) -> Client:
+    def _client(self, capabilities: msgspec.Raw) -> ClientCapabilities:
         key = bytes(capabilities)
         client = self._clients.get(key)
         if client is None:
-            client = Client.of(jsonrpc.read(capabilities, dict, "clientCapabilities"))
+            client = ClientCapabilities.of(jsonrpc.read(capabilities, dict, "clientCapabilities"))
             if len(key) <= 4096:
                 self._clients[key] = client
         return client

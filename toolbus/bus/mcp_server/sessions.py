@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.access.identity import Identity
-from toolbus.bus.mcp_server.client import LEVELS, Channel, Client
-from toolbus.bus.mcp_server.event_stream import EventStream
+from toolbus.bus.mcp_server.client import LEVELS, Channel, ClientCapabilities
+from toolbus.bus.mcp_server.message_stream import MessageStream
 from toolbus.bus.mcp_server.seal import BrokenSeal, Sealer
 from toolbus.bus.mcp_settings import Profile
 from toolbus.errors import LimitExceeded
@@ -38,14 +38,14 @@ DEFAULT_LEVEL = "info"
 STANDING = "s"  # what a stream is of that answers no request
 LISTS = ("tools", "prompts", "resources")
 
-FollowChanges = Callable[["Session"], Callable[[], None]]
+FollowChanges = Callable[["McpSession"], Callable[[], None]]
 
 
 class UnknownSession(Exception):
     """An id names no session: it was not issued by this bus for this client, or the client has ended it."""
 
 
-class Session:
+class McpSession:
     """One legacy client.
 
     Attributes:
@@ -58,7 +58,7 @@ class Session:
         subscriptions: what ends each of its subscriptions to a resource, by URI.
     """
 
-    def __init__(self, id: str, version: str, client: Client, profile: Profile, identity: Identity) -> None:
+    def __init__(self, id: str, version: str, client: ClientCapabilities, profile: Profile, identity: Identity) -> None:
         self.id = id
         self.version = version
         self.client = client
@@ -69,14 +69,14 @@ class Session:
         self.subscriptions: dict[str, Callable[[], None]] = {}
         self.is_restored = False
         self.used_at = time.monotonic()
-        self._streams: OrderedDict[str, EventStream] = OrderedDict()
+        self._streams: OrderedDict[str, MessageStream] = OrderedDict()
         self._standing: Channel | None = None  # where messages go that answer nothing; None until the client asks
         self._end_following: Callable[[], None] | None = None  # ends the watch for changes; None while there is none
         self._pending: dict[str, asyncio.Future[Message]] = {}  # questions to the client, by our id
         self._numbers = itertools.count(1)
 
     def __repr__(self) -> str:
-        return f"<Session {self.version} streams={len(self._streams)} pending={len(self._pending)}>"
+        return f"<McpSession {self.version} streams={len(self._streams)} pending={len(self._pending)}>"
 
     @property
     def is_idle(self) -> bool:
@@ -93,7 +93,7 @@ class Session:
             raise RpcError(McpCode.INVALID_PARAMS, f"level is {level!r:.40}: use one of {', '.join(LEVELS)}")
         self.log_level = level
 
-    def new_stream(self, of: str = STANDING) -> EventStream:
+    def new_stream(self, of: str = STANDING) -> MessageStream:
         """Returns a new stream that can be resumed; the oldest that has ended makes room for it.
 
         Args:
@@ -111,11 +111,11 @@ class Session:
                 break
             else:
                 raise LimitExceeded("mcp_streams", MAX_STREAMS, "the session has as many streams as it may: end one")
-        stream = EventStream(f"{of}.{secrets.token_hex(4)}")
+        stream = MessageStream(f"{of}.{secrets.token_hex(4)}")
         self._streams[stream.id] = stream
         return stream
 
-    def stream_of(self, event_id: str) -> tuple[EventStream, int] | None:
+    def stream_of(self, event_id: str) -> tuple[MessageStream, int] | None:
         """Returns the stream of an event and the event's number; None where the stream is not known (any more)."""
         id, _, number = event_id.rpartition("-")
         stream = self._streams.get(id)
@@ -125,7 +125,7 @@ class Session:
         """Sends messages that answer nothing to a channel from now on: changes of lists and updates of resources."""
         if self._end_following is None:
             self._end_following = follow(self)
-        if isinstance(self._standing, EventStream):
+        if isinstance(self._standing, MessageStream):
             self._standing.close()
         self._standing = channel
         if self.is_restored:  # what changed meanwhile was not told
@@ -198,7 +198,7 @@ class Sessions:
     def __init__(self, sealer: Sealer, clock: Callable[[], float] = time.monotonic) -> None:
         self._sealer = sealer
         self._clock = clock
-        self._open: OrderedDict[str, Session] = OrderedDict()  # by id, the one used last at the end
+        self._open: OrderedDict[str, McpSession] = OrderedDict()  # by id, the one used last at the end
         self._ended: NewestCache[str, None] = NewestCache(MAX_ENDED)  # ids that clients have ended
 
     def __repr__(self) -> str:
@@ -207,7 +207,7 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, version: str, client: Client, profile: Profile, identity: Identity) -> Session:
+    def begin(self, version: str, client: ClientCapabilities, profile: Profile, identity: Identity) -> McpSession:
         """Begins a session.
 
         Raises:
@@ -217,9 +217,9 @@ class Sessions:
             [version, sorted(client.accepts), sorted(client.extensions)[:8], secrets.token_hex(8)]
         )
         id = self._sealer.seal(content, PURPOSE, profile.name, identity.name)
-        return self._add(Session(id, version, client, profile, identity))
+        return self._add(McpSession(id, version, client, profile, identity))
 
-    def find(self, id: str, profile: Profile, identity: Identity) -> Session:
+    def find(self, id: str, profile: Profile, identity: Identity) -> McpSession:
         """Returns the session of an id, which may be from before a restart.
 
         Raises:
@@ -234,7 +234,7 @@ class Sessions:
         self._open.move_to_end(id)
         return session
 
-    def end(self, session: Session) -> None:
+    def end(self, session: McpSession) -> None:
         """Ends a session for its client: its id is unknown from now on."""
         self._ended[session.id] = None
         self._open.pop(session.id, None)
@@ -246,7 +246,7 @@ class Sessions:
             session.end()
         self._open.clear()
 
-    def _restore(self, id: str, profile: Profile, identity: Identity) -> Session:
+    def _restore(self, id: str, profile: Profile, identity: Identity) -> McpSession:
         if id in self._ended:
             raise UnknownSession("this session has ended: initialize again")
         try:
@@ -254,11 +254,13 @@ class Sessions:
         except BrokenSeal as broken:
             raise UnknownSession(f"Mcp-Session-Id: {broken}; initialize again") from None
         version, accepts, extensions, _ = msgspec.json.decode(content)
-        session = self._add(Session(id, version, Client(frozenset(accepts), frozenset(extensions)), profile, identity))
+        session = self._add(
+            McpSession(id, version, ClientCapabilities(frozenset(accepts), frozenset(extensions)), profile, identity)
+        )
         session.is_restored = True
         return session
 
-    def _add(self, session: Session) -> Session:
+    def _add(self, session: McpSession) -> McpSession:
         now = self._clock()
         for each in list(self._open.values()):  # the one that was silent longest is first
             if len(self._open) < MAX_SESSIONS and now - each.used_at < IDLE_SECONDS:

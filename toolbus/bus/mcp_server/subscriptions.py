@@ -16,8 +16,8 @@ from toolbus.bus.access.identity import Identity, Scopes
 from toolbus.bus.core import Core
 from toolbus.bus.features import FeatureProvider
 from toolbus.bus.mcp_server.feature_view import FeatureView
-from toolbus.bus.mcp_server.listing import Listings
-from toolbus.bus.mcp_server.sessions import Session
+from toolbus.bus.mcp_server.mcp_listing import Listings
+from toolbus.bus.mcp_server.sessions import McpSession
 from toolbus.bus.mcp_settings import Profile
 from toolbus.errors import LimitExceeded
 from toolbus.mcp.jsonrpc import McpCode, RpcError
@@ -118,7 +118,7 @@ class Subscriptions:
         self._listeners.pop(listener, None)
         listener.ended.set()
 
-    def follow(self, session: Session) -> Callable[[], None]:
+    def follow(self, session: McpSession) -> Callable[[], None]:
         """Tells a legacy session of all lists. Returns what ends that."""
         listener = Listener(session.profile, session.identity, session.notify, modern=False)
         self.add(listener, LISTS)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.mcp_server.calls import write_result
-from toolbus.bus.mcp_server.request import Request
+from toolbus.bus.mcp_server.mcp_request import McpRequest
 from toolbus.bus.mcp_server.seal import BrokenSeal
 from toolbus.bus.mcp_server.server import McpServer
 from toolbus.bus.tasks import Status, Task, owner_of
@@ -38,7 +38,7 @@ Json = dict[str, Any]
 # -- a call that becomes a task --------------------------------------------------------------------------------------
 
 
-def task_of(server: McpServer, request: Request, result: Result) -> Task | None:
+def task_of(server: McpServer, request: McpRequest, result: Result) -> Task | None:
     """Returns the task that a call became; None where its result is one."""
     text = result.output_json
     if not text.startswith(_ENVELOPE):
@@ -47,13 +47,13 @@ def task_of(server: McpServer, request: Request, result: Result) -> Task | None:
     return server.core.tasks.get_result(task_id, owner(server, request))
 
 
-async def write_created(server: McpServer, request: Request, task: Task) -> bytes:
+async def write_created(server: McpServer, request: McpRequest, task: Task) -> bytes:
     """Returns the answer of a call that became a task, once the task is persisted: it can be asked for from then on."""
     await server.core.tasks.flush()
     return request.complete(_describe(server, request, task), kind="task")
 
 
-def check_tasks(request: Request) -> None:
+def check_tasks(request: McpRequest) -> None:
     """Checks that the client follows tasks.
 
     Raises:
@@ -71,12 +71,12 @@ def check_tasks(request: Request) -> None:
 # -- methods ---------------------------------------------------------------------------------------------------------
 
 
-async def get_task(server: McpServer, request: Request) -> bytes:
+async def get_task(server: McpServer, request: McpRequest) -> bytes:
     """Shows a task, with its questions or its result."""
     return request.complete(describe_fully(server, request, _find(server, request)))
 
 
-async def update_task(server: McpServer, request: Request) -> bytes:
+async def update_task(server: McpServer, request: McpRequest) -> bytes:
     """Answers questions of a task."""
     task = _find(server, request)
     answers = request.fields.get("inputResponses")
@@ -89,18 +89,18 @@ async def update_task(server: McpServer, request: Request) -> bytes:
     return request.complete({})
 
 
-async def cancel_task(server: McpServer, request: Request) -> bytes:
+async def cancel_task(server: McpServer, request: McpRequest) -> bytes:
     """Cancels a task; one that has ended stays as it is."""
     server.core.tasks.cancel(_find(server, request).task_id)
     return request.complete({})
 
 
-def owner(server: McpServer, request: Request) -> str:
+def owner(server: McpServer, request: McpRequest) -> str:
     """Returns whose tasks a client of a profile sees."""
     return owner_of(request.profile.user, server.calls.caller(request).principal.account)
 
 
-def find_task(server: McpServer, request: Request, signed: str) -> Task | None:
+def find_task(server: McpServer, request: McpRequest, signed: str) -> Task | None:
     """Returns the task of an id; None where it names none of this client's."""
     owned_by = owner(server, request)
     try:
@@ -110,7 +110,7 @@ def find_task(server: McpServer, request: Request, signed: str) -> Task | None:
     return server.core.tasks.get_result(task_id, owned_by)
 
 
-def describe_fully(server: McpServer, request: Request, task: Task) -> Json:
+def describe_fully(server: McpServer, request: McpRequest, task: Task) -> Json:
     """Returns a task with its questions, its result or its error."""
     described = _describe(server, request, task)
     if task.running:
@@ -126,7 +126,7 @@ def describe_fully(server: McpServer, request: Request, task: Task) -> Json:
     return described
 
 
-def _find(server: McpServer, request: Request) -> Task:
+def _find(server: McpServer, request: McpRequest) -> Task:
     check_tasks(request)
     signed = request.text("taskId")
     task = find_task(server, request, signed)
@@ -135,7 +135,7 @@ def _find(server: McpServer, request: Request) -> Task:
     return task
 
 
-def _describe(server: McpServer, request: Request, task: Task) -> Json:
+def _describe(server: McpServer, request: McpRequest, task: Task) -> Json:
     message = task.progress.message if task.progress is not None else ""
     return wire.write_task(
         server.sealer.sign(task.task_id, TASK, request.profile.name, task.owner),

@@ -15,7 +15,7 @@ from toolbus.bus.core import Core, Room
 from toolbus.bus.mcp_server.pipe_listener import PipeListener
 
 if TYPE_CHECKING:
-    from toolbus.bus.mcp_server.endpoint import Endpoint
+    from toolbus.bus.mcp_server.mcp_endpoint import McpEndpoint
     from toolbus.bus.mcp_server.server import McpServer
 
 log = logging.getLogger("toolbus.mcp")
@@ -31,7 +31,7 @@ class McpServerRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._server: McpServer | None = None  # None until it is first needed
-        self._endpoint: Endpoint | None = None  # the same
+        self._endpoint: McpEndpoint | None = None  # the same
         self._listener: PipeListener | None = None  # None where nothing is persisted
 
     @property
@@ -70,9 +70,9 @@ class McpServerRoom(Room):
         send: Callable[[_Message], Awaitable[None]],
     ) -> None:
         if self._endpoint is None:
-            from toolbus.bus.mcp_server.endpoint import Endpoint
+            from toolbus.bus.mcp_server.mcp_endpoint import McpEndpoint
 
-            self._endpoint = Endpoint(self.server)
+            self._endpoint = McpEndpoint(self.server)
         await self._endpoint(scope, receive, send)
 
     async def _serve_pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

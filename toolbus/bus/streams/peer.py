@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.access.quota import Quota
-from toolbus.bus.calls.call import Budget, Call
+from toolbus.bus.calls.call import ArgumentBudget, Call
 from toolbus.bus.calls.trace import TRACE_BYTES
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.slots import Slots
@@ -71,7 +71,7 @@ class Peer(Session[wire.InvokeResponse]):
         self.source = ""  # set when attached
         self.instance = ""  # set when attached; may stay empty
         self.notices: tuple[str, ...] = ()  # what an operator should know about the source
-        self.budget = Budget()  # its source's, once attached
+        self.budget = ArgumentBudget()  # its source's, once attached
         self.quota: Quota | None = None  # its identity's, once attached; None without limits
         self.qualified = False  # whether its tools are listed as source:name
         self.offers_tools = False  # whether it ever offered one: then it may not set the context of calls any more

@@ -19,7 +19,7 @@ from toolbus.tool import TASK_SECONDS, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 
 if TYPE_CHECKING:  # at run time it would bring the whole core along
-    from toolbus.bus.calls.call import Budget, Call
+    from toolbus.bus.calls.call import ArgumentBudget, Call
     from toolbus.bus.catalog.entry import Entry
 
 MAX_MESSAGE = 1_024  # characters of a progress message: 1,000 tasks may run, and models read it
@@ -45,7 +45,7 @@ class TaskCaller:
     def __init__(
         self,
         principal: Principal,
-        budget: Budget,
+        budget: ArgumentBudget,
         ended: Callable[[str, Result], object],
         quota: Quota | None = None,
         *,

@@ -16,8 +16,8 @@ from toolbus.bus.access.identity import Globs, Identity, Scopes
 from toolbus.bus.calls.call_records import RecordFilter
 from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.policy import AccessRules
-from toolbus.bus.mcp_server import listing, tool_names
-from toolbus.bus.mcp_server.listing import declare
+from toolbus.bus.mcp_server import tool_names
+from toolbus.bus.mcp_server.mcp_listing import declare
 from toolbus.bus.mcp_server.tool_names import STATE_FILE, ToolNames
 from toolbus.bus.mcp_settings import McpSettings, Profile
 from toolbus.errors import SetupError
@@ -231,7 +231,7 @@ async def test_a_tool_is_declared_with_all_that_its_author_said() -> None:
 async def test_a_long_list_comes_in_pages_whose_cursor_ends_with_the_next_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listing, "MAX_PAGE_TOOLS", 2)
+    monkeypatch.setattr(mcp_listing, "MAX_PAGE_TOOLS", 2)
     async with serving(Profile(name="other")) as bus:
         for number in range(5):
             offer(bus, "x", f"t{number}")

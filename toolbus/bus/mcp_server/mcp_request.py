@@ -1,8 +1,8 @@
 """Declares one request of an MCP client, as the functions that answer it see it.
 
 A request looks the same whether it came over HTTP or over a pipe, and in whichever era. `methods` says which function
-answers which method: ``async def method(server: McpServer, request: Request) -> bytes``, which returns the text of the
-result object (`Request.complete` makes it from a dict) or raises `RpcError`.
+answers which method: ``async def method(server: McpServer, request: McpRequest) -> bytes``, which returns the text of
+the result object (`McpRequest.complete` makes it from a dict) or raises `RpcError`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from toolbus.bus.access.identity import Identity
-from toolbus.bus.mcp_server.client import LEVELS, Channel, Client
-from toolbus.bus.mcp_server.sessions import Session
+from toolbus.bus.mcp_server.client import LEVELS, Channel, ClientCapabilities
+from toolbus.bus.mcp_server.sessions import McpSession
 from toolbus.bus.mcp_settings import Profile
 from toolbus.mcp import jsonrpc
 from toolbus.mcp.eras import META_CAPABILITIES, META_LOG_LEVEL, META_SERVER, META_VERSION, TASKS_EXTENSION
@@ -65,7 +65,7 @@ class CallParams(Params, frozen=True):
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class McpRequest:
     """One request.
 
     Attributes:
@@ -89,8 +89,8 @@ class Request:
     version: str
     profile: Profile
     identity: Identity
-    client: Client
-    session: Session | None
+    client: ClientCapabilities
+    session: McpSession | None
     channel: Channel
     headers: Mapping[str, str]
 

@@ -16,7 +16,7 @@ from toolbus.bus.access.identity import Identity, Scopes
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.entry import Entry, ToolListing
 from toolbus.bus.core import Core
-from toolbus.bus.mcp_server.request import META_OF_RESULT, encode
+from toolbus.bus.mcp_server.mcp_request import META_OF_RESULT, encode
 from toolbus.bus.mcp_server.seal import BrokenSeal, Sealer
 from toolbus.bus.mcp_server.tool_names import ToolNames
 from toolbus.bus.mcp_settings import Profile
@@ -37,7 +37,7 @@ CURSOR = "cursor"  # the purpose of a sealed cursor
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetTool:
     """The tool that a client names.
 
     Attributes:
@@ -78,7 +78,7 @@ class Listings:
         self._catalogs: NewestCache[tuple[str, bool, Scopes | None], Catalog] = NewestCache(MAX_CATALOGS)
         # Texts of single tools, by profile, name towards clients and era.
         self._texts: dict[tuple[str, str, bool], tuple[Tool, bytes]] = {}
-        self._targets: dict[tuple[str, str, Scopes | None], Target | None] = {}  # of the revision below
+        self._targets: dict[tuple[str, str, Scopes | None], TargetTool | None] = {}  # of the revision below
         self._targets_at = 0
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class Listings:
         private = bool(profile.user or profile.level or identity.scopes is not None)
         return page_of(catalog.pages[number], modern=modern, private=private, following=following)
 
-    def find(self, profile: Profile, identity: Identity, wire: str) -> Target | None:
+    def find(self, profile: Profile, identity: Identity, wire: str) -> TargetTool | None:
         """Returns the tool that a client of a profile means; None where it sees none of that name."""
         revision = self._core.view.revision
         if self._targets_at != revision:
@@ -121,7 +121,7 @@ class Listings:
                 self._targets[key] = target
             return target
 
-    def _find(self, profile: Profile, identity: Identity, wire: str) -> Target | None:
+    def _find(self, profile: Profile, identity: Identity, wire: str) -> TargetTool | None:
         name = self._names.listed_as(profile, wire)
         if name is None:
             self.catalog(profile, identity, modern=True)  # names its tools
@@ -134,7 +134,7 @@ class Listings:
             return None
         if self._core.policy.hides(Principal(profile.source, identity=identity), entry, profile.level):
             return None
-        return Target(entry.name, entry.tool, _marked(entry.tool))
+        return TargetTool(entry.name, entry.tool, _marked(entry.tool))
 
     def offered(self) -> Iterable[tuple[str, str]]:
         """Yields profile and name on the bus of each tool that is listed."""

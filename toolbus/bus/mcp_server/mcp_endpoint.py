@@ -18,11 +18,11 @@ from starlette.types import Receive, Scope, Send
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.mcp_server import methods
-from toolbus.bus.mcp_server.event_stream import EventStream
 from toolbus.bus.mcp_server.lost_streams import is_standing, lost_answer, stream_of_request
-from toolbus.bus.mcp_server.request import Request
+from toolbus.bus.mcp_server.mcp_request import McpRequest
+from toolbus.bus.mcp_server.message_stream import MessageStream
 from toolbus.bus.mcp_server.server import McpServer
-from toolbus.bus.mcp_server.sessions import CANCELLED, Session, UnknownSession
+from toolbus.bus.mcp_server.sessions import CANCELLED, McpSession, UnknownSession
 from toolbus.bus.mcp_settings import DEFAULT_PROFILE, Profile
 from toolbus.errors import LimitExceeded, NotPermitted, ToolBusError, http_status
 from toolbus.limits import Timings
@@ -41,7 +41,7 @@ _ACCEPTED = 202
 _SINGLE = frozenset({"mcp-protocol-version", "mcp-session-id", "mcp-method", "mcp-name", "content-type"})
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """A request is refused before it is read as a message."""
 
     def __init__(self, status: int, message: str, code: int = McpCode.INVALID_REQUEST) -> None:
@@ -50,7 +50,7 @@ class Refused(Exception):
         self.error = RpcError(code, message)
 
 
-class Endpoint:
+class McpEndpoint:
     """The application."""
 
     def __init__(self, server: McpServer) -> None:
@@ -73,8 +73,8 @@ class Endpoint:
                     self._server.sessions.end(self._session(profile, identity, headers))
                     await _respond(send, 204, b"")
                 case _:
-                    raise Refused(405, f"the methods of this endpoint are {', '.join(METHODS)}")
-        except Refused as refused:
+                    raise RefusedRequest(405, f"the methods of this endpoint are {', '.join(METHODS)}")
+        except RefusedRequest as refused:
             more = [(b"allow", ", ".join(METHODS).encode())] if refused.status == 405 else []
             await _respond(send, refused.status, jsonrpc.refusal(None, refused.error), *more)
         except UnknownSession as error:
@@ -90,10 +90,10 @@ class Endpoint:
         name = path.removeprefix("/mcp").strip("/") or DEFAULT_PROFILE
         profile = self._server.settings.profiles.get(name)
         if profile is None:
-            raise Refused(404, f"there is no profile {quote(name)}: the configuration has them at mcp.profiles")
+            raise RefusedRequest(404, f"there is no profile {quote(name)}: the configuration has them at mcp.profiles")
         return profile
 
-    def _session(self, profile: Profile, identity: Identity, headers: Mapping[str, str]) -> Session:
+    def _session(self, profile: Profile, identity: Identity, headers: Mapping[str, str]) -> McpSession:
         """Returns the session that a request names.
 
         Raises:
@@ -102,7 +102,7 @@ class Endpoint:
         """
         id = headers.get("mcp-session-id")
         if id is None:
-            raise Refused(400, "Mcp-Session-Id is missing: send the one that the answer to initialize had")
+            raise RefusedRequest(400, "Mcp-Session-Id is missing: send the one that the answer to initialize had")
         return self._server.sessions.find(id, profile, identity)
 
     # -- POST ----------------------------------------------------------------------------------------------------
@@ -111,7 +111,9 @@ class Endpoint:
         self, profile: Profile, identity: Identity, headers: Mapping[str, str], receive: Receive, send: Send
     ) -> None:
         if not _is_json(headers.get("content-type", "")):
-            raise Refused(415, f"Content-Type is {quote(headers.get('content-type', ''))}: send application/json")
+            raise RefusedRequest(
+                415, f"Content-Type is {quote(headers.get('content-type', ''))}: send application/json"
+            )
         try:
             message = jsonrpc.decode(await _body(receive))
         except RpcError as error:
@@ -150,7 +152,7 @@ class Endpoint:
     ) -> None:
         """Opens the stream of what answers nothing, or resumes a stream."""
         if "text/event-stream" not in headers.get("accept", ""):
-            raise Refused(406, "GET opens a stream: send Accept: text/event-stream")
+            raise RefusedRequest(406, "GET opens a stream: send Accept: text/event-stream")
         session = self._session(profile, identity, headers)
         stream, after = self._resumed(session, headers.get("last-event-id"))
         polled = session.version >= POLLED_SINCE
@@ -166,7 +168,7 @@ class Endpoint:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
 
-    def _resumed(self, session: Session, last: str | None) -> tuple[EventStream, int]:
+    def _resumed(self, session: McpSession, last: str | None) -> tuple[MessageStream, int]:
         """Returns the stream that a client asks for, and the number of the last event that it has.
 
         Raises:
@@ -185,8 +187,10 @@ class Endpoint:
             return stream, 0
         answer = lost_answer(last) if found is None else None
         if answer is None:
-            raise Refused(404, f"no stream goes on after the event {quote(last)}: open one without Last-Event-ID")
-        stream = EventStream()
+            raise RefusedRequest(
+                404, f"no stream goes on after the event {quote(last)}: open one without Last-Event-ID"
+            )
+        stream = MessageStream()
         stream.send(answer)
         stream.close()
         return stream, 0
@@ -200,14 +204,16 @@ class _Exchange:
         streams: whether the client takes a stream.
     """
 
-    def __init__(self, receive: Receive, send: Send, session: Session | None, streams: bool, timings: Timings) -> None:
+    def __init__(
+        self, receive: Receive, send: Send, session: McpSession | None, streams: bool, timings: Timings
+    ) -> None:
         self._receive = receive
         self._send = send
         self._session = session
         self._timings = timings
-        self._request: Request | None = None  # None until it is answered
+        self._request: McpRequest | None = None  # None until it is answered
         self._gone = False  # whether the client has left, which cancels what it asked
-        self._stream: EventStream | None = None  # None until a message has to go out before the answer
+        self._stream: MessageStream | None = None  # None until a message has to go out before the answer
         self._writing: asyncio.Task[None] | None = None  # of that stream
         self._watching: asyncio.Task[None] | None = None  # for a client that leaves; None until it is time
         self._timer: asyncio.TimerHandle | None = None  # the next step of a request that takes long
@@ -219,7 +225,7 @@ class _Exchange:
         if self.takes_messages:
             self._open().send(message)
 
-    async def run(self, server: McpServer, request: Request) -> None:
+    async def run(self, server: McpServer, request: McpRequest) -> None:
         """Answers a request."""
         self._task = asyncio.current_task()
         self._request = request
@@ -244,7 +250,7 @@ class _Exchange:
                 if task is not None:
                     task.cancel()
 
-    async def _finish(self, status: int, body: bytes, request: Request) -> None:
+    async def _finish(self, status: int, body: bytes, request: McpRequest) -> None:
         self._timer.cancel()  # type: ignore[union-attr]  # `run` has set it
         if self._stream is not None:
             self._stream.send(body)
@@ -255,18 +261,18 @@ class _Exchange:
             more.append((b"mcp-session-id", request.session.id.encode()))
         await _respond(self._send, status, body, *more)
 
-    async def _end(self, stream: EventStream) -> None:
+    async def _end(self, stream: MessageStream) -> None:
         """Ends the stream once all of it is written, or its response has ended before."""
         stream.close()
         if self._writing is not None:
             await self._writing
 
-    def _open(self) -> EventStream:
+    def _open(self) -> MessageStream:
         """Returns the stream, with which the response begins at the first time."""
         if self._stream is None:
             session = self._session
             polled = session is not None and session.version >= POLLED_SINCE
-            self._stream = EventStream()
+            self._stream = MessageStream()
             if session is not None and self._request is not None:
                 with contextlib.suppress(LimitExceeded):  # one that cannot be resumed is better than none
                     self._stream = session.new_stream(stream_of_request(self._request))
@@ -311,14 +317,14 @@ def _headers(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
         name = name_bytes.decode("latin-1")
         if name in headers:
             if name in _SINGLE or name.startswith("mcp-param-"):
-                raise Refused(400, f"the header {name} stands twice: send it once", McpCode.HEADER_MISMATCH)
+                raise RefusedRequest(400, f"the header {name} stands twice: send it once", McpCode.HEADER_MISMATCH)
             headers[name] += ", " + value.decode("latin-1")
         else:
             headers[name] = value.decode("latin-1")
     return headers
 
 
-def _check_headers(request: Request, headers: Mapping[str, str]) -> None:
+def _check_headers(request: McpRequest, headers: Mapping[str, str]) -> None:
     """Checks the headers that repeat parts of a modern request.
 
     Raises:

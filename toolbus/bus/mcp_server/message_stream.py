@@ -27,7 +27,7 @@ HEADERS = [
 _PING = b": ping\n\n"
 
 
-class EventStream:
+class MessageStream:
     """The messages of one stream.
 
     Args:
@@ -45,7 +45,7 @@ class EventStream:
         self._wake = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<EventStream {self.id} events={len(self._events)}{' closed' if self.closed else ''}>"
+        return f"<MessageStream {self.id} events={len(self._events)}{' closed' if self.closed else ''}>"
 
     @property
     def size(self) -> int:
