@@ -26,7 +26,7 @@ from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.identity import template
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
-from toolbus.bus.keys.key_store import KeyStore, Order
+from toolbus.bus.keys.key_store import CredentialRequest, KeyStore
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.streams.doors import Doors
 from toolbus.sdk.credential import Credential, tls_credentials
@@ -117,7 +117,7 @@ async def _streams(folder: Path) -> AsyncIterator[Mapping[str, Any]]:
     """Yields an open stream for each way."""
     store = KeyStore(folder / "keys")
     store.init(["localhost"], "mtls:localhost:1")
-    made = store.add("bench", template("host", "bench"), Order(folder / "bench.toolbus"))
+    made = store.add("bench", template("host", "bench"), CredentialRequest(folder / "bench.toolbus"))
     credential = Credential.read(made.file)
     doors = Doors(Neighbours(), Doorman(Keyring(folder / "keys")), Audit())
     options = (("grpc.max_receive_message_length", MESSAGE_BYTES),)

@@ -25,7 +25,7 @@ from toolbus.bus.mcp_server.mcp_endpoint import McpEndpoint
 from toolbus.bus.rooms.mcp_server_room import McpServerRoom
 from toolbus.mcp import headers as mcp_headers
 from toolbus.mcp.eras import META_CAPABILITIES, META_LOG_LEVEL, META_VERSION, NEWEST
-from toolbus.mcp.jsonrpc import McpCode, Message, RpcError, decode
+from toolbus.mcp.jsonrpc import JsonRpcMessage, McpCode, RpcError, decode
 from toolbus.processes.duplex_process import DuplexProgram
 from toolbus.testing import running_bus
 
@@ -247,7 +247,7 @@ def _header(choose: Choices) -> None:
     mcp_headers.read_value(choose.block().decode("latin-1"))
 
 
-def _decode(data: bytes) -> Message | None:
+def _decode(data: bytes) -> JsonRpcMessage | None:
     try:
         message = decode(data)
     except RpcError as refusal:

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from toolbus.bus.mcp_client.own_mounts import OwnMounts
-from toolbus.cli.client_files import McpClient, client_files
+from toolbus.cli.client_files import McpClientName, client_files
 from toolbus.cli.command_line import app
 from toolbus.cli.mount_import import files_to_import, find_servers
 
@@ -30,15 +30,15 @@ HOME, PROJECT = Path("/home/ada"), Path("/src/app")
     ],
 )
 def test_the_files_of_clients_are_known(client: str, platform: str, user: str, project: str | None) -> None:
-    files = client_files(McpClient(client), platform, {}, HOME, PROJECT)
+    files = client_files(McpClientName(client), platform, {}, HOME, PROJECT)
     assert files.user == HOME / user
     assert files.project == (PROJECT / project if project else None)
 
 
 def test_settings_elsewhere_are_found_by_their_variables() -> None:
-    files = client_files(McpClient.VSCODE, "linux", {"XDG_CONFIG_HOME": "/cfg"}, HOME, PROJECT)
+    files = client_files(McpClientName.VSCODE, "linux", {"XDG_CONFIG_HOME": "/cfg"}, HOME, PROJECT)
     assert (files.user, files.table) == (Path("/cfg/Code/User/mcp.json"), "servers")
-    assert client_files(McpClient.VSCODE, "win32", {"APPDATA": "/data"}, HOME, PROJECT).user.parts[1] == "data"
+    assert client_files(McpClientName.VSCODE, "win32", {"APPDATA": "/data"}, HOME, PROJECT).user.parts[1] == "data"
 
 
 def write(path: Path, document: Any) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.dropin.loaded_files import call, load_one
-from toolbus.dialects.result_text import object_of
+from toolbus.dialects.provider_results import object_of
 from toolbus.dropin import Loaded
 from toolbus.errors import Code, Stage
 from toolbus.sdk import ToolScope

@@ -9,15 +9,15 @@ import pytest
 from tests.bus.mcp_server.asking import FORM, Channel, Json, accepted, mcp_bench
 from tests.support.mcp_server import __file__ as SERVER
 from tests.support.waiting import until
-from toolbus.bus.mcp_client.manifest import Manifest
 from toolbus.bus.mcp_client.mount_entry import MountEntry
+from toolbus.bus.mcp_client.mount_manifest import MountManifest
 from toolbus.bus.mcp_client.mounts import Mounts
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 async def test_a_legacy_client_is_asked_what_a_mounted_server_of_either_era_asks(era: str) -> None:
     async with mcp_bench() as bench:
-        mounts = Mounts(bench.bus.core, Manifest(None), lambda entry: pytest.fail("no remote server here"))
+        mounts = Mounts(bench.bus.core, MountManifest(None), lambda entry: pytest.fail("no remote server here"))
         try:
             arguments = ("-I", "-S", SERVER, era)
             await mounts.apply({"small": MountEntry("small", command=sys.executable, args=arguments)})

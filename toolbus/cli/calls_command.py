@@ -62,7 +62,7 @@ _SLOW_KEYS = ("source", "caller", "call_id", "tool")
 _CONTENTS = (("ARGUMENTS", MAX_SHOWN), ("OUTPUT", 0))
 
 
-class Verb(StrEnum):
+class CallVerb(StrEnum):
     """What to do with one call."""
 
     CANCEL = "cancel"
@@ -70,7 +70,7 @@ class Verb(StrEnum):
 
 def calls(
     verb: Annotated[
-        Verb | None, typer.Argument(metavar="cancel", help="What to do (default: list calls that ended).")
+        CallVerb | None, typer.Argument(metavar="cancel", help="What to do (default: list calls that ended).")
     ] = None,
     call_id: Annotated[str | None, typer.Argument(metavar="ID", help="The bus's own id of the call.")] = None,
     bus: BusOption = None,

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 
-class McpClient(StrEnum):
+class McpClientName(StrEnum):
     """A client whose files are known."""
 
     CLAUDE_DESKTOP = "claude-desktop"
@@ -33,7 +33,7 @@ class ClientFiles:
 
 
 def client_files(
-    client: McpClient, platform: str, environment: Mapping[str, str], home: Path, project: Path
+    client: McpClientName, platform: str, environment: Mapping[str, str], home: Path, project: Path
 ) -> ClientFiles:
     """Returns where a client keeps its servers.
 
@@ -43,13 +43,13 @@ def client_files(
     """
     settings = _settings_directory(platform, environment, home)
     match client:
-        case McpClient.CLAUDE_DESKTOP:
+        case McpClientName.CLAUDE_DESKTOP:
             return ClientFiles(settings / "Claude" / "claude_desktop_config.json")
-        case McpClient.CLAUDE_CODE:
+        case McpClientName.CLAUDE_CODE:
             return ClientFiles(home / ".claude.json", project / ".mcp.json")
-        case McpClient.VSCODE:
+        case McpClientName.VSCODE:
             return ClientFiles(settings / "Code" / "User" / "mcp.json", project / ".vscode" / "mcp.json", "servers")
-        case McpClient.CURSOR:
+        case McpClientName.CURSOR:
             return ClientFiles(home / ".cursor" / "mcp.json", project / ".cursor" / "mcp.json")
 
 

@@ -17,7 +17,7 @@ from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
     from toolbus.bus.access.identity import Scopes
-    from toolbus.bus.keys.key_store import KeyStore, Made, Order
+    from toolbus.bus.keys.key_store import CredentialRequest, KeyStore, Made
     from toolbus.bus.keys.keys_file import KeyRecord, KeysFile
 
 _CODES = "0 done, 1 refused (a file is missing, broken or open to others; a name is unknown or taken), 2 wrong usage."
@@ -301,12 +301,12 @@ def _store(directory: Path) -> KeyStore:
     return KeyStore(directory)
 
 
-def _order(name: str, out: Path | None, days: float, address: str | None) -> Order:
-    from toolbus.bus.keys.key_store import MAX_DAYS, Order
+def _order(name: str, out: Path | None, days: float, address: str | None) -> CredentialRequest:
+    from toolbus.bus.keys.key_store import MAX_DAYS, CredentialRequest
 
     if not 0 < days <= MAX_DAYS:
         terminal.fail(f"--days is {days:g}, it must be above 0 and at most {MAX_DAYS}", terminal.USAGE)
-    return Order(out or Path(f"{name}.toolbus"), days, address or "")
+    return CredentialRequest(out or Path(f"{name}.toolbus"), days, address or "")
 
 
 def _scopes(name: str, pattern: str, kind: Any) -> Scopes:

@@ -241,7 +241,7 @@ def _is_mounted(name: str, url: str, place: Path) -> bool:
 
 def _login(name: str, url: str, place: Path) -> None:
     """Logs the user in; the bus sees the token by itself."""
-    from toolbus.bus.mcp_client.login import login
+    from toolbus.bus.mcp_client.oauth_login import login
     from toolbus.errors import SetupError
 
     try:

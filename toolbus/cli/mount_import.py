@@ -12,7 +12,7 @@ from typing import Any
 
 from toolbus.bus.mcp_client.mount_entry import ENTRY_KEYS, mount_name, read_entry
 from toolbus.bus.mcp_client.mounts_file import MAX_MOUNTS, TABLES, load_document
-from toolbus.cli.client_files import McpClient, client_files
+from toolbus.cli.client_files import McpClientName, client_files
 from toolbus.errors import SetupError
 from toolbus.reader import Reader
 from toolbus.text import shorten
@@ -48,9 +48,9 @@ def files_to_import(what: str, environment: Mapping[str, str], home: Path, proje
     Raises:
         SetupError: the client has no file here.
     """
-    if what not in tuple(McpClient):
+    if what not in tuple(McpClientName):
         return [Path(what)]
-    files = client_files(McpClient(what), sys.platform, environment, home, project)
+    files = client_files(McpClientName(what), sys.platform, environment, home, project)
     known = [path for path in (files.project, files.user) if path is not None]
     there = [path for path in known if path.is_file()]
     if not there:

@@ -120,8 +120,8 @@ async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
     """Starts a server beside no bus, and ends it; what it declares is remembered for the bus to come."""
     from toolbus.bus import Bus
     from toolbus.bus.config import Config
-    from toolbus.bus.mcp_client.manifest import FILE as MANIFEST
-    from toolbus.bus.mcp_client.manifest import Manifest
+    from toolbus.bus.mcp_client.mount_manifest import FILE as MANIFEST
+    from toolbus.bus.mcp_client.mount_manifest import MountManifest
     from toolbus.bus.mcp_client.mount_tools import MountTools
     from toolbus.bus.mcp_client.mounts import Mounts, open_remote
     from toolbus.bus.mcp_client.mounts_file import FILE
@@ -133,7 +133,7 @@ async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
     async with Bus(Config(http="off"), rooms=()) as bus:  # it listens nowhere
         tools = MountTools(bus.core.audit)
         tools.configured, tools.file = configured, str(data_dir / FILE)
-        manifest = Manifest(data_dir / MANIFEST)
+        manifest = MountManifest(data_dir / MANIFEST)
         mounts = Mounts(bus.core, manifest, functools.partial(open_remote, data_dir))
         tools.follow(mounts, manifest)
         try:

@@ -49,7 +49,7 @@ WAIT_SECONDS = 60.0  # how long one request waits for the end
 _HEADINGS = ("TASK", "STATUS", "SECONDS", "TOOL", "ABOUT")
 
 
-class Verb(StrEnum):
+class TaskVerb(StrEnum):
     """What to do with one task."""
 
     CHECK = "check"
@@ -59,7 +59,7 @@ class Verb(StrEnum):
 
 def tasks(
     verb: Annotated[
-        Verb | None, typer.Argument(metavar="check|await|cancel", help="What to do (default: list tasks).")
+        TaskVerb | None, typer.Argument(metavar="check|await|cancel", help="What to do (default: list tasks).")
     ] = None,
     task_id: Annotated[str | None, typer.Argument(metavar="ID", help="Id of the task, as in `toolbus tasks`.")] = None,
     bus: BusOption = None,
@@ -77,7 +77,7 @@ def tasks(
     as_json: JsonOption = False,
 ) -> None:
     """List background tasks, look at one, wait for it, or cancel it."""
-    if timeout is not None and verb is not Verb.AWAIT:
+    if timeout is not None and verb is not TaskVerb.AWAIT:
         terminal.fail("--timeout needs await: toolbus tasks await ID --timeout SECONDS", terminal.USAGE)
     check_seconds("--timeout", timeout)
     if sum((user is not None, source is not None, everyone)) > 1:
@@ -92,14 +92,14 @@ def tasks(
         user, source = _owner(target, task_id)
 
     async def ask(host: Host) -> Result:
-        if verb is Verb.AWAIT:
+        if verb is TaskVerb.AWAIT:
             return await _await(host, task_id, user, timeout)
         return await _request(host, f"{verb}_task", user, {"task_id": task_id})
 
     result = bus_client.with_host(target, ask, source)
     if result.is_error and not _is_running(result.output):
         _fail(result, task_id, user, source, as_json)
-    if verb is Verb.CANCEL:
+    if verb is TaskVerb.CANCEL:
         _show_cancelled(result.output, as_json)
     else:
         _show_task(result, as_json)

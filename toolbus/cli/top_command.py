@@ -45,7 +45,7 @@ _MISSING = (
 )
 
 
-class Order(StrEnum):
+class ToolOrder(StrEnum):
     """What the tools can be sorted by."""
 
     RATE = "rate"
@@ -66,7 +66,9 @@ def top(
     interval: Annotated[
         float, typer.Option(min=0.5, max=3600.0, metavar="SECONDS", help="Seconds between two frames.")
     ] = 2.0,
-    sort: Annotated[Order, typer.Option(help="Sort the tools by this: the highest first, names from A.")] = Order.RATE,
+    sort: Annotated[
+        ToolOrder, typer.Option(help="Sort the tools by this: the highest first, names from A.")
+    ] = ToolOrder.RATE,
     filter_: Annotated[
         str, typer.Option("--filter", metavar="TEXT", help="Only lines that have these words, in any case.")
     ] = "",

@@ -25,8 +25,8 @@ from toolbus.dialects.history import (
     exported_tools,
     pair_calls,
 )
+from toolbus.dialects.provider_results import arguments_object
 from toolbus.dialects.result_images import ANTHROPIC_IMAGES, ImageRule, base64_of
-from toolbus.dialects.result_text import arguments_object
 from toolbus.dialects.schemas.schema_rules import ANTHROPIC_SCHEMAS, SchemaRules
 from toolbus.dialects.token_usage import anthropic_usage
 from toolbus.dialects.tool_choice import forced_tool

@@ -10,7 +10,7 @@ from toolbus.dialects.conversation import Delta, Json, ModelCall, Turn, Usage, m
 from toolbus.dialects.dialect import EndpointError, TurnStream, as_mapping
 from toolbus.dialects.endings import ANTHROPIC_ENDINGS, list_parts, read_end
 from toolbus.dialects.history import arguments_text
-from toolbus.dialects.result_text import arguments_object
+from toolbus.dialects.provider_results import arguments_object
 from toolbus.dialects.token_usage import anthropic_usage
 from toolbus.dialects.wire_names import NameTable
 

@@ -33,8 +33,8 @@ from toolbus.dialects.history import (
     exported_tools,
     pair_calls,
 )
+from toolbus.dialects.provider_results import arguments_object, object_of
 from toolbus.dialects.result_images import GEMINI_IMAGES, ImageRule, base64_of, image_label
-from toolbus.dialects.result_text import arguments_object, object_of
 from toolbus.dialects.schemas.schema_rules import (
     GEMINI_JSON_SCHEMAS,
     GEMINI_SCHEMAS,

@@ -14,7 +14,7 @@ from toolbus.dialects.conversation import Answered, HistoryItem, Json, Turn, mod
 from toolbus.dialects.dialect import Dialect, ToolChoice, TurnStream, as_mapping
 from toolbus.dialects.export import Export
 from toolbus.dialects.history import arguments_text
-from toolbus.dialects.result_text import arguments_object
+from toolbus.dialects.provider_results import arguments_object
 from toolbus.dialects.schemas.schema_rules import ANY_SCHEMAS
 from toolbus.dialects.wire_names import NameRule, NameTable
 from toolbus.errors import InvalidRequest

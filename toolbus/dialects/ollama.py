@@ -22,8 +22,8 @@ from toolbus.dialects.endings import OLLAMA_ENDINGS, read_end
 from toolbus.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.dialects.history import PairedDialect, ProviderAnswer, arguments_text
 from toolbus.dialects.openai_chat import chat_request
+from toolbus.dialects.provider_results import answer_text, arguments_object
 from toolbus.dialects.result_images import OLLAMA_IMAGES, base64_of, image_label
-from toolbus.dialects.result_text import answer_text, arguments_object
 from toolbus.dialects.schemas.schema_rules import OLLAMA_SCHEMAS
 from toolbus.dialects.token_usage import ollama_usage
 from toolbus.dialects.tool_choice import ANY_TOOL, forced_tool

@@ -29,8 +29,8 @@ from toolbus.dialects.openai_chat_response import (
     read_message,
     reasoning_of,
 )
+from toolbus.dialects.provider_results import answer_text
 from toolbus.dialects.result_images import OPENAI_IMAGES, data_url, image_label
-from toolbus.dialects.result_text import answer_text
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
 from toolbus.dialects.tool_choice import forced_tool
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable

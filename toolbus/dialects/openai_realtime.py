@@ -14,9 +14,9 @@ from toolbus.dialects.dialect import ToolChoice
 from toolbus.dialects.export import MAX_CACHED_SCHEMAS, Export
 from toolbus.dialects.openai_chat import nested_tool
 from toolbus.dialects.openai_event_parser import OpenAIEventParser
+from toolbus.dialects.provider_results import answer_text
 from toolbus.dialects.realtime_dialect import RealtimeDialect, RealtimeParser
 from toolbus.dialects.result_images import NO_IMAGES, OPENAI_REALTIME_IMAGES, ImageRule, data_url, image_label
-from toolbus.dialects.result_text import answer_text
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS, SchemaRules
 from toolbus.dialects.tool_choice import forced_tool, function_choice
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable

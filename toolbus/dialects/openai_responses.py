@@ -22,8 +22,8 @@ from toolbus.dialects.history import (
     valid_arguments_text,
 )
 from toolbus.dialects.openai_responses_answer import NAME, ResponseStream, read_answer, turn_of
+from toolbus.dialects.provider_results import answer_text
 from toolbus.dialects.result_images import OPENAI_IMAGES, data_url
-from toolbus.dialects.result_text import answer_text
 from toolbus.dialects.schemas.schema_rules import OPENAI_SCHEMAS
 from toolbus.dialects.tool_choice import forced_tool, function_choice
 from toolbus.dialects.wire_names import PLAIN_NAMES, NameTable

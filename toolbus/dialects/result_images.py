@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass, replace
 
-from toolbus.dialects.result_text import answer_text
+from toolbus.dialects.provider_results import answer_text
 from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 

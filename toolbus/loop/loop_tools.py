@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Turn
-from toolbus.dialects.result_text import object_of
+from toolbus.dialects.provider_results import object_of
 from toolbus.errors import Code
 from toolbus.loop.deferred_tools import DeferredTools
 from toolbus.loop.loop_settings import LoopSettings

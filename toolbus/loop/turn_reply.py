@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Message, ModelCall, Turn, Usage
-from toolbus.dialects.result_text import answer_text
+from toolbus.dialects.provider_results import answer_text
 from toolbus.errors import Code, InvalidRequest, Stage
 from toolbus.loop.result_cut import with_edit
 from toolbus.tool import CallError, Result

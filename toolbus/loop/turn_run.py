@@ -9,7 +9,7 @@ from toolbus.dialects.conversation import Answered, Answers, HistoryItem, Messag
 from toolbus.dialects.dialect import ToolChoice
 from toolbus.dialects.endings import end_text
 from toolbus.dialects.export import Export
-from toolbus.dialects.result_text import object_of
+from toolbus.dialects.provider_results import object_of
 from toolbus.dialects.tool_choice import forces_call
 from toolbus.errors import Code
 from toolbus.loop.export_cache import ExportCache

@@ -72,7 +72,7 @@ class _ErrorObject(msgspec.Struct):
     data: Any = None
 
 
-class Message(msgspec.Struct, gc=False):
+class JsonRpcMessage(msgspec.Struct, gc=False):
     """One message as it came: a request, a notification, or an answer.
 
     Attributes:
@@ -100,11 +100,11 @@ class Message(msgspec.Struct, gc=False):
         return None if self.error is None else RpcError(self.error.code, self.error.message, self.error.data)
 
 
-_decoder = msgspec.json.Decoder(Message)
+_decoder = msgspec.json.Decoder(JsonRpcMessage)
 _encode = msgspec.json.Encoder().encode
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes) -> JsonRpcMessage:
     """Reads one message.
 
     Raises:

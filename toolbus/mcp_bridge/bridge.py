@@ -33,7 +33,7 @@ _OWN = "toolbus-bridge-"  # begins the ids of requests that the bridge makes its
 
 
 @dataclass(slots=True)
-class Request:
+class PendingRequest:
     """A request of the client that is not answered yet.
 
     Attributes:
@@ -144,11 +144,11 @@ class Bridge:
         self._link: Link | None = None  # None while there is no bus
         self._lost_at: float | None = None  # when the last bus went; None before the first
         self._why = "no bus was found yet"  # why there is none
-        self._requests: dict[str, Request] = {}  # that the bus has, by id as JSON
-        self._waiting: list[Request] = []  # for a bus
+        self._requests: dict[str, PendingRequest] = {}  # that the bus has, by id as JSON
+        self._waiting: list[PendingRequest] = []  # for a bus
         self._own = OwnRequests()
         self._initialize: Json | None = None  # the params of the client's handshake; None before one
-        self._repeated: dict[str, Request] = {}  # what a new bus is told again, by what it is about
+        self._repeated: dict[str, PendingRequest] = {}  # what a new bus is told again, by what it is about
         self._acknowledged: set[str] = set()  # ids of `subscriptions/listen` whose client was told that they are open
         self._swallow: set[str] = set()  # those whose next acknowledgement it is not told
         self._known: dict[str, Json] = {}  # the last answers to the handshake, by method
@@ -171,7 +171,7 @@ class Bridge:
                 }
             )
             return
-        request = Request(line, message)
+        request = PendingRequest(line, message)
         method = message.get("method")
         if method in ("initialize", "server/discover") and "id" in message:
             self._shake_hands(request, method)
@@ -181,7 +181,7 @@ class Bridge:
             self._remember(request)
             self._pass_on(request)
 
-    def _shake_hands(self, request: Request, method: str) -> None:
+    def _shake_hands(self, request: PendingRequest, method: str) -> None:
         """Answers a handshake: as the bus does, or as it is known where the bus takes too long or there is none."""
         id, params = request.message["id"], request.message.get("params") or {}
         answered = threading.Event()  # by whoever comes first
@@ -215,7 +215,7 @@ class Bridge:
         timer.daemon = True
         timer.start()
 
-    def _remember(self, request: Request) -> None:
+    def _remember(self, request: PendingRequest) -> None:
         """Keeps what a bus that comes later has to be told again."""
         message, params = request.message, request.message.get("params") or {}
         with self._lock:
@@ -232,7 +232,7 @@ class Bridge:
                     self._acknowledged.discard(id)
                     self._waiting = [each for each in self._waiting if json.dumps(each.message.get("id")) != id]
 
-    def _pass_on(self, request: Request) -> None:
+    def _pass_on(self, request: PendingRequest) -> None:
         with self._lock:
             link, message = self._link, request.message
             is_request = "method" in message and "id" in message
@@ -255,7 +255,7 @@ class Bridge:
         except OSError as error:
             self.ended(link, str(error))
 
-    def _listen_offline(self, request: Request) -> None:
+    def _listen_offline(self, request: PendingRequest) -> None:
         """Opens a stream of notifications that the next bus fills."""
         id = json.dumps(request.message["id"])
         self._offline = True
@@ -264,7 +264,7 @@ class Bridge:
         wanted = (request.message.get("params") or {}).get("notifications") or {}
         self._tell(request, "notifications/subscriptions/acknowledged", notifications=wanted)
 
-    def _answer_offline(self, request: Request) -> None:
+    def _answer_offline(self, request: PendingRequest) -> None:
         """Answers a request where there is no bus."""
         self._offline = True
         message, method = request.message, request.message["method"]
@@ -274,11 +274,11 @@ class Bridge:
             text = f"There is no bus: {self._why}. Start one with toolbus serve; nothing has run."
             self._fail(request, text, "NOT_DISPATCHED", retry_safe=True)
 
-    def _fail(self, request: Request, text: str, stage: str, *, retry_safe: bool) -> None:
+    def _fail(self, request: PendingRequest, text: str, stage: str, *, retry_safe: bool) -> None:
         """Answers a request that no bus answers."""
         self._reply(own_answers.failure(request.message, request.modern, text, stage, retry_safe=retry_safe))
 
-    def _tell(self, listen: Request, method: str, **params: Any) -> None:
+    def _tell(self, listen: PendingRequest, method: str, **params: Any) -> None:
         params["_meta"] = {META_SUBSCRIPTION: listen.message["id"]}
         self._reply({"method": method, "params": params})
 
@@ -420,7 +420,7 @@ class Bridge:
         for request in waiting:
             self._pass_on(request)
 
-    def _repeat(self, link: Link, request: Request) -> None:
+    def _repeat(self, link: Link, request: PendingRequest) -> None:
         """Tells a bus what the client had told the one before; the answer is not the client's."""
         message = request.message
         if "id" in message:
@@ -428,7 +428,7 @@ class Bridge:
         else:
             link.send(request.line)
 
-    def _tell_changes(self, listens: Iterable[Request]) -> None:
+    def _tell_changes(self, listens: Iterable[PendingRequest]) -> None:
         """Tells the client that lists may have changed."""
         if self._initialize is not None:
             capabilities = self._known.get("initialize", {}).get("capabilities", {})

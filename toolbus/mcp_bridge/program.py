@@ -48,10 +48,10 @@ def run(profile: str, url: str, data_dir: str) -> None:
     def connect(take: TakeLine, end: TakeEnd) -> Link:
         if not url and has_sockets and (data_dir or path.exists()):
             return PipeLink(path, take, end)
-        from toolbus.mcp_bridge.http_link import HttpLink
+        from toolbus.mcp_bridge.bus_http_link import BusHttpLink
 
         try:
-            return HttpLink(url or DEFAULT_URL, take, end)
+            return BusHttpLink(url or DEFAULT_URL, take, end)
         except NoBus as none:
             raise NoBus(str(none) if url else f"there is no {path}, and {none}") from None
 

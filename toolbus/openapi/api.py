@@ -13,7 +13,7 @@ from toolbus.errors import InvalidTool
 from toolbus.limits import KIB
 from toolbus.normal_schema import normal_form
 from toolbus.openapi.api_schemas import SchemaReader
-from toolbus.openapi.api_settings import ApiSettings, Selection, base_url_of, origin_of, servers_of
+from toolbus.openapi.api_settings import ApiSettings, OperationFilter, base_url_of, origin_of, servers_of
 from toolbus.openapi.credentials import Credentials, Placement
 from toolbus.openapi.document import STEPS_OF_A_PART, Document, DocumentFault, ReadBudget, text_of
 from toolbus.openapi.operations import (
@@ -101,7 +101,7 @@ def read_api(document: Document, settings: ApiSettings | None = None) -> Api:
     settings = settings or ApiSettings()
     base_url = base_url_of(document, settings)
     maker = _ToolMaker(document, settings, base_url)
-    selection = Selection(settings)
+    selection = OperationFilter(settings)
     tools: list[ApiTool] = []
     left_out: list[LeftOut] = []
     for found in find_operations(document, settings.prefix):

@@ -153,7 +153,7 @@ def servers_of(content: Mapping[str, Any], url: str) -> Iterator[str]:
             continue
 
 
-class Selection:
+class OperationFilter:
     """Decides which operations become tools.
 
     A pattern is the id or the tool name of an operation (`get*`), its method and path (`GET /pets/*`, `* /pets`), or

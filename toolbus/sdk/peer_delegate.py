@@ -16,14 +16,14 @@ class IncomingCall(Protocol):
         """Cancels it; it still has to be answered while its session lives."""
 
 
-class Answered:
+class AnsweredCall:
     """Stands for a call that was answered on the spot."""
 
     def cancel(self, reason: str) -> None:
         """Does nothing: its answer is on its way."""
 
 
-ANSWERED = Answered()
+ANSWERED = AnsweredCall()
 
 
 class Delegate(Protocol):

@@ -29,7 +29,7 @@ _SETTINGS = 4
 _TOO_EARLY, _EXPIRED, _WRONG_NAME, _WRONG_ADDRESS = 9, 10, 62, 64
 
 
-class Finding(Enum):
+class TlsProbeResult(Enum):
     """How far the probe got."""
 
     UNREACHABLE = auto()  # there is no connection, or nothing came in time
@@ -62,11 +62,11 @@ def diagnose(address: BusAddress, credential: Credential | None, cause: str = ""
     finding = _probe(address, context, seconds)
     if not address.tls:
         return _diagnose_plain(address, finding)
-    if finding is Finding.WRONG_NAME:
+    if finding is TlsProbeResult.WRONG_NAME:
         return _wrong_name(address, context, seconds)
-    if finding is Finding.REFUSES:
+    if finding is TlsProbeResult.REFUSES:
         return _refused(address, credential)
-    if finding is Finding.ACCEPTS and not cause:
+    if finding is TlsProbeResult.ACCEPTS and not cause:
         return ""
     return _SENTENCES[finding].format(
         address=address,
@@ -80,47 +80,47 @@ def diagnose(address: BusAddress, credential: Credential | None, cause: str = ""
 
 
 _SENTENCES = {
-    Finding.UNREACHABLE: "",
-    Finding.NOT_TLS: (
+    TlsProbeResult.UNREACHABLE: "",
+    TlsProbeResult.NOT_TLS: (
         "the server at {address} does not speak TLS: name the port of a listener of the bus with TLS, or write "
         "{target} for a bus of this machine"
     ),
-    Finding.HANGS_UP: (
+    TlsProbeResult.HANGS_UP: (
         "the server at {address} ended the connection during the TLS handshake: name the port of a listener of the bus "
         "with TLS, or {renew}"
     ),
-    Finding.UNTRUSTED: (
+    TlsProbeResult.UNTRUSTED: (
         "the certificate of the server at {address} is not signed {signer}: it is another bus, or its authority was "
         "replaced; check the address, or {renew}"
     ),
-    Finding.EXPIRED: (
+    TlsProbeResult.EXPIRED: (
         "the certificate of the server at {address} has expired or is not valid yet, by the clock of this machine: "
         "check the clock, or have the operator of the bus renew the certificate (toolbus keys init)"
     ),
-    Finding.NOT_HTTP2: (
+    TlsProbeResult.NOT_HTTP2: (
         "the server at {address} speaks TLS but not gRPC: name the port of a tls: or mtls: listener of the bus, not "
         "that of https"
     ),
-    Finding.ACCEPTS: (
+    TlsProbeResult.ACCEPTS: (
         "the server at {address} speaks TLS and accepts this client, so its address and keys are right: grpc reported "
         "{cause}"
     ),
 }
 
 
-def _diagnose_plain(address: BusAddress, finding: Finding) -> str:
+def _diagnose_plain(address: BusAddress, finding: TlsProbeResult) -> str:
     """Returns what is wrong with plain text at an address; "" where the server does not speak TLS."""
-    if finding is Finding.ACCEPTS:
+    if finding is TlsProbeResult.ACCEPTS:
         return (
             f"the server at {address} speaks TLS, and asks for no client certificate: write tls:{address}, and name a "
             "credential file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)"
         )
-    if finding is Finding.REFUSES:
+    if finding is TlsProbeResult.REFUSES:
         return (
             f"the server at {address} speaks TLS, and asks for a client certificate: write mtls:{address}, and name a "
             "credential file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)"
         )
-    if finding is Finding.NOT_HTTP2:
+    if finding is TlsProbeResult.NOT_HTTP2:
         return _SENTENCES[finding].format(address=address)
     return ""
 
@@ -212,48 +212,48 @@ def _pipe(text: str) -> int:
     return reading
 
 
-def _probe(address: BusAddress, context: ssl.SSLContext, seconds: float) -> Finding:
+def _probe(address: BusAddress, context: ssl.SSLContext, seconds: float) -> TlsProbeResult:
     """Opens a connection and looks how far it gets."""
     try:
         raw = socket.create_connection((address.host, address.port), seconds)
     except (OSError, ValueError):  # no such name, or one that cannot be a name
-        return Finding.UNREACHABLE
+        return TlsProbeResult.UNREACHABLE
     with raw:
         try:
             tls = context.wrap_socket(raw, server_hostname=address.host)
         except ssl.SSLCertVerificationError as error:
-            return _VERIFY.get(error.verify_code, Finding.UNTRUSTED)
+            return _VERIFY.get(error.verify_code, TlsProbeResult.UNTRUSTED)
         except (TimeoutError, ValueError):
-            return Finding.UNREACHABLE
+            return TlsProbeResult.UNREACHABLE
         except (ssl.SSLEOFError, ConnectionError):
-            return Finding.HANGS_UP
+            return TlsProbeResult.HANGS_UP
         except ssl.SSLError as error:
-            return Finding.REFUSES if "ALERT" in (error.reason or "") else Finding.NOT_TLS
+            return TlsProbeResult.REFUSES if "ALERT" in (error.reason or "") else TlsProbeResult.NOT_TLS
         with tls:
             return _first_frame(tls)
 
 
-def _first_frame(tls: ssl.SSLSocket) -> Finding:
+def _first_frame(tls: ssl.SSLSocket) -> TlsProbeResult:
     """Begins HTTP/2 and looks at what the server answers."""
     if tls.selected_alpn_protocol() != "h2":
-        return Finding.NOT_HTTP2
+        return TlsProbeResult.NOT_HTTP2
     head = b""
     try:
         tls.sendall(_PREFACE)
         while len(head) < _FRAME_HEAD and (piece := tls.recv(_FRAME_HEAD - len(head))):
             head += piece
     except TimeoutError:
-        return Finding.UNREACHABLE
+        return TlsProbeResult.UNREACHABLE
     except OSError:  # an alert, or a reset
-        return Finding.REFUSES
+        return TlsProbeResult.REFUSES
     if not head:
-        return Finding.REFUSES
-    return Finding.ACCEPTS if len(head) == _FRAME_HEAD and head[3] == _SETTINGS else Finding.NOT_HTTP2
+        return TlsProbeResult.REFUSES
+    return TlsProbeResult.ACCEPTS if len(head) == _FRAME_HEAD and head[3] == _SETTINGS else TlsProbeResult.NOT_HTTP2
 
 
 _VERIFY = {
-    _TOO_EARLY: Finding.EXPIRED,
-    _EXPIRED: Finding.EXPIRED,
-    _WRONG_NAME: Finding.WRONG_NAME,
-    _WRONG_ADDRESS: Finding.WRONG_NAME,
+    _TOO_EARLY: TlsProbeResult.EXPIRED,
+    _EXPIRED: TlsProbeResult.EXPIRED,
+    _WRONG_NAME: TlsProbeResult.WRONG_NAME,
+    _WRONG_ADDRESS: TlsProbeResult.WRONG_NAME,
 }

@@ -16,9 +16,9 @@ from tests.support.waiting import until, within
 from toolbus.bus import Bus
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.console.console_app import BUSY_RETRY_SECONDS, STREAM_PATH, ConsoleApp
+from toolbus.bus.console.console_login import Logins
 from toolbus.bus.console.digest import Row
 from toolbus.bus.console.digest_feed import KEPT, MAX_WATCHERS, DigestFeed, Ended, Frame, TooSlow
-from toolbus.bus.console.login import Logins
 from toolbus.bus.console.readings import Readings
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.functions.tool_spec import spec_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus.access.identity import Globs, Scopes, template
-from toolbus.bus.keys.key_store import KeyStore, Made, Order
+from toolbus.bus.keys.key_store import CredentialRequest, KeyStore, Made
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.keys.keys_file import FILE
 
@@ -65,8 +65,8 @@ class KeysDirectory:
         beside.chmod(0o600)
         os.replace(beside, self.file)
 
-    def _order(self, name: str, days: float) -> Order:
-        return Order(self.folder / f"{name}.toolbus", days, overwrite=True)
+    def _order(self, name: str, days: float) -> CredentialRequest:
+        return CredentialRequest(self.folder / f"{name}.toolbus", days, overwrite=True)
 
 
 def calls(*patterns: str) -> Scopes:

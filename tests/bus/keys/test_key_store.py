@@ -18,7 +18,7 @@ from tests.bus.keys.tls_handshake import client_context, handshake
 from tests.support.examples import examples
 from tests.support.processes import ROOT, environment
 from toolbus.bus.access.identity import NAME, Scopes, Template, template
-from toolbus.bus.keys.key_store import CA_KEY, CROSSED, KeyStore, Order
+from toolbus.bus.keys.key_store import CA_KEY, CROSSED, CredentialRequest, KeyStore
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.keys.keys_file import CA, SERVER
 from toolbus.errors import SetupError
@@ -106,11 +106,20 @@ def test_revoke_takes_an_identity_a_credential_or_a_key(keys: KeysDirectory) -> 
         (lambda keys: keys.renew("chat", days=0), "--days is 0, it must be above 0 and at most 3652"),
         (lambda keys: keys.renew("chat", days=float("nan")), "--days is nan"),
         (lambda keys: keys.add(next(iter(keys.store.read().keys))), "is the id of a key: choose another"),
-        (lambda keys: keys.store.renew("chat", Order(keys.file)), "keys.toml is there already: name another file with"),
-        (lambda keys: keys.store.renew("chat", Order(keys.path / "no" / "f")), "cannot be written: No such file"),
-        (lambda keys: keys.store.renew("chat", Order(keys.path / "f", address="bus")), "the address 'bus' is not tls:"),
         (
-            lambda keys: keys.store.renew("chat", Order(keys.path / "f", address="mtls:bus:1")),
+            lambda keys: keys.store.renew("chat", CredentialRequest(keys.file)),
+            "keys.toml is there already: name another file with",
+        ),
+        (
+            lambda keys: keys.store.renew("chat", CredentialRequest(keys.path / "no" / "f")),
+            "cannot be written: No such file",
+        ),
+        (
+            lambda keys: keys.store.renew("chat", CredentialRequest(keys.path / "f", address="bus")),
+            "the address 'bus' is not tls:",
+        ),
+        (
+            lambda keys: keys.store.renew("chat", CredentialRequest(keys.path / "f", address="mtls:bus:1")),
             "is not one of the server's certificate, which is for bus.example, localhost, 127.0.0.1: add --name bus",
         ),
         (lambda keys: keys.store.init(["a b"]), "the name 'a b' is neither a host name nor an IP address"),
@@ -131,7 +140,7 @@ def test_without_name_or_address_it_says_which_option_is_missing(tmp_path: Path)
         store.init([])
     store.init(["bus.example"])
     with pytest.raises(SetupError, match="the address of the bus is not known: give --address mtls:HOST:PORT"):
-        store.add("chat", Scopes(), Order(tmp_path / "f"))
+        store.add("chat", Scopes(), CredentialRequest(tmp_path / "f"))
     assert not (tmp_path / "f").exists()
 
 
@@ -225,7 +234,7 @@ KILLS = """
 import json, os, shutil, sys
 from pathlib import Path
 from toolbus.bus.access.identity import template
-from toolbus.bus.keys.key_store import KeyStore, Order
+from toolbus.bus.keys.key_store import KeyStore, CredentialRequest
 from toolbus.bus.keys.keyring import Keyring
 
 def change(name, folder):
@@ -233,9 +242,9 @@ def change(name, folder):
     if name == "init":
         store.init(["bus.example"], "mtls:bus.example:1")
     elif name == "add":
-        store.add("chat", template("host"), Order(folder / "chat.toolbus"))
+        store.add("chat", template("host"), CredentialRequest(folder / "chat.toolbus"))
     elif name == "renew":
-        store.renew("chat", Order(folder / "chat.toolbus", overwrite=True))
+        store.renew("chat", CredentialRequest(folder / "chat.toolbus", overwrite=True))
     elif name == "revoke":
         store.revoke("chat")
     elif name == "rotate":
@@ -310,7 +319,7 @@ def test_a_kill_at_any_moment_leaves_keys_that_work_and_the_same_command_ends_th
                 if name != "finish":
                     assert _connects(credential, folder / "keys" / SERVER)
             if name == "add" and "chat" not in ring.identities:
-                store.add("chat", Scopes(), Order(folder / "again.toolbus"))
+                store.add("chat", Scopes(), CredentialRequest(folder / "again.toolbus"))
             elif name != "init":
-                store.renew("chat", Order(folder / "again.toolbus"))
+                store.renew("chat", CredentialRequest(folder / "again.toolbus"))
             assert not list((folder / "keys").glob(".*"))

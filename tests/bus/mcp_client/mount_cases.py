@@ -9,9 +9,9 @@ import pytest
 
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
-from toolbus.bus.mcp_client.manifest import Manifest
 from toolbus.bus.mcp_client.mount import Mount, MountTimings
 from toolbus.bus.mcp_client.mount_entry import MountEntry
+from toolbus.bus.mcp_client.mount_manifest import MountManifest
 from toolbus.bus.mcp_client.mount_status import MountState
 from toolbus.bus.mcp_client.mounts import Mounts
 from toolbus.processes.supervisor import RestartPolicy
@@ -31,7 +31,7 @@ ERAS = pytest.mark.parametrize("era", ["legacy", "modern"])
 class House:
     """A bus with mounts."""
 
-    def __init__(self, bus: Bus, manifest: Manifest, timings: MountTimings) -> None:
+    def __init__(self, bus: Bus, manifest: MountManifest, timings: MountTimings) -> None:
         self.bus = bus
         self.mounts = Mounts(bus.core, manifest, lambda entry: pytest.fail("no remote server here"), timings=timings)
         self.revisions: list[int] = []
@@ -57,7 +57,7 @@ class House:
 
 
 @asynccontextmanager
-async def house_of(manifest: Manifest, timings: MountTimings = QUICK) -> AsyncIterator[House]:
+async def house_of(manifest: MountManifest, timings: MountTimings = QUICK) -> AsyncIterator[House]:
     async with Bus(Config(grpc=("127.0.0.1:0",), http="off"), rooms=()) as bus:
         house = House(bus, manifest, timings)
         try:
@@ -68,5 +68,5 @@ async def house_of(manifest: Manifest, timings: MountTimings = QUICK) -> AsyncIt
 
 @pytest.fixture
 async def house() -> AsyncIterator[House]:
-    async with house_of(Manifest(None)) as house:
+    async with house_of(MountManifest(None)) as house:
         yield house

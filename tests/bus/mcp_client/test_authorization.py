@@ -17,8 +17,8 @@ from aiohttp import web
 from tests.bus.mcp_client.remote_server import RemoteServer, connected, serving
 from tests.support.waiting import until
 from toolbus.bus.mcp_client.authorization import TokenAuthorization
-from toolbus.bus.mcp_client.login import login
 from toolbus.bus.mcp_client.mcp_connection import McpConnection
+from toolbus.bus.mcp_client.oauth_login import login
 from toolbus.bus.mcp_client.token_file import read_document, remove_tokens, token_path, write_document
 from toolbus.bus.mcp_client.transport import Lost, NeedsLogin
 

@@ -19,9 +19,9 @@ from toolbus.bus import Bus, Config
 from toolbus.bus.calls.trace import Span
 from toolbus.bus.features import Requester
 from toolbus.bus.mcp_client import mount as mount_module
-from toolbus.bus.mcp_client.manifest import Manifest
 from toolbus.bus.mcp_client.mount import MountTimings
 from toolbus.bus.mcp_client.mount_entry import MountEntry
+from toolbus.bus.mcp_client.mount_manifest import MountManifest
 from toolbus.bus.mcp_client.mount_status import MountState
 from toolbus.errors import Code, Stage
 from toolbus.functions.call_context import CallContext
@@ -57,7 +57,7 @@ async def test_failures_are_led_to_the_codes_of_the_bus(house: House, era: str) 
 
 async def test_a_source_that_is_revoked_and_granted_again_has_its_tools_back_at_once() -> None:
     async with Bus(Config(grpc=("127.0.0.1:0",), http="off")) as bus:
-        house = House(bus, Manifest(None), QUICK)
+        house = House(bus, MountManifest(None), QUICK)
         try:
             mount = await house.live()
             names = house.names()
@@ -161,7 +161,7 @@ async def test_hints_count_only_where_they_are_trusted(house: House) -> None:
 
 
 async def test_a_known_server_is_listed_before_it_starts_and_started_by_the_first_call() -> None:
-    manifest = Manifest(None)
+    manifest = MountManifest(None)
     async with house_of(manifest) as house:
         await house.live("modern")
         names = house.names()
@@ -179,7 +179,7 @@ async def test_a_known_server_is_listed_before_it_starts_and_started_by_the_firs
 
 
 async def test_a_cancelled_call_that_waits_for_the_start_is_never_sent() -> None:
-    manifest = Manifest(None)
+    manifest = MountManifest(None)
     async with house_of(manifest) as house:
         await house.live()
     async with house_of(manifest) as house:
@@ -342,7 +342,7 @@ async def test_a_server_that_does_not_list_again_is_asked_the_next_time(
 
 
 async def test_nothing_is_left_of_a_stubborn_server_that_forks() -> None:
-    async with house_of(Manifest(None)) as house:
+    async with house_of(MountManifest(None)) as house:
         mount = await house.live("forks", "stubborn")
         mark = mark_of(mount.status().pid)
         assert len(marked(mark)) == 3
@@ -374,14 +374,14 @@ class TestStart:
 
     async def test_a_silent_server_is_given_up_in_time(self) -> None:
         timings = MountTimings(start_seconds=0.2, restarts=RestartPolicy(backoff_seconds=0.01, max_deaths=2))
-        async with house_of(Manifest(None), timings) as house:
+        async with house_of(MountManifest(None), timings) as house:
             mount = await house.mount("mute")
             await until(lambda: mount.state is MountState.FAILED)
             assert "did not say within 0.2 s what it offers" in mount.reason
 
     async def test_a_server_that_installs_itself_gets_more_time(self) -> None:
         timings = MountTimings(start_seconds=1.0, restarts=RestartPolicy(max_deaths=1))
-        async with house_of(Manifest(None), timings) as house:
+        async with house_of(MountManifest(None), timings) as house:
             mount = await house.mount("installs")
             assert mount.state is MountState.STARTING or not mount.restarts
             await until(lambda: mount.state in (MountState.LIVE, MountState.FAILED))

@@ -18,9 +18,9 @@ from tests.bus.mcp_client.test_authorization import Guarded
 from tests.support.waiting import until
 from toolbus.bus import Bus, Config
 from toolbus.bus.local import LocalCaller
-from toolbus.bus.mcp_client.manifest import Manifest
 from toolbus.bus.mcp_client.mount import Mount, MountTimings
 from toolbus.bus.mcp_client.mount_entry import MountEntry
+from toolbus.bus.mcp_client.mount_manifest import MountManifest
 from toolbus.bus.mcp_client.mount_status import MountState
 from toolbus.bus.mcp_client.mounts import Mounts, open_remote
 from toolbus.bus.mcp_client.token_file import token_path, write_document
@@ -43,7 +43,7 @@ def with_a_tool(server: RemoteServer) -> RemoteServer:
 async def mounted(server: RemoteServer, home: Path) -> AsyncIterator[tuple[Bus, Mount]]:
     config = Config(grpc=("127.0.0.1:0",), http="off", data_dir=home / "data")
     async with Bus(config, rooms=()) as bus:
-        mounts = Mounts(bus.core, Manifest(None), partial(open_remote, config.data_dir), timings=QUICK)
+        mounts = Mounts(bus.core, MountManifest(None), partial(open_remote, config.data_dir), timings=QUICK)
         try:
             await mounts.apply({"far": MountEntry("far", url=server.url)})
             mount = mounts.get("far")

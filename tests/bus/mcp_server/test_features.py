@@ -11,6 +11,7 @@ from tests.support.waiting import Stopwatch
 from toolbus.bus.access.identity import LOCAL, Globs, Identity, Scopes
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.features import Features
+from toolbus.bus.mcp_server import mcp_listing
 from toolbus.bus.mcp_server.feature_view import FeatureView, matches
 from toolbus.bus.mcp_server.tool_names import ToolNames
 from toolbus.bus.mcp_settings import Profile

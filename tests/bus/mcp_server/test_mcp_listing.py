@@ -16,7 +16,7 @@ from toolbus.bus.access.identity import Globs, Identity, Scopes
 from toolbus.bus.calls.call_records import RecordFilter
 from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.policy import AccessRules
-from toolbus.bus.mcp_server import tool_names
+from toolbus.bus.mcp_server import mcp_listing, tool_names
 from toolbus.bus.mcp_server.mcp_listing import declare
 from toolbus.bus.mcp_server.tool_names import STATE_FILE, ToolNames
 from toolbus.bus.mcp_settings import McpSettings, Profile

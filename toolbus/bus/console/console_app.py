@@ -19,8 +19,8 @@ import orjson
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.audit.audit import Audit
+from toolbus.bus.console.console_login import CODE_SECONDS, Logins
 from toolbus.bus.console.digest_feed import DigestFeed, Ended, TooMany, TooSlow
-from toolbus.bus.console.login import CODE_SECONDS, Logins
 from toolbus.bus.console.page_files import HOME, PAGE_PATH, PageFiles
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.gateway.http_connection import CONNECTION

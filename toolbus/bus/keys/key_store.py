@@ -52,7 +52,7 @@ _HEADER = """\
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CredentialRequest:
     """How a credential is to be made.
 
     Attributes:
@@ -219,7 +219,7 @@ class KeyStore:
 
     # -- identities' keys --------------------------------------------------------------------------------------------
 
-    def add(self, name: str, scopes: Scopes, order: Order) -> Made:
+    def add(self, name: str, scopes: Scopes, order: CredentialRequest) -> Made:
         """Adds an identity, and makes its first credential."""
         if not NAME.fullmatch(name):
             raise SetupError(f"the name {quote(name)} breaks the rule {NAME.pattern}: choose another")
@@ -236,7 +236,7 @@ class KeyStore:
             new = {"identities": {name: scopes.as_table()}}
             return self._issue(name, order, content, after, new)
 
-    def renew(self, name: str, order: Order) -> Made:
+    def renew(self, name: str, order: CredentialRequest) -> Made:
         """Makes a new credential for an identity; the one before is good until it expires or is revoked."""
         with locked(self._directory):
             content, file = self._content(FILE), self.read()
@@ -264,7 +264,7 @@ class KeyStore:
                         document["keys"][key.id]["revoked"] = _moment(now).date()
             return live
 
-    def _issue(self, name: str, order: Order, content: bytes, after: KeysFile, new: dict[str, Any]) -> Made:
+    def _issue(self, name: str, order: CredentialRequest, content: bytes, after: KeysFile, new: dict[str, Any]) -> Made:
         """Makes a credential, and adds tables to the file: what an edit of the file's end cannot break."""
         if not 0 < order.days <= MAX_DAYS:
             raise SetupError(f"--days is {order.days:g}, it must be above 0 and at most {MAX_DAYS}")

@@ -20,7 +20,7 @@ import msgspec
 from toolbus.bus.mcp_client.transport import Busy, Lost, Outgoing, RequestId, Transport
 from toolbus.errors import Stage
 from toolbus.mcp import eras, jsonrpc
-from toolbus.mcp.jsonrpc import McpCode, Message, RpcError
+from toolbus.mcp.jsonrpc import JsonRpcMessage, McpCode, RpcError
 from toolbus.text import clean_line, quote
 from toolbus.version import VERSION
 
@@ -300,7 +300,7 @@ class McpConnection:
         except Exception:  # of ours: what comes behind it is for others
             log.exception("%s: internal error with %.80r of the server", self._name, message.method or "an answer")
 
-    def _take(self, message: Message, stream: str) -> None:
+    def _take(self, message: JsonRpcMessage, stream: str) -> None:
         method, request = message.method, message.id
         if not method:
             self._take_answer(message)
@@ -313,7 +313,7 @@ class McpConnection:
         else:
             self._on_request(Incoming(request, method, _object(message.params), stream))
 
-    def _take_answer(self, message: Message) -> None:
+    def _take_answer(self, message: JsonRpcMessage) -> None:
         waiting = self._waiting.pop(message.id, None)  # type: ignore[arg-type]  # None is the id of no request
         if waiting is not None:  # else it was cancelled meanwhile
             error = message.rpc_error

@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolbus.bus.mcp_client.handler import MountHandler
 from toolbus.bus.mcp_client.mcp_connection import Incoming, McpConnection, ServerInfo
 from toolbus.bus.mcp_client.mcp_handshake import DiedOfProbe, open_connection
 from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.bus.mcp_client.mount_features import MountFeatures
+from toolbus.bus.mcp_client.mount_handler import MountHandler
 from toolbus.bus.mcp_client.mount_status import MountState, MountStatus, memory_of_group
 from toolbus.bus.mcp_client.offer import MountOffer
 from toolbus.bus.mcp_client.server_lists import CHANGED, read_lists

@@ -22,9 +22,9 @@ from toolbus.text import list_names, quote
 from toolbus.tool import HINTS
 
 if TYPE_CHECKING:  # a bus without mounts loads nothing of these
-    from toolbus.bus.mcp_client.manifest import Manifest
     from toolbus.bus.mcp_client.mount import Mount
     from toolbus.bus.mcp_client.mount_entry import MountEntry
+    from toolbus.bus.mcp_client.mount_manifest import MountManifest
     from toolbus.bus.mcp_client.mounts import Mounts
 
 _TOOL = fingerprints.tool_subject("")
@@ -43,9 +43,9 @@ class MountTools:
         self.file = ""
         self._audit = audit
         self._mounts: Mounts | None = None  # None until there is a mount
-        self._manifest: Manifest | None = None  # where approvals are stored; None until there is a mount
+        self._manifest: MountManifest | None = None  # where approvals are stored; None until there is a mount
 
-    def follow(self, mounts: Mounts, manifest: Manifest) -> None:
+    def follow(self, mounts: Mounts, manifest: MountManifest) -> None:
         """Shows these mounts from now on."""
         self._mounts, self._manifest = mounts, manifest
 

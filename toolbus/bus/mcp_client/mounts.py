@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from toolbus.bus.core import Core
-from toolbus.bus.mcp_client.handler import MountHandler
 from toolbus.bus.mcp_client.login_watch import LoginWatch
-from toolbus.bus.mcp_client.manifest import Manifest
 from toolbus.bus.mcp_client.mount import Mount, MountTimings
 from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.bus.mcp_client.mount_features import MountFeatures
+from toolbus.bus.mcp_client.mount_handler import MountHandler
+from toolbus.bus.mcp_client.mount_manifest import MountManifest
 from toolbus.bus.mcp_client.mount_output import MountOutput
 from toolbus.bus.mcp_client.mount_status import MountState, MountStatus
 from toolbus.bus.mcp_client.mounts_file import compare
@@ -61,7 +61,7 @@ class Mounts:
     def __init__(
         self,
         core: Core,
-        manifest: Manifest,
+        manifest: MountManifest,
         open_remote: OpenTransport,
         *,
         timings: MountTimings | None = None,

@@ -18,11 +18,11 @@ from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.features import Features
 from toolbus.bus.mcp_client.declarations import Declared, Left, tools_of
-from toolbus.bus.mcp_client.handler import MountHandler
-from toolbus.bus.mcp_client.manifest import Manifest, Remembered
 from toolbus.bus.mcp_client.mcp_connection import ServerInfo
 from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.bus.mcp_client.mount_features import MountFeatures
+from toolbus.bus.mcp_client.mount_handler import MountHandler
+from toolbus.bus.mcp_client.mount_manifest import MountManifest, Remembered
 from toolbus.bus.pins import fingerprints
 from toolbus.bus.signals import Signals
 from toolbus.limits import Limits
@@ -46,7 +46,7 @@ class MountOffer:
         entry: MountEntry,
         handler: MountHandler,
         features: MountFeatures,
-        manifest: Manifest,
+        manifest: MountManifest,
         *,
         registry: Registry,
         policy: Policy,

@@ -18,7 +18,7 @@ from toolbus.bus.mcp_server.sessions import CANCELLED, McpSession
 from toolbus.bus.mcp_settings import DEFAULT_PROFILE, Profile
 from toolbus.errors import LimitExceeded, ToolBusError
 from toolbus.mcp import jsonrpc
-from toolbus.mcp.jsonrpc import JsonId, McpCode, Message, RpcError
+from toolbus.mcp.jsonrpc import JsonId, JsonRpcMessage, McpCode, RpcError
 from toolbus.text import quote
 from toolbus.version import VERSION
 
@@ -111,7 +111,7 @@ class Pipe:
         task = asyncio.create_task(self._answer(message, id))
         self._running.setdefault(id, set()).add(task)
 
-    async def _answer(self, message: Message, id: JsonId) -> None:
+    async def _answer(self, message: JsonRpcMessage, id: JsonId) -> None:
         try:
             try:
                 request = self._server.read(message, self._profile, LOCAL, self, session=self._session)
@@ -139,7 +139,7 @@ class Pipe:
         self._session = McpSession("", begun.version, begun.client, self._profile, LOCAL)
         self._session.stand(self, self._server.follow)
 
-    def _notice(self, message: Message) -> None:
+    def _notice(self, message: JsonRpcMessage) -> None:
         if message.method == "notifications/cancelled":
             try:
                 id = jsonrpc.read(message.params, dict).get("requestId")

@@ -31,7 +31,7 @@ from toolbus.bus.mcp_server.tool_names import STATE_FILE, ToolNames
 from toolbus.bus.mcp_settings import Profile
 from toolbus.mcp import jsonrpc
 from toolbus.mcp.eras import META_CAPABILITIES, META_VERSION, MODERN_VERSIONS, Era, era_of
-from toolbus.mcp.jsonrpc import McpCode, Message, RpcError
+from toolbus.mcp.jsonrpc import JsonRpcMessage, McpCode, RpcError
 from toolbus.newest import NewestCache
 from toolbus.text import quote
 
@@ -74,7 +74,7 @@ class McpServer:
 
     def read(
         self,
-        message: Message,
+        message: JsonRpcMessage,
         profile: Profile,
         identity: Identity,
         channel: Channel,
@@ -119,7 +119,7 @@ class McpServer:
         status = jsonrpc.HTTP_STATUS.get(error.code, 200) if request.modern else 200
         return status, jsonrpc.refusal(request.id, error)
 
-    def notice(self, message: Message, session: McpSession | None) -> None:
+    def notice(self, message: JsonRpcMessage, session: McpSession | None) -> None:
         """Takes a notification, or an answer to a question of ours. What is not known is ignored."""
         if session is None:
             return

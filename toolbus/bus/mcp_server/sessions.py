@@ -24,7 +24,7 @@ from toolbus.bus.mcp_settings import Profile
 from toolbus.errors import LimitExceeded
 from toolbus.limits import MIB
 from toolbus.mcp import jsonrpc
-from toolbus.mcp.jsonrpc import JsonId, McpCode, Message, RpcError
+from toolbus.mcp.jsonrpc import JsonId, JsonRpcMessage, McpCode, RpcError
 from toolbus.newest import NewestCache
 
 MAX_SESSIONS = 1_000
@@ -72,7 +72,7 @@ class McpSession:
         self._streams: OrderedDict[str, MessageStream] = OrderedDict()
         self._standing: Channel | None = None  # where messages go that answer nothing; None until the client asks
         self._end_following: Callable[[], None] | None = None  # ends the watch for changes; None while there is none
-        self._pending: dict[str, asyncio.Future[Message]] = {}  # questions to the client, by our id
+        self._pending: dict[str, asyncio.Future[JsonRpcMessage]] = {}  # questions to the client, by our id
         self._numbers = itertools.count(1)
 
     def __repr__(self) -> str:
@@ -149,7 +149,7 @@ class McpSession:
                 McpCode.INVALID_REQUEST, f"{method} needs a stream: send Accept: application/json, text/event-stream"
             )
         id = f"ask-{next(self._numbers)}"
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[JsonRpcMessage] = asyncio.get_running_loop().create_future()
         self._pending[id] = future
         try:
             channel.send(jsonrpc.request(id, method, params))
@@ -163,7 +163,7 @@ class McpSession:
             raise error
         return jsonrpc.read(answer.result, dict, "result")
 
-    def answered(self, message: Message) -> None:
+    def answered(self, message: JsonRpcMessage) -> None:
         """Takes an answer to a question; one that answers no question is ignored."""
         future = self._pending.get(message.id) if isinstance(message.id, str) else None
         if future is not None and not future.done():

@@ -20,8 +20,8 @@ from toolbus.functions.declaration import llm_tool
 from toolbus.tool import Result
 
 if TYPE_CHECKING:
+    from toolbus.bus.console.console_login import Logins
     from toolbus.bus.console.digest_feed import DigestFeed
-    from toolbus.bus.console.login import Logins
 
 MAX_WAIT_SECONDS = 60.0  # for a digest that says something new
 PAGE = Path(__file__).parent.parent / "console" / "page"
@@ -85,7 +85,7 @@ class ConsoleRoom(Room):
     @property
     def _logins(self) -> Logins:
         if self._made_logins is None:
-            from toolbus.bus.console.login import Logins
+            from toolbus.bus.console.console_login import Logins
 
             self._made_logins = Logins(self.core.doorman, self.core.config.data_dir)
         return self._made_logins

@@ -108,11 +108,11 @@ class McpClientRoom(Room):
         await self.mounts.apply(configured.entries)
 
     def _open_mounts(self) -> Mounts:
-        from toolbus.bus.mcp_client.manifest import FILE, Manifest
+        from toolbus.bus.mcp_client.mount_manifest import FILE, MountManifest
         from toolbus.bus.mcp_client.mounts import Mounts, open_remote
 
         directory = self.core.config.data_dir
-        manifest = Manifest(directory / FILE if directory is not None else None)
+        manifest = MountManifest(directory / FILE if directory is not None else None)
         mounts = Mounts(self.core, manifest, partial(open_remote, directory))
         self._tools.follow(mounts, manifest)
         return mounts

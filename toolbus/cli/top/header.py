@@ -9,7 +9,7 @@ from textual.widgets import Static
 
 from toolbus.cli.top import frame, units
 from toolbus.cli.top.bus_state import BusState
-from toolbus.cli.top.live_state import Loss
+from toolbus.cli.top.live_state import ConnectionLoss
 from toolbus.cli.top.table import Selection, View
 from toolbus.text import clean_line
 
@@ -38,7 +38,7 @@ class ViewTab(Static):
         self.post_message(self.Chosen(self.view))
 
 
-def bus_line(state: BusState, address: str, now: float, loss: Loss | None, *, is_paused: bool) -> Content:
+def bus_line(state: BusState, address: str, now: float, loss: ConnectionLoss | None, *, is_paused: bool) -> Content:
     """Returns which bus it is, and whether it answers."""
     parts: _Parts = [
         (f" toolbus {clean_line(str(state.bus.get('version') or ''))} ", "bold $primary"),

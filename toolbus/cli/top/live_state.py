@@ -11,7 +11,7 @@ from toolbus.cli.top.bus_state import BusState
 from toolbus.cli.top.digest_reader import BusLost, DigestReader
 
 
-class Loss(NamedTuple):
+class ConnectionLoss(NamedTuple):
     """Why a bus does not answer, and since when, in seconds since the epoch."""
 
     why: str
@@ -33,7 +33,7 @@ class LiveState:
         self._reading.set()
         self._held: float | None = None  # what time is shown while it is paused; None: it is not
         self.bus = BusState()
-        self.loss: Loss | None = None  # why the bus does not answer; None while it does
+        self.loss: ConnectionLoss | None = None  # why the bus does not answer; None while it does
 
     @property
     def is_paused(self) -> bool:
@@ -73,7 +73,7 @@ class LiveState:
                 digest = await self._reader.read()
             except BusLost as error:
                 before = self.loss is not None
-                self.loss = Loss(str(error), self.loss.since if self.loss is not None else time.time())
+                self.loss = ConnectionLoss(str(error), self.loss.since if self.loss is not None else time.time())
             else:
                 self.bus.apply(digest)
                 self._arrived, self.loss = self._clock(), None

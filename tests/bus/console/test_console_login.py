@@ -18,7 +18,7 @@ from tests.bus.test_doors import House, open_house
 from tests.support.waiting import within
 from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.identity import Identity, Scopes, template
-from toolbus.bus.console.login import CODE_SECONDS, COOKIE, COOKIE_SECONDS, MAX_CODES, Logins
+from toolbus.bus.console.console_login import CODE_SECONDS, COOKIE, COOKIE_SECONDS, MAX_CODES, Logins
 from toolbus.bus.gateway.remote_access import BY_COOKIE, RemoteAccess
 from toolbus.bus.gateway.resource_metadata import ResourceMetadata
 from toolbus.bus.keys.keyring import Keyring

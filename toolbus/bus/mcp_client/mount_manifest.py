@@ -70,7 +70,7 @@ class Remembered:
     declarations: Mapping[str, list[Any]] = field(default_factory=dict)
 
 
-class Manifest(FingerprintFile):
+class MountManifest(FingerprintFile):
     """The file of mounts in one data directory: what servers said, beside their fingerprints."""
 
     application_id = APPLICATION_ID

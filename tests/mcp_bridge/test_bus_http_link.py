@@ -12,7 +12,7 @@ import pytest
 from tests.support.waiting import until
 from toolbus.bus.mcp_settings import McpSettings, Profile
 from toolbus.mcp_bridge.bridge import Bridge
-from toolbus.mcp_bridge.http_link import HttpLink
+from toolbus.mcp_bridge.bus_http_link import BusHttpLink
 from toolbus.mcp_bridge.links import NoBus
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
@@ -29,7 +29,7 @@ class Client:
     def __init__(self, url: str, profile: str = "") -> None:
         self.got: list[Json] = []
         self.bridge = Bridge(
-            lambda take, end: HttpLink(url, take, end), lambda line: self.got.append(json.loads(line)), profile
+            lambda take, end: BusHttpLink(url, take, end), lambda line: self.got.append(json.loads(line)), profile
         )
 
     async def say(self, method: str, id: int | None = None, **params: Any) -> None:
@@ -134,4 +134,4 @@ async def test_requests_fail_when_the_bus_goes_and_the_next_bus_is_told_the_hand
 def test_an_address_that_is_none_or_where_nothing_listens_is_named() -> None:
     for url in ("48911", "http://127.0.0.1:1/mcp"):
         with pytest.raises(NoBus, match=url):
-            HttpLink(url, lambda line: None, lambda link, why: None)
+            BusHttpLink(url, lambda line: None, lambda link, why: None)

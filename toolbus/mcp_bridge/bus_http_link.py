@@ -29,7 +29,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _EVENTS = "text/event-stream"
 
 
-class HttpLink:
+class BusHttpLink:
     """The endpoint of a bus.
 
     Args:

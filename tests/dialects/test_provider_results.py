@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.dialects.result_text import answer_text, arguments_object, object_of
+from toolbus.dialects.provider_results import answer_text, arguments_object, object_of
 from toolbus.errors import Code
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb

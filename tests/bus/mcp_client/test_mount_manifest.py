@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.bus.mcp_client.manifest import FILE, MAX_COMMANDS, Manifest, Remembered
+from toolbus.bus.mcp_client.mount_manifest import FILE, MAX_COMMANDS, MountManifest, Remembered
 from toolbus.bus.pins.fingerprints import Pinned
 from toolbus.errors import SetupError
 
@@ -26,12 +26,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_is_saved_is_there_after_a_restart_for_that_command_line_only(path: Path) -> None:
-    first = Manifest(path)
+    first = MountManifest(path)
     assert first.is_new("files", "c1")
     first.save("files", "c1", SAID)
     first.save_fingerprints("files", "c1", KNOWN)
     first.close()
-    second = Manifest(path)
+    second = MountManifest(path)
     assert second.load("files", "c1") == SAID
     assert second.fingerprints("files", "c1") == KNOWN
     assert not second.is_new("files", "c1")
@@ -41,7 +41,7 @@ def test_what_is_saved_is_there_after_a_restart_for_that_command_line_only(path:
 
 
 def test_fingerprints_replace_what_was_there() -> None:
-    manifest = Manifest(None)
+    manifest = MountManifest(None)
     manifest.save_fingerprints("files", "c", KNOWN)
     manifest.save_fingerprints("files", "c", {"tool:read": Pinned("{}", "{1}")})
     assert manifest.fingerprints("files", "c") == {"tool:read": Pinned("{}", "{1}")}
@@ -49,7 +49,7 @@ def test_fingerprints_replace_what_was_there() -> None:
 
 
 def test_only_the_newest_command_lines_of_a_mount_are_remembered(path: Path) -> None:
-    manifest = Manifest(path)
+    manifest = MountManifest(path)
     for number in range(MAX_COMMANDS + 2):
         manifest.save_fingerprints("files", str(number), KNOWN)
         manifest.save("files", str(number), SAID)
@@ -62,14 +62,14 @@ def test_only_the_newest_command_lines_of_a_mount_are_remembered(path: Path) -> 
 def test_a_kill_loses_nothing_that_was_saved(path: Path) -> None:
     program = (
         "import sys, os, signal; from pathlib import Path\n"
-        "from toolbus.bus.mcp_client.manifest import *; from toolbus.bus.pins.fingerprints import Pinned\n"
-        f"m = Manifest(Path({str(path)!r})); m.save('files', 'c', Remembered({{'modern': True}}, {{}}))\n"
+        "from toolbus.bus.mcp_client.mount_manifest import *; from toolbus.bus.pins.fingerprints import Pinned\n"
+        f"m = MountManifest(Path({str(path)!r})); m.save('files', 'c', Remembered({{'modern': True}}, {{}}))\n"
         "m.save_fingerprints('files', 'c', {'tool:a': Pinned('{}', '')})\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     ended = subprocess.run([sys.executable, "-c", program], check=False, env=os.environ)
     assert ended.returncode == -signal.SIGKILL
-    manifest = Manifest(path)
+    manifest = MountManifest(path)
     assert manifest.load("files", "c") == Remembered({"modern": True}, {})
     assert manifest.fingerprints("files", "c") == {"tool:a": Pinned("{}", "")}
     manifest.close()
@@ -78,11 +78,11 @@ def test_a_kill_loses_nothing_that_was_saved(path: Path) -> None:
 def test_a_damaged_file_is_moved_aside_and_nothing_is_trusted_unseen(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Manifest(path).close()
+    MountManifest(path).close()
     content = path.read_bytes()
     path.write_bytes(content[:200] + b"\xff" * (len(content) - 200))
     with caplog.at_level(logging.ERROR):
-        manifest = Manifest(path)
+        manifest = MountManifest(path)
     assert "moved to" in caplog.text
     assert manifest.was_damaged
     assert not manifest.is_new("files", "c")
@@ -92,7 +92,7 @@ def test_a_damaged_file_is_moved_aside_and_nothing_is_trusted_unseen(
 
 
 def test_a_damaged_row_is_left_out_and_a_damaged_approval_counts_as_none(path: Path) -> None:
-    manifest = Manifest(path)
+    manifest = MountManifest(path)
     manifest.save("files", "c", SAID)
     manifest.save("other", "c", SAID)
     manifest.save_fingerprints("files", "c", KNOWN)
@@ -101,7 +101,7 @@ def test_a_damaged_row_is_left_out_and_a_damaged_approval_counts_as_none(path: P
         connection.execute("UPDATE servers SET peer = '{}' WHERE mount = 'files'")
         connection.execute("UPDATE fingerprints SET approved = '{\"name\":\"evil\"}' WHERE subject = 'tool:read'")
     connection.close()
-    manifest = Manifest(path)
+    manifest = MountManifest(path)
     assert manifest.load("files", "c") is None
     assert manifest.load("other", "c") == SAID
     assert manifest.fingerprints("files", "c")["tool:read"] == Pinned()
@@ -115,5 +115,5 @@ def test_a_file_of_another_program_is_refused_and_left_as_it_is(path: Path) -> N
     connection.close()
     before = path.read_bytes()
     with pytest.raises(SetupError, match="another program"):
-        Manifest(path)
+        MountManifest(path)
     assert path.read_bytes() == before
