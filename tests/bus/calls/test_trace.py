@@ -213,6 +213,19 @@ def test_a_drawn_call_that_brings_a_trace_keeps_its_own() -> None:
     assert [span.parent_id for span in spans] == [SPAN, ""]
 
 
+def test_a_drawn_call_that_its_caller_makes_again_stays_in_its_trace() -> None:
+    core, host, plugin = one_call()
+    spans = traced(core, ratio=1.0)
+    message = pb.ToolCall(call_id="c1", name="t", schema_hash="another")
+    core.dispatcher.calls(host, [message], core.now)
+    message.schema_hash = ""
+    core.dispatcher.calls(host, [message], core.now)
+    core.answer(plugin)
+    refused, answered = spans
+    assert refused.error is not None
+    assert (answered.error, answered.trace_id, answered.parent_id) == (None, refused.trace_id, refused.span_id)
+
+
 def test_beyond_the_most_of_a_second_calls_are_not_sampled_and_their_handlers_told_so() -> None:
     core, host, plugin = one_call()
     spans = traced(core, most=100)

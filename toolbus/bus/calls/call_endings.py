@@ -123,9 +123,7 @@ class CallEndings:
         """
         for call in pending:
             if not call.active:
-                if (
-                    call in self._in_flight.ended_early
-                ):  # otherwise it ended just now, with its parent, before it was sent
+                if call in self._in_flight.ended_early:  # else it ended just now, with its parent, before it was sent
                     self._in_flight.free(call)
                 continue
             stage, safe = self._reached(call)

@@ -39,9 +39,8 @@ class CallTraces:
         self._sampled = 0  # in this second
         self._random = SystemRandom()  # a tenth of the cost of the bytes of `random`, and nobody can guess ids
         self._fresh: list[str] = []  # traceparents with ids that nothing has yet
-        self._mark = self._random.randbytes(
-            8
-        ).hex()  # what `draw` writes into calls as their traceparent; no caller knows it
+        # What `draw` writes into calls as their traceparent; no caller knows it.
+        self._mark = self._random.randbytes(8).hex()
         self.take: Callable[[SpanRow], object] | None = None
         self.draw_at = inf
         self.refused = 0
@@ -94,7 +93,8 @@ class CallTraces:
         trace = Trace()
         trace.sent = trace.first_sign = 0.0
         if text == self._mark and parent is None and (context is None or not context.traceparent):
-            trace.traceparent = text = (self._fresh or self._more_fresh()).pop()
+            text = (self._fresh or self._more_fresh()).pop()
+            trace.traceparent = call.traceparent = text  # a caller that makes the call again stays in the trace
             trace.trace_id = text[3:35]
             trace.parent_id = trace.tracestate = ""
         else:
