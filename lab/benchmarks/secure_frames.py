@@ -22,10 +22,10 @@ from lab.benchmarks.facts import Column, Fact
 from lab.benchmarks.relay import END
 from lab.load import peer, workload
 from lab.stage import Stage
-from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.identity import template
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
+from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.keys.key_store import CredentialRequest, KeyStore
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.streams.doors import Doors

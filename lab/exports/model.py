@@ -40,7 +40,7 @@ _MAX_LEVELS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
+class _SchemaView:
     """What a model sees of one place: keywords, those stated in words included.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Sight:
 
     keywords: Json
     types: frozenset[str] | None
-    choices: tuple[_Sight, ...] = ()
+    choices: tuple[_SchemaView, ...] = ()
 
     @property
     def nullable(self) -> bool:
@@ -80,11 +80,11 @@ class FakeModel:
 
     def arguments(self, facts: Any) -> Any:
         """Returns the arguments of a call."""
-        return self._fill(self._sight(self._root), facts)
+        return self._fill(self._view(self._root), facts)
 
     # ── seeing
 
-    def _sight(self, schema: Any, level: int = 0) -> _Sight:
+    def _view(self, schema: Any, level: int = 0) -> _SchemaView:
         keywords: Json = {}
         groups: list[list[Any]] = []
         for part in self._parts(schema):
@@ -98,12 +98,12 @@ class FakeModel:
                     keywords["required"] = [*keywords.get("required", ()), *value]
                 elif key != "$ref" or level:
                     keywords.setdefault(key, value)
-        own = _Sight(keywords, _types(keywords))
+        own = _SchemaView(keywords, _types(keywords))
         if level > _MAX_LEVELS or not groups:
             return own
         branches = [each for group in groups for each in group if isinstance(each, dict)]
-        sights = tuple(_beside(keywords, self._sight(each, level + 1)) for each in branches)
-        return _Sight(keywords, own.types, sights)
+        views = tuple(_beside(keywords, self._view(each, level + 1)) for each in branches)
+        return _SchemaView(keywords, own.types, views)
 
     def _parts(self, schema: Any) -> Iterator[Json]:
         """Yields a schema and what its references and allOf lead to."""
@@ -141,49 +141,49 @@ class FakeModel:
 
     # ── answering
 
-    def _fill(self, sight: _Sight, fact: Any) -> Any:
-        choices = [each for each in sight.choices if each.types != frozenset(("null",))]
+    def _fill(self, view: _SchemaView, fact: Any) -> Any:
+        choices = [each for each in view.choices if each.types != frozenset(("null",))]
         if isinstance(fact, Mapping) and "none" in fact:
-            return None if sight.nullable else "none"
+            return None if view.nullable else "none"
         if choices:
             best = max(range(len(choices)), key=lambda index: (self._fits(choices[index], fact), -index))
             return self._fill(choices[best], fact)
         if isinstance(fact, list):
-            return self._list(sight, fact)
+            return self._list(view, fact)
         if isinstance(fact, Mapping):
             if "implied" in fact:
-                return self._fill(sight, fact["implied"])
+                return self._fill(view, fact["implied"])
             if "parts" in fact:
-                return self._object(sight, fact["parts"])
+                return self._object(view, fact["parts"])
             if "map" in fact:
-                return self._map(sight, fact["map"])
-        return _scalar(sight, fact)
+                return self._map(view, fact["map"])
+        return _scalar(view, fact)
 
-    def _list(self, sight: _Sight, facts: Sequence[Any]) -> Any:
-        first = sight.keywords.get("prefixItems", sight.keywords.get("items"))
-        if not sight.may_be("array") and first is None:
+    def _list(self, view: _SchemaView, facts: Sequence[Any]) -> Any:
+        first = view.keywords.get("prefixItems", view.keywords.get("items"))
+        if not view.may_be("array") and first is None:
             return ", ".join(_in_words(each) for each in facts)
         positions = first if isinstance(first, list) else []
-        common = sight.keywords.get("items") if not isinstance(sight.keywords.get("items"), list) else None
+        common = view.keywords.get("items") if not isinstance(view.keywords.get("items"), list) else None
         schemas = [positions[index] if index < len(positions) else common for index in range(len(facts))]
-        return [self._fill(self._sight(schema), fact) for schema, fact in zip(schemas, facts, strict=True)]
+        return [self._fill(self._view(schema), fact) for schema, fact in zip(schemas, facts, strict=True)]
 
-    def _map(self, sight: _Sight, facts: Mapping[str, Any]) -> Any:
-        of_all, of_some = sight.keywords.get("additionalProperties"), sight.keywords.get("patternProperties") or {}
-        if not sight.may_be("object") and not isinstance(of_all, dict) and not of_some:
+    def _map(self, view: _SchemaView, facts: Mapping[str, Any]) -> Any:
+        of_all, of_some = view.keywords.get("additionalProperties"), view.keywords.get("patternProperties") or {}
+        if not view.may_be("object") and not isinstance(of_all, dict) and not of_some:
             return ", ".join(f"{key}: {_in_words(fact)}" for key, fact in facts.items())
-        named = sight.keywords.get("properties") or {}
+        named = view.keywords.get("properties") or {}
         filled: Json = {}
         for key, fact in facts.items():
             schema = next((each for pattern, each in of_some.items() if _matches(pattern, key)), of_all)
-            filled[key] = self._fill(self._sight(named.get(key, schema)), fact)
+            filled[key] = self._fill(self._view(named.get(key, schema)), fact)
         return filled
 
-    def _object(self, sight: _Sight, facts: Mapping[str, Any]) -> Any:
-        properties = sight.keywords.get("properties")
-        if not sight.may_be("object") and not properties:
+    def _object(self, view: _SchemaView, facts: Mapping[str, Any]) -> Any:
+        properties = view.keywords.get("properties")
+        if not view.may_be("object") and not properties:
             return ", ".join(f"{about}: {_in_words(fact)}" for about, fact in facts.items())
-        required = set(sight.keywords.get("required") or ())
+        required = set(view.keywords.get("required") or ())
         keys = self._keys(facts, properties or {})
         filled: Json = {}
         for about, fact in facts.items():
@@ -191,9 +191,9 @@ class FakeModel:
             if isinstance(fact, Mapping) and "implied" in fact and key not in required:
                 continue
             schema = (properties or {}).get(key) if key else None
-            filled[key or _invented(about)] = self._fill(self._sight(schema), fact)
+            filled[key or _invented(about)] = self._fill(self._view(schema), fact)
         for name in required - filled.keys():
-            seen = self._sight((properties or {}).get(name))
+            seen = self._view((properties or {}).get(name))
             if seen.values is not None and len(seen.values) == 1:
                 filled[name] = seen.values[0]
             elif seen.nullable:
@@ -204,7 +204,7 @@ class FakeModel:
         """Returns for each fact the property that its subject fits best; none of them twice."""
         scores = sorted(
             (
-                (_likeness(about, name, self._sight(schema)), -order, about, name)
+                (_likeness(about, name, self._view(schema)), -order, about, name)
                 for about in facts
                 for order, (name, schema) in enumerate(properties.items())
             ),
@@ -216,44 +216,44 @@ class FakeModel:
                 keys[about] = name
         return keys
 
-    def _fits(self, sight: _Sight, fact: Any) -> float:
+    def _fits(self, view: _SchemaView, fact: Any) -> float:
         """Returns how well an alternative fits a fact."""
-        if sight.choices:
-            return max(self._fits(each, fact) for each in sight.choices)
+        if view.choices:
+            return max(self._fits(each, fact) for each in view.choices)
         if isinstance(fact, list):
-            if not sight.may_be("array"):
-                return -9.0 if sight.types else -1.0
-            inside = self._sight(sight.keywords.get("items"))
+            if not view.may_be("array"):
+                return -9.0 if view.types else -1.0
+            inside = self._view(view.keywords.get("items"))
             return 2 + (sum(self._fits(inside, each) for each in fact) / len(fact) if fact else 0)
         if isinstance(fact, Mapping) and "implied" in fact:
-            return self._fits(sight, fact["implied"])
+            return self._fits(view, fact["implied"])
         if isinstance(fact, Mapping) and "map" in fact:
-            return 2.0 if sight.may_be("object") else -9.0
+            return 2.0 if view.may_be("object") else -9.0
         if isinstance(fact, Mapping) and "parts" in fact:
-            return self._fits_parts(sight, fact["parts"])
-        if sight.types and not sight.types - {"object", "array", "null"}:
+            return self._fits_parts(view, fact["parts"])
+        if view.types and not view.types - {"object", "array", "null"}:
             return -9.0
         shapes = list(_shapes(fact))
         if isinstance(fact, bool | int | float):
-            return (2.0 if _allows(sight, fact) else -3.0) if sight.types else 0.0
-        fitting = [_allows(sight, shape) for shape in shapes]
-        return (2.0 if any(fitting) else -3.0) + (1.0 if sight.values is not None and any(fitting) else 0.0)
+            return (2.0 if _allows(view, fact) else -3.0) if view.types else 0.0
+        fitting = [_allows(view, shape) for shape in shapes]
+        return (2.0 if any(fitting) else -3.0) + (1.0 if view.values is not None and any(fitting) else 0.0)
 
-    def _fits_parts(self, sight: _Sight, facts: Mapping[str, Any]) -> float:
-        properties = sight.keywords.get("properties") or {}
-        if sight.types and not sight.may_be("object"):
+    def _fits_parts(self, view: _SchemaView, facts: Mapping[str, Any]) -> float:
+        properties = view.keywords.get("properties") or {}
+        if view.types and not view.may_be("object"):
             return -9.0
         keys = self._keys(facts, properties)
         found = sum(
-            1 + min(self._fits(self._sight(properties[keys[about]]), fact), 1.0)
+            1 + min(self._fits(self._view(properties[keys[about]]), fact), 1.0)
             for about, fact in facts.items()
             if about in keys
         )
-        missing = set(sight.keywords.get("required") or ()) - set(keys.values())
+        missing = set(view.keywords.get("required") or ()) - set(keys.values())
         return found - 2.0 * (len(facts) - len(keys)) - 2.0 * len(missing)
 
 
-def _beside(base: Json, choice: _Sight) -> _Sight:
+def _beside(base: Json, choice: _SchemaView) -> _SchemaView:
     """Returns an alternative together with what holds beside the alternatives."""
     keywords = {**base, **choice.keywords}
     for key in ("properties", "required"):
@@ -261,7 +261,7 @@ def _beside(base: Json, choice: _Sight) -> _Sight:
             both = (base[key], choice.keywords[key])
             keywords[key] = {**both[0], **both[1]} if key == "properties" else [*both[0], *both[1]]
     types = choice.types if choice.types is not None else _types(base)
-    return _Sight(keywords, types, choice.choices)
+    return _SchemaView(keywords, types, choice.choices)
 
 
 def _types(keywords: Mapping[str, Any]) -> frozenset[str] | None:
@@ -273,28 +273,28 @@ def _types(keywords: Mapping[str, Any]) -> frozenset[str] | None:
     return frozenset(("object",)) if keywords.get("properties") else None
 
 
-def _scalar(sight: _Sight, fact: Any) -> Any:
+def _scalar(view: _SchemaView, fact: Any) -> Any:
     if isinstance(fact, Mapping) and "extreme" in fact:
-        return _number(sight, _extreme(sight, fact["extreme"]))
+        return _number(view, _extreme(view, fact["extreme"]))
     if isinstance(fact, bool):
-        if sight.may_be("boolean") or (sight.values is not None and fact in sight.values):
+        if view.may_be("boolean") or (view.values is not None and fact in view.values):
             return fact
-        return ("true" if fact else "false") if sight.may_be("string") else ("yes" if fact else "no")
+        return ("true" if fact else "false") if view.may_be("string") else ("yes" if fact else "no")
     if isinstance(fact, int | float):
-        return _number(sight, fact)
+        return _number(view, fact)
     shapes = list(_shapes(fact))
-    chosen = next((shape for shape in shapes if _allows(sight, shape)), shapes[0])
-    return [chosen] if sight.types == frozenset(("array",)) else chosen
+    chosen = next((shape for shape in shapes if _allows(view, shape)), shapes[0])
+    return [chosen] if view.types == frozenset(("array",)) else chosen
 
 
-def _number(sight: _Sight, number: int | float) -> Any:
-    if sight.may_be(*_NUMERIC) or any(value == number for value in sight.values or ()):
+def _number(view: _SchemaView, number: int | float) -> Any:
+    if view.may_be(*_NUMERIC) or any(value == number for value in view.values or ()):
         return number
     return json.dumps(number)
 
 
-def _extreme(sight: _Sight, kind: str) -> int | float:
-    seen = sight.keywords
+def _extreme(view: _SchemaView, kind: str) -> int | float:
+    seen = view.keywords
     if kind in seen and isinstance(seen[kind], int | float):
         return seen[kind]  # type: ignore[no-any-return]
     edge = seen.get("exclusiveM" + kind[1:])
@@ -310,13 +310,13 @@ def _shapes(fact: Any) -> Iterator[Any]:
         yield fact
 
 
-def _allows(sight: _Sight, value: Any) -> bool:
+def _allows(view: _SchemaView, value: Any) -> bool:
     """Tells whether a value fits everything that the wire says about a place."""
-    seen = sight.keywords
+    seen = view.keywords
     kind = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}.get(type(value), "")
-    if sight.types and kind not in sight.types and not (kind == "integer" and "number" in sight.types):
+    if view.types and kind not in view.types and not (kind == "integer" and "number" in view.types):
         return False
-    if sight.values is not None and value not in sight.values:
+    if view.values is not None and value not in view.values:
         return False
     if isinstance(value, str):
         form = _FORMATS.get(str(seen.get("format", "")))
@@ -336,12 +336,12 @@ def _matches(pattern: str, text: str) -> bool:
         return True
 
 
-def _likeness(about: str, name: str, sight: _Sight) -> float:
+def _likeness(about: str, name: str, view: _SchemaView) -> float:
     """Returns how well a property fits what a fact is about: by its name first, then by its title and description."""
     if about == name:
         return 100.0
     wanted, own = _stems(about), _stems(name)
-    seen = [sight.keywords, *(each.keywords for each in sight.choices)]
+    seen = [view.keywords, *(each.keywords for each in view.choices)]
     described = _stems(" ".join(f"{each.get('title', '')} {_prose(each.get('description'))}" for each in seen))
     named = len(wanted & own)
     return 3.0 * named / max(len(own), 1) + named + len(wanted & described) / (1 + len(described) / 20)

@@ -20,7 +20,7 @@ from typing import Any
 
 from toolbus.conformance import report
 from toolbus.conformance.script import ROLES
-from toolbus.conformance.suite import Choice, Outcome, Verdict, run
+from toolbus.conformance.suite import Choice, ClientOutcome, RuleVerdict, run
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = ROOT / "clients" / "CONFORMANCE.md"
@@ -43,11 +43,11 @@ def environment() -> None:
     os.environ["PYTHONPATH"] = str(ROOT)
 
 
-def wrong_of(outcome: Outcome) -> list[str]:
+def wrong_of(outcome: ClientOutcome) -> list[str]:
     """Returns a line for each rule that is not kept, or one that says that the client does not start."""
     if not outcome.starts:
         return ["it opens no stream", *outcome.stderr]
-    return [f"{each.rule.id}: {each.why}" for each in outcome.judged if each.verdict is not Verdict.KEPT]
+    return [f"{each.rule.id}: {each.why}" for each in outcome.judged if each.verdict is not RuleVerdict.KEPT]
 
 
 async def play(name: str) -> tuple[dict[str, Any], bool]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from toolbus.conformance.suite import Choice, Outcome, Verdict, run
+from toolbus.conformance.suite import Choice, ClientOutcome, RuleVerdict, run
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = ROOT / "clients" / "python"
@@ -60,7 +60,7 @@ class Mutant:
             )
         return text.replace(self.old, self.new)
 
-    async def play(self) -> Outcome:
+    async def play(self) -> ClientOutcome:
         """Plays the scenarios of its rule."""
         with tempfile.TemporaryDirectory(prefix="toolbus-") as folder:
             broken = Path(folder, "client")
@@ -77,10 +77,10 @@ def mutants() -> tuple[Mutant, ...]:
     return tuple(Mutant(**each) for each in read["mutant"])
 
 
-def found(mutant: Mutant, outcome: Outcome) -> bool:
+def found(mutant: Mutant, outcome: ClientOutcome) -> bool:
     """Tells whether a mutant was found by its rule, and not because it does not even start."""
     return outcome.starts and any(
-        each.rule.id == mutant.rule and each.verdict is Verdict.BROKEN for each in outcome.judged
+        each.rule.id == mutant.rule and each.verdict is RuleVerdict.BROKEN for each in outcome.judged
     )
 
 

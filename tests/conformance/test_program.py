@@ -19,7 +19,7 @@ from tests.support.processes import alive, environment, toolbus
 from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.conformance import report, suite
 from toolbus.conformance.script import Scenario, rules
-from toolbus.conformance.suite import Choice, NoSuchRule, Outcome, Verdict, run
+from toolbus.conformance.suite import Choice, ClientOutcome, NoSuchRule, RuleVerdict, run
 
 STUBS = CLIENTS["stubs"]
 RULES = ("CALL-5", "CALL-7")
@@ -45,13 +45,13 @@ def broken(tmp_path: Path) -> Sequence[str]:
     return changed(tmp_path, "pb.ERROR_CODE_TOOL,", "pb.ERROR_CODE_INTERNAL,")
 
 
-def verdicts(outcome: Outcome) -> dict[str, Verdict]:
+def verdicts(outcome: ClientOutcome) -> dict[str, RuleVerdict]:
     return {each.rule.id: each.verdict for each in outcome.judged}
 
 
 async def test_a_broken_rule_is_named_with_what_was_exchanged_and_the_others_are_kept(broken: Sequence[str]) -> None:
     outcome = await run(broken, Choice(rules=RULES))
-    assert verdicts(outcome) == {"CALL-5": Verdict.KEPT, "CALL-7": Verdict.BROKEN}
+    assert verdicts(outcome) == {"CALL-5": RuleVerdict.KEPT, "CALL-7": RuleVerdict.BROKEN}
     assert not outcome.kept
     shown = {each["id"]: each for each in report.as_json(outcome)["rules"]}
     assert "ERROR_CODE_INTERNAL" in shown["CALL-7"]["why"]
@@ -61,10 +61,10 @@ async def test_a_broken_rule_is_named_with_what_was_exchanged_and_the_others_are
 
 async def test_what_is_known_as_broken_does_not_fail_and_what_is_known_and_kept_does(broken: Sequence[str]) -> None:
     outcome = await run(broken, Choice(rules=RULES, known=["CALL-7"]))
-    assert verdicts(outcome)["CALL-7"] is Verdict.KNOWN
+    assert verdicts(outcome)["CALL-7"] is RuleVerdict.KNOWN
     assert outcome.kept
     stale = await run(STUBS, Choice(rules=RULES, known=["CALL-7"]))
-    assert verdicts(stale)["CALL-7"] is Verdict.KEPT
+    assert verdicts(stale)["CALL-7"] is RuleVerdict.KEPT
     assert not stale.kept
 
 
@@ -79,9 +79,9 @@ async def test_a_missing_tool_is_unclaimed_and_broken_for_a_client_that_claims_t
     command = changed(tmp_path, " steps, ", " ")
     monkeypatch.setattr(suite, "scenarios", lambda: (needs,))
     monkeypatch.setattr(suite, "BASIC_TOOLS", ())  # which every client has to have
-    assert verdicts(await run(command, Choice(rules=["CALL-5"]))) == {"CALL-5": Verdict.UNCLAIMED}
+    assert verdicts(await run(command, Choice(rules=["CALL-5"]))) == {"CALL-5": RuleVerdict.UNCLAIMED}
     claimed = await run(command, Choice(rules=["CALL-5"], roles=["plugin"]))
-    assert verdicts(claimed) == {"CALL-5": Verdict.BROKEN}
+    assert verdicts(claimed) == {"CALL-5": RuleVerdict.BROKEN}
     assert "steps" in claimed.judged[0].why
 
 
@@ -96,7 +96,7 @@ async def test_a_fault_of_a_scenario_is_none_of_the_client(monkeypatch: pytest.M
 async def test_a_client_that_ends_in_the_middle_breaks_the_rule_and_its_exit_code_is_named(tmp_path: Path) -> None:
     command = changed(tmp_path, "return arguments\n", "__import__('os')._exit(7)\n")
     outcome = await run(command, Choice(rules=["CALL-4"]))
-    assert verdicts(outcome) == {"CALL-4": Verdict.BROKEN}
+    assert verdicts(outcome) == {"CALL-4": RuleVerdict.BROKEN}
     assert "exit code 7" in outcome.judged[0].why
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conformance.clients import TABLE
 from tests.conformance.mutants import ROOT, Mutant, mutants
-from toolbus.conformance.script import ROLES, VERBS, Rule, rules, scenarios
+from toolbus.conformance.script import ROLES, VERBS, ProtocolRule, rules, scenarios
 from toolbus.conformance.stream_verbs import StreamVerbs
 from toolbus.conformance.world_verbs import WorldVerbs
 
@@ -19,7 +19,7 @@ def _anchors() -> set[str]:
 
 
 @pytest.mark.parametrize("rule", rules().values(), ids=lambda rule: rule.id)
-def test_each_rule_is_from_a_section_of_the_protocol(rule: Rule) -> None:
+def test_each_rule_is_from_a_section_of_the_protocol(rule: ProtocolRule) -> None:
     assert rule.anchor in _anchors()
 
 

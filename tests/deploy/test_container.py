@@ -7,7 +7,7 @@ import re
 import tomllib
 
 from tests.deploy.files import DEPLOY, ROOT, SETTINGS, argument, check_command, instructions
-from toolbus.bus.access.doorman import split_secure
+from toolbus.bus.keys.doorman import split_secure
 from toolbus.bus.loopback import is_loopback_host
 from toolbus.bus.serve_settings import settle
 

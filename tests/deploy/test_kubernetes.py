@@ -19,7 +19,7 @@ from tests.deploy.files import argument, check_command, manifest, manifests
 from tests.support.other_user import CAN_BE_NOBODY, NOBODY, run_program
 from tests.support.processes import toolbus
 from toolbus.bus import Bus
-from toolbus.bus.access.doorman import split_secure
+from toolbus.bus.keys.doorman import split_secure
 from toolbus.bus.serve_settings import settle
 from toolbus.sdk.credential import Credential
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.calls.call_records import CallRecords
@@ -22,6 +21,7 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
 from toolbus.bus.embedded import EmbeddedBus
 from toolbus.bus.features import Features
+from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.metrics.call_counts import CallMetrics
 from toolbus.bus.pins.pins import Pins

@@ -16,9 +16,8 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from toolbus.bus.access.doorman import Doorman, Issuers
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.calls.call_records import CallRecords
@@ -31,6 +30,7 @@ from toolbus.bus.config import Config
 from toolbus.bus.core import AnyRoom, Core, Room, Rooms
 from toolbus.bus.embedded import EmbeddedBus
 from toolbus.bus.features import Features
+from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.metrics.call_counts import CallMetrics, Times
 from toolbus.bus.operators.grants import Grants
@@ -65,6 +65,9 @@ from toolbus.limits import Timings
 from toolbus.search import IndexCache
 from toolbus.stall import StallWatch
 from toolbus.version import VERSION
+
+if TYPE_CHECKING:
+    from toolbus.bus.keys.issuers import Issuers
 
 log = logging.getLogger("toolbus")
 
@@ -382,9 +385,9 @@ def _issuers(config: Config, keyring: Keyring | None) -> Issuers | None:
     """Returns who issues tokens for the bus; None where no issuer is configured."""
     if not config.issuers or keyring is None:
         return None
-    from toolbus.bus.keys import issuers  # the extra `jwt`, which a bus without issuers need not have
+    from toolbus.bus.keys.issuers import Issuers  # the extra `jwt`, which a bus without issuers need not have
 
-    return issuers.Issuers(config.issuers, lambda: keyring.identities)
+    return Issuers(config.issuers, lambda: keyring.identities)
 
 
 def _keyring(config: Config) -> Keyring | None:

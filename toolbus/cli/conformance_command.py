@@ -19,7 +19,7 @@ from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
     from toolbus.conformance.player import Played
-    from toolbus.conformance.suite import Choice, Judged, Outcome
+    from toolbus.conformance.suite import Choice, ClientOutcome, Judged
 
 EPILOG = epilog(
     (
@@ -109,7 +109,7 @@ def _listed(text: str) -> list[str]:
     return [each.strip() for each in text.split(",") if each.strip()]
 
 
-def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, quiet: bool) -> Outcome:
+def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, quiet: bool) -> ClientOutcome:
     clear_switch()
     from toolbus.conformance.suite import run
     from toolbus.processes.lifeline import Lifeline
@@ -120,7 +120,7 @@ def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, qui
             rules = ", ".join(played.scenario.rules)
             terminal.print_lines(f"[{number}/{of}] {said}: {played.scenario.name} ({rules})", sys.stderr)
 
-    async def play() -> Outcome:
+    async def play() -> ClientOutcome:
         task = asyncio.current_task()
         assert task is not None
         for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C does: no client is left behind
@@ -144,12 +144,12 @@ def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, qui
         terminal.fail(f"a fault of this program, not of the client: {fault!r}", NO_VERDICT)
 
 
-def _write(outcome: Outcome, as_json: str, junit: Path | None, badge: Path | None) -> None:
+def _write(outcome: ClientOutcome, as_json: str, junit: Path | None, badge: Path | None) -> None:
     from toolbus.conformance import report
 
     if as_json == "-":
         terminal.print_json(report.as_json(outcome))
-    texts: dict[Path | None, Callable[[Outcome], str]] = {
+    texts: dict[Path | None, Callable[[ClientOutcome], str]] = {
         junit: report.as_junit,
         badge: lambda outcome: report.json_text(report.as_badge(outcome)),
     }
@@ -163,9 +163,9 @@ def _write(outcome: Outcome, as_json: str, junit: Path | None, badge: Path | Non
                 terminal.fail(f"{path} cannot be written: {error}", terminal.USAGE)
 
 
-def _print(outcome: Outcome, *, trace: bool) -> None:
+def _print(outcome: ClientOutcome, *, trace: bool) -> None:
     from toolbus.conformance.report import counts
-    from toolbus.conformance.suite import Verdict
+    from toolbus.conformance.suite import RuleVerdict
 
     if not outcome.starts:
         terminal.print_note(f"the client {outcome.why}; its last lines were:")
@@ -177,7 +177,7 @@ def _print(outcome: Outcome, *, trace: bool) -> None:
         else (each.rule.id, each.rule.level, each.verdict.value, each.why or each.rule.says)
         for each in outcome.judged
     ]
-    wrong = [each for each in outcome.judged if each.stale or each.verdict is not Verdict.KEPT]
+    wrong = [each for each in outcome.judged if each.stale or each.verdict is not RuleVerdict.KEPT]
     terminal.print_table(("RULE", "LEVEL", "RESULT", "WHAT"), rows, [outcome.judged.index(each) for each in wrong])
     if trace:
         for each in wrong:

@@ -31,7 +31,7 @@ REQUESTS = {
 }
 
 
-class Stream:
+class RawStream:
     """One Invoke stream of the raw client. It echoes heartbeats by itself, like every client."""
 
     def __init__(self, call: Any) -> None:
@@ -84,12 +84,12 @@ class Stream:
         await asyncio.wait({self._reading})
 
 
-class Client:
+class RawClient:
     """The raw client of one scenario."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = rpc.ToolBusServiceStub(channel)
-        self._streams: dict[str, Stream] = {}  # by the name that the scenario gives them
+        self._streams: dict[str, RawStream] = {}  # by the name that the scenario gives them
         self._bindings: Bindings = {}
 
     async def play(self, steps: list[dict[str, Any]]) -> None:
@@ -120,10 +120,10 @@ class Client:
         for stream in self._streams.values():
             await stream.close()
 
-    def _stream(self, on: str) -> Stream:
+    def _stream(self, on: str) -> RawStream:
         """Returns the stream of a name, opened at its first use."""
         if on not in self._streams:
-            self._streams[on] = Stream(self._stub.Invoke())  # type: ignore[call-arg]  # stubs know only an iterator
+            self._streams[on] = RawStream(self._stub.Invoke())  # type: ignore[call-arg]  # stubs know only an iterator
         return self._streams[on]
 
     async def _send(self, on: str, frame: dict[str, Any]) -> None:
@@ -172,7 +172,7 @@ async def run_scenario(address: str, scenario: dict[str, Any]) -> None:
         Mismatch: where the bus does something else.
     """
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-        client = Client(channel)
+        client = RawClient(channel)
         try:
             await client.play(scenario["steps"])
         except Mismatch as problem:
@@ -187,7 +187,7 @@ async def settled(address: str) -> None:
     call = {"call_id": "1", "name": "vectors.settling", "arguments_json": "{}"}
     async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(SETTLING_SECONDS):
         while True:
-            stream = Stream(rpc.ToolBusServiceStub(channel).Invoke())  # type: ignore[call-arg]  # as above
+            stream = RawStream(rpc.ToolBusServiceStub(channel).Invoke())  # type: ignore[call-arg]  # as above
             await stream.send({**attach, "calls": [call]})
             arm: str = ""
             item: Any = None

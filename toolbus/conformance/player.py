@@ -15,7 +15,7 @@ from typing import Any
 from toolbus.conformance.match import Mismatch, Missed, fill
 from toolbus.conformance.script import Scenario, verb_of
 from toolbus.conformance.scripted_bus import Line
-from toolbus.conformance.stage import Stage
+from toolbus.conformance.stage import ScenarioStage
 from toolbus.conformance.stream_verbs import StreamVerbs, Unclaimed
 from toolbus.conformance.world_verbs import WorldVerbs
 
@@ -62,7 +62,7 @@ class Player:
 
     def __init__(self, command: Sequence[str], scenario: Scenario, *, patience: float = 1.0) -> None:
         self._scenario = scenario
-        self._stage = stage = Stage(command, scenario, patience)
+        self._stage = stage = ScenarioStage(command, scenario, patience)
         self._streams, self._world = StreamVerbs(stage), WorldVerbs(stage)
 
     async def play(self) -> Played:

@@ -10,14 +10,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 from toolbus.conformance.script import ROLES
-from toolbus.conformance.suite import Judged, Outcome, Verdict
+from toolbus.conformance.suite import ClientOutcome, Judged, RuleVerdict
 from toolbus.version import VERSION
 
 SCHEMA = 1
 PROTOCOL = 1
 
 
-def as_json(outcome: Outcome) -> dict[str, Any]:
+def as_json(outcome: ClientOutcome) -> dict[str, Any]:
     """Returns the report.
 
     `schema` is the version of its form, `suite` that of the rules; rules that were kept have neither trace nor stderr.
@@ -34,10 +34,10 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def counts(outcome: Outcome) -> dict[str, dict[str, int]]:
+def counts(outcome: ClientOutcome) -> dict[str, dict[str, int]]:
     """Returns how many rules of each role were kept, broken, known and unclaimed."""
     counted = {role: Counter(each.verdict for each in outcome.judged if each.rule.role == role) for role in ROLES}
-    return {role: {verdict.value: count[verdict] for verdict in Verdict} for role, count in counted.items()}
+    return {role: {verdict.value: count[verdict] for verdict in RuleVerdict} for role, count in counted.items()}
 
 
 def _rule(judged: Judged) -> dict[str, Any]:
@@ -53,16 +53,16 @@ def _rule(judged: Judged) -> dict[str, Any]:
     }
     if judged.stale:
         shown["stale"] = True
-    if judged.verdict is not Verdict.KEPT:
+    if judged.verdict is not RuleVerdict.KEPT:
         shown |= {"why": judged.why, "scenario": played.scenario.name}
         shown |= {"trace": list(played.trace), "stderr": list(played.stderr)}
     return shown
 
 
-def as_junit(outcome: Outcome) -> str:
+def as_junit(outcome: ClientOutcome) -> str:
     """Returns a JUnit document: a case for each rule; known and unclaimed ones are skipped."""
-    wrong = [each for each in outcome.judged if each.verdict is Verdict.BROKEN or each.stale]
-    skipped = [each for each in outcome.judged if each.verdict in (Verdict.KNOWN, Verdict.UNCLAIMED)]
+    wrong = [each for each in outcome.judged if each.verdict is RuleVerdict.BROKEN or each.stale]
+    skipped = [each for each in outcome.judged if each.verdict in (RuleVerdict.KNOWN, RuleVerdict.UNCLAIMED)]
     suite = ElementTree.Element(
         "testsuite",
         name="toolbus conformance",
@@ -83,10 +83,10 @@ def as_junit(outcome: Outcome) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def as_badge(outcome: Outcome) -> dict[str, Any]:
+def as_badge(outcome: ClientOutcome) -> dict[str, Any]:
     """Returns what the endpoint badges of shields.io read."""
-    kept = sum(each.verdict is Verdict.KEPT for each in outcome.judged)
-    judged = sum(each.verdict is not Verdict.UNCLAIMED for each in outcome.judged)
+    kept = sum(each.verdict is RuleVerdict.KEPT for each in outcome.judged)
+    judged = sum(each.verdict is not RuleVerdict.UNCLAIMED for each in outcome.judged)
     color = "brightgreen" if outcome.kept and kept == judged else "yellow" if outcome.kept else "red"
     message = f"{kept}/{judged} rules" if outcome.starts else "does not start"
     return {"schemaVersion": 1, "label": "toolbus protocol 1", "message": message, "color": color}

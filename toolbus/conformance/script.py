@@ -46,12 +46,12 @@ VERBS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class ScriptError(ValueError):
+class ScenarioError(ValueError):
     """A rule or a scenario is not well formed; a fault of this program, never of the client."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ProtocolRule:
     """One rule of the protocol.
 
     Attributes:
@@ -93,14 +93,14 @@ class Scenario:
 
 
 @cache
-def rules() -> Mapping[str, Rule]:
+def rules() -> Mapping[str, ProtocolRule]:
     """Returns all rules by their ids, in the order of the file."""
     read = tomllib.loads((HERE / "rules.toml").read_text(encoding="utf-8"))
-    found: dict[str, Rule] = {}
+    found: dict[str, ProtocolRule] = {}
     for each in read["rule"]:
-        rule = Rule(**each)
+        rule = ProtocolRule(**each)
         if rule.id in found or rule.level not in LEVELS or rule.role not in ROLES:
-            raise ScriptError(f"rules.toml: {rule} has an id that is taken, or an unknown level or role")
+            raise ScenarioError(f"rules.toml: {rule} has an id that is taken, or an unknown level or role")
         found[rule.id] = rule
     return found
 
@@ -110,7 +110,7 @@ def scenarios() -> tuple[Scenario, ...]:
     """Returns all scenarios for clients, in the order of the file.
 
     Raises:
-        ScriptError: one names an unknown rule or verb; the text says where.
+        ScenarioError: one names an unknown rule or verb; the text says where.
     """
     lines = (HERE / "peer.jsonl").read_text(encoding="utf-8").splitlines()
     return tuple(_scenario(json.loads(line)) for line in lines if line)
@@ -130,18 +130,20 @@ def _scenario(read: dict[str, Any]) -> Scenario:
     read = repeated(read)
     name = read["scenario"]
     if unknown := read.keys() - {"scenario", "rules", "steps", "unix", "access", "mode", "late_headers"}:
-        raise ScriptError(f"the scenario {name!r} has {sorted(unknown)}, which means nothing")
+        raise ScenarioError(f"the scenario {name!r} has {sorted(unknown)}, which means nothing")
     steps = tuple(read["steps"])
     named = {*read["rules"], *(step["rule"] for step in _all(steps) if "rule" in step)}
     if not read["rules"] or (unknown := named - rules().keys()):
-        raise ScriptError(f"the scenario {name!r} names no rule, or {sorted(unknown)}, which rules.toml does not have")
+        raise ScenarioError(
+            f"the scenario {name!r} names no rule, or {sorted(unknown)}, which rules.toml does not have"
+        )
     for step in _all(steps):
         verbs = [verb for verb in VERBS if verb in step]
         if len(verbs) != 1 or (unknown := step.keys() - {*PREPARED, verbs[0], *VERBS[verbs[0]]}):
-            raise ScriptError(f"the scenario {name!r} has a step that no player can play: {step}")
+            raise ScenarioError(f"the scenario {name!r} has a step that no player can play: {step}")
     access = read.get("access", "none")
     if access not in ACCESS:
-        raise ScriptError(f"the scenario {name!r} has the access {access!r}; there are {', '.join(ACCESS)}")
+        raise ScenarioError(f"the scenario {name!r} has the access {access!r}; there are {', '.join(ACCESS)}")
     mode = int(read.get("mode", "600"), 8)
     return Scenario(
         name, tuple(read["rules"]), steps, bool(read.get("unix")), access, mode, bool(read.get("late_headers"))

@@ -37,7 +37,7 @@ RESPONSES: dict[str, type[Any]] = {
 }
 
 
-class Trace:
+class Transcript:
     """The newest messages of a scenario, as people read them."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Arrived:
     rule: str = ""
 
 
-class Stream:
+class ClientStream:
     """One stream of the client."""
 
     def __init__(self, line: Line, context: Any) -> None:
@@ -159,7 +159,7 @@ def _add_unknown(message: Message) -> None:
 
 
 @dataclass(slots=True)
-class Request:
+class UnaryRequest:
     """A unary request of the client that waits for its answer."""
 
     method: str
@@ -180,17 +180,17 @@ class Line(rpc.ToolBusServiceServicer):
         requests: those of the other RPCs, likewise.
     """
 
-    def __init__(self, name: str, proxy: Proxy, trace: Trace, access: str, *, late_headers: bool) -> None:
+    def __init__(self, name: str, proxy: Proxy, trace: Transcript, access: str, *, late_headers: bool) -> None:
         self.name = name
         self.proxy = proxy
         self.trace = trace
-        self.streams: asyncio.Queue[Stream] = asyncio.Queue()
-        self.requests: asyncio.Queue[Request] = asyncio.Queue()
-        self.current: Stream | None = None  # the one that the scenario plays on
+        self.streams: asyncio.Queue[ClientStream] = asyncio.Queue()
+        self.requests: asyncio.Queue[UnaryRequest] = asyncio.Queue()
+        self.current: ClientStream | None = None  # the one that the scenario plays on
         self.instance = ""  # of its attaches, the same in all of them
         self.others: set[str] = set()  # instances of processes before
         self._access, self._late_headers = access, late_headers
-        self._all: list[Stream] = []
+        self._all: list[ClientStream] = []
         self._sessions = 0x5E55101D5E55101D << 64  # rises with each stream
         options = [("grpc.max_receive_message_length", RECEIVED_BYTES), ("grpc.so_reuseport", 0)]
         self._server = grpc.aio.server(options=options)
@@ -238,7 +238,7 @@ class Line(rpc.ToolBusServiceServicer):
 
     async def Invoke(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         """Hands the stream to the scenario, and ends it as that says."""
-        stream = Stream(self, context)
+        stream = ClientStream(self, context)
         self._all.append(stream)
         self.streams.put_nowait(stream)
         if not self._late_headers:
@@ -258,7 +258,7 @@ class Line(rpc.ToolBusServiceServicer):
         )
         self.trace.add("→", self.name, f"{method} {shown}")
         metadata = dict(context.invocation_metadata())
-        request = Request(method, shown, metadata, asyncio.get_running_loop().create_future())
+        request = UnaryRequest(method, shown, metadata, asyncio.get_running_loop().create_future())
         self.requests.put_nowait(request)
         status, answer = await request.answer
         self.trace.add("←", self.name, f"{method} {status} {answer}")

@@ -13,7 +13,7 @@ from toolbus.conformance.keys import FIRST_TOKEN, address_of, write_credential
 from toolbus.conformance.match import Bindings, Mismatch
 from toolbus.conformance.proxy import Proxy
 from toolbus.conformance.script import Scenario
-from toolbus.conformance.scripted_bus import Arrived, Line, Stream, Trace
+from toolbus.conformance.scripted_bus import Arrived, ClientStream, Line, Transcript
 
 PATIENCE_SECONDS = 5.0  # for a step that names no time
 START_SECONDS = 30.0  # for the first stream: some languages take long to start, on a busy machine above all
@@ -24,7 +24,7 @@ LAST_WORDS_SECONDS = 0.2  # between the end of a client and what still comes of 
 T = TypeVar("T")
 
 
-class Stage:
+class ScenarioStage:
     """What one scenario is played on.
 
     Args:
@@ -46,7 +46,7 @@ class Stage:
         self._scenario = scenario
         self.patience = patience
         self.bindings: Bindings = {}
-        self.trace = Trace()
+        self.trace = Transcript()
         self.lines: dict[str, Line] = {}
         self.client: ClientProcess | None = None
         self.tools: set[str] = set()
@@ -132,7 +132,7 @@ class Stage:
             raise Mismatch(f"the client ended; expected: {for_what}")
         raise Mismatch(f"nothing came for {seconds:g} s; expected: {for_what}")
 
-    async def next(self, step: Mapping[str, Any], stream: Stream, for_what: object) -> Arrived:
+    async def next(self, step: Mapping[str, Any], stream: ClientStream, for_what: object) -> Arrived:
         """Returns the next thing on a stream, after the checks of every scenario."""
         while True:
             arrived = await self.within(step, stream.arrived.get(), for_what)
@@ -147,7 +147,7 @@ class Stage:
         self.outcomes[arrived.item["call_id"]] = arrived.item
         return True
 
-    def current(self, line: Line) -> Stream:
+    def current(self, line: Line) -> ClientStream:
         """Returns the stream that the scenario plays on."""
         if line.current is None:
             raise ValueError(f"the scenario is wrong: nothing was accepted on {line.name} before this step")

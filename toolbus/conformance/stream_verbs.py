@@ -10,8 +10,8 @@ from typing import Any
 
 from toolbus.conformance.items import Expectation
 from toolbus.conformance.match import Mismatch, Missed, check, fill
-from toolbus.conformance.scripted_bus import Arrived, Line, Request, Stream
-from toolbus.conformance.stage import DRIVEN, TOKEN, Stage
+from toolbus.conformance.scripted_bus import Arrived, ClientStream, Line, UnaryRequest
+from toolbus.conformance.stage import DRIVEN, TOKEN, ScenarioStage
 
 BASIC_TOOLS = ("echo", "fail", "slow", "steps", "meet", "relay", "context")
 OTHER_TOOLS = ("chunks", "picture", "ask", "big", "late_progress", "offer", "withdraw", "about", "host")
@@ -48,7 +48,7 @@ class Unclaimed(Exception):
 class StreamVerbs:
     """Streams, requests, and the client's own host."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ScenarioStage) -> None:
         self._stage = stage
 
     async def stream(self, line: Line, step: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class StreamVerbs:
         names = sorted(self._stage.tools) if line.name == "plugin" else []
         await self._answer(self._stage.current(line), names, step)
 
-    async def _answer(self, stream: Stream, names: Iterable[str], step: Mapping[str, Any]) -> None:
+    async def _answer(self, stream: ClientStream, names: Iterable[str], step: Mapping[str, Any]) -> None:
         """Answers an attach."""
         answer = {**ATTACHED, "session_id": stream.session_id, "registered": sorted(names), **step.get("with", {})}
         await stream.send({"attached": answer})
@@ -87,7 +87,7 @@ class StreamVerbs:
         has, lacks = set(wanted.get("has", ())), set(wanted.get("lacks", ()))
         meanwhile = Expectation(step.get("meanwhile", {}))
         text = f"tools declared again, with {sorted(has)} and without {sorted(lacks)} {meanwhile!r}"
-        came: asyncio.Queue[Arrived | Request] = asyncio.Queue()
+        came: asyncio.Queue[Arrived | UnaryRequest] = asyncio.Queue()
         done = False
         while not done or meanwhile.wanted:
             waiting = [asyncio.ensure_future(_move(queue, came)) for queue in (stream.arrived, line.requests)]
@@ -98,7 +98,7 @@ class StreamVerbs:
                     task.cancel()
             while not came.empty():
                 each = came.get_nowait()
-                if isinstance(each, Request):
+                if isinstance(each, UnaryRequest):
                     self._changed(stream, each)
                 else:
                     stream.take(each)
@@ -110,7 +110,7 @@ class StreamVerbs:
                         continue
                 done = has <= self._stage.tools and not lacks & self._stage.tools
 
-    def _changed(self, stream: Stream, request: Request) -> None:
+    def _changed(self, stream: ClientStream, request: UnaryRequest) -> None:
         """Does what a Register or Unregister asks for."""
         message = request.message
         if request.method not in ("Register", "Unregister"):

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from toolbus.conformance.player import Played, Player
-from toolbus.conformance.script import ROLES, Rule, Scenario, rules, scenarios
+from toolbus.conformance.script import ROLES, ProtocolRule, Scenario, rules, scenarios
 from toolbus.conformance.stream_verbs import BASIC_TOOLS
 
 UNSAID = "the client's tool about does not name this role among its roles"
@@ -25,7 +25,7 @@ ABOUT = Scenario(
 )
 
 
-class Verdict(Enum):
+class RuleVerdict(Enum):
     """What came of a rule."""
 
     KEPT = "kept"
@@ -44,15 +44,15 @@ class Judged:
         stale: whether it was said to be known as broken, and was kept.
     """
 
-    rule: Rule
-    verdict: Verdict
+    rule: ProtocolRule
+    verdict: RuleVerdict
     why: str
     played: Played
     stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ClientOutcome:
     """What came of a client.
 
     Attributes:
@@ -70,7 +70,7 @@ class Outcome:
     @property
     def kept(self) -> bool:
         """Whether nothing is broken that is not known, and nothing known is kept."""
-        return self.starts and not any(each.verdict is Verdict.BROKEN or each.stale for each in self.judged)
+        return self.starts and not any(each.verdict is RuleVerdict.BROKEN or each.stale for each in self.judged)
 
 
 class NoSuchRule(ValueError):
@@ -92,7 +92,7 @@ class Choice:
     rules: Collection[str] = ()
     known: Collection[str] = ()
 
-    def chosen(self) -> list[Rule]:
+    def chosen(self) -> list[ProtocolRule]:
         """Returns the rules to judge.
 
         Raises:
@@ -124,7 +124,7 @@ async def run(
     patience: float = 1.0,
     until_broken: bool = False,
     done: Callable[[Played, int, int], object] = lambda played, number, of: None,
-) -> Outcome:
+) -> ClientOutcome:
     """Plays what shows the chosen rules.
 
     Args:
@@ -141,7 +141,7 @@ async def run(
     chosen = {rule.id: rule for rule in choice.chosen()}
     first = await _play(command, ABOUT, patience)
     if first.exited_early:
-        return Outcome({}, False, (), first.stderr, _no_stream(first))
+        return ClientOutcome({}, False, (), first.stderr, _no_stream(first))
     claimed = {*choice.roles, *first.about.get("roles", ROLES[:2])}
     played_rules = {rule.id for rule in chosen.values() if rule.role in claimed}
     wanted = [each for each in scenarios() if played_rules & set(each.rules)]
@@ -164,10 +164,10 @@ async def run(
         tasks = [group.create_task(play(each)) for each in wanted]
     played = [each for task in tasks if (each := task.result()) is not None]
     judged = [
-        _judge(rule, played, choice) if rule.role in claimed else Judged(rule, Verdict.UNCLAIMED, UNSAID, first)
+        _judge(rule, played, choice) if rule.role in claimed else Judged(rule, RuleVerdict.UNCLAIMED, UNSAID, first)
         for rule in chosen.values()
     ]
-    return Outcome(first.about, True, judged)
+    return ClientOutcome(first.about, True, judged)
 
 
 def _no_stream(played: Played) -> str:
@@ -185,17 +185,17 @@ async def _play(command: Sequence[str], scenario: Scenario, patience: float) -> 
     return played
 
 
-def _judge(rule: Rule, all_played: Sequence[Played], choice: Choice) -> Judged:
+def _judge(rule: ProtocolRule, all_played: Sequence[Played], choice: Choice) -> Judged:
     """Judges a rule by the scenarios that show it, and by those in which it was broken on the way."""
     shows = [each for each in all_played if rule.id in each.scenario.rules or rule.id in each.broken]
     wrong = next((each for each in shows if rule.id in each.broken), None)
     known = rule.id in choice.known
     if wrong is not None:
-        return Judged(rule, Verdict.KNOWN if known else Verdict.BROKEN, wrong.broken[rule.id], wrong)
+        return Judged(rule, RuleVerdict.KNOWN if known else RuleVerdict.BROKEN, wrong.broken[rule.id], wrong)
     shows = shows or [*all_played][:1]  # a rule of every scenario
     lacking = next((each for each in shows if each.unclaimed), None)
     if lacking is not None:
         why = f"the client does not offer the tool {lacking.unclaimed!r}"
-        verdict = Verdict.BROKEN if choice.roles or lacking.unclaimed in BASIC_TOOLS else Verdict.UNCLAIMED
-        return Judged(rule, Verdict.KNOWN if known and verdict is Verdict.BROKEN else verdict, why, lacking)
-    return Judged(rule, Verdict.KEPT, "", shows[0], stale=known)
+        verdict = RuleVerdict.BROKEN if choice.roles or lacking.unclaimed in BASIC_TOOLS else RuleVerdict.UNCLAIMED
+        return Judged(rule, RuleVerdict.KNOWN if known and verdict is RuleVerdict.BROKEN else verdict, why, lacking)
+    return Judged(rule, RuleVerdict.KEPT, "", shows[0], stale=known)

@@ -10,13 +10,13 @@ from typing import Any
 
 from toolbus.conformance.match import Mismatch
 from toolbus.conformance.scripted_bus import Line
-from toolbus.conformance.stage import PATIENCE_SECONDS, Stage
+from toolbus.conformance.stage import PATIENCE_SECONDS, ScenarioStage
 
 
 class WorldVerbs:
     """The network, and the client's process."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: ScenarioStage) -> None:
         self._stage = stage
 
     async def port(self, line: Line, step: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from toolbus.council.available_tools import AvailableTool, missing_tool
-from toolbus.council.deliberation import SkippedTool, ToolOutcome
+from toolbus.council.deliberation import MissingTool, ToolOutcome
 from toolbus.council.member import Member
 from toolbus.text import list_names, nearest
 
@@ -21,7 +21,7 @@ Assigned = list[tuple[str, AvailableTool]]  # tools by the names that a member h
 
 def assigned_tools(
     members: Iterable[Member], tools: Mapping[str, AvailableTool], unlisted: str, *, again: bool
-) -> tuple[dict[str, Assigned], list[SkippedTool]]:
+) -> tuple[dict[str, Assigned], list[MissingTool]]:
     """Returns the tools of members by member id, and those that do not exist.
 
     Args:
@@ -30,7 +30,7 @@ def assigned_tools(
         again: whether it is a retry, where a missing tool fails instead of being skipped.
     """
     assigned: dict[str, Assigned] = {}
-    skipped: list[SkippedTool] = []
+    skipped: list[MissingTool] = []
     for member in members:
         assigned[member.id] = of_member = []
         for name in dict.fromkeys(member.tools):
@@ -40,11 +40,11 @@ def assigned_tools(
                 of_member.append((name, missing_tool(name, unlisted or _missing_reason(name))))
             else:
                 hint = _hint(name, tools) if len(skipped) < _MAX_HINTS else ""
-                skipped.append(SkippedTool(member.id, name, _RULE + hint))
+                skipped.append(MissingTool(member.id, name, _RULE + hint))
     return assigned, skipped
 
 
-def log_skipped(run_id: str, skipped: Sequence[SkippedTool]) -> None:
+def log_skipped(run_id: str, skipped: Sequence[MissingTool]) -> None:
     """Warns an operator, once for a run, of the tools that do not exist."""
     if skipped:
         names = list_names(f"{each.tool!r:.80} of member {each.member_id!r:.80}" for each in skipped)

@@ -33,7 +33,7 @@ from toolbus.council.council_events import (
 from toolbus.council.council_history import CouncilHistory
 from toolbus.council.council_limits import COUNCIL_TIMINGS, CouncilTimings
 from toolbus.council.council_settings import CouncilSettings
-from toolbus.council.deliberation import Deliberation, SkippedTool, ToolOutcome
+from toolbus.council.deliberation import Deliberation, MissingTool, ToolOutcome
 from toolbus.council.deliberation_text import deliberation_block, named_results
 from toolbus.council.inline_tools import InlineTools
 from toolbus.council.language_model import LanguageModel
@@ -315,7 +315,7 @@ class Council:
 
     async def _outcomes(
         self, run: _Run, active: Sequence[Member], *, again: bool
-    ) -> tuple[tuple[ToolOutcome, ...], tuple[SkippedTool, ...]]:
+    ) -> tuple[tuple[ToolOutcome, ...], tuple[MissingTool, ...]]:
         """Runs all tools of some members. Returns outcomes, in the order of members and tools, and skipped tools.
 
         Args:
@@ -366,7 +366,7 @@ class Council:
         fresh: Iterable[ToolOutcome],
         before: Deliberation | None = None,
         *,
-        skipped: tuple[SkippedTool, ...],
+        skipped: tuple[MissingTool, ...],
     ) -> Deliberation:
         """Puts the outcomes of a run together, records and retains them, and sends the events of its end."""
         history = before.history if before is not None else ""

@@ -71,7 +71,7 @@ class ToolOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class SkippedTool:
+class MissingTool:
     """A tool of a participant that did not exist when the run started.
 
     Attributes:
@@ -110,7 +110,7 @@ class Deliberation:
     seconds: float = 0.0
     reused: bool = False
     history: str = ""
-    skipped: tuple[SkippedTool, ...] = ()
+    skipped: tuple[MissingTool, ...] = ()
 
     @property
     def failed(self) -> tuple[ToolOutcome, ...]:

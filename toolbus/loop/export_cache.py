@@ -11,8 +11,8 @@ from typing import TypeAlias
 from toolbus.dialects.dialect import Dialect
 from toolbus.dialects.export import Export, LeftOut, ToolWriter
 from toolbus.errors import PeerLost, ToolBusError
+from toolbus.loop.endpoint_refusals import EndpointRefusals
 from toolbus.loop.loop_tools import LoopTools
-from toolbus.loop.refused_tools import RefusedTools
 from toolbus.loop.tool_source import ToolSource, missing_after_restart
 from toolbus.newest import NewestCache
 from toolbus.tool import Tool
@@ -39,12 +39,12 @@ class ExportCache:
         dialect: Dialect,
         list_timeout: float,
         max_tools: int | None = None,
-        refused: RefusedTools | None = None,
+        refused: EndpointRefusals | None = None,
     ) -> None:
         self._source = source
         self._dialect = dialect
         self._list_timeout = list_timeout
-        self._refused = refused or RefusedTools()
+        self._refused = refused or EndpointRefusals()
         self._setting = dialect.max_tools if max_tools is None else max_tools or None  # None: any number of tools
         self._warned = False  # whether a catalog was too large
         self._catalog: tuple[int, Sequence[Tool]] | None = None  # revision and tools; None until they were listed

@@ -13,9 +13,9 @@ from toolbus.dialects.export import Export, LeftOut
 from toolbus.dialects.tool_choice import chosen_names, follows, forces_call
 from toolbus.dialects.wire_names import NameTable
 from toolbus.loop.endpoint import Endpoint
+from toolbus.loop.endpoint_refusals import MAX_PROBES, EndpointRefusals, without
 from toolbus.loop.loop_events import LoopEvent, ReasoningDelta, TextDelta, ToolsLeftOut, ToolsRefused
 from toolbus.loop.loop_settings import MIN_TOOLS
-from toolbus.loop.refused_tools import MAX_PROBES, RefusedTools, without
 from toolbus.loop.result_cut import ResultCutter
 from toolbus.loop.tool_refusal import refuses_tools, schema_refusal, strict_of, tool_limit
 from toolbus.loop.turn_reply import without_calls
@@ -47,7 +47,7 @@ class ModelClient:
         self.endpoint = endpoint
         self._cutter = cutter
         self.takes_tools = True  # until the endpoint refuses them
-        self.refused = RefusedTools()
+        self.refused = EndpointRefusals()
 
     async def ask(
         self, items: Sequence[HistoryItem], export: Export | None, choice: ToolChoice, notify: Notify, renew: Renew

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from toolbus.neko.sdk_errors import EntryConflictError
     from toolbus.questions import Answer, Question
     from toolbus.sdk.credential import Credential
-    from toolbus.sdk.delegate import Permissions
     from toolbus.sdk.extension import Extension
     from toolbus.sdk.generation import Generation, GenerationRequest
     from toolbus.sdk.host import Host, SyncHost
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, ToolRef
     from toolbus.sdk.notification import Notification
     from toolbus.sdk.plugin_client import Plugin
+    from toolbus.sdk.plugin_delegate import Permissions
     from toolbus.sdk.standing import RefusedTool, WaitingTool
     from toolbus.tool import CallError, Progress, Result, Tool
 

@@ -23,12 +23,12 @@ from toolbus.functions.call_context import CallContext
 from toolbus.functions.call_options import CallOptions, Inputs
 from toolbus.functions.input_rounds import OnInput, OnInputSync, answered, answered_sync
 from toolbus.functions.threads import Inbox
-from toolbus.sdk.caller import Arguments, Batch, Caller, OnProgress, ThreadCaller, deliver
 from toolbus.sdk.generation import Generate
 from toolbus.sdk.host_base import HostBase
 from toolbus.sdk.host_delegate import Feed
 from toolbus.sdk.lent_model import LEND_SECONDS, LENT_IN_FLIGHT, MAX_TOKENS, lend
 from toolbus.sdk.listing import CatalogChange, Listing, list_request
+from toolbus.sdk.loop_calls import Arguments, Batch, LoopCalls, OnProgress, ThreadCaller, deliver
 from toolbus.sdk.notification import Notification
 from toolbus.sdk.outgoing_calls import OutgoingCall
 from toolbus.sdk.tracing import API, begin_call
@@ -50,16 +50,16 @@ class Host(HostBase):
     """
 
     @functools.cached_property
-    def _callers(self) -> weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Caller]:
+    def _callers(self) -> weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls]:
         """The caller of each loop: what the tasks of one turn call reaches the connection together."""
         return weakref.WeakKeyDictionary()
 
-    _caller: Caller | None = None  # that of the loop that called last; None before the first call and once closed
+    _caller: LoopCalls | None = None  # that of the loop that called last; None before the first call and once closed
 
-    def _caller_of(self, loop: asyncio.AbstractEventLoop) -> Caller:
+    def _caller_of(self, loop: asyncio.AbstractEventLoop) -> LoopCalls:
         connection = self._begin()
         if loop not in self._callers:
-            self._callers[loop] = Caller(connection, loop)
+            self._callers[loop] = LoopCalls(connection, loop)
         self._caller = caller = self._callers[loop]
         return caller
 

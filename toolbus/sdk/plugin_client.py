@@ -29,11 +29,11 @@ from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
 from toolbus.neko.plugin_services import outlet_of
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings, find_credential
-from toolbus.sdk.delegate import Permissions, PluginDelegate
 from toolbus.sdk.generation import Generation, Mode, ask, request_of
 from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming_calls import Runner
 from toolbus.sdk.notification import notify, say
+from toolbus.sdk.plugin_delegate import Permissions, PluginDelegate
 from toolbus.sdk.standing import RefusedTool, Standing, WaitingTool
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus.audit.audit_chain import files_of
-from toolbus.bus.audit.audit_writer import AuditWriter, Entry
+from toolbus.bus.audit.audit_writer import AuditRecord, AuditWriter
 
 
 @contextmanager
@@ -32,8 +32,8 @@ def write(directory: Path, count: int, **options: Any) -> tuple[int, str]:
         return writer.head
 
 
-def line(target: str = "") -> Entry:
-    return Entry(time.time(), {"act": "role", "target": target})
+def line(target: str = "") -> AuditRecord:
+    return AuditRecord(time.time(), {"act": "role", "target": target})
 
 
 def raw_lines(directory: Path) -> list[bytes]:

@@ -15,7 +15,7 @@ import pytest
 from tests.bus.audit.chains import entries, line, targets, write, writing
 from tests.support.waiting import until_sync
 from toolbus.bus.audit.audit_chain import files_of, verify
-from toolbus.bus.audit.audit_writer import MAX_TEXT, AuditWriter, Entry
+from toolbus.bus.audit.audit_writer import MAX_TEXT, AuditRecord, AuditWriter
 from toolbus.errors import NotAudited, SetupError
 
 
@@ -35,7 +35,7 @@ def filled(directory: Path) -> int:
     """Writes so much that no other file of the process is as large; returns how many lines."""
     with writing(directory) as writer:
         for number in range(4_000):
-            writer.put(Entry(0.0, {"act": "role", "target": str(number), "why": "x" * MAX_TEXT}))
+            writer.put(AuditRecord(0.0, {"act": "role", "target": str(number), "why": "x" * MAX_TEXT}))
     return 4_000
 
 
@@ -54,7 +54,7 @@ def watch_syncs(directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_lines_have_every_field_in_order_and_are_only_for_their_owner(tmp_path: Path) -> None:
     with writing(tmp_path / "audit") as writer:
-        writer.put(Entry(1.25, {"act": "role", "who": "ann", "why": "ü" * 1_000, "target": "half \ud800"}))
+        writer.put(AuditRecord(1.25, {"act": "role", "who": "ann", "why": "ü" * 1_000, "target": "half \ud800"}))
     (entry,) = entries(tmp_path / "audit")
     assert list(entry) == [
         *("seq", "time", "boot", "act", "who", "key", "how", "peer", "source", "target", "outcome", "why", "prev")
@@ -151,7 +151,7 @@ def test_lines_that_find_no_room_are_counted_in_the_chain(tmp_path: Path) -> Non
                 writer.put_now(line("first"))
             for number in range(250):
                 writer.put(line(str(number)))
-            writer.put(Entry(0.0, {"act": "calls", "count": 3}, calls=([row] * 3, 0.0)))
+            writer.put(AuditRecord(0.0, {"act": "calls", "count": 3}, calls=([row] * 3, 0.0)))
         until_sync(lambda: not writer.failing, "the disk to have room")
     written = entries(tmp_path)[count:]
     (lost,) = [each for each in written if each["act"] == "lost"]
@@ -166,7 +166,7 @@ def test_calls_are_written_without_their_contents(tmp_path: Path) -> None:
         ("c-2", "echo", "plugin", "host", 11.0, 12.0, 99, 2, 2, None, None),
     ]
     with writing(tmp_path) as writer:
-        writer.put(Entry(0.0, {"act": "calls", "count": 2}, calls=(rows, 1_000.0)))
+        writer.put(AuditRecord(0.0, {"act": "calls", "count": 2}, calls=(rows, 1_000.0)))
     (entry,) = entries(tmp_path)
     assert entry["calls"] == [
         ["c-1", "echo", "plugin", "host", "ann", "OK", 1010.0, 0.5],

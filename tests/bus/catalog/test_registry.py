@@ -7,7 +7,7 @@ import pytest
 from tests.bus.catalog.registry_cases import V1, V2, current, names, offers
 from tests.support.core_model import PeerDouble, offered, tool
 from toolbus.bus.catalog.catalog_view import CatalogView
-from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
@@ -57,7 +57,7 @@ def test_removing_for_one_role_removes_only_there() -> None:
     owner = offers(registry, "one", V1)
     outcome = registry.unregister("t", "r1")
     assert (names(registry, "r1"), names(registry, "r2")) == ([], ["t"])
-    assert outcome == Outcome(("t",), ("r1",), count=1, lost=outcome.lost)
+    assert outcome == ChangeOutcome(("t",), ("r1",), count=1, lost=outcome.lost)
     assert [(notice.handler, notice.roles, notice.by_source) for notice in outcome.lost] == [(owner, ("r1",), None)]
 
 
@@ -68,7 +68,7 @@ def test_clearing_removes_a_source_only_and_counts_once_per_role() -> None:
     outcome = registry.clear("one")
     assert (outcome.count, outcome.names, outcome.roles) == (3, ("a", "b"), ("r1", "r2"))
     assert names(registry) == ["c"]
-    assert registry.clear("one") == Outcome()
+    assert registry.clear("one") == ChangeOutcome()
 
 
 def test_a_role_added_later_gets_the_tools_without_role_and_no_others() -> None:

@@ -16,11 +16,11 @@ from tests.bus.console.console_bus import STREAM, following
 from tests.bus.keys.keys_directory import KeysDirectory
 from tests.bus.test_doors import House, open_house
 from tests.support.waiting import within
-from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.identity import Identity, Scopes, template
 from toolbus.bus.console.console_login import CODE_SECONDS, COOKIE, COOKIE_SECONDS, MAX_CODES, Logins
 from toolbus.bus.gateway.remote_access import BY_COOKIE, RemoteAccess
 from toolbus.bus.gateway.resource_metadata import ResourceMetadata
+from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.web_paths import WebPaths
 from toolbus.errors import Unauthenticated

@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.gateway.access import AccessGuard
 from toolbus.bus.gateway.remote_access import RemoteAccess
 from toolbus.bus.gateway.resource_metadata import WELL_KNOWN, ResourceMetadata
+from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.web_paths import WebPaths
 
 LOGIN = "https://login.example"

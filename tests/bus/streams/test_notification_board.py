@@ -13,7 +13,7 @@ from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import notification_board
-from toolbus.bus.streams.notification_board import MAX_KEPT, Notification, NotificationBoard
+from toolbus.bus.streams.notification_board import MAX_KEPT, BoardEntry, NotificationBoard
 from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted
 
 
@@ -22,8 +22,8 @@ def board(rules: dict[str, Any] | None = None) -> NotificationBoard:
     return NotificationBoard(CatalogView(Registry(), policy), lambda: 1_000.0)
 
 
-def reading(on: NotificationBoard, principal: Principal = OBSERVER) -> list[Notification]:
-    got: list[Notification] = []
+def reading(on: NotificationBoard, principal: Principal = OBSERVER) -> list[BoardEntry]:
+    got: list[BoardEntry] = []
     on.read(principal, got.append, lambda: None)
     return got
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.core_model import Core, StreamDouble, names, tool
 from toolbus.bus.access.identity import LOCAL, Globs, Identity, Scopes
 from toolbus.bus.streams import refused_tools
-from toolbus.bus.streams.refused_tools import Cause, Refusal, RefusedTools
+from toolbus.bus.streams.refused_tools import Cause, Refusal, SessionRefusals
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -299,7 +299,7 @@ def test_an_answer_names_so_many_refusals_that_the_message_is_not_filled_and_say
 
 
 def test_declarations_that_do_not_fit_are_dropped_before_their_refusals() -> None:
-    core, refused = Core(), RefusedTools()
+    core, refused = Core(), SessionRefusals()
     peer = core.attached("plugin").peer
     large = pb.Tool(name="t", description="x" * 400_000)
     refused.set(peer, [Refusal.of(large, "why", Cause.RIGHT) for _ in range(4)])
@@ -308,7 +308,7 @@ def test_declarations_that_do_not_fit_are_dropped_before_their_refusals() -> Non
     ((name, error),) = [(each.name, each.error) for each in refused.of(peer)]
     assert (len(name), len(error)) == (refused_tools.MAX_NAME, refused_tools.MAX_ERROR)
     refused.drop(peer)
-    assert repr(refused) == "<RefusedTools 0 of 0 sessions, 0 bytes>"
+    assert repr(refused) == "<SessionRefusals 0 of 0 sessions, 0 bytes>"
 
 
 class _Interrupted(Identity):

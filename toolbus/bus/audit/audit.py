@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from toolbus.bus.access.principal import OBSERVER, Principal
-from toolbus.bus.audit.audit_writer import AuditWriter, Entry
+from toolbus.bus.audit.audit_writer import AuditRecord, AuditWriter
 from toolbus.errors import NotAudited, ToolBusError
 
 Act = Literal[
@@ -111,7 +111,7 @@ class Audit:
         if act in REFUSALS and not self._may_refuse(now):
             writer.lose(1)
             return
-        writer.put(Entry(now, _fields(act, principal, target, outcome, why, more)))
+        writer.put(AuditRecord(now, _fields(act, principal, target, outcome, why, more)))
 
     def refuse(self, peer: str, target: str, why: str) -> None:
         """Says that an unknown client was not let in.
@@ -130,7 +130,7 @@ class Audit:
             began: as in `CallRecords`.
         """
         if self._writer is not None:
-            self._writer.put(Entry(time.time(), {"act": "calls", "count": len(calls)}, calls=(calls, began)))
+            self._writer.put(AuditRecord(time.time(), {"act": "calls", "count": len(calls)}, calls=(calls, began)))
 
     @contextmanager
     def operation(self, act: Act, principal: Principal = BUS, *, target: str = "", why: str = "") -> Iterator[None]:
@@ -147,16 +147,16 @@ class Audit:
             return
         if self._required:
             try:
-                writer.put_now(Entry(time.time(), _fields(act, principal, target, "begun", why)))
+                writer.put_now(AuditRecord(time.time(), _fields(act, principal, target, "begun", why)))
             except NotAudited as error:
                 raise _not_done(str(error)) from None
         try:
             yield
         except Exception as error:
             why = str(error) if isinstance(error, ToolBusError) else type(error).__name__
-            writer.put(Entry(time.time(), _fields(act, principal, target, "failed", why), urgent=True))
+            writer.put(AuditRecord(time.time(), _fields(act, principal, target, "failed", why), urgent=True))
             raise
-        writer.put(Entry(time.time(), _fields(act, principal, target, "ok", why), urgent=True))
+        writer.put(AuditRecord(time.time(), _fields(act, principal, target, "ok", why), urgent=True))
 
     def check(self) -> None:
         """Checks that what is done now can be written down.

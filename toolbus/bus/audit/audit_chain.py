@@ -40,7 +40,7 @@ class ChainEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ChainVerdict:
     """What a check of a chain found.
 
     Attributes:
@@ -117,7 +117,7 @@ class _Line:
         return f"line {self.entry['seq']} ({self.place})" if self.entry is not None else self.place
 
 
-def verify(directory: Path, head: str = "") -> Verdict:
+def verify(directory: Path, head: str = "") -> ChainVerdict:
     """Checks a chain from its first line to its last, across files.
 
     Args:
@@ -131,15 +131,15 @@ def verify(directory: Path, head: str = "") -> Verdict:
     lines = _lines(directory)
     for line in lines:
         if line.entry is None or line.entry["seq"] != count + 1:
-            return Verdict(count, prev, _misplaced(directory, line, before, count + 1))
+            return ChainVerdict(count, prev, _misplaced(directory, line, before, count + 1))
         if line.entry["prev"] != prev:
-            return _changed(line, next(lines, None), before, Verdict(count, prev))
+            return _changed(line, next(lines, None), before, ChainVerdict(count, prev))
         count, prev, before = count + 1, line.hash, line
         known = known or line.hash == head
     if not known:
         fault = f"no line has the hash {head}: lines were cut from the end, or the whole chain was written anew"
-        return Verdict(count, prev, fault)
-    return Verdict(count, prev)
+        return ChainVerdict(count, prev, fault)
+    return ChainVerdict(count, prev)
 
 
 def _misplaced(directory: Path, line: _Line, before: _Line | None, expected: int) -> str:
@@ -157,7 +157,7 @@ def _misplaced(directory: Path, line: _Line, before: _Line | None, expected: int
     return f"{lines} cut {where}: {line.shown} follows"
 
 
-def _changed(line: _Line, after: _Line | None, before: _Line | None, whole: Verdict) -> Verdict:
+def _changed(line: _Line, after: _Line | None, before: _Line | None, whole: ChainVerdict) -> ChainVerdict:
     """Says which of two lines was changed, where the second does not have the hash of the first.
 
     Args:
@@ -166,7 +166,7 @@ def _changed(line: _Line, after: _Line | None, before: _Line | None, whole: Verd
     is_intact = after is None or (after.entry is not None and after.entry["prev"] == line.hash)
     if before is not None and before.entry is not None and is_intact:
         fault = f"{before.shown} was changed: {line.shown} has another hash of it"
-        return Verdict(whole.lines - 1, before.entry["prev"], fault)
+        return ChainVerdict(whole.lines - 1, before.entry["prev"], fault)
     return replace(whole, fault=f"{line.shown} was changed: it has another hash of the line before it")
 
 

@@ -39,7 +39,7 @@ COMPLAIN_SECONDS = 60.0  # between two complaints in the log
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class AuditRecord:
     """One line to be written.
 
     Attributes:
@@ -89,7 +89,7 @@ class AuditWriter:
         self._max_file = max_file
         self._sync_seconds = sync_seconds
         self._head_seconds = head_seconds
-        self._waiting: deque[Entry] = deque()
+        self._waiting: deque[AuditRecord] = deque()
         self._lost = self._lost_calls = 0  # lines that found no room, and calls in them; guarded by the lock
         self._told_lost = 0  # lines that lines `lost` have counted
         self._lock = threading.Lock()
@@ -144,7 +144,7 @@ class AuditWriter:
             ) from error
         self._thread.start()
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: AuditRecord) -> None:
         """Has a line written soon; one that finds no room is counted as lost."""
         if len(self._waiting) >= (self._max_waiting if entry.calls is None else self._max_waiting // 100):
             self.lose(1, 0 if entry.calls is None else len(entry.calls[0]))
@@ -160,7 +160,7 @@ class AuditWriter:
         with self._lock:
             self._lost, self._lost_calls = self._lost + lines, self._lost_calls + calls
 
-    def put_now(self, entry: Entry) -> None:
+    def put_now(self, entry: AuditRecord) -> None:
         """Has a line written and waits until it is on disk.
 
         Raises:
@@ -173,7 +173,7 @@ class AuditWriter:
         self._wake.set()
         if not written.wait(WAIT_SECONDS):
             error = f"the disk did not answer within {WAIT_SECONDS:g} s"
-            self.put(Entry(time.time(), {**entry.fields, "outcome": "refused", "why": error}))
+            self.put(AuditRecord(time.time(), {**entry.fields, "outcome": "refused", "why": error}))
             raise NotAudited(error)
         if entry.error:
             raise NotAudited(entry.error)
@@ -219,7 +219,7 @@ class AuditWriter:
         if lost:
             why = "lines were not written: too many waited, or too many acts were refused"
             fields = {"act": "lost", "outcome": "failed", "why": why, "lines": lost, "calls": calls}
-            entries.append(Entry(time.time(), fields))
+            entries.append(AuditRecord(time.time(), fields))
         try:
             if entries:
                 self._append(entries)
@@ -232,7 +232,7 @@ class AuditWriter:
             self._sync(at_once=self._closing or any(each.urgent for each in entries))
         except OSError as error:
             self._failed(entries, error)
-            self._waiting.extend(Entry(each.time, each.fields) for each in entries if each.error)
+            self._waiting.extend(AuditRecord(each.time, each.fields) for each in entries if each.error)
             return
         self._told_lost += lost
         if self.failing:
@@ -248,7 +248,7 @@ class AuditWriter:
             os.fsync(self._file)
             self._synced_at, self._unsynced = now, False
 
-    def _append(self, entries: list[Entry]) -> None:
+    def _append(self, entries: list[AuditRecord]) -> None:
         """Appends lines, all or none of them."""
         if self._file < 0:
             self._open_file()
@@ -273,7 +273,7 @@ class AuditWriter:
             raise
         self._size += len(data)
 
-    def _failed(self, entries: list[Entry], error: Exception) -> None:
+    def _failed(self, entries: list[AuditRecord], error: Exception) -> None:
         """Notes that lines could not be written; those that somebody waits for become lines of a refused act."""
         self.failing = True
         text = getattr(error, "strerror", None) or repr(error)
@@ -300,7 +300,7 @@ class AuditWriter:
         if end.torn:
             os.ftruncate(self._file, end.size)
             why = f"{len(end.torn)} bytes of a line that was not written to its end were removed: {_shown(end.torn)}"
-            self._append([Entry(time.time(), {"act": "torn", "outcome": "failed", "why": why})])
+            self._append([AuditRecord(time.time(), {"act": "torn", "outcome": "failed", "why": why})])
 
     def _continue_in(self, number: int) -> None:
         if self._file >= 0:
@@ -327,7 +327,7 @@ _CODES = {code.value: code.name if code else "OK" for code in Code} | {INPUT_REQ
 _NONE = dict.fromkeys(("who", "key", "how", "peer", "source", "target"), "")
 
 
-def _line(seq: int, boot: str, entry: Entry, prev: str) -> bytes:
+def _line(seq: int, boot: str, entry: AuditRecord, prev: str) -> bytes:
     fields = {key: shorten(value, MAX_TEXT) if type(value) is str else value for key, value in entry.fields.items()}
     place = {"seq": seq, "time": round(entry.time, 6), "boot": boot, "act": fields.pop("act")}
     if entry.calls is not None:

@@ -1,7 +1,7 @@
 """Describes changes of the catalog.
 
-`Outcome` and its notices say what one change did. The journal remembers which names changed at which revision, and
-`CatalogChanges` is what a watcher that knows a revision has missed since.
+`ChangeOutcome` and its notices say what one change did. The journal remembers which names changed at which revision,
+and `CatalogChanges` is what a watcher that knows a revision has missed since.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LostTool:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ChangeOutcome:
     """What one change of the catalog did.
 
     Attributes:

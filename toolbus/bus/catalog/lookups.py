@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
+from toolbus.bus.catalog.catalog_listing import build, describe, is_public
 from toolbus.bus.catalog.changes import CatalogChanges, Journal
 from toolbus.bus.catalog.compiled_tool import CompiledTool
 from toolbus.bus.catalog.entry import Entry, ToolListing
 from toolbus.bus.catalog.handler import Handler
-from toolbus.bus.catalog.listing import build, describe, is_public
 from toolbus.bus.catalog.offer_index import OfferIndex
 from toolbus.bus.catalog.role_tables import RoleTables
 from toolbus.errors import UnknownRole

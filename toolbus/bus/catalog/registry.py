@@ -14,7 +14,7 @@ import itertools
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from toolbus.bus.catalog.changes import LostTool, Outcome
+from toolbus.bus.catalog.changes import ChangeOutcome, LostTool
 from toolbus.bus.catalog.compiled_tool import CompiledTool
 from toolbus.bus.catalog.entry import Declaration, Entry, RoleTable
 from toolbus.bus.catalog.handler import Handler
@@ -83,7 +83,7 @@ class Registry(Lookups):
         needs_role: bool = False,
         waits: bool = False,
         roles: Sequence[str | None] | None = None,
-    ) -> Outcome:
+    ) -> ChangeOutcome:
         """Offers tools of a handler; the last writer wins and the place in the list is kept (REST-5).
 
         Args:
@@ -133,7 +133,7 @@ class Registry(Lookups):
             for entry in before:
                 self._remove(entry, handler)
             tables.drop_empty()
-            return Outcome(
+            return ChangeOutcome(
                 names=tuple(taken),
                 roles=tables.in_order(affected),
                 failed=tuple(failed),
@@ -142,7 +142,7 @@ class Registry(Lookups):
                 waiting=tuple(waiting),
             )
 
-    def unregister(self, name: str, role: str = "", source: str = "", *, hidden: bool = False) -> Outcome:
+    def unregister(self, name: str, role: str = "", source: str = "", *, hidden: bool = False) -> ChangeOutcome:
         """Withdraws one tool, in one role or in all; with a source only where that source has it.
 
         Args:
@@ -161,7 +161,7 @@ class Registry(Lookups):
                     entries.append(entry)
             return self._withdraw(entries)
 
-    def clear(self, source: str, role: str = "") -> Outcome:
+    def clear(self, source: str, role: str = "") -> ChangeOutcome:
         """Withdraws every tool of a source, in one role or in all.
 
         Raises:
@@ -177,7 +177,7 @@ class Registry(Lookups):
         only: Callable[[Entry], bool] = lambda entry: True,
         *,
         names: Collection[str] | None = None,
-    ) -> Outcome:
+    ) -> ChangeOutcome:
         """Withdraws tools of a handler at once, all or some: it drains, has unregistered, or declares them badly.
 
         Args:
@@ -189,7 +189,7 @@ class Registry(Lookups):
                 self.revision += 1
             for entry in entries:
                 self._remove(entry, handler)
-            return Outcome(names=tuple(dict.fromkeys(entry.bare_name for entry in entries)))
+            return ChangeOutcome(names=tuple(dict.fromkeys(entry.bare_name for entry in entries)))
 
     def lose(self, handler: Handler, why: str, now: float) -> list[str]:
         """Takes tools of a handler that disconnected offline; they keep their places for the grace period.
@@ -401,9 +401,9 @@ class Registry(Lookups):
         elif changed:
             self._journalize(entry, visible)
 
-    def _withdraw(self, entries: Sequence[Entry]) -> Outcome:
+    def _withdraw(self, entries: Sequence[Entry]) -> ChangeOutcome:
         if not entries:
-            return Outcome()
+            return ChangeOutcome()
         self.revision += 1
         affected: dict[str, None] = {}
         lost: Lost = {}
@@ -417,7 +417,7 @@ class Registry(Lookups):
                 affected[role] = None
             self._drop(entry, self._visible(entry))
         count = sum(1 for entry in entries if entry.table.role in self._configured)
-        return Outcome(
+        return ChangeOutcome(
             names=tuple(dict.fromkeys(entry.bare_name for entry in entries)),
             roles=self.tables.in_order(affected),
             count=count,

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.identity import Identity, Scopes
+from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.mcp_server.seal import BrokenSeal, Sealer
 from toolbus.errors import Unauthenticated
 

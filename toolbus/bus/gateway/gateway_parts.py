@@ -11,7 +11,7 @@ from fastapi import Request
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.callback_url import CallbackUrl
-from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.registrations import Registrations
 from toolbus.bus.gateway.remote_access import RemoteAccess
@@ -91,7 +91,7 @@ class GatewayParts:
         identity = principal.identity
         return LocalCaller(principal.source, self.core.dispatcher, is_admin=is_admin, identity=identity)
 
-    def register(self, source: str, tool: Tool, target: CallbackUrl, secret: str) -> Outcome:
+    def register(self, source: str, tool: Tool, target: CallbackUrl, secret: str) -> ChangeOutcome:
         """Registers a tool with a callback URL: `Registrations.register`.
 
         Raises:

@@ -15,7 +15,7 @@ from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_
 from toolbus.bus.gateway.host_models import Notifications, UserId
 from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.tool_routes import REFUSALS
-from toolbus.bus.streams.notification_board import MAX_KEPT, MAX_KEPT_BYTES, Notification
+from toolbus.bus.streams.notification_board import MAX_KEPT, MAX_KEPT_BYTES, BoardEntry
 from toolbus.mailbox import Mailbox
 
 MAX_WAITING_BYTES = 2 * MAX_KEPT_BYTES  # of the events that one slow reader may have waiting
@@ -58,7 +58,7 @@ async def _follow(parts: GatewayParts, principal: Principal, user_id: str, known
     lost = board.lost_after(known)
     mailbox: Mailbox[bytes] = Mailbox(MAX_WAITING_BYTES, on_lost=_lost, weigh=len)
 
-    def put(notification: Notification) -> None:
+    def put(notification: BoardEntry) -> None:
         if _is_for(notification, user_id):
             mailbox.put(event("notification", _described(notification), str(notification.number)))
 
@@ -79,11 +79,11 @@ def _lost(count: int) -> bytes:
     return event("lost", {"count": count})
 
 
-def _is_for(notification: Notification, user_id: str) -> bool:
+def _is_for(notification: BoardEntry, user_id: str) -> bool:
     return not user_id or notification.user_id in ("", user_id)
 
 
-def _described(notification: Notification) -> dict[str, Any]:
+def _described(notification: BoardEntry) -> dict[str, Any]:
     described = asdict(notification)
     data_json = described.pop("data_json")
     return described | {"data": json.loads(data_json) if data_json else None}

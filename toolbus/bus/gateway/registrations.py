@@ -18,7 +18,7 @@ from dataclasses import replace
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.calls.refusals import lacks_permission
-from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool, declared_twice, unchecked
 from toolbus.bus.catalog.handler import LENT_MODEL, is_operators
 from toolbus.bus.core import Core
@@ -134,7 +134,7 @@ class Registrations:
 
     # -- registering ---------------------------------------------------------------------------------------------
 
-    def register(self, source: str, tool: Tool, target: CallbackUrl, secret: str = "") -> Outcome:
+    def register(self, source: str, tool: Tool, target: CallbackUrl, secret: str = "") -> ChangeOutcome:
         """Registers one tool by REST: its arguments are checked only if it asks for that (REST-40).
 
         Some role has to accept it (REST-4).
@@ -227,7 +227,7 @@ class Registrations:
 
     def _register(
         self, source: str, items: list[tuple[CompiledTool, CallbackUrl]], *, needs_role: bool = False, secret: str = ""
-    ) -> list[Outcome]:
+    ) -> list[ChangeOutcome]:
         self._audit.check()
         outcomes = []
         for tool, target in items:

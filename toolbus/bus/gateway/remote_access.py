@@ -14,11 +14,11 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from toolbus.bus.access.doorman import Doorman
 from toolbus.bus.access.identity import LOCAL, NOBODY, Identity
 from toolbus.bus.gateway.http_connection import CERTIFICATE, PROBES
 from toolbus.bus.gateway.resource_metadata import ResourceMetadata
 from toolbus.bus.gateway.scope_guard import check_path, needs_key
+from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.loopback import is_own_origin, mask
 from toolbus.bus.web_paths import WebPaths
 from toolbus.errors import NotPermitted, Unauthenticated

@@ -8,7 +8,7 @@ import ssl
 import tempfile
 from collections.abc import Iterator
 
-from toolbus.bus.access.doorman import Keys
+from toolbus.bus.keys.keyring import Keyring
 
 
 class TlsContext:
@@ -18,7 +18,7 @@ class TlsContext:
         context: for the server; a renewed certificate is used from the next connection on.
     """
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keyring) -> None:
         self._keys = keys
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2

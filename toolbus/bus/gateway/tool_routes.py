@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from toolbus.bus.access.identity import Scopes
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
-from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.schema import SchemaFault, compile_output_schema, is_deeper
 from toolbus.bus.core import Core
@@ -173,7 +173,7 @@ def describe_tool(listing: ToolListing) -> dict[str, Any]:
     }
 
 
-def _roles(outcome: Outcome) -> dict[str, Any]:
+def _roles(outcome: ChangeOutcome) -> dict[str, Any]:
     return {"affected_roles": outcome.roles, "failed_roles": []}
 
 

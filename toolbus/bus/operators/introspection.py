@@ -20,7 +20,7 @@ from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.streams.catalog_messages import NOT_THERE, best_state
 from toolbus.bus.streams.presence import Presence
-from toolbus.bus.streams.refused_tools import Refusal, RefusedTools
+from toolbus.bus.streams.refused_tools import Refusal, SessionRefusals
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.tool import HINTS, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -78,7 +78,7 @@ class Introspection:
             calls = self._calls(None if everything else user_id, principal_of(scope).identity)
             return self._stats(calls, everything) if kind == "stats" else calls[:MAX_ROWS]
         if kind == "refused":
-            refused = self._presence.review.refused if everything else RefusedTools()
+            refused = self._presence.review.refused if everything else SessionRefusals()
             return [_refused(*each) for each in refused.listed(_ALL, principal_of(scope).identity)[:MAX_ROWS]]
         if kind == "tool":
             return self._declarations(name, source, scope, everything)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
-from toolbus.bus.catalog.changes import CatalogChanges, Outcome
+from toolbus.bus.catalog.changes import CatalogChanges, ChangeOutcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool
 from toolbus.bus.catalog.entry import Entry, ToolListing
 from toolbus.bus.catalog.handler import HOST_SOURCE, Handler, is_operators
@@ -50,7 +50,7 @@ def read_tool(message: pb.Tool, limits: Limits, *, qualified: bool = False) -> C
     return compile_tool(Tool.from_wire(message, limits), limits, qualified=qualified)
 
 
-def registered(*outcomes: Outcome) -> wire.RegisterResponse:
+def registered(*outcomes: ChangeOutcome) -> wire.RegisterResponse:
     """Builds the response of Register from the outcomes of its steps."""
     return wire.RegisterResponse(
         registered=[name for outcome in outcomes for name in outcome.names],
@@ -78,13 +78,13 @@ def waiting_to_wire(waiting: Sequence[tuple[str, str]], receives_bytes: int = 4 
     return messages
 
 
-def unregistered(name: str, outcome: Outcome) -> wire.UnregisterResponse:
+def unregistered(name: str, outcome: ChangeOutcome) -> wire.UnregisterResponse:
     """Builds the response of Unregister."""
     removed = bool(outcome.names or outcome.forgotten)
     return wire.UnregisterResponse(removed=removed, name=name, affected_roles=outcome.roles, ok=True)
 
 
-def cleared(source: str, outcome: Outcome) -> wire.ClearResponse:
+def cleared(source: str, outcome: ChangeOutcome) -> wire.ClearResponse:
     """Builds the response of Clear."""
     return wire.ClearResponse(removed=outcome.count, source=source, affected_roles=outcome.roles, ok=True)
 
@@ -193,7 +193,7 @@ def changes(missed: CatalogChanges) -> Iterator[wire.Event]:
     yield event
 
 
-def _failed(outcome: Outcome) -> list[wire.FailedRole]:
+def _failed(outcome: ChangeOutcome) -> list[wire.FailedRole]:
     return [wire.FailedRole(role=role, tool=tool, error=error) for role, tool, error in outcome.failed]
 
 

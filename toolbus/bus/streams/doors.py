@@ -14,10 +14,10 @@ from urllib.parse import unquote
 
 import grpc
 
-from toolbus.bus.access.doorman import Doorman, der_of
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
+from toolbus.bus.keys.doorman import Doorman, der_of
 from toolbus.bus.streams.rpc_identity import set_rpc_identity
 from toolbus.errors import NotPermitted, SetupError, ToolBusError, grpc_status
 from toolbus.local_users import Address

@@ -20,10 +20,10 @@ from typing import IO, Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from toolbus.bus.access.doorman import split_secure
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.calls.dispatcher import Dispatcher
+from toolbus.bus.keys.doorman import split_secure
 from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.doors import Door, Doors, OpenDoor

@@ -34,7 +34,7 @@ _WAITING_BYTES = 512 * 1024  # what may wait for a session before notifications 
 
 
 @dataclass(frozen=True, slots=True)
-class Notification:
+class BoardEntry:
     """What a plugin said: see the message of the same name on the wire."""
 
     number: int
@@ -74,14 +74,14 @@ class NotificationBoard:
     def __init__(self, view: CatalogView, clock: Callable[[], float] = time.time) -> None:
         self._view = view
         self._clock = clock
-        self._newest: deque[Notification] = deque()  # the newest, oldest first
+        self._newest: deque[BoardEntry] = deque()  # the newest, oldest first
         self._kept_bytes = 0
         # Numbers begin with the time in µs, so that they rise over restarts: no bus gets one each µs.
         self.newest = self._first = int(clock() * 1e6)
         self._forgotten = self.newest  # the number of the newest that is not kept any more
         self._peers: dict[Peer, int] = {}  # subscribers → how many they have lost since the last that they got
         # Readers → who reads, and what to call when the bus stops.
-        self._readers: dict[Callable[[Notification], object], tuple[Principal, Callable[[], object]]] = {}
+        self._readers: dict[Callable[[BoardEntry], object], tuple[Principal, Callable[[], object]]] = {}
         self._quotas: NewestCache[str, Quota] = NewestCache(MAX_SOURCES)
 
     def __repr__(self) -> str:
@@ -109,7 +109,7 @@ class NotificationBoard:
             raise NotPermitted(f"source {quote(source)} is not open to user {quote(user_id)}: an operator adds them")
         self._take_rate(source, now)
         self.newest += 1
-        notification = Notification(self.newest, source, user_id, text, data_json, self._clock())
+        notification = BoardEntry(self.newest, source, user_id, text, data_json, self._clock())
         self._keep(notification)
         peers = [peer for peer in self._peers if self.shows(notification, peer.principal)]
         readers = [read for read, (principal, _) in self._readers.items() if self.shows(notification, principal)]
@@ -135,7 +135,7 @@ class NotificationBoard:
         self._peers.pop(peer, None)
 
     def read(
-        self, principal: Principal, reader: Callable[[Notification], object], on_close: Callable[[], object]
+        self, principal: Principal, reader: Callable[[BoardEntry], object], on_close: Callable[[], object]
     ) -> Callable[[], object]:
         """Passes what a principal may see to a reader, which must not block. Returns how to end that.
 
@@ -150,7 +150,7 @@ class NotificationBoard:
         for _, on_close in list(self._readers.values()):
             on_close()
 
-    def since(self, number: int, principal: Principal) -> Iterator[Notification]:
+    def since(self, number: int, principal: Principal) -> Iterator[BoardEntry]:
         """Yields those after a number that are kept and that a principal may see, oldest first; none after 0."""
         kept = list(self._newest) if number else []
         return (each for each in kept if each.number > number and self.shows(each, principal))
@@ -159,7 +159,7 @@ class NotificationBoard:
         """Returns how many of this run of the bus came after a number and are not kept any more; none after 0."""
         return max(0, self._forgotten - max(number, self._first)) if number else 0
 
-    def shows(self, notification: Notification, principal: Principal) -> bool:
+    def shows(self, notification: BoardEntry, principal: Principal) -> bool:
         """Tells whether a principal may see a notification: its user, and a tool of its source."""
         scopes = principal.identity.scopes
         if scopes is None:
@@ -168,7 +168,7 @@ class NotificationBoard:
             return False
         return not self._view.hides_source(notification.source, scopes.level, principal)
 
-    def _send(self, peer: Peer, notification: Notification, room: int = _WAITING_BYTES) -> bool:
+    def _send(self, peer: Peer, notification: BoardEntry, room: int = _WAITING_BYTES) -> bool:
         if peer.outbox.waiting_bytes > room:
             self._peers[peer] += 1
             return False
@@ -186,7 +186,7 @@ class NotificationBoard:
                 "notifications_per_second", int(PER_SECOND), f"wait {wait:.2f} s, or say several things in one"
             )
 
-    def _keep(self, notification: Notification) -> None:
+    def _keep(self, notification: BoardEntry) -> None:
         self._newest.append(notification)
         self._kept_bytes += notification.size
         while len(self._newest) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:

@@ -15,7 +15,7 @@ from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.policy import TOOLS, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.pins.pins import Pins
@@ -190,7 +190,7 @@ class Presence(SessionTable):
         peers = list(self.by_source.get(source, {}).values())
         for peer in peers:
             peer.send_event(wire.Event(permission_changed=change))
-        outcome = Outcome()
+        outcome = ChangeOutcome()
         if permission == TOOLS and granted:
             self.review.review(peers, Cause.RIGHT)
         elif permission == TOOLS:

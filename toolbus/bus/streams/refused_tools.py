@@ -77,7 +77,7 @@ class Refusal:
         return Refusal(self.name, self.role, self.error, self.cause)
 
 
-class RefusedTools:
+class SessionRefusals:
     """The refusals of the attached sessions of one bus, at most `MAX_OF_SESSION` of each and `MAX_OF_BUS` of all.
 
     Changed on the bus's loop alone; `listed` and `find` may be called from any thread.
@@ -89,7 +89,7 @@ class RefusedTools:
         self._bytes = 0
 
     def __repr__(self) -> str:
-        return f"<RefusedTools {self._count} of {len(self._by_peer)} sessions, {self._bytes} bytes>"
+        return f"<SessionRefusals {self._count} of {len(self._by_peer)} sessions, {self._bytes} bytes>"
 
     def __len__(self) -> int:
         return self._count

@@ -14,14 +14,14 @@ from toolbus.bus.access.identity import Identity
 from toolbus.bus.access.principal import Principal
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.calls.refusals import lacks_permission
-from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.compiled_tool import CompiledTool, declared_twice
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.pins.pins import Pins, subject_of
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.peer import Peer
-from toolbus.bus.streams.refused_tools import Cause, Refusal, RefusedTools, to_wire
+from toolbus.bus.streams.refused_tools import Cause, Refusal, SessionRefusals, to_wire
 from toolbus.bus.streams.withdrawal import notify_owners
 from toolbus.errors import InvalidTool, LimitExceeded, NotApproved, NotPermitted, RequestError, UnknownRole
 from toolbus.session import State
@@ -64,7 +64,7 @@ class ToolReview:
     """
 
     def __init__(self, registry: Registry, policy: Policy, limits: Limits, audit: Audit, pins: Pins) -> None:
-        self.refused = RefusedTools()
+        self.refused = SessionRefusals()
         self.pins = pins
         self.adopt: Callable[[str, Principal], bool] = lambda role, principal: False
         self._registry = registry
@@ -198,7 +198,7 @@ class ToolReview:
 
     # -- offering ----------------------------------------------------------------------------------------------------
 
-    def offer(self, peer: Peer, judgement: Judgement, *, whole: bool) -> tuple[Outcome, list[Refusal]]:
+    def offer(self, peer: Peer, judgement: Judgement, *, whole: bool) -> tuple[ChangeOutcome, list[Refusal]]:
         """Puts judged tools into the catalog, and keeps what was refused.
 
         Args:
@@ -334,7 +334,7 @@ class ToolReview:
             return True
         return len(self._registry.counted(peer)) + more <= limit
 
-    def revoke(self, source: str, peers: Collection[Peer], withdraw: Callable[[], Outcome]) -> Outcome:
+    def revoke(self, source: str, peers: Collection[Peer], withdraw: Callable[[], ChangeOutcome]) -> ChangeOutcome:
         """Withdraws the tools of a source that lost the right to offer any, and keeps what its sessions declared.
 
         Args:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from toolbus.bus.access.principal import OBSERVER, Principal
 from toolbus.bus.audit.audit import Audit
-from toolbus.bus.catalog.changes import Outcome
+from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams.peer import Peer
@@ -47,7 +47,7 @@ class Withdrawal:
         principal: Principal = OBSERVER,
         *,
         hidden: bool = False,
-    ) -> Outcome:
+    ) -> ChangeOutcome:
         """Withdraws one tool, in one role or in all, and forgets refused declarations of the name.
 
         Args:
@@ -74,7 +74,7 @@ class Withdrawal:
         if known or not forgotten:
             outcome = replace(self._registry.unregister(name, role, source, hidden=hidden), forgotten=forgotten)
         else:  # it was refused because its role does not exist
-            outcome = Outcome(forgotten=forgotten)
+            outcome = ChangeOutcome(forgotten=forgotten)
         if outcome.names:
             principal = owner.principal if owner is not None else principal
             self._audit.record("withdraw", principal, target=name, peer=owner.session_id if owner is not None else "")
@@ -82,7 +82,7 @@ class Withdrawal:
         self._on_change()
         return outcome
 
-    def clear(self, source: str, role: str = "", principal: Principal = OBSERVER) -> Outcome:
+    def clear(self, source: str, role: str = "", principal: Principal = OBSERVER) -> ChangeOutcome:
         """Withdraws every tool of a source, in one role or in all.
 
         Args:
@@ -109,7 +109,7 @@ class Withdrawal:
         return outcome
 
 
-def notify_owners(outcome: Outcome, except_for: Peer | None = None) -> None:
+def notify_owners(outcome: ChangeOutcome, except_for: Peer | None = None) -> None:
     """Notifies sessions which of their tools others withdrew or overwrote, and logs every such loss."""
     for lost in outcome.lost:
         owner = lost.handler

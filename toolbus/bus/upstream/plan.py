@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
+from toolbus.bus.catalog.catalog_listing import is_public
 from toolbus.bus.catalog.entry import Entry, ToolListing
-from toolbus.bus.catalog.listing import is_public
 from toolbus.bus.upstream.ownership import Registration
 from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_NAME, MAX_TIMEOUT_SECONDS, Tool
 

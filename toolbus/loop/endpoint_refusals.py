@@ -23,7 +23,7 @@ MAX_HOPELESS = 16  # exports in which none was found
 Refuses: TypeAlias = Callable[[Sequence[Tool]], Awaitable[bool]]
 
 
-class RefusedTools:
+class EndpointRefusals:
     """What one endpoint refuses.
 
     Attributes:
@@ -41,7 +41,7 @@ class RefusedTools:
         self._hopeless: NewestCache[tuple[str, ...], None] = NewestCache(MAX_HOPELESS)  # exports, by their hashes
 
     def __repr__(self) -> str:
-        return f"RefusedTools({len(self._refused)} refused, max_tools={self.max_tools}, strict={self.strict})"
+        return f"EndpointRefusals({len(self._refused)} refused, max_tools={self.max_tools}, strict={self.strict})"
 
     def remember(self, whys: Mapping[Tool, str]) -> None:
         """Takes declarations that the endpoint refused, each with the reason."""

@@ -1,8 +1,8 @@
 """Passes the calls of a program's loop to the connection and their results back, once for each turn of the loop.
 
-`Host` has a `Caller` for each loop that it is used on. What the tasks of one turn call goes to the connection together;
-what one message brings is delivered at once where the connection runs in the program's own turns (`SharedLoop`), and
-with one wake-up where it runs on its thread. `SyncHost` has one `ThreadCaller`.
+`Host` has a `LoopCalls` for each loop that it is used on. What the tasks of one turn call goes to the connection
+together; what one message brings is delivered at once where the connection runs in the program's own turns
+(`SharedLoop`), and with one wake-up where it runs on its thread. `SyncHost` has one `ThreadCaller`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Asked = tuple[str, Arguments]
 """The name of a tool, and the arguments of a call: what JSON can hold, or JSON text."""
 
 
-class Caller:
+class LoopCalls:
     """The calls that one loop makes on one connection."""
 
     __slots__ = ("_begun", "_connection", "_context", "_inbox", "loop", "shared")
@@ -81,7 +81,7 @@ class Caller:
 
 
 def deliver(out: OutgoingCall, came: Result | Progress) -> None:
-    """Delivers to the task that waits for a call; the target is its `Caller`, future and ``on_progress``."""
+    """Delivers to the task that waits for a call; the target is its `LoopCalls`, future and ``on_progress``."""
     caller, future, on_progress = out.target
     if isinstance(came, Result):
         if caller.shared.in_turn_of is not caller.loop:

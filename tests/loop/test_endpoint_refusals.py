@@ -16,8 +16,8 @@ from toolbus.dialects.dialect_names import find_dialect
 from toolbus.dialects.export import Export
 from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.loop import Endpoint, LoopSettings, RoundStarted, ToolLoop, ToolsLeftOut
+from toolbus.loop.endpoint_refusals import MAX_PROBES, EndpointRefusals, Halving
 from toolbus.loop.model_client import MAX_REQUESTS
-from toolbus.loop.refused_tools import MAX_PROBES, Halving, RefusedTools
 from toolbus.tool import Tool
 
 GRAMMAR = "Failed to initialize samplers: failed to parse grammar"
@@ -388,7 +388,7 @@ async def test_a_refusal_that_is_not_about_strict_after_all_keeps_it() -> None:
 def test_strict_is_found_beside_the_name_too_and_the_export_itself_does_not_change() -> None:
     export: Export = find_dialect("openai-responses").export([Tool("a", "A tool.")])
     written = replace(export, tools=tuple({**tool, "strict": True} for tool in export.tools))
-    refused = RefusedTools()
+    refused = EndpointRefusals()
     assert refused.relaxed(written) is written
     refused.strict = "off"
     assert [tool["strict"] for tool in refused.relaxed(written).tools] == [False]

@@ -13,11 +13,15 @@ import math
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.access.identity import Identity
+from toolbus.bus.keys.keyring import Keyring
 from toolbus.errors import Unauthenticated
 from toolbus.newest import NewestCache
+
+if TYPE_CHECKING:  # it needs the extra `jwt`, which a bus without issuers need not have
+    from toolbus.bus.keys.issuers import Issuers
 
 log = logging.getLogger("toolbus.keys")
 
@@ -29,60 +33,6 @@ MAX_PEERS = 10_000  # whose last log line is known
 MAX_TOKEN = 8_192  # characters; a JWT with many groups has some thousand
 
 
-class Keys(Protocol):
-    """Knows which identity a key proves."""
-
-    settling: bool  # whether the last `reload` left a file unread that may be half written
-
-    def identity_of_token(self, token: str) -> Identity:
-        """Returns whom a token proves.
-
-        Raises:
-            Unauthenticated: it proves no identity.
-        """
-
-    def identity_of_certificate(self, fingerprint: str) -> Identity:
-        """Returns whom a certificate proves, by the SHA-256 of its DER form in hex.
-
-        Raises:
-            Unauthenticated: it proves no identity.
-        """
-
-    def reload(self) -> object:
-        """Takes over what changed in the files. Returns what did. Not for the event loop."""
-
-    def current(self, identity: Identity) -> Identity:
-        """Returns the same key's identity as it is now.
-
-        Raises:
-            Unauthenticated: the key is no longer in force.
-        """
-
-    def server_certificate(self) -> tuple[bytes, bytes, bytes]:
-        """Returns the server's private key, its chain and the roots of clients, as PEM; from any thread."""
-
-
-class Issuers(Protocol):
-    """Knows which identity a token of another issuer (a JWT) proves."""
-
-    async def identity_of(self, token: str) -> Identity:
-        """Returns whom a token proves.
-
-        Raises:
-            Unauthenticated: it proves no identity.
-        """
-
-    def current(self, identity: Identity) -> Identity:
-        """Returns whom a token proved earlier, with the scopes of now.
-
-        Raises:
-            Unauthenticated: it has expired, or its scopes are gone.
-        """
-
-    async def close(self) -> None:
-        """Ends what is being fetched."""
-
-
 class Doorman:
     """Asks the keys of one bus.
 
@@ -91,7 +41,7 @@ class Doorman:
         issuers: None where no issuer is configured.
     """
 
-    def __init__(self, keys: Keys | None, issuers: Issuers | None = None) -> None:
+    def __init__(self, keys: Keyring | None, issuers: Issuers | None = None) -> None:
         self.keys = keys
         self._issuers = issuers
         self._listeners: list[Callable[[Any], object]] = []
@@ -155,7 +105,7 @@ class Doorman:
                 await asyncio.sleep(REFRESH_SECONDS)
                 await self._reload(self.keys)
 
-    async def _reload(self, keys: Keys) -> None:
+    async def _reload(self, keys: Keyring) -> None:
         changed = await asyncio.to_thread(keys.reload)
         for listener in self._listeners:
             listener(changed)
