@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.waiting import HANG_SECONDS
+
 ROOT = Path(__file__).parents[2]
 # What the rooms of a bus with HTTP need only once something uses them.
 LATER = ["aiohttp", "yarl", "toolbus.council.council_service", "toolbus.dialects.dialect", "toolbus.dialects.export"]
@@ -22,5 +24,5 @@ asyncio.run(start())
 
 
 def test_a_started_bus_has_loaded_nothing_that_only_some_requests_need() -> None:
-    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, cwd=ROOT, timeout=HANG_SECONDS)
     assert (ran.returncode, ran.stdout.strip()) == (0, "[]"), ran.stderr

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import ROOT, environment, toolbus
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import HANG_SECONDS
 from toolbus.bus.keys.keyring import Keyring
 
 Keys = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -178,7 +178,7 @@ def test_commands_at_the_same_time_lose_nothing(made: Keys, tmp_path: Path) -> N
         words = [sys.executable, "-m", "toolbus.cli", "keys", "add", f"bot{number}", "--reader", "--data-dir", "data"]
         env = {**environment({}), "PYTHONPATH": str(ROOT)}
         return subprocess.run(
-            words, cwd=tmp_path, env=env, capture_output=True, timeout=2 * WAIT_SECONDS, check=False
+            words, cwd=tmp_path, env=env, capture_output=True, timeout=HANG_SECONDS, check=False
         ).returncode
 
     with ThreadPoolExecutor(4) as pool:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs.pages import blocks
 from tests.support.processes import environment, toolbus
-from tests.support.waiting import within
+from tests.support.waiting import HANG_SECONDS, within
 from toolbus.cli.mcp_clients import CLIENTS, NotWritten, merge
 from toolbus.testing import running_bus
 
@@ -26,7 +26,7 @@ def start(entry: Json, lines: str) -> subprocess.CompletedProcess[str]:
     bare = {name: value for name, value in environment({}).items() if name in ("PATH", "HOME", "PYTHONPATH")}
     return subprocess.run(
         [entry["command"], *entry["args"]],
-        input=lines, capture_output=True, text=True, timeout=60, check=False, env=bare, cwd="/",
+        input=lines, capture_output=True, text=True, timeout=HANG_SECONDS, check=False, env=bare, cwd="/",
     )  # fmt: skip
 
 

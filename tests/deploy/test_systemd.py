@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.files import SETTINGS, UNIT, check_command, unit
+from tests.support.waiting import HANG_SECONDS
 from toolbus.bus.serve_settings import settle
 
 _UNIT = unit(UNIT)
@@ -71,6 +72,6 @@ def test_systemd_finds_no_fault_in_it(tmp_path: Path) -> None:
         return
     copy = tmp_path / UNIT.name
     copy.write_text(UNIT.read_text("utf-8").replace("/opt/toolbus/bin/toolbus", sys.executable), "utf-8")
-    checked = subprocess.run([analyze, "verify", str(copy)], capture_output=True, text=True, timeout=60)
+    checked = subprocess.run([analyze, "verify", str(copy)], capture_output=True, text=True, timeout=HANG_SECONDS)
     faults = [line for line in checked.stderr.splitlines() if UNIT.name in line]
     assert (checked.returncode, faults) == (0, [])

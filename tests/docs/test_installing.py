@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT, TEXTS
+from tests.support.waiting import HANG_SECONDS
 
 _EXTRAS = re.compile(r"pip install '(?:toolbus|\.)\[([\w,-]+)\]'")
 EXAMPLES = sorted((ROOT / "examples").rglob("README.md"))
@@ -31,7 +32,7 @@ def test_every_extra_of_an_install_line_exists() -> None:
 
 def test_an_extra_is_added_to_an_installed_checkout_without_an_index_that_has_toolbus() -> None:
     command = [sys.executable, "-m", "pip", "install", "--no-index", "--dry-run", "toolbus[server]"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, ROOT
+from tests.support.waiting import HANG_SECONDS
 
 
 def _build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from lab.chaos.starvation import Starvation, waits_of
 from lab.chaos.watcher import AWAY, Move
 from lab.load.line import Line
 from tests.support.processes import ROOT, alive, environment
-from tests.support.waiting import until_sync
+from tests.support.waiting import HANG_SECONDS, until_sync
 
 pytestmark = pytest.mark.lab
 
@@ -289,10 +290,14 @@ def test_a_callback_plugin_registers_only_where_neither_bus_nor_plugin_is_the_sa
 
 
 async def test_a_line_passes_on_stalls_and_resets() -> None:
+    ended = asyncio.Event()
+
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while piece := await reader.read(100):
-            writer.write(piece)
+        with contextlib.suppress(ConnectionResetError):
+            while piece := await reader.read(100):
+                writer.write(piece)
         writer.close()
+        ended.set()
 
     async with asyncio.timeout(SECONDS), await asyncio.start_server(echo, "127.0.0.1", 0) as server:
         spare = await asyncio.start_server(echo, "127.0.0.1", 0)
@@ -315,6 +320,7 @@ async def test_a_line_passes_on_stalls_and_resets() -> None:
             await reader.readexactly(1)
         writer.close()
         await line.close()
+        await ended.wait()  # else a later test meets its socket as garbage
 
 
 def start(folder: Path, *words: str) -> subprocess.Popen[str]:
@@ -322,6 +328,16 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, cwd=ROOT, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+
+
+def output_of(process: subprocess.Popen[str]) -> str:
+    """Returns the output of a program once it has ended; kills one that hangs, which later tests would meet."""
+    with process:
+        try:
+            text, _ = process.communicate(timeout=HANG_SECONDS)
+        finally:
+            process.kill()
+    return text
 
 
 def test_a_part_that_waited_half_a_second_for_a_processor_was_disturbed_and_its_calls_are_not_judged() -> None:
@@ -340,7 +356,7 @@ def test_a_part_that_waited_half_a_second_for_a_processor_was_disturbed_and_its_
 
 def test_a_short_run_keeps_every_promise(tmp_path: Path) -> None:
     process = start(tmp_path, "--seconds", "3", "--json", str(tmp_path / "outcome.json"))
-    text, _ = process.communicate(timeout=50)
+    text = output_of(process)
     assert process.returncode == 0, text
     assert "python -m lab.chaos --seed 11 --seconds 3 --few" in text
     assert (tmp_path / "outcome.json").exists()
@@ -350,15 +366,13 @@ def test_a_short_run_keeps_every_promise(tmp_path: Path) -> None:
 def test_a_run_that_is_stopped_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
     process = start(tmp_path)
     try:
-        until_sync(
-            lambda: (tmp_path / "bus.log").exists() and "ready" in (tmp_path / "bus.log").read_text(), "a bus", 50
-        )
+        until_sync(lambda: (tmp_path / "bus.log").exists() and "ready" in (tmp_path / "bus.log").read_text(), "a bus")
         pids = started_in(tmp_path)
         assert len(pids) >= 3
     finally:
         process.send_signal(number)
-    process.communicate(timeout=50)
-    until_sync(lambda: not any(map(alive, pids)), f"the end of {pids}", 50)
+    output_of(process)
+    until_sync(lambda: not any(map(alive, pids)), f"the end of {pids}")
 
 
 def started_in(folder: Path) -> list[int]:

@@ -17,6 +17,7 @@ from lab.fuzz.__main__ import main
 from lab.fuzz.choices import Choices, block_of
 from lab.fuzz.search import ROOT, search
 from lab.fuzz.target import NAMES, Finding, Target, load
+from tests.support.waiting import HANG_SECONDS
 from toolbus.bus import callback_url
 from toolbus.bus.calls.call_endings import CallEndings
 from toolbus.bus.calls.dispatcher import Dispatcher
@@ -216,13 +217,13 @@ def test_a_finding_is_saved_reported_and_repeated_by_the_command_that_is_printed
         str(tmp_path),
         "--json",
     ]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert finished.returncode == 1, finished.stderr
     (outcome,) = json.loads(finished.stdout)
     assert outcome["why"] == "Finding: four bytes"
     assert len(Path(outcome["finding"]).read_bytes()) == 4
     again = [sys.executable, *outcome["repeat"].split()[1:]]
-    repeated = subprocess.run(again, cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    repeated = subprocess.run(again, cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert (repeated.returncode, "four bytes" in repeated.stderr) == (1, True)
 
 

@@ -22,7 +22,7 @@ from lab.soak.page import chart, page
 from lab.soak.sample import Record, Sample
 from lab.soak.tally import LEDGER
 from lab.soak.verdict import judge, warm_up
-from tests.lab.test_chaos import started_in
+from tests.lab.test_chaos import output_of, started_in
 from tests.support.processes import ROOT, alive, environment
 from tests.support.waiting import until_sync
 
@@ -228,8 +228,8 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
 def outcome(folder: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     """Returns exit code, JSON and output of a soak."""
     file = folder / "outcome.json"
-    with start(folder, "--json", str(file), *words) as process:
-        text, _ = process.communicate(timeout=50)
+    process = start(folder, "--json", str(file), *words)
+    text = output_of(process)
     return process.returncode, json.loads(file.read_text()) if file.exists() else {}, text
 
 
@@ -252,9 +252,9 @@ def test_ctrl_c_ends_a_soak_with_the_verdict_of_what_was_measured_here_that_of_a
     file = tmp_path / "outcome.json"
     process = start(tmp_path, "--broken", "leak", "--json", str(file), "--seconds", "30", "--rate", "20")
     ledger = tmp_path / "logs" / LEDGER.format("visits")
-    until_sync(lambda: ledger.exists() and ledger.read_text().count('"broken plugin OK"') > 2, "visits that leak", 50)
+    until_sync(lambda: ledger.exists() and ledger.read_text().count('"broken plugin OK"') > 2, "visits that leak")
     process.send_signal(signal.SIGINT)
-    text, _ = process.communicate(timeout=50)
+    text = output_of(process)
     assert process.returncode == 1, text
     assert {"files", "tools, all gone"} <= broken(json.loads(file.read_text())), text
 
@@ -264,13 +264,13 @@ def test_a_soak_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
     visits = tmp_path / "logs" / LEDGER.format("visits")
     try:
         # A program that is only just starting is not in the care of the lifeline yet.
-        until_sync(lambda: visits.exists() and visits.read_text(), "a visit, for which every program is needed", 50)
+        until_sync(lambda: visits.exists() and visits.read_text(), "a visit, for which every program is needed")
         pids = started_in(tmp_path)
         assert len(pids) >= 4
     finally:
         process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=50)
-    until_sync(lambda: not any(map(alive, pids)), f"the end of {pids}", 50)
+    output_of(process)
+    until_sync(lambda: not any(map(alive, pids)), f"the end of {pids}")
 
 
 @pytest.mark.parametrize("words", [("--seconds", "0.5"), ("--rate", "0"), ("--minutes", "1", "--seconds", "1")])

@@ -15,7 +15,7 @@ import pytest
 from tests.loop.model_server import Breaks, ModelServer, serving
 from tests.loop.realtime_provider import with_timeout
 from tests.support.processes import ROOT, Running, environment
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import HANG_SECONDS
 from toolbus import Plugin
 
 AGENT = ROOT / "examples" / "local_llm" / "agent.py"
@@ -62,8 +62,8 @@ async def chatting(server: ModelServer, bus: str) -> AsyncIterator[asyncio.subpr
 
 
 async def ended(process: asyncio.subprocess.Process, *lines: str) -> str:
-    """Says the lines and nothing more. Returns what was answered."""
-    async with asyncio.timeout(WAIT_SECONDS):
+    """Says the lines and nothing more. Returns what was answered by a program that may first have to start."""
+    async with asyncio.timeout(HANG_SECONDS):
         out, err = await process.communicate("".join(f"{line}\n" for line in lines).encode())
     assert (process.returncode, err.decode()) == (0, "")
     return out.decode()
@@ -85,7 +85,7 @@ async def test_ctrl_c_ends_a_turn_of_the_agent_and_the_chat_continues(bus: str) 
     async with serving("openai", Breaks("text", 2, "hangs"), "text") as server, chatting(server, bus) as agent:
         assert agent.stdin is not None
         agent.stdin.write(b"What is the weather?\n")
-        async with asyncio.timeout(WAIT_SECONDS):
+        async with asyncio.timeout(HANG_SECONDS):
             await server.hanging.wait()
             agent.send_signal(signal.SIGINT)
             await server.left.wait()

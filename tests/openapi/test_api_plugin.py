@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.openapi.pet_server import KEY, PNG, State, pet_shop
-from tests.support.waiting import WAIT_SECONDS, within
+from tests.support.waiting import HANG_SECONDS, WAIT_SECONDS, within
 from toolbus.errors import Code, PeerLost, SetupError
 from toolbus.openapi import env, from_openapi
 from toolbus.sdk.host import Host
@@ -272,7 +272,7 @@ def test_importing_toolbus_loads_neither_httpx_nor_yaml() -> None:
         "import sys, toolbus, toolbus.openapi; toolbus.openapi.read_api; toolbus.Plugin;"
         "print(sorted({'httpx', 'yaml', 'grpc'} & {*sys.modules}))"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=HANG_SECONDS)
     assert (ran.stdout.strip(), ran.stderr) == ("['grpc']", "")
 
 

@@ -19,7 +19,7 @@ from unittest import mock
 import psutil
 
 from tests.support.fork_server import Forked, fork
-from tests.support.waiting import WAIT_SECONDS, until_sync
+from tests.support.waiting import HANG_SECONDS, WAIT_SECONDS, until_sync
 from toolbus.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def toolbus_process(*words: str | Path, stdin: str = "", **env: str) -> subproce
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=WAIT_SECONDS,
+        timeout=HANG_SECONDS,
         env=environment(env),
         check=False,
     )

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 WAIT_SECONDS = 60.0  # until a test gives up; what it waits for takes milliseconds on a quiet machine
+HANG_SECONDS = 150.0  # for a program that is the whole of a test: only a hang takes as long; pytest waits for 180 s
 LOOK_SECONDS = 0.005  # between two looks at a condition that has no event
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.bus.catalog.schema_cases import JSON, LIMITS, at_most, chain, compiled
 from tests.support.examples import examples
 from tests.support.processes import UNMEASURED, environment
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import HANG_SECONDS
 from toolbus.bus.catalog.schema import (
     MAX_CACHED_SCHEMAS,
     SchemaFault,
@@ -315,7 +315,7 @@ def test_deep_schemas_and_arguments_do_not_overflow_a_small_stack() -> None:
         env=variables,
         capture_output=True,
         text=True,
-        timeout=2 * WAIT_SECONDS,
+        timeout=HANG_SECONDS,
     )
     assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr
 

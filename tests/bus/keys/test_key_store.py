@@ -17,6 +17,7 @@ from tests.bus.keys.keys_directory import ADDRESS, DAY, KeysDirectory, calls
 from tests.bus.keys.tls_handshake import client_context, handshake
 from tests.support.examples import examples
 from tests.support.processes import ROOT, environment
+from tests.support.waiting import HANG_SECONDS
 from toolbus.bus.access.identity import NAME, Scopes, Template, template
 from toolbus.bus.keys.key_store import CA_KEY, CROSSED, CredentialRequest, KeyStore
 from toolbus.bus.keys.keyring import Keyring
@@ -299,7 +300,7 @@ def _connects(credential: Credential, server: Path) -> bool:
 def test_a_kill_at_any_moment_leaves_keys_that_work_and_the_same_command_ends_the_change(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", KILLS, str(tmp_path)],
-        capture_output=True, text=True, cwd=ROOT, env=environment({}), timeout=50, check=False,
+        capture_output=True, text=True, cwd=ROOT, env=environment({}), timeout=HANG_SECONDS, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     moments: dict[str, int] = json.loads(ran.stdout)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import ROOT, environment
+from tests.support.waiting import HANG_SECONDS
 
 BLOCKED = """
 import sys
@@ -20,8 +21,13 @@ for name in ("cryptography", "tomlkit", "jwt"):
 def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", BLOCKED + script],
-        capture_output=True, text=True, timeout=50, cwd=ROOT, env=environment({"FOLDER": str(folder)}), check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        cwd=ROOT,
+        env=environment({"FOLDER": str(folder)}),
+        check=False,
+    )
 
 
 def test_a_bus_on_its_own_machine_needs_none_of_them(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.cli.top.on_terminal import OnTerminal
 from tests.support.processes import environment, toolbus
-from tests.support.waiting import WAIT_SECONDS, until_sync
+from tests.support.waiting import HANG_SECONDS, until_sync
 
 
 def test_the_screen_is_live_on_a_terminal_and_leaves_that_as_it_was(bus: str) -> None:
@@ -49,6 +49,6 @@ def test_without_a_bus_the_exit_code_is_3(unused_address: str) -> None:
 def test_frames_and_other_commands_do_not_load_textual() -> None:
     script = "import sys, toolbus.cli.command_line, toolbus.cli.top.frames; print('textual' in sys.modules)"
     ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=2 * WAIT_SECONDS, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS, check=True
     )
     assert ended.stdout == "False\n"

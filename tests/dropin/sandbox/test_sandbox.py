@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.dropin.sandbox.trial import ROOT
+from tests.support.waiting import HANG_SECONDS
 from toolbus.dropin.sandbox import CpuGuard, Protection, clean_environment
 from toolbus.tool import MIB
 
@@ -26,7 +27,7 @@ def _run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=HANG_SECONDS,
         check=False,
     )
 
