@@ -138,6 +138,17 @@ LONG_FUNCTIONS: dict[str, str] = {
     "toolbus/cli/mount_command.py:mount": "one parameter for each option of the command, and their mapping to an entry",
     "toolbus/cli/serve_command.py:serve": "one parameter for each option of the command, and nothing else",
 }
+# Reasons for a name that two public classes, or two files, have. Users import, write or read these names.
+SHARED_CLASSES = {
+    "Ok Err": "what plugins of N.E.K.O. return; tools of the bus return values or failures of the same names",
+    "ContextMessage ListedTool": "models of the REST contract, named in its OpenAPI document; the SDK's are public",
+    "LeftOut": "tools that a dialect leaves out, operations that `toolbus.openapi` leaves out; both are public",
+    "Question": "of a tool to its caller (`toolbus.sdk`), of a council to a model (`toolbus.extension`)",
+    "Reply": "of a tool (`toolbus.sdk`), of a turn (`toolbus.loop`)",
+}
+SHARED_FILES = {
+    "extension": "`toolbus.extension` is an import path of users; `sdk/extension.py` holds the SDK's `Extension`",
+}
 
 
 def _place(module: str) -> str:
@@ -337,3 +348,28 @@ def _length(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     if ast.get_docstring(node) is None or first.end_lineno is None:
         return whole
     return whole - (first.end_lineno - first.lineno + 1)
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    places: dict[str, list[str]] = {}
+    for file in _written_files():
+        for node in _nodes(file):
+            if isinstance(node, ast.ClassDef) and node.col_offset == 0 and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    _check_shared(places, SHARED_CLASSES)
+
+
+def test_no_two_files_have_one_name() -> None:
+    places: dict[str, list[str]] = {}
+    for file in _written_files():
+        if not file.stem.startswith("__"):
+            places.setdefault(file.stem, []).append(str(file.relative_to(ROOT)))
+    _check_shared(places, SHARED_FILES)
+
+
+def _check_shared(places: dict[str, list[str]], reasons: dict[str, str]) -> None:
+    shared = {name: files for name, files in places.items() if len(files) > 1}
+    known = {name for names in reasons for name in names.split()}
+    new = {name: files for name, files in shared.items() if name not in known}
+    assert not new, f"name each by what it is, or give the reason in the tables above: {new}"
+    assert not known - shared.keys(), f"a reason that is no longer needed: delete it: {known - shared.keys()}"

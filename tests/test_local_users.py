@@ -1,4 +1,4 @@
-"""Whose a connection is, as the kernel says it: both ends, IPv4 and IPv6, the dead, and those who listen."""
+"""Tests whose a connection is, as the kernel says it: both ends, IPv4 and IPv6, the dead, and those who listen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many lines a second one source may put into a log."""
+"""Tests how many lines a second one source may put into a log."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""When a process notices that it stood still, on clocks of the test's own."""
+"""Tests when a process notices that it stood still, on clocks of the test's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes part in a run: the bus, and everything round it that can be killed, frozen, slowed or drained."""
+"""Names who takes part in a run: the bus, and everything round it that can be killed, frozen, slowed or drained."""
 
 from __future__ import annotations
 

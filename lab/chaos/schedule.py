@@ -1,4 +1,4 @@
-"""What happens to whom and when. The same seed, length and cast make the same schedule."""
+"""Plans what happens to whom and when. The same seed, length and cast make the same schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a web page can do to a bus, in a real Chromium: nothing; and /docs works under its policy."""
+"""Tests in a real Chromium that a web page can do nothing to a bus; and /docs works under its policy."""
 
 from __future__ import annotations
 

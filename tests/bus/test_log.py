@@ -1,4 +1,5 @@
-"""What peers send reaches the log of a bus as one line each, whichever program embeds it and formats its records."""
+"""Tests that what peers send reaches the log of a bus as one line each, whichever program embeds it and formats its
+records."""
 
 from __future__ import annotations
 

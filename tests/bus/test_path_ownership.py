@@ -1,4 +1,4 @@
-"""Which paths another user could change: each part of them, its owner and its mode.
+"""Tests which paths another user could change: each part of them, its owner and its mode.
 
 Owners are given by the tests, so that these hold for every user; where tests run as root, files really are nobody's.
 """

@@ -1,4 +1,4 @@
-"""What a started bus has loaded: modules are counted, since seconds depend on the machine."""
+"""Counts the modules that a started bus has loaded, since seconds depend on the machine."""
 
 from __future__ import annotations
 

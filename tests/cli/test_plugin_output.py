@@ -1,4 +1,4 @@
-"""What `toolbus run` prints of its plugins' output."""
+"""Tests what `toolbus run` prints of its plugins' output."""
 
 import json
 import re

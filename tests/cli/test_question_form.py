@@ -1,4 +1,4 @@
-"""What a tool asks, filled in at a terminal."""
+"""Fills in what a tool asks, at a terminal."""
 
 from __future__ import annotations
 

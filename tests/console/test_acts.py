@@ -1,4 +1,5 @@
-"""What an operator does in the console: each act takes effect, says what went wrong, and asks first where it harms."""
+"""Tests what an operator does in the console: each act takes effect, says what went wrong, and asks first where it
+harms."""
 
 from __future__ import annotations
 

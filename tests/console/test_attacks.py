@@ -1,4 +1,4 @@
-"""What a plugin can do to who looks at it in a browser, where each of its texts is an attack: nothing."""
+"""Tests that a plugin can do nothing to who looks at it in a browser, where each of its texts is an attack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the page begins where the bus asks who looks: the way to a code, its exchange, and what is refused."""
+"""Tests how the page begins where the bus asks who looks: the way to a code, its exchange, and what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console's page is made of: files that a browser reads as they lie in the package."""
+"""Tests what the console's page is made of: files that a browser reads as they lie in the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the console costs a browser and a bus, with a thousand tools and ten thousand calls a minute."""
+"""Measures what the console costs a browser and a bus, with a thousand tools and ten thousand calls a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `toolbus top` costs its machine and a bus, with a thousand tools and a thousand calls a second."""
+"""Measures what `toolbus top` costs its machine and a bus, with a thousand tools and a thousand calls a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What every way of offering tools has: the base class, and what an author of a plain Python function would write."""
+"""Declares what every way of offering tools has: the base class, and what an author of a plain Python function would
+write."""
 
 from __future__ import annotations
 

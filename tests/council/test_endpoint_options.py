@@ -1,4 +1,4 @@
-"""What a program gave to its endpoint holds for the questions of a council, for every provider."""
+"""Tests that what a program gave to its endpoint holds for the questions of a council, for every provider."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes through the bus must not stay in it: big frames, refused calls, sessions that come and go."""
+"""Tests that what passes through the bus does not stay in it: big frames, refused calls, sessions that come and go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a stream may begin, and how the bus ends one that begins otherwise."""
+"""Tests how a stream may begin, and how the bus ends one that begins otherwise."""
 
 from __future__ import annotations
 

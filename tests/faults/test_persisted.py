@@ -1,4 +1,4 @@
-"""What was registered by a callback URL is there again after a restart, as it was, and nothing else is."""
+"""Tests that what was registered by a callback URL is there again after a restart, as it was, and nothing else is."""
 
 from __future__ import annotations
 

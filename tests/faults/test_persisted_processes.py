@@ -1,4 +1,4 @@
-"""What was registered by a callback URL survives whatever is killed: with ``toolbus serve`` as it is run."""
+"""Tests that what was registered by a callback URL survives whatever is killed: with ``toolbus serve`` as it is run."""
 
 from __future__ import annotations
 

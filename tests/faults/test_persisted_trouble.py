@@ -1,4 +1,5 @@
-"""What is kept where something goes wrong: nobody answers for weeks, the disk is full, the bus ends in the middle."""
+"""Tests what is kept where something goes wrong: nobody answers for weeks, the disk is full, the bus ends in the
+middle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands beside a hint becomes the schema of an argument, whichever library it is of."""
+"""Tests that what stands beside a hint becomes the schema of an argument, whichever library it is of."""
 
 from __future__ import annotations
 

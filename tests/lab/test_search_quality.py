@@ -1,4 +1,4 @@
-"""What a search by meaning finds: the data that it is measured with, and the least that it has to find."""
+"""Tests what a search by meaning finds: the data that it is measured with, and the least that it has to find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mounted server sends arrives at a client as it was sent."""
+"""Tests that what a mounted server sends arrives at a client as it was sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of the results of the conformance suite: missing checks must not look like success."""
+"""Tests what is read of the results of the conformance suite: missing checks must not look like success."""
 
 from __future__ import annotations
 

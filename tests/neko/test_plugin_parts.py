@@ -1,4 +1,5 @@
-"""What a plugin finds in itself: logger, configuration, store, texts, results, and what stands for what is missing."""
+"""Tests what a plugin finds in itself: logger, configuration, store, texts, results, and what stands for what is
+missing."""
 
 import asyncio
 import importlib

@@ -1,4 +1,5 @@
-"""What a listener between two machines sees of a bus: TLS, and none of what is said. Needs root: ``make network``."""
+"""Tests what a listener between two machines sees of a bus: TLS, and none of what is said. Needs root: ``make
+network``."""
 
 from __future__ import annotations
 

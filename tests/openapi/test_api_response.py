@@ -1,4 +1,4 @@
-"""What a tool returns for a response."""
+"""Tests what a tool returns for a response."""
 
 from __future__ import annotations
 

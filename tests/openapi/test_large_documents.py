@@ -1,4 +1,4 @@
-"""What a document costs is bounded, also where its operations share large parts."""
+"""Tests that what a document costs is bounded, also where its operations share large parts."""
 
 from __future__ import annotations
 

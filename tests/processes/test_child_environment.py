@@ -1,4 +1,4 @@
-"""Which variables a plugin gets, and which ones its file mentions."""
+"""Tests which variables a plugin gets, and which ones its file mentions."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What each plugin of one run is started with."""
+"""Tests what each plugin of one run is started with."""
 
 import json
 from collections.abc import Mapping, Sequence

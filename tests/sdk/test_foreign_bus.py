@@ -1,4 +1,4 @@
-"""What a peer says about a bus that is another user's: only that, only on loopback, and only once."""
+"""Tests what a peer says about a bus that is another user's: only that, only on loopback, and only once."""
 
 from __future__ import annotations
 

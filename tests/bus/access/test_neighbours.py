@@ -1,4 +1,4 @@
-"""Who may use a bus over loopback: the rule, and each way into a bus for a program of another user (REST-24).
+"""Tests who may use a bus over loopback: the rule, and each way into a bus for a program of another user (REST-24).
 
 Where tests run as root, that program really is another user's; elsewhere the kernel's answer is given by the test.
 """

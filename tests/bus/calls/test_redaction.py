@@ -1,4 +1,4 @@
-"""What looks like a secret is taken out of texts that people look at; everything else stays as it is."""
+"""Tests that what looks like a secret is taken out of texts that people look at; everything else stays as it is."""
 
 from __future__ import annotations
 

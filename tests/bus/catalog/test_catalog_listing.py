@@ -1,4 +1,4 @@
-"""What lists and changes of a large catalog look at: counted, since times fail on busy machines."""
+"""Counts what lists and changes of a large catalog look at, since times fail on busy machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may call what: the rules, how they are read, and that listings and calls answer alike."""
+"""Tests who may call what: the rules, how they are read, and that listings and calls answer alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What digests read of a bus: bounded in rows and in time, whatever the bus holds."""
+"""Tests what digests read of a bus: bounded in rows and in time, whatever the bus holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who may ask over HTTP (REST-20 to REST-22), and what a connection may do to the bus: bytes on sockets, no library."""
+"""Tests who may ask over HTTP (REST-20 to REST-22), and what a connection may do to the bus: bytes on sockets, no
+library."""
 
 # ruff: noqa: F401, F811  # fixtures are imported by name and asked for by name
 

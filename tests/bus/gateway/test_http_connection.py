@@ -1,4 +1,5 @@
-"""How long a connection may take for the head of a request, and the security headers of every answer (REST-23)."""
+"""Tests how long a connection may take for the head of a request, and the security headers of every answer
+(REST-23)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is listed over REST can be called over REST by the same user, and nothing else can, whatever the rules are."""
+"""Tests that what is listed over REST can be called over REST by the same user, and nothing else can, whatever the
+rules are."""
 
 from __future__ import annotations
 

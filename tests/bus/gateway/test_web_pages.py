@@ -1,4 +1,4 @@
-"""What Chromium sends when a web page attacks, byte for byte and without a browser (REST-21 to REST-23)."""
+"""Sends what Chromium sends when a web page attacks, byte for byte and without a browser (REST-21 to REST-23)."""
 
 from __future__ import annotations
 

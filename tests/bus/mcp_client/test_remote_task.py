@@ -1,4 +1,4 @@
-"""What a server answers about its task, and what becomes of the running call; without a server."""
+"""Tests what a server answers about its task, and what becomes of the running call; without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MCP clients see: names that never flip, profiles, pages, and the search instead of a list."""
+"""Tests what MCP clients see: names that never flip, profiles, pages, and the search instead of a list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is written reads back as it was meant, by the parsers of Prometheus' own client, whatever names hold."""
+"""Tests that what is written reads back as it was meant, by the parsers of Prometheus' own client, whatever names
+hold."""
 
 from __future__ import annotations
 

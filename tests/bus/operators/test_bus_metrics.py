@@ -1,4 +1,4 @@
-"""What `/metrics` tells of a bus: how calls, tools, sessions and keys are, and nothing of arguments and users."""
+"""Tests what `/metrics` tells of a bus: how calls, tools, sessions and keys are, and nothing of arguments and users."""
 
 from __future__ import annotations
 

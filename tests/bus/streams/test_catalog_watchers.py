@@ -1,4 +1,4 @@
-"""What a change costs the sessions that watch the catalog, and those that do not: counted, not timed."""
+"""Counts what a change costs the sessions that watch the catalog, and those that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sessions hear and change of the catalog, calls over real peers, and draining."""
+"""Tests what sessions hear and change of the catalog, calls over real peers, and draining."""
 
 from __future__ import annotations
 

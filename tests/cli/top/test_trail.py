@@ -1,4 +1,4 @@
-"""How a count grew."""
+"""Tests how a count grew."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Which rights each Landlock ABI handles, and where Landlock is missing."""
+"""Tests which rights each Landlock ABI handles, and where Landlock is missing."""
 
 from __future__ import annotations
 

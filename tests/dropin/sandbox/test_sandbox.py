@@ -1,4 +1,4 @@
-"""What still works in the sandbox, its error texts, and when a process cannot be sandboxed."""
+"""Tests what still works in the sandbox, its error texts, and when a process cannot be sandboxed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sandboxed process finds in its environment, and how it reads its token."""
+"""Tests what a sandboxed process finds in its environment, and how it reads its token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How arguments are read and answers are written."""
+"""Tests how arguments are read and answers are written."""
 
 from __future__ import annotations
 
