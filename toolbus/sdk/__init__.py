@@ -104,7 +104,7 @@ _HOMES = {
     "sdk.notification": ("Notification",),
     "sdk.listing": ("CatalogChange", "ListedTool", "Listing", "ToolRef"),
     "functions.declaration": ("LlmToolMeta", "llm_tool"),
-    "sdk.delegate": ("Permissions",),
+    "sdk.plugin_delegate": ("Permissions",),
     "sdk.standing": ("RefusedTool", "WaitingTool"),
     "sdk.extension": ("Extension",),
     "sdk.invocation": ("ToolInvocation",),
