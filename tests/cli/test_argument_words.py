@@ -116,3 +116,19 @@ async def test_a_tool_that_is_listed_with_its_source_is_found_by_its_bare_name()
     for name in ("lore:search", "search"):
         assert await schema_of(host, name, None, None) == {"type": "object", "properties": {"q": {}}}
     assert await schema_of(host, "arch", None, None) is None
+
+
+class CatalogOfOperators:
+    """Lists its one tool only where its source is asked for, as the bus does with those of operators."""
+
+    async def list(self, role: str | None, *, source: str = "", names: Sequence[str] = (), **options: Any) -> list[Any]:
+        schema = '{"type": "object", "properties": {"id": {"type": "string"}}}'
+        listed = SimpleNamespace(tool=Tool("toolbus:cancel_call", "", schema))
+        return [listed] if (source, *names) == ("toolbus", "toolbus:cancel_call") else []
+
+
+async def test_an_id_of_digits_stays_a_text_for_a_tool_of_operators() -> None:
+    host: Any = CatalogOfOperators()
+    schema = await schema_of(host, "toolbus:cancel_call", None, None)
+    assert json.loads(ArgumentWords.read(["id=102832457529680"]).text(schema)) == {"id": "102832457529680"}
+    assert await schema_of(host, "toolbus:nothing", None, None) is None

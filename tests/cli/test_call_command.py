@@ -12,7 +12,7 @@ import typer
 from tests.support.processes import Running, toolbus
 from tests.support.waiting import until_sync
 from toolbus.cli.call_command import show, show_progress
-from toolbus.errors import Code
+from toolbus.errors import Code, Stage
 from toolbus.tool import CallError, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -130,3 +130,11 @@ def test_a_resource_in_a_result_is_printed_or_described(capsys: pytest.CaptureFi
             "annotations": {"priority": 1},
         },
     ]
+
+
+def test_a_refusal_by_a_tool_of_the_bus_points_at_no_further_command(capsys: pytest.CaptureFixture[str]) -> None:
+    error = CallError(Code.PERMISSION_DENIED, "that needs 'drain' in its scope administer", stage=Stage.NOT_DISPATCHED)
+    for of_bus in (False, True):
+        with pytest.raises(typer.Exit):
+            show(Result("1", is_error=True, error=error), as_json=False, of_bus=of_bus)
+        assert ("toolbus explain" in capsys.readouterr().err) is not of_bus

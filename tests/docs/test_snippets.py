@@ -120,6 +120,29 @@ def _group() -> Any:
     return typer.main.get_command(app)
 
 
+def _named_commands() -> list[tuple[str, str]]:
+    """Returns where and what: every ``toolbus …`` with an option that a text of the program or its page names."""
+    found = []
+    for suffix, pattern in ((".py", r"`toolbus ([a-z][^`]*)`"),):
+        for path in sorted((ROOT / "toolbus").rglob(f"*{suffix}")):
+            spans = re.findall(pattern, path.read_text("utf-8"))
+            found += [(path.relative_to(ROOT).as_posix(), span.replace('"', "")) for span in spans if " --" in span]
+    return found
+
+
+def test_every_option_that_a_text_of_the_program_names_is_one_of_its_command() -> None:
+    named = _named_commands()
+    assert named, "this test finds no text any more"
+    for where, command in named:
+        name, *rest = command.split()
+        subcommand = _group().commands[name]
+        while rest and rest[0] in getattr(subcommand, "commands", {}):
+            subcommand = subcommand.commands[rest.pop(0)]
+        options = {option for parameter in subcommand.params for option in parameter.opts}
+        unknown = set(re.findall(r"--[a-z][a-z-]*", command.partition(" -- ")[0])) - options
+        assert not unknown, f"{where}: `toolbus {command}`: there is no option {', '.join(sorted(unknown))}"
+
+
 @pytest.mark.parametrize(("where", "command"), _commands())
 def test_every_command_parses(where: str, command: str) -> None:
     words = shlex.split(command, comments=True)

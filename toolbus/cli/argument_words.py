@@ -65,6 +65,9 @@ async def schema_of(host: Host, name: str, role: str | None, context: CallContex
         if not listed and ":" not in name:  # the bare name of a tool that is listed with its source
             everything = await host.list(role, context=context, include_offline=True)
             listed = [each for each in everything if each.tool.name.endswith(f":{name}")]
+        elif not listed:  # of operators: the bus lists those of one source only
+            source = name.rpartition(":")[0]
+            listed = list(await host.list(role, names=(name,), source=source, context=context, include_offline=True))
         return listed[0].tool.parameters if listed else None
     except (RequestError, ValueError):  # the call says better what is wrong
         return None

@@ -146,7 +146,7 @@ def call_bus_tool(
     context = bus_client.call_context(user, level)
     result = bus_client.with_host(bus, lambda host: host.call(f"toolbus:{name}", arguments, context=context), source)
     if result.is_error:
-        show(result, as_json=False)
+        show(result, as_json=False, of_bus=True)
     return result.output
 
 
@@ -161,8 +161,12 @@ def _context(pairs: Sequence[tuple[str, str]]) -> CallContext:
 # -- the result --------------------------------------------------------------------------------------------------
 
 
-def show(result: Result, as_json: bool) -> None:
-    """Prints a result; ends the command if the call failed."""
+def show(result: Result, as_json: bool, of_bus: bool = False) -> None:
+    """Prints a result; ends the command if the call failed.
+
+    Args:
+        of_bus: whether it is of one of the bus's own tools, whose errors say all that there is to explain.
+    """
     if as_json:
         terminal.print_json(_as_record(result))
     else:
@@ -170,7 +174,7 @@ def show(result: Result, as_json: bool) -> None:
             terminal.print_json(_parsed(result))
         show_content(result)
         if result.is_error:
-            _show_error(result.error)
+            _show_error(result.error, explainable=not of_bus)
     if result.is_error:
         raise typer.Exit(terminal.REFUSED)
 
@@ -189,7 +193,7 @@ def _task_of(result: Result) -> str | None:
     return clean_line(str(output["task_id"]))
 
 
-def _show_error(error: CallError | None) -> None:
+def _show_error(error: CallError | None, explainable: bool) -> None:
     if error is None:
         terminal.print_note("the tool reported its output as an error")
         return
@@ -202,7 +206,7 @@ def _show_error(error: CallError | None) -> None:
         fields.append(f"reason={error.reason}")
     terminal.print_note(error.message)
     terminal.print_lines(clean_line(" ".join(fields)), sys.stderr)
-    if error.stage.name == "NOT_DISPATCHED" and error.code.name in _EXPLAINED:
+    if explainable and error.stage.name == "NOT_DISPATCHED" and error.code.name in _EXPLAINED:
         terminal.print_lines("`toolbus explain NAME` says step by step why", sys.stderr)
 
 

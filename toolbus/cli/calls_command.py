@@ -185,7 +185,7 @@ async def _request(host: Host, arguments: Mapping[str, Any]) -> dict[str, Any]:
             answer: dict[str, Any] = result.output
             return answer
         if result.error.code not in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
-            show(result, as_json=False)
+            show(result, as_json=False, of_bus=True)
 
 
 def _print_lost(count: int, as_json: bool) -> None:

@@ -80,7 +80,7 @@ async def _follow(host: Host, asked: Mapping[str, Any], as_json: bool) -> None:
     """Prints lines as they come, from wherever the plugin runs at the moment."""
     result = await host.call(TOOL, asked, timeout=bus_client.REPLY_SECONDS)
     if failure_of(result):
-        show(result, as_json=False)
+        show(result, as_json=False, of_bus=True)
     answer, problem = result.output, ""
     while True:
         _print_lines(answer, as_json)
@@ -138,7 +138,9 @@ def _print_table(answer: Mapping[str, Any], as_json: bool) -> None:
     for source, why in answer["errors"].items():
         terminal.print_note(f"no answer from {source}: {why}")
     if not rows:
-        terminal.print_note("no plugin has output here: `toolbus run` and `toolbus serve --tools` keep that of theirs")
+        terminal.print_note(
+            "no plugin has output here: `toolbus run` and `toolbus serve --tools-dir` keep that of theirs"
+        )
 
 
 def _row(row: Mapping[str, Any]) -> Sequence[str]:
