@@ -16,7 +16,7 @@ CLASS = "class A(NekoPluginBase):\n"
 
 def _checked(folder: Path, source: str, manifest: str = MANIFEST) -> Report:
     (folder / "plugin.toml").write_text(manifest)
-    (folder / "__init__.py").write_text(source)
+    (folder / "__init__.py").write_text(f"{source}\nA = None  # the class of the entry, unless the source has it\n")
     return check(folder, NEKO)
 
 
@@ -115,6 +115,12 @@ def test_what_works_is_not_found(tmp_path: Path, source: str) -> None:
         ('[plugin]\nid = "a"\nentry = "a"', 3, STOPS, "is not a module and a class"),
         ('[plugin]\nid = "a"\n\ntype = "adapter"\nentry = "a:B"', 4, STOPS, "cannot run alone"),
         ('[plugin]\nid = "a"\nentry = "plugin.plugins.a.none:B"', 3, STOPS, "not in the folder"),
+        (
+            '[plugin]\nid = "a"\nentry = "plugin.plugins.a:B"',
+            3,
+            STOPS,
+            "the class B, which plugin.plugins.a does not have",
+        ),
         (MANIFEST + "[plugin_runtime]\nenabled = false", 5, NOTE, "enabled = false"),
     ],
 )

@@ -29,6 +29,8 @@ def test_the_documents_examples_have_nothing_to_change() -> None:
     [
         ("var a = system.stats", STOPS, "uses system,", "`env`"),
         ("var f = new File('x')", STOPS, "uses File,", "_data.js"),
+        ("var a = = 1", STOPS, "is not valid: ", "Correct the file"),
+        ("llm_tool_register({ name: 'a b' })", STOPS, "the tool name 'a b' breaks", "Rename it"),
         ("msg_area.grp[0]", STOPS, "uses msg_area,", "`env`"),
         ("js.exec_dir", STOPS, "uses js,", "`env`"),
         ("fetch('http://x')", STOPS, "uses fetch,", "plugin"),
@@ -89,6 +91,8 @@ def test_names_that_a_helper_declares_are_there_and_the_order_of_files_is_compar
         ("import { x } from './y.js'", STOPS, "imports another file", "Each file is complete"),
         ("const y = await import('./y.js')", STOPS, "imports another file", "Each file is complete"),
         ("crypto.randomUUID()", STOPS, "uses crypto", "Math.random"),
+        ("await f( }", STOPS, "is not valid: ", "Correct the file"),
+        ("spindle.registerTool({ name: 'a:b' })", STOPS, "the tool name 'a:b' breaks", "Rename it"),
     ],
 )
 def test_each_rule_for_spindle_finds_its_line(
@@ -98,6 +102,11 @@ def test_each_rule_for_spindle_finds_its_line(
     assert (found.effect, found.line) == (effect, 2)
     assert what in found.what
     assert remedy in found.remedy
+
+
+def test_a_script_is_parsed_and_nothing_of_it_runs(tmp_path: Path) -> None:
+    assert _checked(tmp_path, SYNCHRONET, "while (true) {}").findings == ()
+    assert _checked(tmp_path, SPINDLE, f"for (;;) {{}}{TOOL}").findings == ()
 
 
 def test_what_works_for_spindle_is_not_found_and_a_file_without_tools_is(tmp_path: Path) -> None:

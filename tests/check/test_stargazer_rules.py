@@ -34,6 +34,7 @@ def test_the_names_are_those_of_the_package() -> None:
         ("TOOL_NAME = 't'", STOPS, "no function run", "Add run"),
         ("TOOL_PARAMETERS: dict = {}", STOPS, "TOOL_PARAMETERS without TOOL_NAME", "Add TOOL_NAME"),
         ("async def f(ctx): ctx.sent_files.append(1)", DIFFERS, "no sent_files", "registry.call("),
+        ("async def f(ctx): await ctx.tool_registry.call('t', {})", DIFFERS, "no tool_registry", "ctx.call("),
         ("registry._tools.clear()", STOPS, "registry._tools is not there", "reload_tools"),
         ("TaskManager(timeout=5, redis=client)", STOPS, "takes no redis", "path="),
         ("registry.task_manager.purge()", STOPS, "a TaskManager has no purge", "await_result"),

@@ -41,6 +41,13 @@ def test_wrong_usage_is_told_apart(tmp_path: Path) -> None:
         ((PLUGINS, "--from", "latin"), "must be one of neko"),
         ((tmp_path / "none", "--from", "neko"), "does not exist"),
         ((tmp_path, "--from", "neko"), "has no file to check"),
+        ((PLUGINS,), "with --from: neko, stargazer, spindle, synchronet"),
     ):
         ran = toolbus("check", *words)
         assert (ran.returncode, text in ran.stderr) == (2, True), ran.stderr
+
+
+def test_an_extension_that_is_not_built_is_a_finding_though_it_has_no_script(tmp_path: Path) -> None:
+    (tmp_path / "spindle.json").write_text('{"entry_backend": "dist/backend.js"}')
+    ran = toolbus("check", tmp_path, "--from", "spindle")
+    assert (ran.returncode, "its entry dist/backend.js is not in the folder" in ran.stdout) == (1, True), ran.stdout

@@ -138,6 +138,8 @@ BROKEN: dict[str, tuple[str | bytes, str]] = {
     "nesting": ("-" * 100_000 + "1", "Error"),
     "memory": ("raise MemoryError", "MemoryError"),
     "import": ("import no_such_module_at_all", "install no_such_module_at_all"),
+    "stargazer": ("from tools import ToolRegistry", "write toolbus.tools in place of tools"),
+    "no run": ("TOOL_NAME = 't'", "TOOL_NAME is set, but there is no function run: add one"),
     "helper": ("import _gone_helper", "_gone_helper"),
     "no utf-8": (b"name = '\xff\xfe'", "SyntaxError"),
     "nul": (b"x = 1\0", "null bytes"),

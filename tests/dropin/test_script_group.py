@@ -213,3 +213,17 @@ async def test_a_call_without_end_is_interrupted_and_the_next_one_runs(load: Loa
     stuck = await call(loaded, "t", {"loop": True})
     assert stuck.output["error"].startswith("tool exec: the script computed for more than 0.1 s without a pause")
     assert (await call(loaded, "t")).output == 1
+
+
+async def test_the_log_names_the_file_of_a_tool_that_fails(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    loaded = load({"a.js": registration("fine", "return 1"), "b.js": registration("hard", "throw new Error('kaput')")})
+    await call(loaded, "hard", {})
+    assert "tool hard of b.js failed: Error: kaput" in caplog.text
+
+
+def test_the_entry_of_an_extension_that_is_not_built_is_named_as_missing(tmp_path: Path) -> None:
+    group = ScriptGroup(tmp_path, ["kb/dist/backend.js"], is_extension=True)
+    try:
+        assert "is not there: build the extension" in skipped(group.load())["kb/dist/backend.js"]
+    finally:
+        group.close()

@@ -341,3 +341,8 @@ async def test_a_handler_that_raises_generator_exit_is_answered_and_gives_its_pl
     plugin.read("leave", "a", "b")
     await plugin.answered(2)
     assert [plugin.line.error(id).reason for id in ("a", "b")] == ["GeneratorExit"] * 2
+
+
+def test_what_a_scope_lacks_is_named_with_what_it_has() -> None:
+    with pytest.raises(AttributeError, match=r"the ctx of a call has no redis: it has context, user_id"):
+        _ = ToolScope().redis  # type: ignore[attr-defined]

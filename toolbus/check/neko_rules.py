@@ -53,9 +53,26 @@ def _manifest(folder: Path) -> Iterator[Finding]:
     if not module.is_dir() and not module.with_suffix(".py").is_file():
         what = f"entry names the module {manifest.module}, which is not in the folder"
         yield Finding(file, _line(text, _LINES["entry"]), Effect.STOPS, what, "Correct entry.")
+    elif not _binds(module / "__init__.py" if module.is_dir() else module.with_suffix(".py"), manifest.class_name):
+        what = f"entry names the class {manifest.class_name}, which {manifest.module} does not have"
+        yield Finding(file, _line(text, _LINES["entry"]), Effect.STOPS, what, "Correct entry.")
     if (folder / "store.db").is_file():
         remedy = "Write what the plugin needs of it with self.store.set() once."
         yield Finding(folder / "store.db", 0, Effect.DIFFERS, "is not read: values are kept in data/store.json", remedy)
+
+
+def _binds(file: Path, name: str) -> bool:
+    """Tells whether a module defines, imports or assigns a name; of one that cannot be read, that is assumed."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8-sig")) if file.is_file() else ast.Module([], [])
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return True
+    return any(
+        getattr(node, "asname", None) == name
+        or getattr(node, "name", None) in (name, "*")
+        or (isinstance(node, ast.Name) and node.id == name)
+        for node in ast.walk(tree)
+    )
 
 
 def _imports(source: SourceFile) -> Iterator[Finding]:

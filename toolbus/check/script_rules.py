@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from toolbus.check.finding import Effect, Finding
 from toolbus.check.source_file import SourceFile, read_source
+from toolbus.dropin.javascript.engine import syntax_fault
 from toolbus.dropin.javascript.remedies import MODULES, NAMES, sentence
+from toolbus.tool import NAME
 
 # Comments, regular expressions and texts; what stands in them is not code.
 _NO_CODE = re.compile(
@@ -20,6 +22,7 @@ _DECLARED = r"\b(?:var|let|const|class|function)\s+{0}\b|[(,{{]\s*{0}\s*[,)=}}]|
 _USED = r"(?<![\w$.])(?:{0})\s*(?:\?\.|[.(\[])|\bnew\s+(?:{0})\b"
 _NAME_USED = re.compile(_USED.format("|".join(re.escape(name) for name in NAMES if name != "spindle")))
 _IMPORT = re.compile(r"^[ \t]*(?:import\b(?!\s*\.)|export\b[^;{]*\bfrom\b)|(?<![\w$.])import\s*\(", re.MULTILINE)
+_FIRST_NAME = re.compile(r"""\s*name\s*:\s*["']([^"'\n]*)["']""")  # of a registration that begins with it
 
 
 def code_of(source: SourceFile) -> str:
@@ -30,6 +33,25 @@ def code_of(source: SourceFile) -> str:
 def line_of(text: str, place: int) -> int:
     """Returns the line of a place in a text, from 1."""
     return text.count("\n", 0, place) + 1
+
+
+def parsed(source: SourceFile, *, module: bool) -> Iterator[Finding]:
+    """Yields where a script is not JavaScript, if the engine is installed, which parses it and runs none of it."""
+    fault = syntax_fault(source.text, module=module)
+    if fault is not None:
+        yield source.finding(
+            fault.line, Effect.STOPS, f"is not valid: {fault.reason}", "Correct the file: it cannot be read."
+        )
+
+
+def bad_names(source: SourceFile, register: str) -> Iterator[Finding]:
+    """Yields the registrations whose name is written out and breaks the rule."""
+    code = code_of(source)
+    for match in re.finditer(rf"\b{register}\s*\(\s*\{{", code):
+        name = _FIRST_NAME.match(source.text, match.end())
+        if name is not None and not NAME.fullmatch(name[1]):
+            what = f"the tool name {name[1]!r:.80} breaks the rule, so the tool is left out"
+            yield source.finding(line_of(code, match.start()), Effect.STOPS, what, "Rename it: [A-Za-z0-9_.-]{1,64}.")
 
 
 def missing_names(source: SourceFile) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from toolbus.check.finding import Effect, Finding
-from toolbus.check.script_rules import code_of, imports, line_of, missing_names
+from toolbus.check.script_rules import bad_names, code_of, imports, line_of, missing_names, parsed
 from toolbus.check.source_file import SourceFile
 from toolbus.check.system import System
 from toolbus.dropin.file_grants import EXTENSION
@@ -47,6 +47,8 @@ def _members(source: SourceFile) -> Iterator[Finding]:
 
 def _names(source: SourceFile) -> Iterator[Finding]:
     if _is_entry(source):
+        yield from parsed(source, module=True)
+        yield from bad_names(source, "registerTool")
         yield from missing_names(source)
         yield from imports(source)
 

@@ -25,6 +25,7 @@ _OWN_CTX = (
     "Take it as an argument or return it; a ToolRegistry in your own program may hand in a ctx of your own: "
     "registry.call(name, arguments, ctx=ctx)."
 )
+_NESTED = f"Write (await ctx.call(name, arguments)).text to call another tool of the bus. {_OWN_CTX}"
 
 
 def _imports(source: SourceFile) -> Iterator[Finding]:
@@ -85,7 +86,8 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
             continue
         owner = dotted(node.value)
         if owner == "ctx" and node.attr not in _IN_SCOPE:
-            yield source.finding(node, Effect.DIFFERS, f"the ctx of the bus has no {node.attr}", _OWN_CTX)
+            remedy = _NESTED if node.attr == "tool_registry" else _OWN_CTX
+            yield source.finding(node, Effect.DIFFERS, f"the ctx of the bus has no {node.attr}", remedy)
         elif node.attr == "_tools" and owner != "self":
             remedy = "Use list_tools(), unregister_tool(name) and reload_tools(directory, registry)."
             yield source.finding(node, Effect.STOPS, f"{owner}._tools is not there", remedy)

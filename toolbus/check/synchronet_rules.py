@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolbus.check.finding import Effect, Finding
-from toolbus.check.script_rules import code_of, line_of, missing_names
+from toolbus.check.script_rules import bad_names, code_of, line_of, missing_names, parsed
 from toolbus.check.source_file import SourceFile
 from toolbus.check.system import System
 from toolbus.dropin.javascript.remedies import MODULES, SPIDERMONKEY, sentence
@@ -34,13 +34,17 @@ def _loads(source: SourceFile) -> Iterator[Finding]:
 
 def _syntax(source: SourceFile) -> Iterator[Finding]:
     code = code_of(source)
-    for match in _OLD.finditer(code):
+    old = list(_OLD.finditer(code))
+    if not old:
+        yield from parsed(source, module=False)
+    for match in old:
         line = line_of(code, match.start())
         yield source.finding(line, Effect.STOPS, "is JavaScript that only SpiderMonkey reads", sentence(SPIDERMONKEY))
 
 
 def _names(source: SourceFile) -> Iterator[Finding]:
-    """Yields registrations whose two names differ: the bus takes none, the BBS the first."""
+    """Yields registrations with a bad name, and those whose two names differ: the bus takes none, the BBS the first."""
+    yield from bad_names(source, "llm_tool_register")
     code = code_of(source)
     starts = [match.start() for match in _REGISTERED.finditer(code)]
     for start, end in itertools.pairwise([*starts, len(code)]):

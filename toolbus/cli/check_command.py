@@ -32,19 +32,30 @@ EPILOG = epilog(
 
 def check(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A file, a plugin's folder, or a folder of them.")],
-    origin: Annotated[str, typer.Option("--from", metavar="SYSTEM", help="The system that the code was written for.")],
+    origin: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="SYSTEM",
+            show_default=False,
+            help="The system that the code was written for: neko, stargazer, spindle or synchronet.",
+        ),
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Say what differs for code of another system, without running it."""
     from toolbus.check.system import check as check_path
     from toolbus.check.systems import SYSTEMS
 
+    if not origin:
+        systems = ", ".join(SYSTEMS)
+        terminal.fail(f"name the system that the code was written for, with --from: {systems}", terminal.USAGE)
     if origin not in SYSTEMS:
         terminal.fail(f"--from is {origin!r}, it must be one of {', '.join(SYSTEMS)}", terminal.USAGE)
     if not path.exists():
         terminal.fail(f"{path} does not exist: check the path", terminal.USAGE)
     report = check_path(path, SYSTEMS[origin])
-    if not report.files:
+    if not report.files and not report.findings:
         kinds = ", ".join(SYSTEMS[origin].rules)
         terminal.fail(f"{path} has no file to check: {origin} code is in files of {kinds}", terminal.USAGE)
     if as_json:

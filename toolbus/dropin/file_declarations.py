@@ -115,8 +115,10 @@ def specs_of(module: ModuleType, known: Sequence[Any] = ()) -> list[ToolSpec]:
     flags = {flag: bool(names.get(variable)) for flag, variable in _FLAGS.items()}
     specs = []
     if "TOOL_NAME" in names:
+        if "run" not in names:
+            raise InvalidTool(["TOOL_NAME is set, but there is no function run: add one, which takes the arguments"])
         described = {"description": names.get("TOOL_DESCRIPTION"), "parameters": names.get("TOOL_PARAMETERS")}
-        specs.append(_by_keywords("run", {"name": names["TOOL_NAME"], "handler": names.get("run"), **described}, flags))
+        specs.append(_by_keywords("run", {"name": names["TOOL_NAME"], "handler": names["run"], **described}, flags))
     tools = names.get("TOOLS", [])
     if not isinstance(tools, list | tuple):
         raise InvalidTool([f"TOOLS is a {type(tools).__name__}, it must be a list of dicts: put [ and ] around it"])

@@ -311,6 +311,8 @@ def _line(path: Path, error: BaseException) -> int | None:
 def _fix(error: BaseException) -> str:
     if isinstance(error, SystemExit | KeyboardInterrupt):
         return ': it ends the process while it is loaded: put that part under `if __name__ == "__main__":`'
+    if isinstance(error, ModuleNotFoundError) and error.name == "tools":  # Stargazer's package
+        return ": write toolbus.tools in place of tools, and declare the file's tools with TOOLS or TOOL_NAME"
     if isinstance(error, ModuleNotFoundError):
         return f": install {error.name}, or begin its name with '_' if it is a file of this folder"
     return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import sys
 import time
@@ -140,6 +141,8 @@ class ScriptGroup:
 
     def _text(self, file: str) -> str:
         path = self._folder / file
+        if self._is_extension and not os.path.lexists(path):
+            raise SetupError("is not there: build the extension, or name its file in entry_backend of spindle.json")
         if not path.is_file():
             raise SetupError("is not a readable file: it is a folder, a pipe or a dangling link")
         try:
@@ -199,7 +202,7 @@ class ScriptGroup:
             try:
                 return await self._ask("call", fields, env["deadline"])
             except ScriptError as error:
-                log.warning("tool %s failed: %s", name, _trace(error))
+                log.warning("tool %s of %s failed: %s", name, self._origins[name], _trace(error))
                 return failed_tool(with_remedy(str(error)), "ScriptError")
 
         collected: list[ToolSpec] = []

@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from toolbus.functions.call_context import NO_CONTEXT, CallContext
 from toolbus.functions.call_inputs import CallInputs, inputs_of
@@ -135,6 +135,14 @@ class ToolScope:
     def __repr__(self) -> str:
         state = "ended" if self._ended else f"cancelled: {self.cancel_reason}" if self.is_cancelled else "running"
         return f"<{type(self).__name__} {self.tool} {self.call_id} {state}>"
+
+    if not TYPE_CHECKING:  # type checkers are to find what is not there
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"the ctx of a call has no {name}: it has context, user_id, channel_id, platform, call() and "
+                "progress(); what else a tool needs, the host sends in context.attributes"
+            )
 
     @property
     def cancelled(self) -> threading.Event:

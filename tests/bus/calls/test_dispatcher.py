@@ -37,6 +37,15 @@ def test_a_call_to_an_unknown_tool_names_the_known_ones() -> None:
     assert (error.code, error.message) == (Code.NOT_FOUND, "unknown role: nobody (configured: default)")
 
 
+def test_a_request_for_a_model_that_no_host_lends_says_how_to_lend_one() -> None:
+    core, host, _ = one_call(tool("weather"))
+    error = core.refusal(host, "host:generate")
+    assert (error.code, error.message) == (
+        Code.NOT_FOUND,
+        "no host lends a model now: start one that does, with `await host.lend(…)`",
+    )
+
+
 def test_just_after_a_start_a_call_to_an_unknown_tool_may_be_retried() -> None:
     core, host, _ = one_call()
     core.dispatcher.admission.settled_at = core.now + 5.0

@@ -166,6 +166,8 @@ class CallAdmission:
                 retry_safe=True,
                 retry_after_seconds=RETRY_SECONDS,
             )
+        if name == LENT_MODEL:
+            return Refused(Code.NOT_FOUND, "no host lends a model now: start one that does, with `await host.lend(…)`")
         if role not in self._view.roles(caller.principal):  # a nested call may name one that its caller does not see
             role = ""
         visible = self._view.listings(role or None, user_id, level, principal=caller.principal)

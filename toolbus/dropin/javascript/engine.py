@@ -16,6 +16,7 @@ import itertools
 import json
 import logging
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -67,6 +68,32 @@ class EngineLimits:
     heap_bytes: int = 256 * MIB
     turn_seconds: float = 10.0
     load_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SyntaxFault:
+    """Why a text is not JavaScript, and in which line; 0 where that is unknown."""
+
+    reason: str
+    line: int
+
+
+def syntax_fault(text: str, *, module: bool) -> SyntaxFault | None:
+    """Parses a script and runs nothing of it; returns None if it has no fault, or if the engine is not installed."""
+    try:
+        import quickjs
+    except ImportError:
+        return None
+    context = quickjs.Context()
+    context.set_memory_limit(EngineLimits().heap_bytes)
+    try:
+        (context.module if module else context.eval)(f"throw 'parsed';{text}")  # so that nothing after it runs
+    except quickjs.JSException as error:
+        reason, _, stack = str(error).partition("\n")
+        line = re.search(r"<input>:(\d+)", stack)
+        if reason.startswith("SyntaxError: "):
+            return SyntaxFault(reason.removeprefix("SyntaxError: "), int(line[1]) if line else 0)
+    return None
 
 
 class Engine:
