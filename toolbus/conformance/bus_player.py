@@ -1,9 +1,7 @@
 """Plays bus.jsonl against any bus: a raw client on the generated stubs, with nothing of an SDK.
 
-    python -m toolbus.conformance.play_bus 127.0.0.1:48930
-
-Every scenario uses names of its own, so one bus serves them all and they leave nothing behind. One line a scenario;
-the exit code is 1 where one failed. `run_scenario` is the same for tests.
+`toolbus conformance --bus ADDRESS` plays all of it, `run_scenario` one scenario of it for tests. Every scenario uses
+names of its own, so one bus serves them all and they leave nothing behind.
 """
 
 from __future__ import annotations
