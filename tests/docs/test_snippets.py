@@ -123,7 +123,7 @@ def _group() -> Any:
 def _named_commands() -> list[tuple[str, str]]:
     """Returns where and what: every ``toolbus …`` with an option that a text of the program or its page names."""
     found = []
-    for suffix, pattern in ((".py", r"`toolbus ([a-z][^`]*)`"),):
+    for suffix, pattern in ((".py", r"`toolbus ([a-z][^`]*)`"), (".mjs", r"<code>toolbus ([a-z][^<]*)<")):
         for path in sorted((ROOT / "toolbus").rglob(f"*{suffix}")):
             spans = re.findall(pattern, path.read_text("utf-8"))
             found += [(path.relative_to(ROOT).as_posix(), span.replace('"', "")) for span in spans if " --" in span]

@@ -73,7 +73,7 @@ function View({ parts: [source, name], query }) {
     selected=${open}
     onOpen=${(item) => go("tools", [item.source, item.name], withoutArguments(query))}
     narrowed=${query.q || query.source}
-    none=${html`<${Nothing} title="No tools yet">Start a plugin, or add a folder of tools: <code>toolbus serve --tools DIR</code><//>`}
+    none=${html`<${Nothing} title="No tools yet">Start a plugin, or add a folder of tools: <code>toolbus serve --tools-dir DIR</code><//>`}
     detail=${open && html`<${ToolDetail} key=${open} source=${source} name=${name} query=${query} />`}
   />`;
 }
