@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.core_model import Core, KeeperDouble, PeerDouble, one_call, tool
+from toolbus.bus.catalog.handler import BUS_SOURCE
 from toolbus.bus.catalog.slots import Slots
 from toolbus.bus.metrics.call_counts import BUCKETS, FORGET_SECONDS, CallCounts, CallMetrics, bound_of, bucket_of
 from toolbus.errors import Code
@@ -348,3 +349,13 @@ def test_a_call_that_meets_a_fault_of_the_bus_is_recorded_and_counted() -> None:
     assert next(iter(core.records)).code is Code.INTERNAL
     assert core.metrics.refused == {Code.INTERNAL: 1}
     assert counted(core).outcomes == {"INTERNAL": 1}
+
+
+def test_a_traced_call_of_an_operators_reading_tool_is_no_example_since_it_is_not_counted() -> None:
+    core = Core()
+    spans: list[object] = []
+    core.dispatcher.traces.start(spans.append)
+    host, bus = core.peer("host"), core.plugin(BUS_SOURCE, tool("stats"))
+    core.call(host, "stats", traceparent=f"00-{'ab' * 16}-{'cd' * 8}-01")
+    core.answer(bus)
+    assert (len(spans), core.metrics.of(BUS_SOURCE, "stats")) == (1, None)

@@ -72,18 +72,17 @@ class CallObserver:
             self.span_ended(trace, call, (*row[:-1], None), error)
 
     def span_ended(self, trace: Trace, call: Call, row: Row, error: CallError | None = None) -> None:
-        """Hands on the span of a call that has ended, and keeps the call as an example for its duration.
+        """Hands on the span of a call that has ended, and keeps a call that is counted as an example of its duration.
 
         Args:
             row: its record, without contents: spans wait by the thousand.
         """
-        take, handler = self.traces.take, call.handler
+        take, handler, entry = self.traces.take, call.handler, call.entry
         if take is not None:
             # Only streams have a session, and only mounts speak another protocol.
             mcp = getattr(handler, "speaks_mcp", False)
             take((trace, row, getattr(handler, "session_id", ""), mcp, error and _without_text(error)))
-        if self._metrics is not None:
-            entry = call.entry
+        if self._metrics is not None and not only_reads(entry):
             (entry.counts or self._first_counts(entry)).add_exemplar(trace.trace_id, row[5] - row[4], row[5])
 
     def call_refused(self, caller: Caller, call: pb.ToolCall, refused: Refused, now: float) -> None:

@@ -64,21 +64,26 @@ class CallTraces:
         """Makes no more spans: what calls bring is passed on as it is."""
         self.take, self.draw_at = None, inf
 
-    def draw(self, calls: Sequence[pb.ToolCall], made: int) -> None:
+    def draw(self, calls: Sequence[pb.ToolCall], made: int) -> list[pb.ToolCall]:
         """Marks the calls of a message that are drawn, so that `begin` begins a trace: of those that bring none.
 
         Args:
             made: how many calls the dispatcher has numbered before them.
+
+        Returns:
+            Those that are drawn. While they are held, protobuf makes no second objects for them.
         """
-        number, last = int(self.draw_at), made + len(calls)
+        number, last, drawn = int(self.draw_at), made + len(calls), []
         if number <= made:
             number = made + self._step()
         while number <= last:
             call = calls[number - made - 1]
             if not call.traceparent:
                 call.traceparent = self._mark
+            drawn.append(call)
             number += self._step()
         self.draw_at = number
+        return drawn
 
     def begin(
         self, text: str, call: pb.ToolCall, parent: Call | None, context: pb.CallContext | None, now: float
@@ -147,4 +152,6 @@ class CallTraces:
 
     def _step(self) -> int:
         """Returns how many calls further the next one is drawn: geometric, so that calls need no draw each."""
+        if not self._step_scale:  # every call is drawn
+            return 1
         return 1 + int(log(1.0 - random()) * self._step_scale)

@@ -133,7 +133,7 @@ class Dispatcher:
             calls = self.refused.within_quota(caller, caller.quota, calls, now)
         traces = self.traces
         if self._last_id + len(calls) >= traces.draw_at:
-            traces.draw(calls, self._last_id)
+            _drawn = traces.draw(calls, self._last_id)  # held, so that they are not read from the message twice
         if caller.allowed_at != self._registry.revision:
             allowed.clear()
             caller.allowed_at = self._registry.revision
