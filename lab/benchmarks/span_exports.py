@@ -1,125 +1,110 @@
-"""Measures what exported spans cost a bus: its processor time a call with and without them."""
+"""Measures what exported spans cost: processor time of the bus, and latency where the collector never reads."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import json
+import socket
+from typing import Any
 
-import psutil
 import uvloop
 
-from lab.benchmarks.contest import Plan
-from lab.benchmarks.facts import Fact
-from lab.load import peer
+from lab.benchmarks.busy_bus import IN_FLIGHT, Spent, busy_bus, clock_of, in_turns, spent
+from lab.benchmarks.contest import LAST_ANSWER_SECONDS, Plan
+from lab.benchmarks.facts import Fact, compared
+from lab.child import READY_SECONDS
+from lab.load.windows import Cell, Window
 from lab.stage import Stage
+from toolbus.bus.rooms.traces_room import TracesRoom
 
-IN_FLIGHT = 64
-SPANS_PER_SECOND = 100  # as many as a bus samples by default
-WINDOW_SECONDS = 2.0
-SETTLE_SECONDS = 1.5  # after each window, until its last spans are exported: they wait for 1 s
-SAMPLED = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-
-
-class Collector(ThreadingHTTPServer):
-    """Answers each request, and counts them."""
-
-    daemon_threads = True
-    requests = 0
+RATIO = 0.01  # of the calls are sampled, up to as many a second as a bus samples by default
+THREAD = "toolbus-traces"  # of the exporter
+WORKS, NEVER_READS = "it works", "it takes connections and never reads"
 
 
-class _Answer(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+def exporter(stage: Stage, plan: Plan, repeats: int, **settings: Any) -> tuple[Fact, ...]:
+    """Compares windows in which calls are sampled and exported with windows without, which take turns, of one bus.
 
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        if isinstance(self.server, Collector):
-            self.server.requests += 1
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Says nothing."""
-
-
-@contextmanager
-def collecting() -> Iterator[Collector]:
-    """Runs a collector on a free port."""
-    server = Collector(("127.0.0.1", 0), _Answer)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def exporter(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Compares windows with spans and without, which take turns, of one bus."""
-    with collecting() as collector:
-        stage.environment["TOOLBUS_TRACES"] = f"http://127.0.0.1:{collector.server_port}"
-        bus = plan.bus(stage)
-        del stage.environment["TOOLBUS_TRACES"]
-        stage.module("load.plugin", bus.grpc).line()
-        pairs = uvloop.run(_windows(bus.grpc, psutil.Process(bus.child.pid), repeats))
-        if not collector.requests:
-            raise RuntimeError("the bus has exported nothing")
-    title, line = f"Processor time of a bus that exports {SPANS_PER_SECOND} spans a second", f"{IN_FLIGHT} in flight"
-    more = tuple(100.0 * (traced / plain - 1.0) for plain, traced in pairs)
+    Args:
+        settings: others of the bus.
+    """
+    collector = stage.module("load.collector").line()
+    settings = {"traces": collector, "trace_ratio": RATIO, **settings}
+    found = uvloop.run(_sampled_in_turns(stage, repeats, settings))
+    plain, sampled = found.values()
+    title, line = (
+        f"Processor time of a bus that exports the spans of {RATIO:.0%} of its calls",
+        f"{IN_FLIGHT} in flight",
+    )
+    more = tuple(
+        100.0 * (late.microseconds / early.microseconds - 1.0) for early, late in zip(plain, sampled, strict=True)
+    )
     return (
-        Fact("exporter", "without spans", "µs a call", None, tuple(plain for plain, _ in pairs), title, line),
-        Fact("exporter", "with spans", "µs a call", None, tuple(traced for _, traced in pairs), title, line),
+        *(
+            Fact("exporter", state, "µs a call", None, tuple(window.microseconds for window in each), title, line)
+            for state, each in found.items()
+        ),
         Fact("exporter", "more", "%", 3.0, more, title, line),
+        Fact(
+            *("exporter", "of it the exporter's thread", "%", 3.0),
+            *(tuple(100.0 * window.of_thread / window.seconds for window in sampled), title, line),
+        ),
     )
 
 
-async def _windows(address: str, bus: psutil.Process, pairs: int) -> list[tuple[float, float]]:
-    """Returns the bus's microseconds a call without and with spans, of pairs of windows."""
-    host = peer.Peer(address)
-    await host.attach("bench-host", [])
-    await _call(host, traced=True)  # warms up
-    found = []
-    for number in range(pairs):
-        each = {}
-        for traced in (False, True) if number % 2 else (True, False):
-            before = bus.cpu_times()
-            calls = await _call(host, traced=traced)
-            await asyncio.sleep(SETTLE_SECONDS)
-            after = bus.cpu_times()
-            each[traced] = (after.user + after.system - before.user - before.system) / calls * 1e6
-        found.append((each[False], each[True]))
-    await host.close()
+async def _sampled_in_turns(stage: Stage, pairs: int, settings: dict[str, Any]) -> dict[str, list[Spent]]:
+    found: dict[str, list[Spent]] = {"without spans": [], "with spans": []}
+    plain, sampled = found
+    async with busy_bus(stage, **settings) as bus:
+        room, traces = bus.core.rooms.find(TracesRoom), bus.core.dispatcher.traces
+        take, config, clock = traces.take, bus.core.config, clock_of(THREAD)
+        assert room is not None
+        assert take is not None  # the bus has a collector
+        for state in in_turns(plain, sampled, pairs):
+            ratio = config.trace_ratio if state == sampled else 0.0
+            traces.start(take, ratio=ratio, most=config.trace_most)
+            found[state].append(await spent(bus, clock))
+        if room.dropped:
+            raise RuntimeError(f"the collector has not got {room.dropped} spans")
+    if not all(window.of_thread for window in found[sampled]):
+        raise RuntimeError("in a window the exporter's thread has done nothing")
     return found
 
 
-async def _call(host: peer.Peer, *, traced: bool) -> int:
-    """Keeps calls in flight for one window; returns how many there were."""
-    calls = [peer.call(str(slot), slot) for slot in range(IN_FLIGHT)]
-    now = time.monotonic()
-    ends_at, trace_at, made, pending = now + WINDOW_SECONDS, now, IN_FLIGHT, IN_FLIGHT
-    host.calls += calls
-    host.flush()
-    while pending:
-        frame = await host.read()
-        if frame is None or any(result.is_error for result in frame.results):
-            raise RuntimeError("a call failed")
-        now = time.monotonic()
-        if now >= ends_at:
-            pending -= len(frame.results)
-            continue
-        for result in frame.results:
-            call = calls[int(result.call_id)]
-            call.traceparent = ""
-            if traced and now >= trace_at:
-                call.traceparent = SAMPLED
-                trace_at += 1.0 / SPANS_PER_SECOND
-            host.calls.append(call)
-        made += len(frame.results)
-        host.flush()
-    return made
+def stuck_collector(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Compares the latency of calls of two buses, which take turns: one has a collector that never reads."""
+    with socket.create_server(("127.0.0.1", 0)) as stuck:
+        stuck.settimeout(READY_SECONDS)
+        urls = {
+            WORKS: stage.module("load.collector").line(),
+            NEVER_READS: f"http://127.0.0.1:{stuck.getsockname()[1]}",
+        }
+        addresses = {line: _traced_bus(stage, plan, url) for line, url in urls.items()}
+        windows: dict[str, list[Window]] = {line: [] for line in urls}
+        for line in in_turns(WORKS, NEVER_READS, repeats + 1):
+            windows[line].append(_window(stage, plan, addresses[line]))
+        stuck.accept()[0].close()  # it had the bus's connection
+    title = f"p99 of calls of a bus with a collector, {IN_FLIGHT} in flight, {RATIO:.0%} sampled"
+    # Without the first pair, in which the spans of the second bus were not late yet.
+    facts = [
+        Fact("stuck_collector", "p99", "ms", None, tuple(each.p99_us / 1e3 for each in seen[1:]), title, line)
+        for line, seen in windows.items()
+    ]
+    return compared(facts, WORKS, "of the p99 with a collector that works")
+
+
+def _traced_bus(stage: Stage, plan: Plan, collector: str) -> str:
+    """Starts a bus with a collector, and a plugin; returns its address."""
+    own = {"TOOLBUS_TRACES": collector, "TOOLBUS_TRACE_RATIO": str(RATIO)}
+    stage.environment |= own
+    address = plan.bus(stage).grpc
+    for name in own:
+        del stage.environment[name]
+    stage.module("load.plugin", address).line()
+    return address
+
+
+def _window(stage: Stage, plan: Plan, address: str) -> Window:
+    lengths = ("--seconds", str(plan.seconds), "--warm-up", str(plan.warm_up))
+    with Stage(stage.environment, stage.lifeline) as own:
+        host = own.module("load.stream_host", address, "--cells", str(Cell(IN_FLIGHT)), *lengths)
+        return Window(**json.loads(host.line(plan.seconds + plan.warm_up + LAST_ANSWER_SECONDS)))

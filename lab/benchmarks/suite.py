@@ -288,8 +288,10 @@ SUITES = {
             name="watching",
             contestants=contestants.WATCHING,
             ratios=(("toolbus", "unwatched"),),
-            facts=dict.fromkeys(("instructions", "scrapes", "quantile_error"), "watching")
-            | {"exporter": "span_exports"},
+            facts={
+                **dict.fromkeys(("instructions", "scrapes", "quantile_error", "console_watchers"), "watching"),
+                **dict.fromkeys(("exporter", "stuck_collector"), "span_exports"),
+            },
             in_flight=(64, 512),
             charged="the bus",
             packages=("grpcio", "protobuf", "uvloop"),

@@ -1,7 +1,8 @@
-"""Measures what it costs to be watched: counted instructions of a call, scrapes, and how true quantiles are."""
+"""Measures what it costs to be watched: instructions of a call, scrapes, watchers; and how true quantiles are."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -13,12 +14,16 @@ import tempfile
 import time
 from pathlib import Path
 
+import uvloop
+
 from lab.benchmarks import core_frames
-from lab.benchmarks.contest import Plan
+from lab.benchmarks.busy_bus import IN_FLIGHT, busy_bus, in_turns, spent
+from lab.benchmarks.contest import LOOPBACK, Plan
 from lab.benchmarks.core_frames import CASES, SAMPLED, STATES
 from lab.benchmarks.facts import Fact
 from lab.stage import Stage
 from toolbus.bus import Bus, Config
+from toolbus.bus.console.digest_feed import MAX_WATCHERS as WATCHERS
 from toolbus.bus.metrics.call_counts import CallCounts, bucket_of
 from toolbus.bus.metrics.exposition import OPENMETRICS, write
 from toolbus.bus.operators.bus_metrics import BusMetrics
@@ -125,3 +130,34 @@ def _starts(kind: str, now: float, rng: random.Random) -> list[float]:
     if kind == "1 ms or 4 s":
         return [now - rng.choice((0.001, 4.0)) for _ in range(size)]
     return sorted(now - rng.uniform(0.0005, 0.1) for _ in range(size))
+
+
+def console_watchers(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
+    """Compares the bus's processor time a call while nobody watches its console and while as many do as may."""
+    found = uvloop.run(_watched_in_turns(stage, repeats))
+    alone, watched = found.values()
+    title, line = "Processor time of a bus whose console is watched", f"{IN_FLIGHT} in flight"
+    more = tuple(100.0 * (late / early - 1.0) for early, late in zip(alone, watched, strict=True))
+    return (
+        *(
+            Fact("console_watchers", state, "µs a call", None, tuple(each), title, line)
+            for state, each in found.items()
+        ),
+        Fact("console_watchers", "more", "%", None, more, title, line),
+    )
+
+
+async def _watched_in_turns(stage: Stage, pairs: int) -> dict[str, list[float]]:
+    """Returns the microseconds a call of each window, by who watched."""
+    found: dict[str, list[float]] = {"without watchers": [], f"with {WATCHERS} watchers": []}
+    alone, watched = found
+    async with busy_bus(stage, http=LOOPBACK) as bus:
+        for state in in_turns(alone, watched, pairs):
+            with Stage(stage.environment, stage.lifeline) as own:
+                if state == watched:
+                    watching = own.module("load.console_watchers", f"http://{bus.http_address}", str(WATCHERS))
+                    await asyncio.to_thread(watching.line)
+                found[state].append((await spent(bus)).microseconds)
+                if state == watched and watching.has_ended:
+                    raise RuntimeError(f"the watchers have ended. {watching.errors()}")
+    return found
