@@ -104,6 +104,11 @@ def test_each_rule_for_spindle_finds_its_line(
     assert remedy in found.remedy
 
 
+def test_a_script_may_begin_with_the_name_of_its_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "a.js").write_text("#!/sbbs/exec/jsexec\nvar a = 1;\n")
+    assert check(tmp_path / "a.js", SYNCHRONET).findings == ()
+
+
 def test_a_script_is_parsed_and_nothing_of_it_runs(tmp_path: Path) -> None:
     assert _checked(tmp_path, SYNCHRONET, "while (true) {}").findings == ()
     assert _checked(tmp_path, SPINDLE, f"for (;;) {{}}{TOOL}").findings == ()

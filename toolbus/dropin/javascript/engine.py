@@ -84,6 +84,8 @@ def syntax_fault(text: str, *, module: bool) -> SyntaxFault | None:
         import quickjs
     except ImportError:
         return None
+    if text.startswith("#!"):  # a comment at the beginning of a file only
+        text = f"//{text}"
     context = quickjs.Context()
     context.set_memory_limit(EngineLimits().heap_bytes)
     try:
