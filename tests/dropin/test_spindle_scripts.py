@@ -281,7 +281,6 @@ async def test_an_extension_asks_the_model_that_a_host_lends(tmp_path: Path) -> 
 
     async with running_bus(generation=("kb",)) as bus, Host(bus.grpc_addresses[0]) as host:
         await host.lend(model, max_tokens=100)
-        await until(lambda: bus.core.registry.offered_by("host"), "the model")
         for source in ("kb", "other"):
             async with Plugin(source, address=bus.grpc_addresses[0]) as plugin:
                 plugin.add_tool(loaded.specs[0])

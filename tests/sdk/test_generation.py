@@ -33,7 +33,7 @@ async def bus() -> AsyncIterator[Bus]:
 async def host(bus: Bus) -> AsyncIterator[Host]:
     async with Host(bus.grpc_addresses[0]) as host:
         await host.lend(echo, max_tokens=100)
-        await until(lambda: bus.core.registry.offered_by("host"), "the host to lend its model")
+        assert bus.core.registry.offered_by("host")
         yield host
 
 

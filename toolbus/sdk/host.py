@@ -256,7 +256,7 @@ class Host(HostBase):
         """Lends this host's model to plugins that have the permission ``generation``, until the host is closed.
 
         It offers the tool ``host:generate`` in a session of its own. Several hosts may lend; calls are shared between
-        them.
+        them. Plugins can ask when this returns; without a bus it returns after 10 s, and lends when there is one.
 
         Args:
             generate: async, gets a `GenerationRequest` and returns a `Generation` or a text; what it raises is the

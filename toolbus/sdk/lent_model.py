@@ -6,11 +6,13 @@ as before. Tokens, time and calls at once are bounded by the lender.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from toolbus.errors import SetupError
+from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.reply import Err
 from toolbus.functions.scope import ToolScope
 from toolbus.sdk.generation import HOST_SOURCE, Generate, Generation, GenerationRequest, Mode
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 1024
 LEND_SECONDS = 120.0
 LENT_IN_FLIGHT = 4
+ATTACH_SECONDS = 10.0  # until the bus has the tool, so that the host's next call finds it
 MAX_MESSAGES = 256
 _DESCRIPTION = (
     "Asks the host's language model. mode quiet: as the host asks it, with its own settings and instructions, without "
@@ -34,6 +37,8 @@ async def lend(
     settings: ConnectionSettings, generate: Generate, max_tokens: int, timeout: float, max_in_flight: int
 ) -> Plugin:
     """Offers a host's model in a session of its own, with the settings of the host; returns what ends that.
+
+    Waits until the bus has the tool, or 10 s.
 
     Raises:
         SetupError: a bound is out of range.
@@ -60,6 +65,8 @@ async def lend(
         timeout=timeout,
     )
     await plugin.start()
+    with contextlib.suppress(TimeoutError, ToolBusError):  # without a bus it is lent later; a refusal is in the log
+        await asyncio.wait_for(plugin.ready(), ATTACH_SECONDS)
     return plugin
 
 
