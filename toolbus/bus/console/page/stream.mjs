@@ -16,8 +16,9 @@ const RETRY = [300, 900]; // ms until the next try: at least, and at random on t
 const BUSY_RETRY = [10000, 10000]; // where the bus has as many streams as it serves
 const SILENCE = 5000; // ms without a digest after which the connection counts as lost; the bus sends one in 2 s
 const CATALOG_AFTER = 100; // ms after a change of the catalog, at least: more come in a row
-const CATALOG_RETRY = 100; // ms that a reading counts as, if the bus did not answer
+const CATALOG_RETRY = 100; // ms that a reading counts as, if the bus did not answer all of it
 const CATALOG_SHARE = 10; // so many times as long as reading the catalog took, nothing is read
+const CATALOG_AT_LATEST = 30000; // ms after which it is read all the same: a busy machine may have taken seconds for it
 
 const SEEN_EVERY = 1000; // ms after which a tab that is seen without a connection tells the one with the stream
 
@@ -170,8 +171,9 @@ export function startCatalog() {
     let pause = 0;
     try {
       const [{ tools_by_role }, others] = await Promise.all([get("/api/tools"), restrictedTools()]);
-      catalog.value = byName([...Object.values(tools_by_role).flat(), ...others]);
-      known = `${instance} ${revision}`;
+      catalog.value = byName([...Object.values(tools_by_role).flat(), ...(others ?? [])]);
+      if (others) known = `${instance} ${revision}`;
+      else pause = CATALOG_RETRY;
     } catch (error) {
       if (error.status) known = `${instance} ${revision}`; // it was refused; another revision may not be
       else pause = CATALOG_RETRY;
@@ -183,7 +185,7 @@ export function startCatalog() {
   const follow = () => {
     const { instance, revision } = bus.value;
     if (revision === undefined || timer || `${instance} ${revision}` === known || connection.value === "lost") return;
-    timer = setTimeout(fetchCatalog, took ? Math.max(CATALOG_AFTER, took * CATALOG_SHARE) : 0);
+    timer = setTimeout(fetchCatalog, took ? Math.max(CATALOG_AFTER, Math.min(took * CATALOG_SHARE, CATALOG_AT_LATEST)) : 0);
   };
   effect(follow);
 }

@@ -3,6 +3,7 @@
 import { ApiError, outputOf, send } from "./api.mjs";
 
 const OPERATOR = { attributes: { level: "90" } };
+const NOT_NOW = new Set(["UNAVAILABLE", "OVERLOADED"]);
 let mayState = true; // whether who looks may state that level; known once the bus has refused it
 
 /** Returns what a tool declares; null where it is not offered. Throws ApiError. */
@@ -16,13 +17,15 @@ export const refusedTools = (signal) => asOperator({ kind: "refused" }, signal);
 
 /**
  * Returns the tools that only some users may call, which no list without a user has: none where the bus does not tell
- * who looks, or not now, for the list of all others does not wait for these. Throws ApiError where the bus does not answer.
+ * who looks, and null where it does not now, for the list of all others does not wait for these. Throws ApiError where
+ * the bus does not answer.
  */
 export async function restrictedTools() {
   try {
     if (mayState) return await ask({ kind: "restricted" }, { context: OPERATOR });
   } catch (error) {
     if (!error.status) throw error;
+    if (NOT_NOW.has(error.code)) return null;
     mayState = !isDenied(error);
   }
   return [];
