@@ -14,6 +14,7 @@ from tests.support.waiting import until, until_sync, within
 from toolbus import Host
 from toolbus.bus.calls.call_records import MAX_RECORDS
 from toolbus.cli import calls_command
+from toolbus.cli.command_line import app
 from toolbus.testing import running_bus
 
 
@@ -78,10 +79,22 @@ async def test_a_call_that_runs_is_cancelled_by_its_id() -> None:
     assert "it has ended" in again.stderr
 
 
-def test_cancel_without_an_id_is_wrong_usage(bus: str) -> None:
-    ended = toolbus("calls", "cancel", "--bus", bus)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "needs the ID of a call" in ended.stderr
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ((), "needs the ID of a call"),
+        (("1", "--user", "u-17"), "cancel goes with --json only"),  # it cancels calls of any user
+        (("1", "--slow"), "cancel goes with --json only"),
+    ],
+)
+def test_cancel_takes_the_id_of_one_call_and_no_filter(
+    words: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app(["calls", "cancel", *words, "--bus", "127.0.0.1:1"])
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    assert error in shown.err
 
 
 def test_contents_are_printed_on_request_without_secrets(bus: str) -> None:

@@ -99,13 +99,16 @@ def calls(
 ) -> None:
     """Show the newest calls and how they ended, or cancel one that runs."""
     target = BusTarget(bus, credential)
+    narrows = follow or any((source, name, caller, user, outcome, contents))
     if verb is not None:
+        if narrows or slow:
+            terminal.fail("cancel goes with --json only: the ID says which call", terminal.USAGE)
         if not call_id:
             terminal.fail("cancel needs the ID of a call that runs: `toolbus top` shows them", terminal.USAGE)
         _cancel(target, call_id, as_json)
         return
     if slow:
-        if follow or any((source, name, caller, user, outcome, contents)):
+        if narrows:
             terminal.fail("--slow goes with --limit and --json only", terminal.USAGE)
         _print_slow(call_bus_tool(target, "slow_calls", {"limit": limit}), as_json)
         return
