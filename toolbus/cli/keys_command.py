@@ -190,9 +190,9 @@ def add(
     """Add an identity, and write its credential file."""
     if [bool(plugin), host, operator, reader].count(True) != 1:
         terminal.fail("use exactly one of --plugin PATTERN, --host, --operator and --reader", terminal.USAGE)
-    order = _order(name, out, days, address)
+    request = _credential_request(name, out, days, address)
     scopes = _scopes(name, plugin or "", "host" if host else "operator" if operator else "reader")
-    made = _store(keys_directory(keys, data_dir)).add(name, scopes, order)
+    made = _store(keys_directory(keys, data_dir)).add(name, scopes, request)
     _show_made(made, scopes, as_json)
 
 
@@ -211,7 +211,7 @@ def renew(
     from dataclasses import replace
 
     store = _store(keys_directory(keys, data_dir))
-    made = store.renew(name, replace(_order(name, out, days, address), overwrite=True))
+    made = store.renew(name, replace(_credential_request(name, out, days, address), overwrite=True))
     _show_made(made, store.read().identities[name], as_json)
 
 
@@ -301,7 +301,7 @@ def _store(directory: Path) -> KeyStore:
     return KeyStore(directory)
 
 
-def _order(name: str, out: Path | None, days: float, address: str | None) -> CredentialRequest:
+def _credential_request(name: str, out: Path | None, days: float, address: str | None) -> CredentialRequest:
     from toolbus.bus.keys.key_store import MAX_DAYS, CredentialRequest
 
     if not 0 < days <= MAX_DAYS:

@@ -24,6 +24,7 @@ from toolbus.bus.keys.authority import (
     DAYS,
     RENEW_BEFORE_DAYS,
     Authority,
+    Issued,
     all_names,
     expiry_of,
     names_of,
@@ -219,7 +220,7 @@ class KeyStore:
 
     # -- identities' keys --------------------------------------------------------------------------------------------
 
-    def add(self, name: str, scopes: Scopes, order: CredentialRequest) -> Made:
+    def add(self, name: str, scopes: Scopes, request: CredentialRequest) -> Made:
         """Adds an identity, and makes its first credential."""
         if not NAME.fullmatch(name):
             raise SetupError(f"the name {quote(name)} breaks the rule {NAME.pattern}: choose another")
@@ -234,15 +235,15 @@ class KeyStore:
                 raise SetupError(f"the name {name!r} is the id of a key: choose another")
             after = replace(file, identities={**file.identities, name: scopes})
             new = {"identities": {name: scopes.as_table()}}
-            return self._issue(name, order, content, after, new)
+            return self._issue(name, request, content, after, new)
 
-    def renew(self, name: str, order: CredentialRequest) -> Made:
+    def renew(self, name: str, request: CredentialRequest) -> Made:
         """Makes a new credential for an identity; the one before is good until it expires or is revoked."""
         with locked(self._directory):
             content, file = self._content(FILE), self.read()
             if name not in file.identities:
                 raise SetupError(_unknown(name, file.identities, "identity"))
-            return self._issue(name, order, content, file, {})
+            return self._issue(name, request, content, file, {})
 
     def revoke(self, name: str) -> list[KeyRecord]:
         """Revokes the live keys of an identity, of a credential (its id), or one key.
@@ -264,21 +265,23 @@ class KeyStore:
                         document["keys"][key.id]["revoked"] = _moment(now).date()
             return live
 
-    def _issue(self, name: str, order: CredentialRequest, content: bytes, after: KeysFile, new: dict[str, Any]) -> Made:
+    def _issue(
+        self, name: str, request: CredentialRequest, content: bytes, after: KeysFile, new: dict[str, Any]
+    ) -> Made:
         """Makes a credential, and adds tables to the file: what an edit of the file's end cannot break."""
-        if not 0 < order.days <= MAX_DAYS:
-            raise SetupError(f"--days is {order.days:g}, it must be above 0 and at most {MAX_DAYS}")
-        address = order.address or after.address
+        if not 0 < request.days <= MAX_DAYS:
+            raise SetupError(f"--days is {request.days:g}, it must be above 0 and at most {MAX_DAYS}")
+        address = request.address or after.address
         if not address:
             raise SetupError(
                 "the address of the bus is not known: give --address mtls:HOST:PORT, or have it remembered with "
                 "`toolbus keys init --address mtls:HOST:PORT`"
             )
         _check_address(address, after.names)
-        if order.file.exists() and not order.overwrite:
-            raise SetupError(f"{order.file} is there already: name another file with -o, or remove it")
+        if request.file.exists() and not request.overwrite:
+            raise SetupError(f"{request.file} is there already: name another file with -o, or remove it")
         authority, now = self._authority(), self._clock()
-        issued = authority.client(name, now, order.days)
+        issued = authority.client(name, now, request.days)
         stem = _new_id(after.keys)
         token = f"{TOKEN_PREFIX}{stem}_{secrets.token_urlsafe(32)}"
         common = {"created": day_of(now), "expires": issued.expires, "root": authority.root_id}
@@ -288,11 +291,11 @@ class KeyStore:
         ]
         after = replace(after, keys={**after.keys, **{key.id: key for key in records}})
         new = {**new, "keys": {key.id: _key_table(key) for key in records}}
-        credential = _credential(name, address, token, authority, issued.certificate, issued.key, issued.expires)
-        with prepared(order.file, credential) as complete:
+        credential = _credential(name, address, token, authority, issued)
+        with prepared(request.file, credential) as complete:
             self._save(content.rstrip() + b"\n\n" + tomlkit.dumps(new).encode(), after)
-            os.replace(complete, order.file)
-        return Made(name, stem, order.file, address, issued.expires)
+            os.replace(complete, request.file)
+        return Made(name, stem, request.file, address, issued.expires)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -371,17 +374,15 @@ def _key_table(key: KeyRecord) -> dict[str, Any]:
     }
 
 
-def _credential(
-    name: str, address: str, token: str, authority: Authority, certificate: bytes, key: bytes, expires: float
-) -> bytes:
+def _credential(name: str, address: str, token: str, authority: Authority, issued: Issued) -> bytes:
     """Returns the content of a credential file, as `toolbus.sdk` reads it."""
     document = tomlkit.document()
     document.add(tomlkit.comment(f"Proves identity {name} to a bus. Secret: it is all that proves to be {name}."))
     document["name"] = name
     document["address"] = address
-    document["expires"] = _moment(expires)
+    document["expires"] = _moment(issued.expires)
     document["token"] = token
-    for field, pem in (("ca", authority.root_pems), ("certificate", certificate), ("key", key)):
+    for field, pem in (("ca", authority.root_pems), ("certificate", issued.certificate), ("key", issued.key)):
         document[field] = tomlkit.string(pem.decode("ascii"), multiline=True)
     text: str = tomlkit.dumps(document)
     return text.encode()

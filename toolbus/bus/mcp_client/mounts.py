@@ -138,12 +138,7 @@ class Mounts:
             handler,
             MountFeatures(entry, lambda: mount.connected(), lambda: mount.wake()),
             self._manifest,
-            registry=core.registry,
-            policy=core.policy,
-            all_features=core.features,
-            signals=core.signals,
-            limits=core.limits,
-            audit=core.audit,
+            core,
         )
         mount = Mount(
             entry,

@@ -13,10 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from toolbus.bus.audit.audit import Audit
-from toolbus.bus.catalog.policy import Policy
-from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.features import Features
+from toolbus.bus.core import Core
 from toolbus.bus.mcp_client.declarations import Declared, Left, tools_of
 from toolbus.bus.mcp_client.mcp_connection import ServerInfo
 from toolbus.bus.mcp_client.mount_entry import MountEntry
@@ -24,8 +21,6 @@ from toolbus.bus.mcp_client.mount_features import MountFeatures
 from toolbus.bus.mcp_client.mount_handler import MountHandler
 from toolbus.bus.mcp_client.mount_manifest import MountManifest, Remembered
 from toolbus.bus.pins import fingerprints
-from toolbus.bus.signals import Signals
-from toolbus.limits import Limits
 from toolbus.mcp.headers import marked
 from toolbus.text import list_names
 
@@ -47,13 +42,7 @@ class MountOffer:
         handler: MountHandler,
         features: MountFeatures,
         manifest: MountManifest,
-        *,
-        registry: Registry,
-        policy: Policy,
-        all_features: Features,
-        signals: Signals,
-        limits: Limits,
-        audit: Audit,
+        core: Core,
     ) -> None:
         self.features = features
         self.lists: Mapping[str, list[Any]] = {}
@@ -62,12 +51,7 @@ class MountOffer:
         self._entry = entry
         self._handler = handler
         self._manifest = manifest
-        self._registry = registry
-        self._policy = policy
-        self._all_features = all_features
-        self._signals = signals
-        self._limits = limits
-        self._audit = audit
+        self._core = core
         self._peer: ServerInfo | None = None  # None until the server is known
         self._offered: tuple[object, ...] | None = None  # what the catalog has, to be compared; None: nothing
         self._may_offer = True  # whether the source had the right when its tools were offered the last time
@@ -125,21 +109,21 @@ class MountOffer:
         """Offers the tools again, or none of them, if the source's right to offer tools is another one now."""
         if self._peer is None or self._offered is None:
             return
-        if self._may_offer != self._policy.may_offer(self._entry.name):
+        if self._may_offer != self._core.policy.may_offer(self._entry.name):
             self._put(self._peer, self.lists)
 
     def withdraw(self) -> None:
         """Withdraws all of it at once."""
         self._offered = None
-        self._registry.withdraw(self._handler)
-        self._all_features.remove(self._entry.name)
+        self._core.registry.withdraw(self._handler)
+        self._core.features.remove(self._entry.name)
         self._announce()
 
     def take_offline(self, why: str) -> None:
         """Takes the tools offline; they keep their places for the grace period."""
         self._offered = None
-        self._registry.lose(self._handler, why, time.monotonic())
-        self._all_features.remove(self._entry.name)
+        self._core.registry.lose(self._handler, why, time.monotonic())
+        self._core.features.remove(self._entry.name)
         self._announce()
 
     def _put(self, peer: ServerInfo, lists: Mapping[str, list[Any]], *, trusts_first: bool = True) -> None:
@@ -147,13 +131,13 @@ class MountOffer:
         tools = lists.get("tools", [])
         blocked = self._review(peer, lists, trusts_first=trusts_first)
         self._peer, self.lists = peer, lists
-        self._may_offer = self._policy.may_offer(entry.name)
+        self._may_offer = self._core.policy.may_offer(entry.name)
         if not self._may_offer:
             self.declared = Declared(left=(Left("all", f"source {entry.name!r} may offer no tools: grant it"),))
             tools = []
         key = (tools, blocked)
         if self._offered is None or self._offered != key:
-            self.declared = tools_of(entry, tools, self._limits, blocked) if tools else self.declared
+            self.declared = tools_of(entry, tools, self._core.limits, blocked) if tools else self.declared
             self._register()
             self._offered = key
         prompts = [each for each in lists.get("prompts", ()) if _prompt_subject(each) not in blocked]
@@ -161,25 +145,25 @@ class MountOffer:
         hands_on = entry.instructions and fingerprints.INSTRUCTIONS not in blocked
         self.features.instructions = peer.instructions if hands_on else ""
         has_any = self.features.capabilities or self.features.instructions
-        if has_any and self.features not in self._all_features.providers:
-            self._all_features.add(self.features)
+        if has_any and self.features not in self._core.features.providers:
+            self._core.features.add(self.features)
         else:
             for kind in moved:
-                self._all_features.changed("prompts" if kind == "prompts" else "resources")
+                self._core.features.changed("prompts" if kind == "prompts" else "resources")
 
     def _register(self) -> None:
         declared = self.declared
         self._handler.names = dict(declared.server_names)
         self._handler.param_names = _marked(declared)
-        outcome = self._registry.register(self._handler, declared.compiled, qualified=True, declare=True)
+        outcome = self._core.registry.register(self._handler, declared.compiled, qualified=True, declare=True)
         if outcome.failed:
             left = (*declared.left, *(Left(name, why) for _, name, why in outcome.failed))
             self.declared = replace(declared, left=left)
         self._announce()
 
     def _announce(self) -> None:
-        self._signals.catalog_changed()
-        self._signals.source_changed(self._entry.name)
+        self._core.signals.catalog_changed()
+        self._core.signals.source_changed(self._entry.name)
 
     def _review(self, peer: ServerInfo, lists: Mapping[str, list[Any]], *, trusts_first: bool) -> frozenset[str]:
         """Compares with what is trusted. Returns the subjects that must not be offered."""
@@ -199,7 +183,7 @@ class MountOffer:
             subjects = list_names(review.news)
             name = entry.name
             log.warning("mount %s: %s changed since it was trusted: see `toolbus mounts %s`", name, subjects, name)
-            self._audit.record("change", target=name, why=subjects, source=name)
+            self._core.audit.record("change", target=name, why=subjects, source=name)
         self.changed = tuple(fingerprints.pending({subject: review.pinned[subject] for subject in seen}))
         return review.blocked
 
