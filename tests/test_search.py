@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.search_catalog import CATALOG, INDEX, concepts, names, tool
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.embeddings import Embeddings
 from toolbus.search import MAX_INDEXES, MEANING_MODES, MODES, WORD_MODES, IndexCache, ToolIndex
 from toolbus.search_tool import search_tool
@@ -322,7 +323,7 @@ def test_many_threads_search_one_index_and_get_what_one_thread_gets() -> None:
 
 def test_a_revision_is_indexed_once_by_any_number_of_threads() -> None:
     cache = IndexCache()
-    together = threading.Barrier(4, timeout=5)
+    together = threading.Barrier(4, timeout=WAIT_SECONDS)
 
     def get(_: int) -> ToolIndex:
         together.wait()

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.dropin.loaded_files import call, load_one
+from tests.support.waiting import within
 from toolbus.dialects.provider_results import object_of
 from toolbus.dropin import Loaded
 from toolbus.errors import Code, Stage
 from toolbus.sdk import ToolScope
 from toolbus.tool import Result
 
-WAIT = 5.0
 FLAT = {"description": "Does it."}
 
 
@@ -209,10 +209,10 @@ async def test_a_cancelled_call_ends_with_the_code_cancelled(tmp_path: Path, exe
     loaded = load_one(tmp_path, body)
     scope = ToolScope("c1", "t")
     task = asyncio.create_task(call(loaded, "t", scope=scope))
-    await asyncio.wait_for(call(loaded, "begun"), WAIT)
+    await within(call(loaded, "begun"))
     scope.cancel("the user left")
     task.cancel()
-    result = await asyncio.wait_for(task, WAIT)
+    result = await within(task)
     assert result.error is not None
     assert result.error.code is Code.CANCELLED
     assert "the user left" in result.error.message

@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from tests.functions.runner_cases import Color, run, spec
-from tests.support.waiting import within
+from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.errors import Code, Stage
 from toolbus.functions.call_options import CallOptions
 from toolbus.functions.runner import run_handler
 from toolbus.sdk import CallContext, Reply, ToolScope, audio, image, link, resource, text
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
-
-WAIT = 5.0
 
 
 @pytest.fixture
@@ -167,10 +165,10 @@ async def test_a_cancelled_task_ends_in_a_cancelled_result() -> None:
 
     scope = ToolScope("c1", "tool")
     task = asyncio.create_task(run(waits, scope=scope))
-    await asyncio.wait_for(started.wait(), WAIT)
+    await within(started.wait())
     scope.cancel("timeout_seconds")
     task.cancel()
-    result = await asyncio.wait_for(task, WAIT)
+    result = await within(task)
     assert cleaned.is_set()
     assert result.error is not None
     assert result.error.code is Code.CANCELLED
@@ -182,15 +180,15 @@ async def test_a_sync_handler_sees_that_its_call_was_taken_back() -> None:
 
     def waits(ctx) -> str:  # type: ignore[no-untyped-def]
         started.set()
-        assert ctx.cancelled.wait(WAIT)
+        assert ctx.cancelled.wait(WAIT_SECONDS)
         ctx.raise_if_cancelled()
         return "not reached"
 
     scope = ToolScope("c1", "tool")
     task = asyncio.create_task(run(waits, scope=scope))
-    assert await asyncio.to_thread(started.wait, WAIT)
+    assert await asyncio.to_thread(started.wait, WAIT_SECONDS)
     scope.cancel()
-    result = await asyncio.wait_for(task, WAIT)
+    result = await within(task)
     assert result.error is not None
     assert result.error.code is Code.CANCELLED
 

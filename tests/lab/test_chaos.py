@@ -26,13 +26,12 @@ from lab.chaos.starvation import Starvation, waits_of
 from lab.chaos.watcher import AWAY, Move
 from lab.load.line import Line
 from tests.support.processes import ROOT, alive, environment
-from tests.support.waiting import HANG_SECONDS, until_sync
+from tests.support.waiting import HANG_SECONDS, WAIT_SECONDS, until_sync
 
 pytestmark = pytest.mark.lab
 
 PARTS = cast()
 TOOLS = tools(PARTS)
-SECONDS = 5.0
 BUS_PID, HOST_PID, SOLO_PID = 1, 2, 3
 
 Spoil = Callable[[Evidence], object]
@@ -299,7 +298,7 @@ async def test_a_line_passes_on_stalls_and_resets() -> None:
         writer.close()
         ended.set()
 
-    async with asyncio.timeout(SECONDS), await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+    async with asyncio.timeout(WAIT_SECONDS), await asyncio.start_server(echo, "127.0.0.1", 0) as server:
         spare = await asyncio.start_server(echo, "127.0.0.1", 0)
         port = spare.sockets[0].getsockname()[1]
         spare.close()

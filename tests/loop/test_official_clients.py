@@ -194,7 +194,7 @@ async def test_cancelling_a_turn_closes_the_connection_to_a_model_that_hangs(fla
         turn = asyncio.create_task(ToolLoop(bus, endpoint).run("What is the weather?"))
         await with_timeout(server.hanging.wait())
         turn.cancel()
-        await asyncio.wait([turn], timeout=5)
+        await asyncio.wait([turn], timeout=WAIT_SECONDS)
         assert turn.cancelled()
         await with_timeout(server.left.wait())
 
@@ -206,7 +206,7 @@ async def test_cancelling_a_turn_cancels_its_call_at_the_plugin(flavour: str) ->
         turn = asyncio.create_task(ToolLoop(bus, endpoint).run("What is the weather?"))
         await with_timeout(plugin.blocked.wait())
         turn.cancel()
-        await asyncio.wait([turn], timeout=5)
+        await asyncio.wait([turn], timeout=WAIT_SECONDS)
         assert turn.cancelled()
         await with_timeout(plugin.cancelled.wait())
     assert len(server.requests) == 1

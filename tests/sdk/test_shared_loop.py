@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import within
+from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.sdk.shared_loop import SharedLoop
-
-SECONDS = 20.0
 
 
 @pytest.fixture(name="shared")
@@ -102,7 +100,7 @@ async def test_a_program_that_blocks_does_not_hold_up_the_loop_and_gets_it_back_
                 ticked.set()
 
         shared.loop.call_soon_threadsafe(tick)
-        assert ticked.wait(SECONDS)  # blocks the program's loop
+        assert ticked.wait(WAIT_SECONDS)  # blocks the program's loop
         assert threading.get_ident() not in threads
 
 
@@ -112,10 +110,10 @@ async def test_while_the_thread_has_the_loop_a_turn_of_the_program_is_refused(sh
 
     def hold() -> None:
         held.set()
-        release.wait(SECONDS)
+        release.wait(WAIT_SECONDS)
 
     shared.loop.call_soon_threadsafe(hold)
-    assert held.wait(SECONDS)
+    assert held.wait(WAIT_SECONDS)
     ran: list[int] = []
     assert not shared.turn(asyncio.get_running_loop(), ran.append, 1)
     release.set()
@@ -189,7 +187,7 @@ async def test_a_program_whose_loop_ended_before_it_got_the_loop_leaves_it_to_th
 
     monkeypatch.setattr(first, "call_soon_threadsafe", note)
     shared.join(first)
-    assert await asyncio.to_thread(asked.wait, SECONDS)  # the loop is offered
+    assert await asyncio.to_thread(asked.wait, WAIT_SECONDS)  # the loop is offered
     first.close()
     await lent(shared)
 

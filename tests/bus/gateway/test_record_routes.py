@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tests.bus.gateway.calling import client, events, invoke
 from tests.support.core_model import row
-from tests.support.waiting import WAIT_SECONDS, within
+from tests.support.waiting import WAIT_SECONDS, Stopwatch, within
 from toolbus.bus import Bus
 from toolbus.bus.calls.call_records import MAX_RECORDS, RecordFilter
 from toolbus.bus.gateway.host_models import RecordedCalls
@@ -194,9 +194,9 @@ async def test_a_client_that_reconnects_gets_the_calls_it_missed(
 
 async def test_a_stop_of_the_bus_ends_the_streams_at_once() -> None:
     async with running() as bus, client(bus) as http, following(http) as next_call:
-        started = asyncio.get_running_loop().time()
+        stopwatch = Stopwatch()
         await bus.stop()
-        assert asyncio.get_running_loop().time() - started < 0.9  # else their connections would be cut
+        assert stopwatch.seconds() < 0.9  # else their connections would be cut
         with pytest.raises(StopAsyncIteration):
             await next_call()
 

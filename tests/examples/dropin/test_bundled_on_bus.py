@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.examples.dropin.conftest import FOLDER
+from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.bus import Bus
 from toolbus.dropin.tool_folder import ToolFolder
 from toolbus.processes.supervised_plugin import PluginReport
@@ -15,12 +16,11 @@ from toolbus.sdk import CallContext
 from toolbus.testing import running_bus
 
 TOOLS = {"archive_search", "directory", "my_messages", "relay_message", "this_host"}
-SECONDS = 20.0  # for four processes to load and attach, on a machine that does other things too
 
 
 async def _wait_until_offered(bus: Bus, lines: list[str]) -> None:
     try:
-        async with asyncio.timeout(SECONDS):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not {each.entry.tool.name for each in bus.list()} >= TOOLS:
                 await asyncio.sleep(0.02)
     except TimeoutError:
@@ -61,6 +61,6 @@ async def test_every_tool_does_its_work_in_a_sandbox_with_what_the_manifest_gran
             assert {each["state"] for each in plugins["plugins"]} == {"live"}
         finally:
             tools.stop()
-            await asyncio.wait_for(running, SECONDS)
+            await within(running)
     written = {path.name for path in folder.iterdir()} - {path.name for path in FOLDER.iterdir()}
     assert written <= {"queue.db", "queue.db-journal"}, "there is more than what it may write"
