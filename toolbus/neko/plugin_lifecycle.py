@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import sys
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from toolbus.errors import SetupError
@@ -94,7 +97,9 @@ async def start_plugin(plugin: object, run_sync: RunSync, run_timer: RunSync | N
         try:
             returned = await _run(method, run_sync)
         except Exception as problem:
-            raise SetupError(f"{shown} raised {type(problem).__name__}: {problem}") from problem
+            raise SetupError(
+                f"{shown} raised {type(problem).__name__}: {problem}{_place(plugin, problem)}"
+            ) from problem
         if isinstance(returned, Err):
             raise SetupError(f"{shown} returned Err: {returned.error}")
     plugin.__dict__[_RUNNING] = [
@@ -102,6 +107,17 @@ async def start_plugin(plugin: object, run_sync: RunSync, run_timer: RunSync | N
         for name, raw in routines_of(type(plugin)).items()
         if isinstance(timer := getattr(raw, _TIMER, None), _Timer) and timer.auto_start
     ]
+
+
+def _place(plugin: object, problem: Exception) -> str:
+    """Returns where in the plugin's own files it was raised; empty if in none of them."""
+    file = getattr(sys.modules.get(type(plugin).__module__), "__file__", None)
+    places = [
+        f" ({frame.f_code.co_filename}:{line})"
+        for frame, line in traceback.walk_tb(problem.__traceback__)
+        if file and Path(frame.f_code.co_filename).is_relative_to(Path(file).parent)
+    ]
+    return places[-1] if places else ""
 
 
 async def stop_plugin(plugin: object, run_sync: RunSync) -> None:
