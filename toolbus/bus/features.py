@@ -24,7 +24,7 @@ class Requester:
         accepts: what the client can answer in the middle of a request, in words of `ToolCall.accepts`.
         identity: whose request it is.
         user_id: the user; "" where none is named.
-        on_progress: gets progress; None where nobody wants it.
+        on_progress: gets progress; None if that is not wanted.
     """
 
     accepts: Collection[str] = ()
