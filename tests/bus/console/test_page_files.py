@@ -15,8 +15,8 @@ def folder(tmp_path: Path) -> Path:
     page = tmp_path / "page"
     (page / "pages").mkdir(parents=True)
     (page / "index.html").write_text(
-        '<link href="style.css"><script src="./app.mjs"></script><a href="https://example.org/style.css">x</a>'
-        '<img src="missing.png">'
+        '<head><link href="style.css"></head><script src="./app.mjs"></script>'
+        '<a href="https://example.org/style.css">x</a><img src="missing.png">'
     )
     (page / "style.css").write_text("body {}")
     (page / "app.mjs").write_text('import "./pages/calls.mjs";')
@@ -33,7 +33,10 @@ def test_the_page_loads_files_of_one_version_and_these_never_change(folder: Path
     index, cache = found
     below = f"/console/{files.version}"
     assert index.content.decode() == (
-        f'<link href="{below}/style.css"><script src="{below}/app.mjs"></script>'
+        f'<head><link href="{below}/style.css">'
+        f'<link rel="modulepreload" href="{below}/app.mjs">\n'
+        f'<link rel="modulepreload" href="{below}/pages/calls.mjs">\n'
+        f'</head><script src="{below}/app.mjs"></script>'
         '<a href="https://example.org/style.css">x</a><img src="missing.png">'
     )
     assert (index.content_type, cache) == ("text/html; charset=utf-8", "no-cache")
