@@ -28,7 +28,7 @@ def test_the_documents_examples_have_nothing_to_change() -> None:
     ("text", "effect", "what", "remedy"),
     [
         ("var a = system.stats", STOPS, "uses system,", "`env`"),
-        ("var f = new File('x')", STOPS, "uses File,", "_data.js"),
+        ("var f = new File('x')", STOPS, "uses File,", "var DATA"),
         ("var a = = 1", STOPS, "is not valid: ", "Correct the file"),
         ("llm_tool_register({ name: 'a b' })", STOPS, "the tool name 'a b' breaks", "Rename it"),
         ("msg_area.grp[0]", STOPS, "uses msg_area,", "`env`"),
@@ -102,6 +102,15 @@ def test_each_rule_for_spindle_finds_its_line(
     assert (found.effect, found.line) == (effect, 2)
     assert what in found.what
     assert remedy in found.remedy
+
+
+def test_the_remedies_for_an_extension_name_no_helper_files(tmp_path: Path) -> None:
+    (tmp_path / "_common.js").write_text("function fetch() {}")
+    findings = _checked(tmp_path, SPINDLE, "import { x } from './y.js'\nnew File('x')\nfetch('y')" + TOOL).findings
+    assert sorted(each.line for each in findings if each.effect is STOPS) == [2, 3, 4]
+    assert not [
+        each for each in findings if "helper" in each.remedy or "_" in each.remedy.replace("_manifest.json", "")
+    ]
 
 
 def test_a_script_may_begin_with_the_name_of_its_interpreter(tmp_path: Path) -> None:

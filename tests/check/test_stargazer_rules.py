@@ -83,3 +83,13 @@ def test_modules_that_the_folder_brings_along_are_not_missing(tmp_path: Path) ->
     (tmp_path / "helpers.py").write_text("")
     (tmp_path / "a.py").write_text("import tools, helpers")
     assert check(tmp_path, STARGAZER).findings == ()
+
+
+def test_a_folder_of_tool_files_called_tools_is_not_the_package(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "clock.py").write_text(FILE)
+    (tmp_path / "main.py").write_text("from tools import ToolRegistry\nimport tools.clock\nfrom tools import clock")
+    findings = [each for each in check(tmp_path, STARGAZER).findings if each.path.name == "main.py"]
+    assert [(each.line, each.what) for each in findings] == [(1, "imports the package tools")]
+    (tmp_path / "tools" / "__init__.py").write_text("")
+    assert check(tmp_path / "main.py", STARGAZER).findings == ()

@@ -183,7 +183,7 @@ async def test_the_harmless_functions_of_a_bbs_work(load: Load, capsys: pytest.C
     ("text", "named", "remedy"),
     [
         ("system.stats", "system", "`env`"),
-        ("new File('x')", "File", "_data.js"),
+        ("new File('x')", "File", "var DATA"),
         ("msg_area.grp", "msg_area", "`env`"),
         ("js.exec_dir", "js", "`env`"),
         ("fetch('http://x')", "fetch", "plugin"),

@@ -92,14 +92,14 @@ def _imports(source: SourceFile) -> Iterator[Finding]:
         elif top == "plugin" and each.module != "plugin" and not f"{each.module}.".startswith(f"{PLUGINS}."):
             what = f"imports {each.module}, which {SERVER.purpose} there{without}"
             yield source.finding(each.line, stops, what, SERVER.remedy)
-        elif top in MAIN_PROGRAM and not source.has_module(top):
+        elif top in MAIN_PROGRAM and not source.brings(each):
             absence = main_program(each.module)
             what = f"imports {each.module}, which {absence.purpose} there{without}"
             yield source.finding(each.line, stops, what, absence.remedy)
         elif (
             top
             and top not in ("plugin", *sys.stdlib_module_names)
-            and not source.has_module(top)
+            and not source.brings(each)
             and not is_installed(top)
         ):
             what = f"imports {top}, which is not installed here{without}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from toolbus.check.finding import Effect, Finding
-from toolbus.check.source_file import SourceFile, read_source
+from toolbus.check.source_file import SourceFile
 from toolbus.dropin.javascript.engine import syntax_fault
 from toolbus.dropin.javascript.remedies import MODULES, NAMES, sentence
 from toolbus.tool import NAME
@@ -54,25 +54,22 @@ def bad_names(source: SourceFile, register: str) -> Iterator[Finding]:
             yield source.finding(line_of(code, match.start()), Effect.STOPS, what, "Rename it: [A-Za-z0-9_.-]{1,64}.")
 
 
-def missing_names(source: SourceFile) -> Iterator[Finding]:
-    """Yields where a script uses a name that is not there, such as `fetch`, unless it declares one itself."""
+def missing_names(source: SourceFile, helpers: Sequence[str] = ()) -> Iterator[Finding]:
+    """Yields where a script uses a name that is not there, such as `fetch`, unless it or a helper declares one.
+
+    Args:
+        helpers: the code of the files that share its scope.
+    """
     code = code_of(source)
     for match in _NAME_USED.finditer(code):
         name = re.sub(r"^new\s+|[^\w$]+$", "", match[0])
-        if not any(_declares(text, name) for text in (code, *_helpers(source))):
+        if not any(_declares(text, name) for text in (code, *helpers)):
             line = line_of(code, match.end() - 1)
             yield source.finding(line, Effect.STOPS, f"uses {name}, which is not there", sentence(NAMES[name]))
 
 
 def _declares(code: str, name: str) -> bool:
     return re.search(_DECLARED.format(re.escape(name)), code) is not None
-
-
-def _helpers(source: SourceFile) -> Iterator[str]:
-    """Yields the files that every script of the folder shares its scope with."""
-    for file in sorted(source.root.glob("_*.js")):
-        if file != source.path and isinstance(helper := read_source(file, source.root), SourceFile):
-            yield code_of(helper)
 
 
 def imports(source: SourceFile) -> Iterator[Finding]:

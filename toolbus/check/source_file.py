@@ -68,12 +68,13 @@ class SourceFile:
         line = where if isinstance(where, int) else int(getattr(where, "lineno", 0))
         return Finding(self.path, line, effect, what, remedy)
 
-    def has_module(self, name: str) -> bool:
-        """Tells whether the checked code brings a module of a name along, beside this file or at its root."""
-        top = name.partition(".")[0]
-        return any(
-            (folder / f"{top}.py").is_file() or (folder / top).is_dir() for folder in (self.path.parent, self.root)
-        )
+    def brings(self, imported: Import) -> bool:
+        """Tells whether the checked code has a module that is imported, beside this file or at its root.
+
+        A folder without `__init__.py` counts only if the file in it that is imported exists.
+        """
+        names = [*imported.module.split("."), *([imported.name] if imported.name not in ("", "*") else [])]
+        return any(_has_module(folder, names) for folder in (self.path.parent, self.root))
 
     def classes(self, *bases: str) -> Iterator[ast.ClassDef]:
         """Yields the classes that derive from a class whose name ends in one of these."""
@@ -90,6 +91,16 @@ def read_source(path: Path, root: Path) -> SourceFile | Finding:
         return SourceFile(path, root, path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as problem:
         return Finding(path, 0, Effect.STOPS, f"cannot be read: {problem}", "Correct it: Python cannot read it either.")
+
+
+def _has_module(folder: Path, names: list[str]) -> bool:
+    for name in names:
+        folder /= name
+        if folder.with_name(f"{name}.py").is_file() or (folder / "__init__.py").is_file():
+            return True
+        if not folder.is_dir():
+            return False
+    return False
 
 
 def is_installed(module: str) -> bool:

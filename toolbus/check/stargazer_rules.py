@@ -31,14 +31,14 @@ _NESTED = f"Write (await ctx.call(name, arguments)).text to call another tool of
 def _imports(source: SourceFile) -> Iterator[Finding]:
     for each in source.imports:
         top = each.module.partition(".")[0]
-        if top == "tools" and not source.has_module("tools"):
+        if top == "tools" and not source.brings(each):
             if each.module != "tools" or each.name not in ("", "*", *NAMES):
                 what = f"imports {each.module}{'.' if each.name else ''}{each.name}, which is not there"
                 yield source.finding(each.line, Effect.STOPS, what, f"From toolbus.tools there are {', '.join(NAMES)}.")
             else:
                 remedy = 'Write toolbus.tools, or put sys.modules["tools"] = toolbus.tools before the first import.'
                 yield source.finding(each.line, Effect.STOPS, "imports the package tools", remedy)
-        elif not top or top in sys.stdlib_module_names or source.has_module(top):
+        elif not top or top in sys.stdlib_module_names or source.brings(each):
             continue
         elif not is_installed(top):
             stops = Effect.DIFFERS if each.optional else Effect.STOPS

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from toolbus.check.finding import Effect, Finding
 from toolbus.check.script_rules import bad_names, code_of, line_of, missing_names, parsed
-from toolbus.check.source_file import SourceFile
+from toolbus.check.source_file import SourceFile, read_source
 from toolbus.check.system import System
-from toolbus.dropin.javascript.remedies import MODULES, SPIDERMONKEY, sentence
+from toolbus.dropin.javascript.remedies import HELPERS, SPIDERMONKEY, sentence
 
 _LOADS = re.compile(r"(?<![\w$.])(?:load|require)\s*\(")
 _TEXT = re.compile(r"""\s*["']([^"'\n]*)["']""")
@@ -19,6 +19,12 @@ _OLD = re.compile(r"\bfor\s+each\s*\(|\bcatch\s*\(\s*\w+\s+if\b|=\s*<\w|\.toSour
 _REGISTERED = re.compile(r"\bllm_tool_register\s*\(")
 _NAMED = re.compile(r"""\bname\s*:\s*["']([^"'\n]*)["']""")
 _LOADED_ANYWAY = "sbbsdefs.js"
+
+
+def _missing_names(source: SourceFile) -> Iterator[Finding]:
+    """Yields the names that neither this file nor a helper declares: all files of a folder share one scope."""
+    files = [read_source(file, source.root) for file in sorted(source.root.glob("_*.js")) if file != source.path]
+    yield from missing_names(source, [code_of(each) for each in files if isinstance(each, SourceFile)])
 
 
 def _loads(source: SourceFile) -> Iterator[Finding]:
@@ -29,7 +35,7 @@ def _loads(source: SourceFile) -> Iterator[Finding]:
         if file == _LOADED_ANYWAY or (file and (source.root / file).is_file()):
             continue
         what = f"loads {file or 'a file'}, which is not in the folder"
-        yield source.finding(line_of(code, match.start()), Effect.STOPS, what, sentence(MODULES))
+        yield source.finding(line_of(code, match.start()), Effect.STOPS, what, sentence(HELPERS))
 
 
 def _syntax(source: SourceFile) -> Iterator[Finding]:
@@ -70,6 +76,6 @@ def _order(folder: Path) -> Iterator[Finding]:
 SYNCHRONET = System(
     "synchronet",
     "Synchronet",
-    rules={".js": (missing_names, _loads, _syntax, _names)},
+    rules={".js": (_missing_names, _loads, _syntax, _names)},
     folder_rules=(_order,),
 )

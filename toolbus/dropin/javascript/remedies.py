@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 
 _FILES = (
-    "a JavaScript tool reads and writes no files: put data into a helper file (`var DATA = …` in _data.js), or write "
-    "the tool in Python with a grant in _manifest.json"
+    "a JavaScript tool reads and writes no files: put data into the script (`var DATA = …`), or write the tool in "
+    "Python with a grant in _manifest.json"
 )
 _NETWORK = (
     "a JavaScript tool has no network: write the tool in Python with a `connect` grant in _manifest.json, or as a "
@@ -15,10 +15,11 @@ _NETWORK = (
 )
 _PROCESSES = "a JavaScript tool starts no processes: write a plugin, which runs outside the sandbox"
 _BBS = (
-    "there is no BBS behind a tool: what the host knows of the user is in `env`, and data of the tool belongs into a "
-    "helper file (`var DATA = …` in _data.js)"
+    "there is no BBS behind a tool: what the host knows of the user is in `env`, and data of the tool belongs into the "
+    "script (`var DATA = …`)"
 )
-MODULES = "each file is complete in itself: bundle what it imports into it, or put helpers into a file like _common.js"
+MODULES = "each file is complete in itself: bundle what it imports into it"
+HELPERS = f"{MODULES}, or put helpers into a file like _common.js, which only extensions do not get"
 SPIDERMONKEY = "write `for (var x of list)`, `catch (error)` with an `if` in it, JSON.stringify, and XML as text"
 _CLOCK = "use setTimeout and a promise"
 
@@ -96,7 +97,9 @@ def ignored_text(name: str) -> str:
 def _remedy(text: str) -> str:
     if match := _ABSENT.search(text):
         return spindle_remedy(match[1])
-    if _LOADED.search(text) or _IMPORTED.search(text):
+    if _LOADED.search(text):
+        return HELPERS
+    if _IMPORTED.search(text):
         return MODULES
     if match := _UNDEFINED.search(text):
         return NAMES.get(match[1], "")
