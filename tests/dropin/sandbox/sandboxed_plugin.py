@@ -7,15 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-from toolbus.dropin.sandbox import SandboxGrants, apply, run_beside_main, take_token
+from toolbus.dropin.sandbox import SandboxGrants, apply, run_beside_main
 
 
 def main(bus: str, folder: str) -> None:
-    token = take_token()
     protection = apply(SandboxGrants(write=(Path(folder),), cpu_seconds_per_call=1), bus=bus, readable=[Path(__file__)])
     from toolbus.sdk import Plugin
 
-    plugin = Plugin("boxed", address=bus, token=token)
+    plugin = Plugin("boxed", address=bus)
 
     @plugin.tool
     def note(text: str) -> int:

@@ -1,12 +1,10 @@
-"""Tests what a sandboxed process finds in its environment, and how it reads its token."""
+"""Tests what a sandboxed process finds in its environment."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from toolbus.dropin.sandbox import TOKEN_FD, clean_environment, granted_secrets, take_token, token_pipe
+from toolbus.dropin.sandbox import clean_environment, granted_secrets
 from toolbus.errors import SetupError
 
 VARIABLES = {
@@ -46,24 +44,3 @@ def test_a_variable_that_decides_which_code_runs_cannot_be_granted(name: str) ->
 def test_a_secret_with_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(SetupError, match="not a valid variable name"):
         granted_secrets([name], VARIABLES)
-
-
-def test_a_token_is_read_from_its_pipe_once() -> None:
-    read_end = token_pipe("geheim ü")
-    environment = {TOKEN_FD: str(read_end)}
-    assert take_token(environment) == "geheim ü"
-    assert environment == {}
-    with pytest.raises(OSError):
-        os.fstat(read_end)
-    assert take_token(environment) == ""
-
-
-@pytest.mark.parametrize("number", ["x", "-1", "9999"])
-def test_a_number_that_is_not_an_open_pipe_is_an_error_with_that_number(number: str) -> None:
-    with pytest.raises(SetupError, match=f"TOOLBUS_TOKEN_FD is '{number}'"):
-        take_token({TOKEN_FD: number})
-
-
-def test_a_token_that_is_too_long_for_a_pipe_is_refused() -> None:
-    with pytest.raises(SetupError, match="5000 bytes, the limit is 4096"):
-        token_pipe("x" * 5000)

@@ -13,19 +13,17 @@ import pytest
 
 from tests.dropin.sandbox.trial import ROOT
 from tests.support.waiting import WAIT_SECONDS
-from toolbus.dropin.sandbox import TOKEN_FD, clean_environment, token_pipe
+from toolbus.dropin.sandbox import clean_environment
 from toolbus.sdk import Host
 from toolbus.testing import running_bus
 
 
 @asynccontextmanager
 async def _plugin(bus: str, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    token = token_pipe("its token")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.dropin.sandbox.sandboxed_plugin", bus, str(folder)),
         stdin=asyncio.subprocess.DEVNULL,
-        pass_fds=(token,),
-        env={**clean_environment(), TOKEN_FD: str(token), "PYTHONSAFEPATH": ""},
+        env={**clean_environment(), "PYTHONSAFEPATH": ""},
         cwd=ROOT,
     )
     try:

@@ -3,13 +3,7 @@
 from toolbus.dropin.sandbox.main_thread import run_beside_main
 from toolbus.dropin.sandbox.process_limits import CpuGuard
 from toolbus.dropin.sandbox.sandbox import Protection, apply
-from toolbus.dropin.sandbox.sandbox_environment import (
-    TOKEN_FD,
-    clean_environment,
-    granted_secrets,
-    take_token,
-    token_pipe,
-)
+from toolbus.dropin.sandbox.sandbox_environment import clean_environment, granted_secrets
 from toolbus.dropin.sandbox.sandbox_grants import SandboxGrants
 
 __all__ = [
@@ -20,10 +14,7 @@ __all__ = [
     # Running its tools and their calls
     "run_beside_main",
     "CpuGuard",
-    # Its environment, its secrets and its token
-    "TOKEN_FD",
+    # Its environment and its secrets
     "clean_environment",
     "granted_secrets",
-    "take_token",
-    "token_pipe",
 ]
