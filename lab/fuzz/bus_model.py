@@ -166,7 +166,7 @@ class BusModel:
             for bystander in (self.host, self.plugin):
                 bystander.send(heartbeat=wire.Heartbeat(sequence=1))
             self.core.presence.tick(self.core.now)
-        self.core.presence.tell_watchers()
+        self.core.presence.notify_watchers()
 
     def check(self) -> None:
         """Holds the books against each other; after every step."""

@@ -140,7 +140,7 @@ def _bus(bus: BusModel, stream: Stream, choose: Choices) -> None:
             presence.drain(5.0)
             presence.end_idle(now)
         case 3:
-            presence.tell_watchers()
+            presence.notify_watchers()
 
 
 Act = Callable[[BusModel, Stream, Choices], object]

@@ -70,7 +70,7 @@ async def test_each_act_is_written_with_who_did_it_and_how_it_ended(tmp_path: Pa
         ("role", "chat", "Yui", "ok", "added"),
         ("role", "chat", "Yui", "ok", "removed"),
         ("revoke", "chat", "weather", "ok", "tools"),
-        ("register", "weather", "sun", "ok", "tried again: a right changed"),
+        ("register", "weather", "sun", "ok", "tried again: a permission changed"),
         ("grant", "chat", "weather", "ok", "tools"),
         ("denied", "chat", "sun", "refused", acts[7][4]),
         ("register", "rest", "x", "ok", ""),

@@ -49,7 +49,7 @@ def test_watchers_are_notified_without_looking_at_sessions_that_do_not_watch() -
     watcher.written(), deaf.written()
     core.presence.sessions = Unread(core.presence.sessions)
     core.registry.register(core.peer("p"), offered(tool("t")))
-    core.presence.tell_watchers()
+    core.presence.notify_watchers()
     assert (told(watcher), told(deaf)) == (["t"], [])
 
 
@@ -57,7 +57,7 @@ def test_the_events_of_a_change_are_built_once_for_all_watchers(said: list[str])
     core = Core()
     watchers = [core.attached(f"watcher-{number}", subscribe=CATALOG) for number in range(10)]
     core.registry.register(core.peer("p"), offered(tool("t")))
-    core.presence.tell_watchers()
+    core.presence.notify_watchers()
     assert said == ["t"]
     assert [told(watcher) for watcher in watchers] == [["t"]] * 10
 
@@ -66,7 +66,7 @@ def test_watchers_that_attach_together_share_the_events_of_one_list(said: list[s
     core = Core()
     core.attached("plugin", tool("a"), tool("b"))
     first = [core.attached(f"watcher-{number}", subscribe=CATALOG) for number in range(10)]
-    core.presence.tell_watchers()
+    core.presence.notify_watchers()
     last = core.attached("watcher-last", subscribe=CATALOG)
     assert said == ["a", "b"]
     assert [told(watcher) for watcher in (*first, last)] == [["a", "b"]] * 11
@@ -97,6 +97,6 @@ def test_a_session_that_ended_or_stopped_watching_is_not_notified() -> None:
     tired.attach("tired")
     tired.written()
     core.registry.register(core.peer("p"), offered(tool("t")))
-    core.presence.tell_watchers()
+    core.presence.notify_watchers()
     assert (told(gone), told(tired)) == ([], [])
     assert repr(core.presence.watchers).startswith("<CatalogWatchers 0 ")

@@ -13,7 +13,7 @@ from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import notification_board
-from toolbus.bus.streams.notification_board import MAX_KEPT, BoardEntry, NotificationBoard
+from toolbus.bus.streams.notification_board import MAX_STORED, BoardEntry, NotificationBoard
 from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted
 
 
@@ -62,9 +62,9 @@ def test_only_the_newest_are_kept_and_the_others_are_counted() -> None:
     bus = board()
     say(bus, "first")
     first = bus.newest
-    for number in range(MAX_KEPT + 9):
+    for number in range(MAX_STORED + 9):
         say(bus, "more", now=float(number))
-    assert len(list(bus.since(first, OBSERVER))) == MAX_KEPT
+    assert len(list(bus.since(first, OBSERVER))) == MAX_STORED
     assert bus.lost_after(first) == 9
     assert bus.lost_after(bus.newest) == bus.lost_after(0) == 0
 
@@ -73,7 +73,7 @@ def test_large_ones_are_kept_only_as_far_as_they_fit() -> None:
     bus = board()
     for number in range(40):
         say(bus, "x" * 16_000, data=f'"{"y" * 200_000}"', now=float(number))
-    assert sum(each.size for each in bus.since(1, OBSERVER)) <= notification_board.MAX_KEPT_BYTES
+    assert sum(each.size for each in bus.since(1, OBSERVER)) <= notification_board.MAX_STORED_BYTES
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_a_watcher_gets_the_whole_list_first_then_one_event_for_everything_since
     assert (event.catalog.full, [item.tool.name for item in event.catalog.added]) == (True, ["a", "b"])
     for number in range(20):
         plugin.attach("plugin", tool("b", str(number)), tool(f"c{number}"))
-    core.presence.tell_watchers()
+    core.presence.notify_watchers()
     (event,) = watcher.read("events")
     change = event.catalog
     assert not change.full
@@ -32,7 +32,7 @@ def test_a_watcher_gets_the_whole_list_first_then_one_event_for_everything_since
     assert [item.tool.name for item in change.changed] == ["b"]
     assert [ref.name for ref in change.removed] == ["a"]
     assert change.revision == core.registry.revision
-    core.presence.tell_watchers()
+    core.presence.notify_watchers()
     assert watcher.read("events") == deaf.read("events") == []
 
 
@@ -49,7 +49,7 @@ def test_one_more_watcher_does_not_disturb_the_others() -> None:
     core.attached("plugin", tool("t"))
     core.attached("second", subscribe=CATALOG)
     assert first.read("events") == []
-    core.presence.tell_watchers()
+    core.presence.notify_watchers()
     assert len(first.read("events")) == 1
 
 
@@ -59,11 +59,11 @@ def test_a_watcher_that_reads_slowly_gets_all_changes_at_once_later() -> None:
     watcher.written()
     for number in range(100):
         core.registry.register(core.peer("p"), offered(tool(f"t{number}", "x" * 16_000)))
-        core.presence.tell_watchers()
+        core.presence.notify_watchers()
     waiting = watcher.peer.outbox.waiting_bytes
     assert waiting < 600 * 1024
     watcher.written()
-    core.presence.tell_watchers()
+    core.presence.notify_watchers()
     told = [item.tool.name for event in watcher.read("events") for item in event.catalog.added]
     assert told[-1] == "t99"
     assert len(told) > 50
@@ -243,7 +243,7 @@ def test_an_attach_that_crossed_the_drain_of_its_source_is_refused_and_the_calls
     (attached,) = plugin.read("attached")
     ((name, error),) = [(refused.name, refused.error) for refused in attached.refused]
     assert (name, attached.refused_total) == ("", 0), "the attach itself is refused"
-    assert "asked this session to drain" in error
+    assert "sent this session a drain" in error
     assert names(core, include_offline=True) == []
     answer(plugin, running.call_id)
     assert outputs(host) == ["1"]

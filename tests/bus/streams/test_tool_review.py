@@ -302,7 +302,7 @@ def test_declarations_that_do_not_fit_are_dropped_before_their_refusals() -> Non
     core, refused = Core(), SessionRefusals()
     peer = core.attached("plugin").peer
     large = pb.Tool(name="t", description="x" * 400_000)
-    refused.set(peer, [Refusal.of(large, "why", Cause.RIGHT) for _ in range(4)])
+    refused.set(peer, [Refusal.of(large, "why", Cause.PERMISSION) for _ in range(4)])
     assert [each.declaration is not None for each in refused.of(peer)] == [True, True, False, False]
     refused.set(peer, [Refusal.of(pb.Tool(name="n" * 10_000), "e" * 10_000, Cause.DECLARATION)])
     ((name, error),) = [(each.name, each.error) for each in refused.of(peer)]

@@ -15,10 +15,10 @@ from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_
 from toolbus.bus.gateway.host_models import Notifications, UserId
 from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.tool_routes import REFUSALS
-from toolbus.bus.streams.notification_board import MAX_KEPT, MAX_KEPT_BYTES, BoardEntry
+from toolbus.bus.streams.notification_board import MAX_STORED, MAX_STORED_BYTES, BoardEntry
 from toolbus.mailbox import Mailbox
 
-MAX_WAITING_BYTES = 2 * MAX_KEPT_BYTES  # of the events that one slow reader may have waiting
+MAX_WAITING_BYTES = 2 * MAX_STORED_BYTES  # of the events that one slow reader may have waiting
 
 
 def router() -> APIRouter:
@@ -29,7 +29,7 @@ def router() -> APIRouter:
     async def list_notifications(
         request: Request,
         user_id: UserId = "",
-        limit: Annotated[int, Query(ge=1, le=MAX_KEPT, description="At most this many.")] = 50,
+        limit: Annotated[int, Query(ge=1, le=MAX_STORED, description="At most this many.")] = 50,
         since: Annotated[int | None, Query(ge=0, description="Only those with a higher number.")] = None,
         last_event_id: Annotated[str | None, Header(description="The same, as browsers send it.")] = None,
     ) -> Response:

@@ -18,7 +18,7 @@ from toolbus.bus.calls.call_records import CallRecords, RecordFilter
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.handler import Handler
-from toolbus.bus.streams.catalog_messages import NOT_THERE, best_state
+from toolbus.bus.streams.catalog_messages import NO_CALLS, best_state
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import Refusal, SessionRefusals
 from toolbus.sdk import ToolScope, llm_tool
@@ -167,7 +167,7 @@ def _declaration(listing: ToolListing, everything: bool) -> Row:
         "needs": list(tool.needs),
         "min_level": entry.min_level,
         "state": _STATES[best_state(handlers)],  # type: ignore[index]  # protoc's enums are ints
-        "sessions": sum(each.session_state not in NOT_THERE for each in handlers),
+        "sessions": sum(each.session_state not in NO_CALLS for each in handlers),
     }
     if not everything:
         return row
@@ -194,6 +194,6 @@ def _plugin(source: str, handlers: Collection[Handler]) -> Row:
     return {
         "source": source,
         "state": _STATES[best_state(handlers)],  # type: ignore[index]  # protoc's enums are ints
-        "sessions": sum(each.session_state not in NOT_THERE for each in handlers),
+        "sessions": sum(each.session_state not in NO_CALLS for each in handlers),
         "in_flight": sum(len(each.pending) - each.stuck for each in handlers),
     }

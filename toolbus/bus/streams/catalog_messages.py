@@ -31,7 +31,7 @@ _BEST_FIRST = (
     wire.SESSION_STATE_UNCONFIRMED,
     wire.SESSION_STATE_OFFLINE,
 )
-NOT_THERE = {wire.SESSION_STATE_UNCONFIRMED, wire.SESSION_STATE_OFFLINE}  # states in which a handler takes no call
+NO_CALLS = {wire.SESSION_STATE_UNCONFIRMED, wire.SESSION_STATE_OFFLINE}  # states in which a handler takes no call
 
 
 def read_tool(message: pb.Tool, limits: Limits, *, qualified: bool = False) -> CompiledTool:
@@ -131,7 +131,7 @@ def list_tools(
 def _listings(
     request: wire.ListRequest, view: CatalogView, principal: Principal
 ) -> tuple[tuple[ToolListing, ...], frozenset[Entry]]:
-    """Returns what a List shows, by places, and the entries of those that wait for a role.
+    """Returns the listings that a List shows, by places, and the entries of those that wait for a role.
 
     Raises:
         UnknownRole: the role is not configured, and nothing that the caller may see waits for it.
@@ -159,7 +159,7 @@ def listed(listing: ToolListing) -> wire.ListedTool:
         roles=listing.roles,
         schema_hash=listing.tool.schema_hash,
         last_error=entry.last_error if entry.current is None else "",
-        sessions=sum(handler.session_state not in NOT_THERE for handler in handlers),
+        sessions=sum(handler.session_state not in NO_CALLS for handler in handlers),
         in_flight=sum(len(handler.pending) for handler in handlers) - stuck,
         stuck=stuck,
         warnings=entry.all_warnings,
@@ -173,7 +173,7 @@ def best_state(handlers: Iterable[Handler]) -> int:
 
 
 def changes(missed: CatalogChanges) -> Iterator[wire.Event]:
-    """Builds events of what a watcher missed, small enough to share frames with calls."""
+    """Builds the events of the changes that a watcher missed, small enough to share frames with calls."""
     event = wire.Event()
     change = event.catalog
     change.revision, change.full = missed.revision, missed.full

@@ -13,7 +13,7 @@ from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.peer import Peer
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
-NO_REVISION = -1  # of a watcher that was not notified yet
+NO_REVISION = -1  # of a watcher that has got no event yet
 
 
 class CatalogWatchers:
@@ -23,7 +23,7 @@ class CatalogWatchers:
         self._view = view
         # Watcher → the revision that its last event brought it to, and the scopes under which it saw that.
         self._known: dict[Peer, tuple[int, Scopes | None]] = {}
-        # Cache: known revision, scopes then and now → what such a watcher missed up to `_events_at`.
+        # Cache: known revision, scopes then and now → the events that such a watcher missed up to `_events_at`.
         self._events: dict[tuple[int, Scopes | None, Scopes | None], list[wire.Event]] = {}
         self._events_at = NO_REVISION  # the revision up to which the cached events go
 

@@ -1,8 +1,8 @@
-"""Asks who makes an RPC before it is served, by the door that its address has; the RPC reads it with `rpc_identity`.
+"""Identifies who makes an RPC before it is served, by the door of the address; the RPC reads it with `rpc_identity`.
 
-A door is asked for each RPC: a connection outlives the revocation of its key, and grpcio does not say when one begins.
-A stream is asked for once. The health of the bus itself is open to everyone, because it tells nothing else: probes
-often have no key and another user.
+A door identifies each RPC: a connection outlives the revocation of its key, and grpcio does not say when one begins. A
+stream is one RPC. The health of the bus itself is open to everyone, because it shows nothing else: probes often have no
+key and run as another user.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Door(Protocol):
 
 
 class OpenDoor:
-    """The door of a unix socket: whoever may open its directory may do everything."""
+    """The door of a unix socket: any user who can open its directory may do everything."""
 
     async def identity(self, context: Context) -> Identity:
         """Returns a trusted program of this machine."""
@@ -90,7 +90,7 @@ class KeyDoor:
         self._doorman = doorman
 
     async def identity(self, context: Context) -> Identity:
-        """Returns whom the key of an RPC proves.
+        """Returns the identity that the key of an RPC proves.
 
         Raises:
             Unauthenticated: it proves no identity.
@@ -109,7 +109,7 @@ class Doors:
     Args:
         neighbours: which users may come in on loopback.
         doorman: knows the keys of everyone else.
-        audit: where it is said who was refused.
+        audit: records who was refused.
     """
 
     def __init__(self, neighbours: Neighbours, doorman: Doorman, audit: Audit) -> None:
@@ -119,7 +119,7 @@ class Doors:
         self._keys = doorman.keys
 
     def interceptor(self, door: Door) -> DoorInterceptor:
-        """Makes what puts a door before every RPC of a server."""
+        """Makes the interceptor that puts a door before every RPC of a server."""
         return DoorInterceptor(door, self._audit)
 
     def local(self, host: str) -> NeighbourDoor:
@@ -127,7 +127,7 @@ class Doors:
         return NeighbourDoor(self._neighbours, host)
 
     def credentials(self, kind: str) -> grpc.ServerCredentials:
-        """Returns what proves the bus to its clients; a renewed certificate is used from the next connection on.
+        """Returns the certificate that proves the bus to its clients; connections use a renewed one from then on.
 
         Args:
             kind: ``tls``, or ``mtls`` where each client needs a certificate.

@@ -45,13 +45,13 @@ from toolbus.v1 import tool_bus_service_pb2_grpc as wire_grpc
 
 log = logging.getLogger("toolbus.grpc")
 
-STREAMS_PER_SESSION = 2  # that an identity may have open: one may be about to replace another
+STREAMS_PER_SESSION = 2  # that an identity may have open: one may be replacing another
 READ_AHEAD_BYTES = 1 << 19
 # so_reuseport: two buses would otherwise share a port without an error. Plugins may ping to keep connections alive.
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     # Backpressure: how much a peer may send before the bus reads it. By default HTTP/2 estimates this from the speed of
-    # the connection; a bus that cannot keep up then has megabytes of calls waiting, unseen for seconds.
+    # the connection; megabytes of calls then wait unseen for seconds in front of a bus that cannot keep up.
     ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.max_send_message_length", -1),
@@ -203,7 +203,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self._presence.attach(peer, attach, now)
 
     def _stalled(self) -> None:
-        """Holds the calls of every stream, since what it reads next may be old."""
+        """Holds the calls of every stream, since the next ones that it reads may be old."""
         for stream in self._open:
             self._hold(stream)
 
@@ -220,10 +220,10 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
 class GrpcServer:
     """Serves at several addresses: the service, and beside it health and reflection, neither without ``health``.
 
-    Each address has a server of its own, since who may come in, and what proves it, depends on the address.
+    Each address has a server of its own, since who may connect, and by which proof, depends on the address.
 
     Args:
-        doors: who may come in at which address.
+        doors: identify who connects, at each address.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ def _claim_socket(path: Path) -> IO[str]:
         raise SetupError(
             f"unix:{path} is taken by another toolbus: stop that one, or choose another path with --grpc unix:PATH"
         ) from None
-    lock.truncate(0)  # only now: before the lock, the file names its owner
+    lock.truncate(0)  # only now: until it is locked, the file names its owner
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock

@@ -22,7 +22,7 @@ from toolbus.text import quote
 
 SERVICE = "toolbus.v1.ToolBusService"
 SOURCE_PREFIX = "toolbus.source."
-MAX_OPEN_WATCHES = 1_000  # of the bus itself, which everybody may watch without a key
+MAX_OPEN_WATCHES = 1_000  # of the bus itself, which any client may watch without a key
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Status = pb.HealthCheckResponse.ServingStatus
@@ -65,15 +65,15 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
             self.changed(SOURCE_PREFIX + source)
 
     def keys_changed(self) -> None:
-        """Notifies every watcher: its key may have ended, or its scopes may be others."""
+        """Notifies every watcher: its key may have ended, or its scopes may have changed."""
         for service in list(self._watched):
             self.changed(service)
 
     def status(self, service: str) -> int | None:
-        """Returns the status of a service; None where the service is unknown, or hidden from who asks.
+        """Returns the status of a service; None where the service is unknown, or hidden from the caller.
 
         Raises:
-            Unauthenticated: the key of who asks has ended.
+            Unauthenticated: the caller's key has ended.
         """
         serving: bool | None = None
         if service in ("", SERVICE):
@@ -99,7 +99,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
     async def Watch(self, request: pb.HealthCheckRequest, context: Context) -> None:
         """Sends the status of a service now and whenever it changes; SERVICE_UNKNOWN while the service is unknown.
 
-        It ends with the key of who asks.
+        It ends with the caller's key.
         """
         if not request.service and len(self._watched.get("", ())) >= MAX_OPEN_WATCHES:
             error = f"{MAX_OPEN_WATCHES} streams watch the bus, and it accepts no more: use Check, or watch {SERVICE!r}"

@@ -1,8 +1,8 @@
 """Holds the calls of one peer that may be older than the end of a stall, until the peer has answered a heartbeat.
 
 A bus that was stopped finds in its sockets calls that their callers may have given up meanwhile. Their cancels, or the
-ends of their streams, come behind them and before the echo of a heartbeat that the bus sends now. So what is not
-cancelled when the echo comes is still wanted.
+ends of their streams, come behind them and before the echo of a heartbeat that the bus sends now. So a caller still
+waits for each call that is not cancelled when the echo comes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HeldCalls:
         self._watch = watch
         self._calls: dict[str, pb.ToolCall] = {}  # by call_id, oldest first
         self._bytes = 0
-        self._heartbeat = 0  # the heartbeat whose echo ends it; 0: none is asked for yet
+        self._heartbeat = 0  # the heartbeat whose echo ends the hold; 0: none was sent yet
         self.holding = False
 
     def __repr__(self) -> str:
@@ -57,14 +57,14 @@ class HeldCalls:
         return bool(self._calls)
 
     def begin(self, now: float) -> None:
-        """Holds what comes from now on; only the echo of a heartbeat of now ends it."""
+        """Holds calls from now on; only the echo of a heartbeat that is sent now or later ends that."""
         self.holding = True
         self._heartbeat = 0
         if (self._calls or self._watch.suspended) and self._peer.state in (State.LIVE, State.LEAVING):
             self._heartbeat = self._peer.send_heartbeat(now)
 
     def settle(self, now: float) -> None:
-        """Ends it where nothing came: all that had arrived when the stall ended has been read by now."""
+        """Ends the hold where nothing came: all that had arrived when the stall ended has been read by now."""
         if not self._heartbeat and not self._calls:
             self.release(now)
 
@@ -98,29 +98,29 @@ class HeldCalls:
             )
 
     def echo(self, heartbeat: wire.Heartbeat, now: float) -> None:
-        """Ends it where an echo is that of the heartbeat which was sent for it, or of a newer one."""
+        """Ends the hold at the echo of the heartbeat that was sent for it, or of a newer one."""
         if self._heartbeat and heartbeat.sequence >= self._heartbeat:
             self.release(now)
 
     def release(self, now: float) -> None:
-        """Hands over what is held, and holds nothing more.
+        """Hands the held calls to the dispatcher, and ends the hold.
 
         A call whose time may be over is refused: its caller sends it again, if it still waits. The others have all of
         their time from now on: how much of it has passed is not known, and a caller that waits no longer cancels.
         """
         calls, age = self._calls, self._watch.age
         self.drop()
-        wanted = []
+        in_time = []
         for call in calls.values():
             if _has_time(call, age, self._peer.longest_timeout):
-                wanted.append(call)
+                in_time.append(call)
             else:
                 self._dispatcher.refused.refuse(self._peer, call, self._outlived(), now)
-        if wanted:
-            self._dispatcher.calls(self._peer, wanted, now)
+        if in_time:
+            self._dispatcher.calls(self._peer, in_time, now)
 
     def drop(self) -> None:
-        """Holds nothing any more: its peer is gone."""
+        """Drops the held calls and ends the hold."""
         self._count(-self._bytes)
         self._calls, self._heartbeat, self.holding = {}, 0, False
 

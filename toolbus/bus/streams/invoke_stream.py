@@ -1,6 +1,6 @@
 """Serves one Invoke RPC: one read loop and one write loop around a session.
 
-Everything between them is decided by session, presence and dispatcher, which never wait.
+Session, presence and dispatcher decide what happens between them; none of these ever waits.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.grpc")
 
-GONE_SECONDS = 0.05  # until the loop has learned that the connection of a stream which half-closed is gone
+CONNECTION_LOST_SECONDS = 0.05  # until the loop is notified that the connection of a half-closed stream broke
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-
-_CALLS = frozenset({"calls", "results"})  # what is counted of the messages
+_COUNTED = frozenset({"calls", "results"})  # the fields whose items the traffic counts
 
 
 class InvokeStream:
@@ -79,14 +78,14 @@ class InvokeStream:
         if self._peer.state is State.CLOSED or self._peer.half_closed:
             return False
         now = time.monotonic()
-        if self._stalls.suspended:  # what the monotonic clock counted is judged by the tick
+        if self._stalls.suspended:  # the tick judges a stall that the monotonic clock has counted
             self._peer.restart_pulse(now)
         self._held.begin(now)
         self._handle.update(calls=self._held.calls, cancels=self._held.cancels, heartbeat=self._held_heartbeat)
         return True
 
     def settle(self) -> None:
-        """Holds no more where nothing came since the stall."""
+        """Stops holding where nothing came since the stall."""
         self._held.settle(time.monotonic())
         self._resume()
 
@@ -140,7 +139,7 @@ class InvokeStream:
                 suspect = peer.suspect
                 traffic.frames_in += 1
                 for field, value in peer.receive(frame, now):
-                    if field in _CALLS:
+                    if field in _COUNTED:
                         traffic.items_in += len(value)
                     handle[field](value, now)
                 if suspect:
@@ -150,8 +149,8 @@ class InvokeStream:
             if peer.state is State.OPENING:
                 self._end("INVALID_ARGUMENT", "the stream ended before its first message: send attach first")
             elif peer.state is not State.CLOSED:
-                if self._held:  # it cannot echo; one that is gone altogether is cancelled meanwhile
-                    await asyncio.sleep(GONE_SECONDS)
+                if self._held:  # the peer cannot echo; this task is cancelled meanwhile if its connection broke
+                    await asyncio.sleep(CONNECTION_LOST_SECONDS)
                     self._held.release(clock())
                 self._presence.half_closed(peer, clock())
                 self._leave_if_done()

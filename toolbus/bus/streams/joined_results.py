@@ -85,7 +85,7 @@ class JoinedResults:
             call: Call | None = pending.get(result.call_id)
             caller = call.caller if call is not None else None
             if isinstance(caller, Peer) and caller not in callers and (caller.outbox.held or not caller.outbox):
-                caller.outbox.held = False  # else these results would end it
+                caller.outbox.held = False  # else these results would release it
                 callers.append(caller)
         self._dispatcher.results(self._peer, results, now)
         for caller in callers:

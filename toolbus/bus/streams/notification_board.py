@@ -1,4 +1,4 @@
-"""Passes on what plugins say to users outside a call, and keeps the newest for those who come back.
+"""Passes on the notifications of plugins to users outside a call, and stores the newest for readers that return.
 
 A notification reaches the sessions that subscribed and the readers of the gateway, each as far as it may see the user
 and the source. Nothing waits for a slow reader: what does not fit is counted, and the next notification says how many
@@ -26,8 +26,8 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 
 MAX_TEXT_BYTES = 16 * 1024
 MAX_DATA_BYTES = 256 * 1024
-MAX_KEPT = 1_000  # notifications that a reader who comes back can still get
-MAX_KEPT_BYTES = 4 * MIB
+MAX_STORED = 1_000  # notifications that a reader can still get when it returns
+MAX_STORED_BYTES = 4 * MIB
 PER_SECOND = 20.0  # of one source, twice as many in a burst
 MAX_SOURCES = 1_000  # whose rate is remembered
 _WAITING_BYTES = 512 * 1024  # what may wait for a session before notifications for it are counted as lost
@@ -35,7 +35,7 @@ _WAITING_BYTES = 512 * 1024  # what may wait for a session before notifications 
 
 @dataclass(frozen=True, slots=True)
 class BoardEntry:
-    """What a plugin said: see the message of the same name on the wire."""
+    """One notification of a plugin: see `Notification` of the wire."""
 
     number: int
     source: str
@@ -75,17 +75,17 @@ class NotificationBoard:
         self._view = view
         self._clock = clock
         self._newest: deque[BoardEntry] = deque()  # the newest, oldest first
-        self._kept_bytes = 0
+        self._stored_bytes = 0
         # Numbers begin with the time in µs, so that they rise over restarts: no bus gets one each µs.
         self.newest = self._first = int(clock() * 1e6)
-        self._forgotten = self.newest  # the number of the newest that is not kept any more
+        self._dropped = self.newest  # the number of the newest that is not stored any more
         self._peers: dict[Peer, int] = {}  # subscribers → how many they have lost since the last that they got
         # Readers → who reads, and what to call when the bus stops.
         self._readers: dict[Callable[[BoardEntry], object], tuple[Principal, Callable[[], object]]] = {}
         self._quotas: NewestCache[str, Quota] = NewestCache(MAX_SOURCES)
 
     def __repr__(self) -> str:
-        return f"<NotificationBoard kept={len(self._newest)} followers={len(self._peers) + len(self._readers)}>"
+        return f"<NotificationBoard stored={len(self._newest)} followers={len(self._peers) + len(self._readers)}>"
 
     def publish(self, source: str, user_id: str, text: str, data_json: str, now: float) -> int:
         """Passes a notification on.
@@ -110,7 +110,7 @@ class NotificationBoard:
         self._take_rate(source, now)
         self.newest += 1
         notification = BoardEntry(self.newest, source, user_id, text, data_json, self._clock())
-        self._keep(notification)
+        self._store(notification)
         peers = [peer for peer in self._peers if self.shows(notification, peer.principal)]
         readers = [read for read, (principal, _) in self._readers.items() if self.shows(notification, principal)]
         for read in readers:
@@ -137,7 +137,7 @@ class NotificationBoard:
     def read(
         self, principal: Principal, reader: Callable[[BoardEntry], object], on_close: Callable[[], object]
     ) -> Callable[[], object]:
-        """Passes what a principal may see to a reader, which must not block. Returns how to end that.
+        """Passes notifications that a principal may see to a reader, which must not block. Returns how to end that.
 
         Args:
             on_close: called when the bus stops.
@@ -146,18 +146,18 @@ class NotificationBoard:
         return functools.partial(self._readers.pop, reader, None)
 
     def close(self) -> None:
-        """Tells the readers that nothing more will come."""
+        """Notifies the readers that nothing more will come."""
         for _, on_close in list(self._readers.values()):
             on_close()
 
     def since(self, number: int, principal: Principal) -> Iterator[BoardEntry]:
-        """Yields those after a number that are kept and that a principal may see, oldest first; none after 0."""
-        kept = list(self._newest) if number else []
-        return (each for each in kept if each.number > number and self.shows(each, principal))
+        """Yields the stored ones after a number that a principal may see, oldest first; none after 0."""
+        stored = list(self._newest) if number else []
+        return (each for each in stored if each.number > number and self.shows(each, principal))
 
     def lost_after(self, number: int) -> int:
-        """Returns how many of this run of the bus came after a number and are not kept any more; none after 0."""
-        return max(0, self._forgotten - max(number, self._first)) if number else 0
+        """Returns how many of this run of the bus came after a number and are not stored any more; 0 after 0."""
+        return max(0, self._dropped - max(number, self._first)) if number else 0
 
     def shows(self, notification: BoardEntry, principal: Principal) -> bool:
         """Tells whether a principal may see a notification: its user, and a tool of its source."""
@@ -186,13 +186,13 @@ class NotificationBoard:
                 "notifications_per_second", int(PER_SECOND), f"wait {wait:.2f} s, or say several things in one"
             )
 
-    def _keep(self, notification: BoardEntry) -> None:
+    def _store(self, notification: BoardEntry) -> None:
         self._newest.append(notification)
-        self._kept_bytes += notification.size
-        while len(self._newest) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
+        self._stored_bytes += notification.size
+        while len(self._newest) > MAX_STORED or self._stored_bytes > MAX_STORED_BYTES:
             oldest = self._newest.popleft()
-            self._kept_bytes -= oldest.size
-            self._forgotten = oldest.number
+            self._stored_bytes -= oldest.size
+            self._dropped = oldest.number
 
 
 def _check(user_id: str, text: str, data_json: str) -> None:

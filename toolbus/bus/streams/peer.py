@@ -74,15 +74,15 @@ class Peer(Session[wire.InvokeResponse]):
         self.budget = ArgumentBudget()  # its source's, once attached
         self.quota: Quota | None = None  # its identity's, once attached; None without limits
         self.qualified = False  # whether its tools are listed as source:name
-        self.offers_tools = False  # whether it ever offered one: then it may not set the context of calls any more
+        self.offers_tools = False  # whether it ever offered one: it may not set the context of calls then
         self.allowed: set[Entry] = set()  # what it may call, as of allowed_at
         self.allowed_at = 0  # the revision for which allowed holds
         self.untrusted = False  # see Policy.is_untrusted
-        self.slots = Slots()  # which caller has how many of the calls that it runs
+        self.slots = Slots()  # how many of the calls that it runs each caller has
         self.principal = Principal(identity=identity)  # gets its source when attached
         self.stuck = 0  # calls that have ended for their caller but keep a slot until the plugin confirms
         self.traced: list[Call] = []  # whose spans wait for the moment in which they are written
-        self.leave_by = math.inf  # when a session that was asked to drain is ended
+        self.leave_by = math.inf  # when a session that was sent a drain is ended at the latest
         self.close: Callable[[str, str], None] = _no_rpc  # ends the RPC with a gRPC status name and a text
 
     def __repr__(self) -> str:

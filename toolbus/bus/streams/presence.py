@@ -48,8 +48,8 @@ class Presence(SessionTable):
         timings: say how often `tick` is called.
 
     Attributes:
-        audit: where it is said who attached, was refused, offered and withdrew tools.
-        pins: what is trusted of sources whose changes are to be noticed; by default of none.
+        audit: records who attached, was refused, offered and withdrew tools.
+        pins: the trusted declarations of pinned sources; by default no source is pinned.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Presence(SessionTable):
         return catalog_messages.cleared(request.source, self.withdrawal.clear(request.source, request.role, principal))
 
     def permission_changed(self, source: str, permission: str, *, granted: bool) -> int:
-        """Notifies the sessions of a source that a permission was granted or denied; denied, its tools are withdrawn.
+        """Notifies the sessions of a source that a permission was granted or denied; without `tools` it loses its own.
 
         Returns:
             How many tools were withdrawn, each counted once per role.
@@ -192,7 +192,7 @@ class Presence(SessionTable):
             peer.send_event(wire.Event(permission_changed=change))
         outcome = ChangeOutcome()
         if permission == TOOLS and granted:
-            self.review.review(peers, Cause.RIGHT)
+            self.review.review(peers, Cause.PERMISSION)
         elif permission == TOOLS:
             outcome = self.review.revoke(source, peers, lambda: self._registry.clear(source))
         log.warning("%s permission=%s source=%s", "granted" if granted else "revoked", permission, source)
@@ -201,7 +201,7 @@ class Presence(SessionTable):
         return outcome.count
 
     def approved(self, source: str) -> None:
-        """Tries again what sessions of a source were refused for want of an approval, and unmarks what is trusted."""
+        """Judges again the tools of a source that waited for an approval, and clears warnings about trusted ones."""
         before = self._registry.revision
         self.review.review(list(self.by_source.get(source, {}).values()), Cause.APPROVAL)
         self.review.mark(source)
@@ -210,12 +210,12 @@ class Presence(SessionTable):
             self._on_change()
 
     def catalog_changed(self) -> None:
-        """Tries again what was refused for a role, if the roles changed."""
+        """Judges the tools that were refused for a role again, if the roles changed."""
         if self.review.catalog_changed():
             self._on_change()
 
-    def tell_watchers(self) -> None:
-        """Notifies every session that watches the catalog of what it has missed."""
+    def notify_watchers(self) -> None:
+        """Notifies every session that watches the catalog of the changes that it has missed."""
         self.watchers.notify()
 
     # -- the end of a session ----------------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class Presence(SessionTable):
         pending = list(peer.pending.values())
         peer.pending.clear()
         if peer.state is State.LIVE and peer.drain_sent:
-            self.drain_received(peer)  # it does what the bus's drain asked for
+            self.drain_received(peer)  # the answer to the bus's drain
         elif peer.state is State.LIVE:
             self._disconnect(peer, "its stream ended", now)
         peer.close_half()
@@ -275,7 +275,7 @@ class Presence(SessionTable):
         peer.close(status, why)
 
     def _disconnect(self, peer: Peer, why: str, now: float) -> None:
-        """Takes the tools of a lost session offline and starts the grace period of its source."""
+        """Takes the tools of a disconnected session offline and starts the grace period of its source."""
         self.review.refused.drop(peer)
         names = self._registry.lose(peer, why, now)
         if names:
@@ -287,7 +287,7 @@ class Presence(SessionTable):
 
     def tick(self, now: float) -> None:
         """Sends heartbeats, ends sessions that answer none, and drops tools whose grace period has ended."""
-        # What this process was late itself (a suspended machine, a debugger, too much load) is not the peers' silence.
+        # Where this process was late itself (a suspended machine, a debugger, high load), the peers were not silent.
         tick, before = self._timings.tick_seconds, self._last_tick
         late = 0.0 if before is None else now - before - tick
         stood_still = late > self._timings.busy_heartbeat_seconds
@@ -295,7 +295,7 @@ class Presence(SessionTable):
         self.watchers.clear_cache()
         for peer in list(self.sessions.values()):
             if now > peer.leave_by:
-                self.end(peer, "it was asked to drain and did not leave within the grace it got", now)
+                self.end(peer, "it was sent a drain and did not leave within its grace period", now)
                 continue
             if stood_still:
                 peer.restart_pulse(now)
@@ -354,7 +354,7 @@ class Presence(SessionTable):
                 peer.quota = self._dispatcher.quotas.join(identity, peer)
                 peer.allowed.clear()
                 self.review.scopes_changed(peer)
-                if self.review.review([peer], Cause.RIGHT):
+                if self.review.review([peer], Cause.PERMISSION):
                     self._on_change()
             except NotPermitted as error:
                 # Withdrawn first: its tools would otherwise wait for it through the grace period.

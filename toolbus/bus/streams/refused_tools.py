@@ -1,7 +1,7 @@
-"""Remembers which tools of attached sessions the bus refused and why, within bounds, and writes them as messages.
+"""Stores which tools of attached sessions the bus refused and why, within bounds, and writes them as messages.
 
-A *refusal* keeps the declaration only where a change outside of it may heal it: a right, a role, a limit. It lives as
-long as its session.
+A *refusal* has a copy of the declaration only where a change elsewhere can fix it: of a permission, a role, a limit or
+an approval. It lives as long as its session.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from toolbus.text import shorten
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-MAX_NAME, MAX_ERROR = 128, 1_000  # characters that are kept and shown: a refused name may be of any length
+MAX_NAME, MAX_ERROR = 128, 1_000  # characters that are stored and shown: a refused name may be of any length
 MAX_SHOWN, TEXT_BYTES = 1_000, 64 * KIB  # refusals of one message, and their texts in all
 LISTED_BYTES = 512 * KIB  # refusals of one listing: the tools of its page have 3 MiB, and a default client receives 4
 DEFAULT_RECEIVE_BYTES = 4 * MIB  # of a gRPC client that does not say otherwise
-MAX_OF_SESSION, SESSION_BYTES = 1_000, 1 * MIB  # refusals that are kept, and their declarations
+MAX_OF_SESSION, SESSION_BYTES = 1_000, 1 * MIB  # refusals that are stored, and their declarations
 MAX_OF_BUS, BUS_BYTES = 20_000, 32 * MIB
 
 
 class Cause(Enum):
-    """What has to change before a refused tool can be offered."""
+    """What has to change before a refused tool can be offered: its declaration, or something of the bus."""
 
     DECLARATION = auto()
-    RIGHT = auto()
+    PERMISSION = auto()
     ROLE = auto()
     LIMIT = auto()
     APPROVAL = auto()
@@ -42,7 +42,7 @@ class Refusal:
     Attributes:
         role: that the declaration is for; "" is every role.
         error: the value, the rule and how to fix it.
-        declaration: to be tried again; None where it is at fault itself, or did not fit.
+        declaration: to be judged again; None where the declaration itself is at fault, or did not fit.
     """
 
     name: str
@@ -69,11 +69,11 @@ class Refusal:
 
     @property
     def size(self) -> int:
-        """The bytes of the declaration that is kept."""
+        """The bytes of the stored declaration."""
         return 0 if self.declaration is None else self.declaration.ByteSize()
 
     def without_declaration(self) -> Refusal:
-        """Returns it as it is kept where the declaration does not fit."""
+        """Returns the refusal as it is stored where its declaration does not fit."""
         return Refusal(self.name, self.role, self.error, self.cause)
 
 
@@ -127,7 +127,7 @@ class SessionRefusals:
         self._bytes -= sum(each.size for each in stored)
 
     def listed(self, request: wire.ListRequest, identity: Identity) -> list[tuple[str, Refusal]]:
-        """Returns what a request selects and an identity may see, each with its source."""
+        """Returns the refusals that a request selects and an identity may see, each with its source."""
         every = identity.administers("catalog")
         return [
             (peer.source, each)
@@ -140,13 +140,13 @@ class SessionRefusals:
 
     def find(self, name: str) -> tuple[str, str] | None:
         """Returns the source and the reason of a refused tool, by its name as declared or as `source:name`."""
-        found = (
+        matches = (
             (peer.source, each.error)
             for peer, refusals in list(self._by_peer.items())
             for each in refusals
             if name in (each.name, f"{peer.source}:{each.name}")
         )
-        return next(found, None)
+        return next(matches, None)
 
     def forget(self, peer: Peer, is_meant: Callable[[Refusal], bool]) -> int:
         """Forgets some refusals of a session. Returns how many."""

@@ -1,4 +1,4 @@
-"""Carries who asks from the check before an RPC to the RPC itself."""
+"""Passes the identity of who makes an RPC from the check before it to the RPC itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _IDENTITY: ContextVar[Identity] = ContextVar("toolbus.rpc_identity")
 
 
 def set_rpc_identity(identity: Identity) -> None:
-    """Says who made the RPC that the current task serves."""
+    """Sets who made the RPC that the current task serves."""
     _IDENTITY.set(identity)
 
 

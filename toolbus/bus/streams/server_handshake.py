@@ -121,7 +121,7 @@ class ServerHandshake:
         """Replaces the tools of a live session by those of a later attach. Returns whether it was accepted.
 
         Args:
-            check_audit: raises NotAudited where it could not be written down.
+            check_audit: raises NotAudited where the audit cannot be written.
 
         Raises:
             ProtocolError: the attach is of another source or instance.
@@ -153,7 +153,7 @@ class ServerHandshake:
 
     def refuse_while_draining(self, peer: Peer, attach: wire.Attach) -> None:
         """Answers an attach that crossed the bus's drain: the session takes no new tools, its calls go on."""
-        self._refuse(peer, "the bus has asked this session to drain, so it can offer no new tools")
+        self._refuse(peer, "the bus has sent this session a drain, so it can offer no new tools")
 
     def expire_takeovers(self, now: float) -> None:
         """Drops counts of takeovers that are too old to matter."""
@@ -207,7 +207,7 @@ class ServerHandshake:
         )
 
     def _refuse(self, peer: Peer, why: str) -> None:
-        """Refuses a later attach as such, whatever its tools are."""
+        """Refuses a whole later attach, whatever its tools are."""
         whole = [Refusal("", "", why, Cause.DECLARATION)]
         self._answer(peer, self._registry.offers(peer), whole, self._registry.waits(peer), refused_total=0)
 
@@ -276,8 +276,8 @@ def _check_takeover(identity: Identity, older: Peer) -> None:
 
 
 def deny(peer: Peer, operation: str, refused: Iterable[Refusal]) -> None:
-    """Notifies a session that it lacks the permission to offer tools, where some of what was refused says so."""
-    if not any(each.cause is Cause.RIGHT for each in refused):
+    """Notifies a session that it lacks the permission to offer tools, where a tool was refused for that."""
+    if not any(each.cause is Cause.PERMISSION for each in refused):
         return
     peer.send_event(wire.Event(permission_denied=wire.PermissionDenied(permission="tools", operation=operation)))
     log.warning("denied source=%s operation=%s permission=tools", peer.source, operation)

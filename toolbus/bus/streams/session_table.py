@@ -13,8 +13,8 @@ from toolbus.bus.streams.peer import Peer
 from toolbus.errors import NotPermitted, SessionGone
 from toolbus.session import State
 
-LOST_SECONDS = 3600.0  # so long a source that is gone is told of, as the series of its tools are
-MAX_LOST = 1_000  # of them, so that names which never come back take no memory
+LOST_SECONDS = 3600.0  # how long a source is listed after its grace period, as the series of its tools are
+MAX_LOST = 1_000  # such sources: names that never come back must not fill the memory
 
 
 class Traffic:
@@ -66,13 +66,13 @@ class SessionTable:
         return peer
 
     def count_of(self, identity: Identity, but: Peer | None = None) -> int:
-        """Returns how many sessions an identity has, without one that another replaces now."""
+        """Returns how many sessions an identity has, without the session ``but``."""
         return sum(peer.principal.identity.name == identity.name and peer is not but for peer in self.sessions.values())
 
     def of_instance(self, source: str, instance: str) -> Peer | None:
         """Returns the session that a new one of this instance takes over from; None: it takes over from none.
 
-        A session that drains in good order is left alone: it finishes its calls beside the new one.
+        A session that drains is not replaced: it finishes its calls beside the new one.
         """
         older = self._by_instance.get((source, instance)) if instance else None
         return None if older is None or (older.state is State.LEAVING and not older.half_closed) else older
@@ -152,7 +152,7 @@ class SessionTable:
 
     @property
     def lost_sources(self) -> list[str]:
-        """The sources that went without a word, with their tools, in the last hour, and have not come back."""
+        """The sources that disconnected without a drain, whose grace period ended in the last hour."""
         return list(self._lost)
 
     def known_sources(self) -> list[str]:

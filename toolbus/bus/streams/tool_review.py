@@ -1,7 +1,7 @@
-"""Judges each tool that a session declares on its own: offers those that are good, refuses the others, each with why.
+"""Judges each declared tool of a session on its own: offers the good ones, refuses each of the others with a reason.
 
-A tool that was refused for a right, a role or a limit, or waits for an approval, is tried again when one of these
-changes, and its session is told by an event. Knows no sockets; the handshake and presence say when what was declared.
+A tool that was refused for a permission, a role or a limit, or waits for an approval, is judged again when one of these
+changes, and an event notifies its session. Knows no sockets: the handshake and presence pass the declarations in.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from toolbus.v1 import tool_pb2 as pb
 log = logging.getLogger("toolbus.sessions")
 
 EVENT_NAMES = 1_000  # of tools in one event
-_CHANGED = {  # why refused tools are tried again
-    Cause.RIGHT: "a right changed",
+_CHANGED = {  # why refused tools are judged again
+    Cause.PERMISSION: "a permission changed",
     Cause.ROLE: "a role changed",
     Cause.LIMIT: "a limit changed",
     Cause.APPROVAL: "they were approved",
@@ -44,9 +44,9 @@ NOT_ALONE = "it is refused because another tool of the request is, and the reque
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What became of declared tools: those to offer, and the refusals of the others, in the order of the request.
+    """The verdict on declared tools: those to offer, and the refusals of the others, in the order of the request.
 
-    What waits for an approval comes last.
+    Refusals of tools that wait for an approval come last.
     """
 
     tools: list[CompiledTool] = field(default_factory=list)
@@ -54,11 +54,11 @@ class Judgement:
 
 
 class ToolReview:
-    """The judgement of what sessions of one bus declare, and what it refused.
+    """Judges the declarations of the sessions of one bus, and holds the refusals.
 
     Attributes:
         refused: the refusals of attached sessions.
-        pins: what is trusted of sources whose changes are to be noticed.
+        pins: the trusted declarations of pinned sources.
         adopt: adds a role that a tool of a principal names, where the configuration says so; returns whether it exists
             now.
     """
@@ -71,8 +71,8 @@ class ToolReview:
         self._policy = policy
         self._limits = limits
         self._audit = audit
-        self._roles = registry.roles  # as of the last review of what waits for a role
-        self._revision = 0  # of the catalog at the last review of what a limit keeps out
+        self._roles = registry.roles  # as of the last review of tools that were refused for a role
+        self._revision = 0  # of the catalog at the last review of tools that were refused for a limit
 
     def __repr__(self) -> str:
         return f"<ToolReview {self.refused!r}>"
@@ -89,7 +89,7 @@ class ToolReview:
         all_or_none: bool = False,
         offered: Collection[object] = (),
     ) -> Judgement:
-        """Judges tools of a session; changes nothing, unless a role is adopted or a pinned source is seen first.
+        """Judges tools of a session; changes nothing but adopted roles and first pins.
 
         Args:
             offered: what counts against the limit `tools` beside these: `Registry.counted`.
@@ -98,17 +98,18 @@ class ToolReview:
             RequestError: with all_or_none, the fault of a tool; of bad declarations all faults.
         """
         judgement, faults = Judgement(), []
-        names, seen, coming = set(offered), set[tuple[str, str]](), set[str]()
+        names, seen, new_roles = set(offered), set[tuple[str, str]](), set[str]()
         may_offer = self._policy.may_offer(source)
         beyond = set(identity.refused_offers(tool.name for tool in declared))
         for message in declared:
             try:
-                self._check_right(identity, source, message.name, may_offer=may_offer, beyond=beyond)
+                self._check_permission(identity, source, message.name, may_offer=may_offer, beyond=beyond)
                 if (key := (message.name, message.role)) in seen:
                     raise declared_twice(message.name)
                 seen.add(key)
                 tool = catalog_messages.read_tool(message, self._limits, qualified=qualified)
-                self.check_role(Principal(source, identity=identity), message.role, all_or_none=all_or_none, new=coming)
+                principal = Principal(source, identity=identity)
+                self.check_role(principal, message.role, all_or_none=all_or_none, new=new_roles)
                 waits = message.role and message.role not in self._registry.roles
                 counted = (message.name, message.role) if waits else message.name
                 if counted not in names and len(names) >= self._limits.tools:
@@ -130,7 +131,7 @@ class ToolReview:
         return judgement
 
     def _hold(self, source: str, declared: Sequence[pb.Tool], judgement: Judgement) -> list[RequestError]:
-        """Refuses what waits for an approval, where the source is pinned. Returns the faults."""
+        """Refuses the tools that wait for an approval, where the source is pinned. Returns the faults."""
         waiting = self.pins.review(source, [item.declared for item in judgement.tools])
         if not waiting:
             return []
@@ -186,7 +187,7 @@ class ToolReview:
             raise LimitExceeded("unconfigured_roles", limit, what)
         new.add(role)
 
-    def _check_right(
+    def _check_permission(
         self, identity: Identity, source: str, name: str, *, may_offer: bool, beyond: Collection[str]
     ) -> None:
         if not may_offer:
@@ -199,14 +200,14 @@ class ToolReview:
     # -- offering ----------------------------------------------------------------------------------------------------
 
     def offer(self, peer: Peer, judgement: Judgement, *, whole: bool) -> tuple[ChangeOutcome, list[Refusal]]:
-        """Puts judged tools into the catalog, and keeps what was refused.
+        """Puts judged tools into the catalog, and stores the refusals.
 
         Args:
             whole: whether they replace everything that the session, and those of its instance, offered before. Else a
                 refused declaration takes the place of what the session offered under that name and role.
 
         Returns:
-            What changed, and what was refused in all: a role may have no room.
+            What changed, and all refusals: a role may have no room.
         """
         outcome = self._registry.register(peer, judgement.tools, qualified=peer.qualified, declare=whole)
         refused = [*judgement.refused, *(self._full(item) for item in outcome.refused)]
@@ -235,7 +236,7 @@ class ToolReview:
         return outcome, refused
 
     def mark(self, source: str) -> None:
-        """Marks what a pinned source offers although it changed, for operators, and unmarks what is trusted now."""
+        """Sets a warning for operators at each changed tool of a pinned source, and clears those at trusted ones."""
         if not self.pins.pin_of(source):
             return
         warnings = self.pins.warnings(source)
@@ -257,10 +258,10 @@ class ToolReview:
         fault = LimitExceeded("tools_per_role", tables.tools_per_role, tables.explain_full(item.tool))
         return Refusal.of(item.declared.to_wire(), str(fault), Cause.LIMIT)
 
-    # -- trying again ------------------------------------------------------------------------------------------------
+    # -- judging again ----------------------------------------------------------------------------------------------
 
     def catalog_changed(self) -> bool:
-        """Tells sessions which tools' roles came or went, and tries again what a role was missing for.
+        """Notifies sessions of tools whose role came or went, and judges tools again that were refused for a role.
 
         Returns:
             Whether the catalog changed.
@@ -268,7 +269,7 @@ class ToolReview:
         for peer, tools in self._registry.take_reviewed().items():
             if isinstance(peer, Peer) and peer.state is State.LIVE:
                 offered = list(dict.fromkeys(name for (name, _), is_offered in tools.items() if is_offered))
-                self._tell(peer, offered, {name for name, _ in tools})
+                self._notify(peer, offered, {name for name, _ in tools})
                 log.info(
                     "roles changed source=%s offered=%d waiting=%d",
                     peer.source,
@@ -282,7 +283,7 @@ class ToolReview:
         return self.review(self.refused.peers, Cause.ROLE)
 
     def room_changed(self) -> bool:
-        """Tries again what a limit kept out, if the catalog changed since. Returns whether it changed again."""
+        """Judges tools again that a limit refused, if the catalog changed since. Returns whether it changed again."""
         if not self.refused or self._revision == self._registry.revision:
             return False
         changed = self.review(self.refused.peers, Cause.LIMIT)
@@ -290,7 +291,7 @@ class ToolReview:
         return changed
 
     def review(self, peers: Collection[Peer], cause: Cause) -> bool:
-        """Tries again the refused tools of sessions; each is told what has another standing now.
+        """Judges the refused tools of sessions again; an event notifies each session of what changed.
 
         Returns:
             Whether the catalog changed.
@@ -313,16 +314,16 @@ class ToolReview:
             why = f"tried again: {_CHANGED[cause]}"
             self._audit.record("register", peer.principal, target=names, why=why, peer=peer.session_id)
             log.info("offered source=%s tools=%d that were refused before", peer.source, len(outcome.names))
-        self._tell(peer, outcome.names, {*outcome.names, *news, *(name for name, _ in outcome.waiting)})
+        self._notify(peer, outcome.names, {*outcome.names, *news, *(name for name, _ in outcome.waiting)})
         return bool(outcome.names)
 
-    def _tell(self, peer: Peer, offered: Sequence[str], moved: Collection[str]) -> None:
-        """Tells a session the standing of some names: an event replaces all that it knew of them, in every role."""
+    def _notify(self, peer: Peer, offered: Sequence[str], moved: Collection[str]) -> None:
+        """Sends a session the state of some names: the event replaces all that it knew of them, in every role."""
         refused = [each for each in self.refused.of(peer) if each.name in moved]
-        tell(peer, offered, refused, [key for key in self._registry.waits(peer) if key[0] in moved])
+        notify_reviewed(peer, offered, refused, [key for key in self._registry.waits(peer) if key[0] in moved])
 
     def _may_pass(self, peer: Peer, refusal: Refusal) -> bool:
-        """Tells cheaply whether a tool that a limit kept out may fit now; all others are judged."""
+        """Tells cheaply whether a tool that a limit refused may fit now; all others are judged."""
         if refusal.cause is not Cause.LIMIT:
             return True
         return self._registry.has_room(refusal.role, peer.source) and self._has_room(peer, 1)
@@ -335,7 +336,7 @@ class ToolReview:
         return len(self._registry.counted(peer)) + more <= limit
 
     def revoke(self, source: str, peers: Collection[Peer], withdraw: Callable[[], ChangeOutcome]) -> ChangeOutcome:
-        """Withdraws the tools of a source that lost the right to offer any, and keeps what its sessions declared.
+        """Withdraws the tools of a source that lost the permission to offer any, and stores them as refused.
 
         Args:
             withdraw: withdraws every tool of the source.
@@ -344,13 +345,13 @@ class ToolReview:
         outcome = withdraw()
         why = lacks_permission(source)
         for peer, tools in declared.items():
-            refused = [Refusal.of(tool.to_wire(), why, Cause.RIGHT) for tool in tools]
+            refused = [Refusal.of(tool.to_wire(), why, Cause.PERMISSION) for tool in tools]
             self.refused.set(peer, (*self.refused.of(peer), *refused))
-            tell(peer, (), refused)
+            notify_reviewed(peer, (), refused)
         return outcome
 
     def scopes_changed(self, peer: Peer) -> None:
-        """Refuses what waits for a role that a session's identity may no longer offer tools for."""
+        """Refuses tools that wait for a role which their session's identity may no longer offer tools for."""
         scopes = peer.principal.identity.scopes
         beyond = {key for key in self._registry.waits(peer) if scopes is not None and not scopes.has_role(key[1])}
         if not beyond:
@@ -358,18 +359,18 @@ class ToolReview:
         declared = [tool for tool in self._registry.declared_by(peer) if (tool.name, tool.role) in beyond]
         self._registry.withdraw(peer, lambda entry: (entry.bare_name, entry.table.role) in beyond)
         refused = [
-            Refusal.of(tool.to_wire(), _beyond_scope(peer.principal.identity, tool.role or ""), Cause.RIGHT)
+            Refusal.of(tool.to_wire(), _beyond_scope(peer.principal.identity, tool.role or ""), Cause.PERMISSION)
             for tool in declared
         ]
         self.refused.set(peer, (*self.refused.of(peer), *refused))
-        tell(peer, (), refused)
+        notify_reviewed(peer, (), refused)
 
     # -- forgetting --------------------------------------------------------------------------------------------------
 
     def forget(self, name: str, role: str = "", source: str = "") -> int:
-        """Forgets refused declarations: of a name, as listed or as declared, for a role, of a source.
+        """Forgets refused declarations by name (as listed or as declared), role and source.
 
-        An empty text stands for every one.
+        An empty text stands for every name, role or source.
 
         Returns:
             How many were forgotten.
@@ -386,10 +387,10 @@ class ToolReview:
         )
 
 
-def tell(
+def notify_reviewed(
     peer: Peer, offered: Sequence[str], refused: Sequence[Refusal], waiting: Sequence[tuple[str, str]] = ()
 ) -> None:
-    """Tells a session which of its tools have another standing now; nothing where none has.
+    """Notifies a session of its tools whose state changed; sends nothing where none did.
 
     Args:
         waiting: (name, role) of those that wait for a role now.
@@ -415,7 +416,7 @@ def refusal(message: pb.Tool, fault: RequestError) -> Refusal:
         case NotApproved():
             return Refusal.of(message, str(fault), Cause.APPROVAL)
         case NotPermitted():
-            return Refusal.of(message, str(fault), Cause.RIGHT)
+            return Refusal.of(message, str(fault), Cause.PERMISSION)
         case LimitExceeded():
             return Refusal.of(message, str(fault), Cause.LIMIT)
         case UnknownRole():
@@ -429,7 +430,7 @@ def refusal(message: pb.Tool, fault: RequestError) -> Refusal:
 
 
 def first_fault(faults: Sequence[RequestError]) -> RequestError:
-    """Returns what a request is refused with that is all or none: every fault of bad declarations, else the first."""
+    """Returns the error of an all_or_none request: every fault of bad declarations, else the first."""
     invalid = [text for fault in faults if isinstance(fault, InvalidTool) for text in fault.faults]
     return InvalidTool(invalid) if invalid else faults[0]
 
@@ -438,12 +439,12 @@ def _all_refused(declared: Sequence[pb.Tool], judgement: Judgement, faults: Sequ
     """Refuses all tools because one is refused.
 
     Raises:
-        RequestError: a tool is bad; what lacks a right is refused by name instead.
+        RequestError: a declaration is bad; where only a permission is missing, tools are refused by name instead.
     """
     bad = [fault for fault in faults if not isinstance(fault, NotPermitted)]
     if bad:
         raise first_fault(bad)
     reasons = {each.key: each.error for each in judgement.refused}
-    cause = Cause.APPROVAL if any(isinstance(fault, NotApproved) for fault in faults) else Cause.RIGHT
+    cause = Cause.APPROVAL if any(isinstance(fault, NotApproved) for fault in faults) else Cause.PERMISSION
     refusals = (Refusal.of(tool, reasons.get((tool.name, tool.role), NOT_ALONE), cause) for tool in declared)
     return Judgement([], list(refusals))

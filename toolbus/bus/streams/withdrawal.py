@@ -51,9 +51,9 @@ class Withdrawal:
         """Withdraws one tool, in one role or in all, and forgets refused declarations of the name.
 
         Args:
-            owner: the session that asks: only a tool of its source is withdrawn. None: a tool of any source is.
-            principal: who asks, for the audit.
-            hidden: whether the role may be one that does not exist, which tools wait for or are refused for.
+            owner: the session that requests it: only a tool of its source is withdrawn. None: a tool of any source is.
+            principal: who requests it, for the audit.
+            hidden: whether the role may be one that does not exist, for which tools wait or were refused.
 
         Raises:
             UnknownRole: the role does not exist.
@@ -73,7 +73,7 @@ class Withdrawal:
         forgotten = self._forget_refused(name, role, source)
         if known or not forgotten:
             outcome = replace(self._registry.unregister(name, role, source, hidden=hidden), forgotten=forgotten)
-        else:  # it was refused because its role does not exist
+        else:  # the tool was refused because its role does not exist
             outcome = ChangeOutcome(forgotten=forgotten)
         if outcome.names:
             principal = owner.principal if owner is not None else principal
@@ -86,7 +86,7 @@ class Withdrawal:
         """Withdraws every tool of a source, in one role or in all.
 
         Args:
-            principal: who asks, for the audit.
+            principal: who requests it, for the audit.
 
         Raises:
             UnknownRole: the role is not configured.
