@@ -26,7 +26,7 @@ from tests.support.waiting import until_sync
 PAGE = "docs/start/beyond-one-machine.md"
 ID = "4f2a91c0"  # of a credential, on the page
 PORTS = ("48930", "48931", "48912")
-MESSAGES = table(TEXTS[PAGE], "| text | what is wrong |")
+MESSAGES = table(TEXTS[PAGE], "| text | problem |")
 
 
 class Reader:

@@ -366,7 +366,7 @@ def test_the_tool_loop_page_has_every_number_of_tools_that_a_provider_takes() ->
     documented = {name.strip("` "): row[1] for row in rows for name in row[0].split(",")}
     numbers = {name: find_dialect(name).max_tools for name in DIALECTS}
     known = {name: str(number) for name, number in numbers.items() if number is not None}
-    assert documented == known | {"others": "none is published"}
+    assert documented == known | {"others": "not published"}
 
 
 def test_the_guides_name_every_dialect_and_every_endpoint() -> None:
