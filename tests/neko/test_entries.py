@@ -122,6 +122,22 @@ async def test_entries_that_come_at_run_time_are_tools_while_they_are_enabled() 
     assert not plugin.register_dynamic_entry("modelled", late)
 
 
+def test_an_entry_whose_name_is_taken_leaves_the_tool_of_that_name_alone() -> None:
+    plugin: Any = Entries()
+    offer_entries(plugin)
+
+    def late() -> None: ...
+
+    assert not plugin.register_dynamic_entry("modelled", late)
+    assert not plugin.disable_entry("modelled")
+    assert plugin.register_dynamic_entry("late", late)
+    assert plugin.disable_entry("late")
+    assert plugin.register_llm_tool("late", "Another tool.", None, late)
+    assert plugin.enable_entry("late")
+    assert plugin.unregister_dynamic_entry("late")
+    assert {"modelled", "late"} <= {each.tool.name for each in tools_of(plugin)}
+
+
 def test_a_folders_entries_are_offered_on_request_and_no_longer_called_unused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

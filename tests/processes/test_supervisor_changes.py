@@ -80,6 +80,7 @@ async def test_a_plugin_that_is_removed_during_its_backoff_is_not_restarted() ->
         supervised.add("dies", "raise SystemExit(3)")
         await supervised.until("dies", ReportKind.DIED)
         supervised.supervisor.remove("dies")
+        await supervised.until("dies", ReportKind.ENDED, "was not restarted")
     assert len(supervised.of("dies", ReportKind.STARTED)) == 1
 
 

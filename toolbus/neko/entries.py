@@ -82,16 +82,16 @@ class DynamicEntries:
             raise EntryConflictError(entry_id)
         described = {"name": name, "description": description, "input_schema": input_schema, **options}
         spec = _spec(self._plugin, handler, entry_id, described)
-        if spec is None:
+        if spec is None or not tools_of(self._plugin).add(spec):
             return False
         self._specs[entry_id] = spec
-        return tools_of(self._plugin).add(spec)
+        return True
 
     def unregister_dynamic_entry(self, entry_id: str) -> bool:
-        """Withdraws an entry; returns whether it was there."""
-        there = self.disable_entry(entry_id)
+        """Withdraws an entry; returns whether there was one of that id."""
+        existed = self.disable_entry(entry_id)
         self._specs.pop(entry_id, None)
-        return there
+        return existed
 
     def enable_entry(self, entry_id: str) -> bool:
         """Offers a registered entry again; returns whether there is one of that id."""
@@ -103,7 +103,7 @@ class DynamicEntries:
     def disable_entry(self, entry_id: str) -> bool:
         """Withdraws a registered entry until it is enabled; returns whether there is one of that id."""
         spec = self._specs.get(entry_id)
-        if spec is not None:
+        if spec is not None and self.is_entry_enabled(entry_id):  # else another tool may have the name
             tools_of(self._plugin).remove(spec.tool.name)
         return spec is not None
 
@@ -113,9 +113,7 @@ class DynamicEntries:
         return None if spec is None else tools_of(self._plugin).get(spec.tool.name) is spec
 
 
-DYNAMIC = (
-    *("register_dynamic_entry", "unregister_dynamic_entry", "enable_entry", "disable_entry", "is_entry_enabled"),
-)
+DYNAMIC = ("register_dynamic_entry", "unregister_dynamic_entry", "enable_entry", "disable_entry", "is_entry_enabled")
 
 
 def _spec(plugin: NekoPluginBase, handler: Any, entry_id: str, options: Mapping[str, Any]) -> ToolSpec | None:

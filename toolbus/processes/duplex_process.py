@@ -75,6 +75,11 @@ class _LogLines:
         if is_first:
             self._pass_on(pipe)
 
+    def end(self) -> None:
+        """Takes the end of the pipe: its last line may have no line end."""
+        if self._unfinished:
+            self.take(b"\n", None)
+
     def _pass_on(self, pipe: asyncio.ReadTransport | None) -> None:
         lines = self._lines
         while lines and self._seconds <= SLICE_SECONDS:
@@ -187,7 +192,9 @@ class DuplexProcess(asyncio.SubprocessProtocol):
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         """Counts a process that closes its input or output as dead: it cannot be spoken with any more."""
-        if fd != _STDERR and self._on_end is not None:
+        if fd == _STDERR:
+            self._log.end()
+        elif self._on_end is not None:
             closed = f"closed its standard {'output' if fd == _STDOUT else 'input'}"
             if self._exit_code():
                 self._closed(closed)

@@ -245,6 +245,8 @@ class Supervisor:
             plugin.report(ReportKind.DIED, f"died ({describe_exit(code)}): restarting in {backoff:.2g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(plugin.stopping.wait(), backoff)
+        if attempt and (self._stopping.is_set() or not plugin.restarting):
+            plugin.report(ReportKind.ENDED, "was not restarted: it was stopped during the backoff")
 
 
 def plugin_name(path: Path) -> str:
