@@ -114,5 +114,5 @@ def _reply(returned: Any) -> Any:
 
 async def on(thread: LoopThread, work: Coroutine[Any, Any, T]) -> T:
     """Runs something on a thread's loop, and waits for it on this one."""
-    result: Awaitable[T] = asyncio.wrap_future(thread.ask(work))
+    result: Awaitable[T] = asyncio.wrap_future(thread.submit(work))
     return await result

@@ -11,7 +11,7 @@ def test_an_inbox_of_a_closed_loop_never_accepts_a_job() -> None:
     inbox = Inbox(loop)
     ran: list[int] = []
     assert [inbox.put(ran.append, number) for number in range(3)] == [False, False, False]
-    inbox.run_left()
+    inbox.run_remaining()
     assert ran == []
 
 
@@ -20,11 +20,11 @@ def test_a_job_put_before_a_loop_closed_runs_on_the_closing_thread() -> None:
     inbox = Inbox(loop)
     ran: list[int] = []
     assert inbox.put(ran.append, 1)
-    inbox.run_left()
+    inbox.run_remaining()
     assert ran == []  # the loop may still come to it
     loop.close()
     assert not inbox.put(ran.append, 2)
-    inbox.run_left()
+    inbox.run_remaining()
     assert ran == [1]
 
 

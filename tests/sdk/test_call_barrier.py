@@ -56,13 +56,13 @@ class Plugin:
 
 def test_calls_begin_once_the_bus_has_echoed_and_at_once_from_then_on() -> None:
     plugin = Plugin()
-    plugin.barrier.lift(plugin.session)
+    plugin.barrier.hold(plugin.session)
     plugin.read("1", "2")
     plugin.read("2")  # one that is held already
     assert plugin.begun == []
     assert list(plugin.session.in_flight) == ["1", "2"]
     plugin.barrier.echo(plugin.asked())
-    assert (plugin.begun, plugin.barrier.raised) == (["1", "2"], False)
+    assert (plugin.begun, plugin.barrier.is_holding) == (["1", "2"], False)
     assert plugin.session.in_flight["1"] == "running"
     plugin.read("3")
     assert plugin.begun == ["1", "2", "3"]
@@ -70,7 +70,7 @@ def test_calls_begin_once_the_bus_has_echoed_and_at_once_from_then_on() -> None:
 
 def test_a_call_that_the_bus_cancels_before_its_echo_never_begins_and_is_answered_once() -> None:
     plugin = Plugin()
-    plugin.barrier.lift(plugin.session)
+    plugin.barrier.hold(plugin.session)
     plugin.read("1")
     for reason in ("timeout_seconds", "again"):
         plugin.session.in_flight["1"].cancel(reason)
@@ -84,20 +84,20 @@ def test_a_call_that_the_bus_cancels_before_its_echo_never_begins_and_is_answere
 
 def test_what_is_held_when_the_stream_ends_never_begins() -> None:
     plugin = Plugin()
-    plugin.barrier.lift(plugin.session)
+    plugin.barrier.hold(plugin.session)
     plugin.read("1")
     plugin.barrier.postpone(Queued(plugin.session, plugin.begun))
-    plugin.barrier.drop()
+    plugin.barrier.release()
     plugin.barrier.echo(plugin.asked())
-    assert (plugin.begun, plugin.barrier.raised) == ([], False)
+    assert (plugin.begun, plugin.barrier.is_holding) == ([], False)
 
 
 def test_after_a_second_stall_the_first_echo_is_too_old() -> None:
     plugin = Plugin()
-    plugin.barrier.lift(plugin.session)
+    plugin.barrier.hold(plugin.session)
     plugin.read("1")
     first = plugin.asked()
-    plugin.barrier.lift(plugin.session)
+    plugin.barrier.hold(plugin.session)
     plugin.barrier.echo(first)
     assert plugin.begun == []
     plugin.barrier.echo(plugin.asked())
@@ -108,7 +108,7 @@ def test_a_call_in_a_queue_waits_with_the_others_and_goes_on_where_nothing_is_he
     plugin = Plugin()
     plugin.barrier.postpone(Queued(plugin.session, plugin.begun))
     assert plugin.begun == ["queued"]
-    plugin.barrier.lift(plugin.session)
+    plugin.barrier.hold(plugin.session)
     plugin.read("1")
     plugin.barrier.postpone(Queued(plugin.session, plugin.begun))
     assert plugin.begun == ["queued"]

@@ -30,7 +30,7 @@ async def thread_of(shared: SharedLoop) -> int:
     async def look() -> int:
         return threading.get_ident()
 
-    return await within(asyncio.wrap_future(shared.ask(look())))
+    return await within(asyncio.wrap_future(shared.submit(look())))
 
 
 async def lent(shared: SharedLoop) -> None:
@@ -82,7 +82,7 @@ async def test_timers_and_sockets_of_the_loop_go_on_in_the_turns_of_the_program(
             os.close(writes)
         return threads
 
-    threads = await within(asyncio.wrap_future(shared.ask(work())))
+    threads = await within(asyncio.wrap_future(shared.submit(work())))
     assert threads == [threading.get_ident()] * 3
 
 
@@ -236,7 +236,7 @@ def test_a_stopped_loop_leaves_neither_tasks_nor_files_open(ends: str) -> None:
     async def program() -> None:
         shared.start()
         await lent(shared)
-        shared.ask(forever())
+        shared.submit(forever())
         await thread_of(shared)
         if ends == "running":
             await asyncio.to_thread(shared.stop)

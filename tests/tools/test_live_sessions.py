@@ -130,7 +130,7 @@ async def test_a_session_is_synced_on_its_own_event_loop_and_skipped_where_that_
     async def add() -> None:
         registry.add_session(session)
 
-    await asyncio.wrap_future(thread.ask(add()))
+    await asyncio.wrap_future(thread.submit(add()))
     await within(registry.register_tool_and_sync(plain("one")))
     assert session.synced == [{"one"}]
     assert session.loop is thread.loop

@@ -45,7 +45,7 @@ def elsewhere() -> Iterator[LoopThread]:
 
 
 async def on(thread: LoopThread, work: Any) -> Any:
-    return await within(asyncio.wrap_future(thread.ask(work)))
+    return await within(asyncio.wrap_future(thread.submit(work)))
 
 
 @asynccontextmanager
@@ -158,7 +158,7 @@ async def test_cancelling_a_caller_on_another_thread_cancels_the_handler(
 ) -> None:
     held = BlockedTool()
     registry.tool("waits", "d", ANYTHING, no_background=True)(held)
-    call = elsewhere.ask(registry.call("waits", {}))
+    call = elsewhere.submit(registry.call("waits", {}))
     await until(lambda: held.begun, "the call to begin")
     call.cancel()
     await until(lambda: held.cancelled, "the handler to be cancelled")
@@ -228,7 +228,7 @@ async def test_calls_in_flight_when_the_bus_stops_are_error_texts(elsewhere: Loo
         registry.tool("waits", "d", ANYTHING, no_background=True)(held)
         calls = [
             asyncio.create_task(registry.call("waits", {})),
-            asyncio.wrap_future(elsewhere.ask(registry.call("waits", {}))),
+            asyncio.wrap_future(elsewhere.submit(registry.call("waits", {}))),
         ]
         await until(lambda: held.begun == 2, "both calls to begin")
     assert await within(asyncio.gather(*calls)) == ["the bus stopped"] * 2

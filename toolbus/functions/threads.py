@@ -1,7 +1,6 @@
-"""Runs work on other threads: batches for a loop, a loop on a thread of its own.
+"""Passes work to event loops: `Inbox` with one wake-up for a batch, `LoopThread` with a loop on a thread of its own.
 
-Nothing here knows the bus. Finished tasks are posted on a `LoopThread`, whatever the program's own loop does; `Inbox`
-passes calls and results to a loop with one wake-up for each batch.
+Nothing here knows the bus.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Inbox:
     def put(self, function: Callable[[Any], object], argument: Any = None) -> bool:
         """Has the loop call ``function(argument)`` soon; returns False where the loop is closed."""
         job = (function, argument)
-        self._jobs.append(job)  # before the look at the loop: `run_left` looks the other way round
+        self._jobs.append(job)  # before it looks at the loop: `run_remaining` looks at the loop, then at the jobs
         try:
             if not self._loop.is_closed():
                 if not self._woken:
@@ -46,17 +45,17 @@ class Inbox:
                 return True
         except RuntimeError:  # it was closed just now
             pass
-        with suppress(ValueError, IndexError):  # `run_left` was faster
+        with suppress(ValueError, IndexError):  # `run_remaining` has taken it
             self._jobs.remove(job)
         return False
 
-    def run_left(self) -> None:
-        """Runs what came too late for a loop that is now closed; for work that checks by itself that all is over."""
+    def run_remaining(self) -> None:
+        """Runs the jobs that a closed loop did not run; each has to check by itself that the loop is closed."""
         if self._loop.is_closed():
             self._run()
 
     def _run(self) -> None:
-        self._woken = False  # before the count: what is put from now on wakes the loop again
+        self._woken = False  # before the count: a job that is put from now on wakes the loop again
         jobs = self._jobs
         for _ in range(len(jobs)):
             function, argument = jobs.popleft()
@@ -67,14 +66,14 @@ class Inbox:
 
 
 class ChangeSignal:
-    """Wakes the coroutines of one loop that wait for some state to change; each then looks for itself."""
+    """Wakes the coroutines of one loop that wait for a change of state; each then looks at the state itself."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiters: set[asyncio.Future[None]] = set()
 
-    def tell(self) -> None:
-        """Wakes all who wait."""
+    def notify(self) -> None:
+        """Wakes all coroutines that wait."""
         waiters, self._waiters = self._waiters, set()
         for waiter in waiters:
             if not waiter.done():
@@ -88,7 +87,7 @@ class ChangeSignal:
         self._waiters.discard(waiter)
 
     async def until(self, met: Callable[[], bool], seconds: float) -> bool:
-        """Waits until a condition is met, at most so long; returns whether it is."""
+        """Waits until a condition is met, at most for some seconds; returns whether it is."""
         end = self._loop.time() + seconds
         while not met():
             if (left := end - self._loop.time()) <= 0:
@@ -97,8 +96,8 @@ class ChangeSignal:
         return True
 
 
-def ask_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-    """Runs a coroutine on the loop of another thread; the future may be waited for on any but that one.
+def submit_to(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Runs a coroutine on the loop of another thread; any thread but that one may wait for the future.
 
     Raises:
         RuntimeError: the loop is closed.
@@ -121,13 +120,13 @@ class LoopThread:
         """Starts the thread."""
         self._thread.start()
 
-    def ask(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Runs a coroutine on the loop; the future may be waited for on any other thread.
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Runs a coroutine on the loop; any other thread may wait for the future.
 
         Raises:
             RuntimeError: the loop is closed.
         """
-        return ask_loop(self.loop, coroutine)
+        return submit_to(self.loop, coroutine)
 
     def stop(self, wait: float = 5.0) -> None:
         """Ends the loop and waits for the thread; on the thread itself it only ends the loop."""
@@ -142,10 +141,10 @@ class LoopThread:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
-            left = asyncio.all_tasks(self.loop)
-            for task in left:
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
                 task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         finally:
             asyncio.set_event_loop(None)
             self.loop.close()

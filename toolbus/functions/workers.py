@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 0.001  # seconds that a job may wait for the one before it
-_QUICK_JOBS = 16  # that are begun in this time where threads get on
+BLOCKED_SECONDS = 0.001  # that a job waits behind another one, after which that one counts as blocked
+_QUICK_JOBS = 16  # that threads begin in this time where none is blocked
 _QUIET_LOOKS = 8  # of the watch, before it waits for an alarm: waking it for each message would cost more
 _FULL_PAUSE = 0.05  # seconds between two looks while every thread is busy
 
@@ -29,14 +29,14 @@ _FULL_PAUSE = 0.05  # seconds between two looks while every thread is busy
 class Workers:
     """Daemon threads that run plain functions, oldest first.
 
-    Waking a thread costs more than a short function, so one thread runs what was put together. Only where it does not
-    get on, because a function blocks, others are woken: a watch looks every `PATIENCE` seconds while jobs wait.
+    Waking a thread costs more than a short function, so one thread runs the jobs that are put together. Others are
+    woken only where a function blocks that thread: a watch looks every `BLOCKED_SECONDS` while jobs wait.
 
-    Unlike those of ``concurrent.futures`` they do not keep the process alive: a handler that never returns must not
-    stop a plugin from ending after its grace period.
+    Unlike those of ``concurrent.futures`` they do not prevent the end of the process: a plugin ends after its grace
+    period, also where a handler never returns.
 
     Attributes:
-        at_rest: called on a thread that has no more jobs, and by the watch: for what is sent together.
+        at_rest: called on a thread that has no more jobs, and by the watch: sends what has collected until then.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -53,7 +53,7 @@ class Workers:
         self._put = 0  # jobs so far
         self._moved = 0.0  # when a thread last took a job or was woken for one
         self._watching = False  # whether the watch looks
-        self._jobs_came = False  # whether there was a reason to watch since it last looked
+        self._jobs_arrived = False  # whether a job was put since the watch last looked
         self._is_full = False  # whether jobs wait and no thread is left to wake
         self._alarm: queue.SimpleQueue[bool] = queue.SimpleQueue()  # wakes the watch; False ends it
         self._has_watch = False
@@ -77,7 +77,7 @@ class Workers:
             self._watch_jobs()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Runs a function on a thread, with the context variables of here; cancelling leaves it running."""
+        """Runs a function on a thread, with the caller's context variables; cancelling does not stop it."""
         future: Future[T] = Future()
         context = contextvars.copy_context()
 
@@ -99,9 +99,9 @@ class Workers:
         self._alarm.put(False)
 
     def _wake_first(self) -> bool:
-        """Wakes a thread for a job, unless one that took a job just now will come to it; returns whether it did."""
+        """Wakes a thread for a job, unless one that took a job just now will take it too; returns whether it did."""
         now = time.monotonic()
-        if now - self._moved < PATIENCE and self._threads > len(self._idle):
+        if now - self._moved < BLOCKED_SECONDS and self._threads > len(self._idle):
             return False
         self._moved = now
         return self._wake_idle() or self._start_thread()
@@ -140,16 +140,16 @@ class Workers:
             except Exception:
                 log.exception("a fault of the SDK in %r", function)
             del function, argument  # an idle thread must not keep the last call alive
-            if jobs:  # the next may block, with others or with results behind it
+            if jobs:  # the next may block, and with it other jobs and the results of those before
                 if self._is_full:
                     self.at_rest()
                 elif not self._watching:
                     self._watch_jobs()
 
     def _rest(self, woken: threading.Lock) -> bool:
-        """Waits for the next job on a thread that found none; returns False where the thread ends instead."""
+        """Waits for the next job on a thread that has none; returns False where the thread ends instead."""
         self.at_rest()
-        self._idle.append(woken)  # before the look: `put` looks the other way round
+        self._idle.append(woken)  # before it looks for jobs: `put` first adds a job, then looks for idle threads
         if self._jobs or self._stopped:
             try:
                 self._idle.remove(woken)
@@ -165,7 +165,7 @@ class Workers:
         return True
 
     def _watch_jobs(self) -> None:
-        self._jobs_came = True
+        self._jobs_arrived = True
         if self._watching and not self._is_full:
             return
         with self._lock:
@@ -176,30 +176,30 @@ class Workers:
             threading.Thread(target=self._watch, name=f"{self._name}-watch", daemon=True).start()
 
     def _watch(self) -> None:
-        """Wakes a thread for each job that waits, where those that run do not get on."""
+        """Wakes a thread for each job that waits, where functions block the threads that run."""
         while self._alarm.get():
             quiet = 0  # looks in a row without a reason
             put, waiting = self._put, len(self._jobs)
             while quiet < _QUIET_LOOKS and not self._stopped:
-                time.sleep(PATIENCE)
+                time.sleep(BLOCKED_SECONDS)
                 self.at_rest()
                 put_before, put, waiting_before, waiting = put, self._put, waiting, len(self._jobs)
-                came = put - put_before
-                if waiting > came and waiting_before + came - waiting < _QUICK_JOBS:
+                added = put - put_before
+                if waiting > added and waiting_before + added - waiting < _QUICK_JOBS:
                     self._spread(waiting)
-                quiet = 0 if waiting or self._jobs_came else quiet + 1
+                quiet = 0 if waiting or self._jobs_arrived else quiet + 1
                 if not quiet:
-                    self._jobs_came = False  # else it stays what it is: a job may come just now
+                    self._jobs_arrived = False  # only here: a job may be put at any moment
             self._watching = False
             if self._stopped:
                 break
-            if self._jobs or self._jobs_came:  # a thread may have taken them, and left what ended before to the watch
+            if self._jobs or self._jobs_arrived:  # the results of jobs that a thread took may wait for the watch
                 self._watch_jobs()
         with self._lock:
             self._has_watch = self._watching = False
 
     def _spread(self, jobs: int) -> None:
-        """Wakes threads for jobs that wait; where there are none, waits until a job is put or some time has passed."""
+        """Wakes threads for jobs that wait; where all are busy, waits until a job is put or some time has passed."""
         while jobs and (self._wake_idle() or self._start_thread()):
             jobs -= 1
         if jobs:
@@ -211,4 +211,4 @@ class Workers:
 
 
 def _nothing() -> None:
-    """Does nothing: the default until something is sent together."""
+    """Does nothing; the default of `Workers.at_rest`."""

@@ -1,7 +1,8 @@
-"""Runs one attempt to be connected: a channel, the Invoke stream on it, one read loop and one write loop.
+"""Runs one attempt to connect: a channel, the Invoke stream on it, one read loop and one write loop.
 
-`connection.py` gives it the handlers of what arrives; `reconnect.py` decides what follows from its end. Each attempt
-has a channel of its own: a channel keeps the backoff of its failures, which on loopback is far too long.
+`connection.py` handles the fields of each message; `reconnect.py` decides what follows the end of an attempt. Each
+attempt has a channel of its own: a channel that failed waits for a backoff of its own, which on loopback is far too
+long.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.use_local_subchannel_pool", 1),  # else all peers of a process share one TCP connection and its backoff
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.http2.max_pings_without_data", 0),  # as many as the time below asks for
+    ("grpc.http2.max_pings_without_data", 0),  # no limit: the keepalive time below decides how many
 )
 UNANSWERED_MS = 40_000  # after which a stopped bus is given up
 KEEPALIVE_MS = 30_000
-# Without its event engine, grpc's client overlooks a connection that is reset right after it has written: in half of
-# the tries here. The next ping finds it.
+# Without its event engine, grpc's client often overlooks a connection that is reset right after a write. The next ping
+# notices it.
 KEEPALIVE_WITHOUT_ENGINE_MS = 2_000
 
-# Statuses that waiting does not fix, and the exceptions that they are raised as.
+# Statuses that waiting does not fix, and the exceptions for them.
 FATAL: dict[grpc.StatusCode, type[ToolBusError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.FAILED_PRECONDITION: RequestError,
@@ -68,14 +69,14 @@ FATAL: dict[grpc.StatusCode, type[ToolBusError]] = {
     grpc.StatusCode.UNIMPLEMENTED: NotOffered,
 }
 
-# What grpcio reports in place of a stream's status where a write failed before that was read (grpc issue 36066).
+# The text of grpcio in place of a stream's status where a write failed before the status was read (grpc issue 36066).
 HIDDEN_STATUS = "Internal error from Core"
 
-# What grpc reports where the two sides do not agree about TLS or its certificates, and of a server that just ended.
+# Parts of grpc's texts where the two sides do not agree about TLS or its certificates, or where a server just ended.
 _UNEXPLAINED = ("Socket closed", "handshake", "erification", "reset", "EOF")
 
 MAX_LATE_SECONDS = 1.0  # of a timer; later means that this process stood still: a suspended machine, a debugger
-READ_SECONDS = 0.1  # in which what waits in the socket is read, where this process was busy
+READ_SECONDS = 0.1  # to read the messages that wait in the socket, where this process was busy
 EXPIRY_WARNING_SECONDS = 7 * 86_400.0  # before a key expires
 
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from grpcio's stubs
@@ -91,7 +92,7 @@ class AttemptEnd:
         code: the status; OK where the bus ended the stream in good order.
         text: the text of the status.
         seconds: how long the session was live; below 0 where it never was.
-        probed: whether a probe of the server found out the text.
+        probed: whether the text is the result of a probe of the server.
     """
 
     code: grpc.StatusCode
@@ -101,12 +102,12 @@ class AttemptEnd:
 
     @property
     def cause(self) -> str:
-        """The text without what grpc wraps around it."""
+        """The text without the words that grpc puts before it."""
         return self.text.rpartition("last error: ")[2].removeprefix("UNKNOWN: ") or self.code.name
 
     @property
     def unexplained(self) -> bool:
-        """Whether there is a server, and grpc cannot tell why it does not talk to this peer."""
+        """Whether a server is there, and grpc does not know why it ended the connection."""
         if self.code is not grpc.StatusCode.UNAVAILABLE or self.seconds >= 0:
             return False
         return "refused" not in self.text and any(word in self.text for word in _UNEXPLAINED)
@@ -158,7 +159,7 @@ class Attempt:
         self.drain_reason = ""  # the reason of the bus's drain; empty while it sent none
         self.fatal_error: ToolBusError | None = None  # why no further attempt may follow; None where one may
         self.all_read = False  # whether the bus has answered every call that it read; known when the stream has ended
-        self._wake = asyncio.Event()  # tells the writer to look again
+        self._wake = asyncio.Event()  # wakes the writer
         self._finish = False  # whether the writer half-closes once everything is written
         self._writer: asyncio.Task[None] | None = None  # None before the start
         self._silence_timer: asyncio.TimerHandle | None = None  # None before the start
@@ -176,7 +177,7 @@ class Attempt:
 
     @property
     def reached(self) -> bool:
-        """Whether there is a connection to the bus, so that it may have read the attach."""
+        """Whether this attempt reached the bus, which may then have read the attach."""
         return self.attached is not None or self.channel.get_state() is grpc.ChannelConnectivity.READY
 
     @property
@@ -190,7 +191,7 @@ class Attempt:
         self._watch_silence()
 
     def opened(self, attached: wire.Attached) -> None:
-        """Notes that the bus has answered the first attach: from now on it sends something every so many seconds."""
+        """Takes the bus's answer to the first attach; from then on the bus has to send a message in each interval."""
         timings = self._settings.timings
         self.live_at = self._loop.time()
         self._allowed = 4 * attached.heartbeat_seconds if attached.heartbeat_seconds > 0 else timings.silence
@@ -200,7 +201,7 @@ class Attempt:
             self._expiry_timer = self._loop.call_later(delay, self._warn_of_expiry, attached, self.live_at)
 
     async def read(self, handlers: Handlers, stalls: StallWatch) -> AttemptEnd:
-        """Hands each field of each message to its handler until the stream ends; returns how it did."""
+        """Passes each field of each message to its handler until the stream ends; returns how it ended."""
         session, stream, clock = self.session, self.stream, stalls.clock
         code, text = grpc.StatusCode.OK, "the bus ended the stream"
         try:
@@ -233,19 +234,19 @@ class Attempt:
         self.stream.cancel()
         self.half_close()
         if self._writer is not None:
-            # A writer is never cancelled while its stream lives: it ends because that has ended. But grpcio leaves a
-            # write pending for ever that waits for the first metadata of a stream that was cancelled before these came.
+            # A writer is never cancelled while its stream lives: it ends with the stream. But in grpcio a write that
+            # waits for the first metadata never ends if the stream is cancelled before they arrive.
             await asyncio.wait([self._writer], timeout=self._settings.timings.writer)
             self._writer.cancel()
         await self.channel.close(None)
 
     def half_close(self) -> None:
-        """Has the writer end our direction once everything is written."""
+        """Lets the writer end our direction once everything is written."""
         self._finish = True
         self._wake.set()
 
     def half_close_if_idle(self) -> None:
-        """Half-closes where no call is pending or in flight; for a session that the bus drains."""
+        """Half-closes if no call is pending or in flight; for a session that the bus drains."""
         if not self.session.pending and not self.session.in_flight:
             self.half_close()
 
@@ -260,7 +261,7 @@ class Attempt:
         )
 
     async def _write(self) -> None:
-        """Writes whatever waits, until told to finish or the stream has ended; the stream's one writer."""
+        """Writes the frames of the outbox until `half_close` or the end of the stream; the stream's one writer."""
         outbox, stream = self.session.outbox, self.stream
         try:
             while True:
@@ -274,7 +275,7 @@ class Attempt:
                     self._wake.clear()
                     await self._wake.wait()
         except (Exception, asyncio.CancelledError) as error:
-            # Of whatever type: the peer is gone, and the read loop reports why.
+            # Of any type: the connection is lost, and the read loop reports why.
             log.debug("writing ended: %r", error)
             stream.cancel()
 
@@ -285,11 +286,11 @@ class Attempt:
         self._silence_timer = self._loop.call_at(due, self._check_silence, due)
 
     def _check_silence(self, due: float, *, was_read: bool = False) -> None:
-        """Gives up a bus that sends nothing; it sends a heartbeat whenever it has nothing else to send.
+        """Gives up a bus that sends nothing; a bus sends a heartbeat whenever it has nothing else to send.
 
         Args:
-            due: when this was to be called.
-            was_read: whether what waited in the socket at that time has been read.
+            due: the time for which this call was planned.
+            was_read: whether the messages that waited in the socket at that time have been read.
         """
         now, session = self._loop.time(), self.session
         if now - due > MAX_LATE_SECONDS:
@@ -329,7 +330,7 @@ def status_of(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
 
 
 def error_of(code: grpc.StatusCode, text: str) -> ToolBusError:
-    """Returns what a status of the bus is raised as, with the bus's text."""
+    """Returns the exception for a status of the bus, with the bus's text."""
     if code is grpc.StatusCode.UNAVAILABLE:
         return PeerLost(text)
     return FATAL.get(code, ToolBusError)(text or code.name)

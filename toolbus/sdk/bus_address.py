@@ -1,4 +1,4 @@
-"""Reads the address of a bus: how it is reached, and what grpc connects to."""
+"""Reads the address of a bus: the transport, and the target that grpc connects to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BusAddress:
 
     Attributes:
         text: as it was written.
-        target: what grpc connects to: ``HOST:PORT`` or ``unix:PATH``.
+        target: the address for grpc: ``HOST:PORT`` or ``unix:PATH``.
         tls: whether the connection is encrypted, and the bus shows a certificate.
         mtls: whether the bus also asks for a certificate of the client.
     """
@@ -40,7 +40,7 @@ class BusAddress:
         """Reads an address.
 
         Raises:
-            SetupError: it is not an address that a gRPC peer can use.
+            SetupError: a gRPC peer cannot use it.
         """
         prefix, _, rest = text.partition(":")
         if prefix == "unix" and rest:
@@ -56,7 +56,7 @@ class BusAddress:
 
     @property
     def is_unix(self) -> bool:
-        """Whether it is a socket of this machine's file system."""
+        """Whether this is the address of a unix socket."""
         return self.target.startswith("unix:")
 
     @property
@@ -71,10 +71,10 @@ class BusAddress:
 
     @property
     def is_local(self) -> bool:
-        """Whether what is sent there stays on this machine, as far as the spelling tells."""
+        """Whether messages to this address stay on this machine, as far as its text shows."""
         if self.is_unix or self.host.lower() == "localhost":
             return True
-        from ipaddress import ip_address  # only who sends a secret asks
+        from ipaddress import ip_address  # most peers send no secret and never need it
 
         try:
             return ip_address(self.host).is_loopback
@@ -87,7 +87,7 @@ def _error(text: str, rule: str) -> SetupError:
 
 
 def _problem(text: str, target: str) -> str:
-    """Returns what is wrong with an address, and how to fix it."""
+    """Returns the rule that an address breaks, and how to fix it."""
     scheme, slashes, _ = text.partition("://")
     if scheme in ("http", "https") and slashes:
         return f"which is one for HTTP: hosts and plugins over gRPC take {FORMS}"

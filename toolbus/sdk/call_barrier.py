@@ -1,8 +1,9 @@
-"""Holds the calls of the bus that may be older than the end of a stall of this process, until the bus has echoed.
+"""Holds the calls that arrive after a stall of this process, until the bus has echoed a heartbeat.
 
-A plugin that was stopped finds calls in its socket that the bus has ended meanwhile; their cancels, or the end of the
-stream, come behind them. The bus echoes a heartbeat behind everything that it has sent before, so what is not cancelled
-when the echo comes is still wanted. Calls that wait for a thread or a place are in the same position.
+A process that was stopped finds calls in its socket that the bus has ended meanwhile; their cancels, or the end of the
+stream, come behind them. The bus echoes a heartbeat behind everything that it has sent before. So the callers of all
+calls that are not cancelled when the echo comes still wait for them. The same is true of calls that wait in a queue of
+this process.
 """
 
 from __future__ import annotations
@@ -37,33 +38,34 @@ class CallBarrier:
     """The barrier of one connection. Everything runs on the connection's loop.
 
     Args:
-        handlers: what the connection does with each field of a message; while the barrier is raised it takes the calls.
+        handlers: the connection's handler of each field of a message; the barrier replaces that of calls while it
+            holds them.
         take: begins to answer calls, given by their ids.
         answer: answers a call that never begins.
 
     Attributes:
-        raised: whether calls are held now; other threads may read it.
+        is_holding: whether calls are held now; other threads may read it.
     """
 
     def __init__(self, handlers: dict[str, Callable[[Attempt, Any], None]], take: Take, answer: Answer) -> None:
         self._handlers = handlers
-        self._on_calls = handlers["calls"]  # what is done while it is open
+        self._on_calls = handlers["calls"]  # the handler while no call is held
         self._take = take
         self._answer = answer
-        self._session: PeerSession | None = None  # the stream whose calls are held; None while not raised
-        self._heartbeat = 0  # the heartbeat whose echo ends it
+        self._session: PeerSession | None = None  # the stream whose calls are held; None while none are
+        self._heartbeat = 0  # the heartbeat whose echo releases them
         self._held: list[Postponed] = []  # oldest first
-        self.raised = False
+        self.is_holding = False
 
     def __repr__(self) -> str:
-        return f"<CallBarrier {f'raised held={len(self._held)}' if self.raised else 'open'}>"
+        return f"<CallBarrier {f'holding {len(self._held)}' if self.is_holding else 'open'}>"
 
-    def lift(self, session: PeerSession) -> None:
-        """Holds the calls of a stream from now on; only the echo of a heartbeat of now ends it."""
-        self._session, self._heartbeat, self.raised = session, session.ask(), True
-        self._handlers["calls"] = self._hold
+    def hold(self, session: PeerSession) -> None:
+        """Holds the calls of a stream from now on, until the bus echoes a heartbeat that is sent now."""
+        self._session, self._heartbeat, self.is_holding = session, session.ask(), True
+        self._handlers["calls"] = self._hold_calls
 
-    def _hold(self, attempt: Attempt, calls: Iterable[pb.ToolCall]) -> None:
+    def _hold_calls(self, attempt: Attempt, calls: Iterable[pb.ToolCall]) -> None:
         session = attempt.session
         for call in calls:
             if call.call_id not in session.in_flight:
@@ -72,28 +74,28 @@ class CallBarrier:
                 self._held.append(held)
 
     def postpone(self, job: Postponed) -> None:
-        """Holds a call that was about to begin; begins it where none is held any more."""
-        if self.raised and job.session is self._session:
+        """Holds a call that was about to begin; begins it if no call is held any more."""
+        if self.is_holding and job.session is self._session:
             self._held.append(job)
         else:
             job.resume()
 
     def echo(self, heartbeat: wire.Heartbeat) -> None:
-        """Begins what is held where an echo is that of the heartbeat which was sent for it."""
-        if self.raised and heartbeat.sequence >= self._heartbeat:
+        """Begins the held calls if this is the echo of the heartbeat that was sent for them."""
+        if self.is_holding and heartbeat.sequence >= self._heartbeat:
             held = self._held
-            self.drop()
+            self.release()
             for each in held:
                 each.resume()
 
-    def drop(self) -> None:
-        """Holds no more; what was held has ended with its stream."""
-        self._held, self._session, self.raised = [], None, False
+    def release(self) -> None:
+        """Holds no more calls and forgets those that it has: their stream has ended, or `echo` begins them."""
+        self._held, self._session, self.is_holding = [], None, False
         self._handlers["calls"] = self._on_calls
 
 
 class _HeldCall:
-    """A call that arrived and was not begun."""
+    """A call that has arrived and not begun."""
 
     __slots__ = ("_answer", "_call", "_cancelled", "_take", "session")
 

@@ -1,4 +1,4 @@
-"""Attaches a peer to the bus: declares its tools in the handshake of each attempt, and again whenever they change."""
+"""Attaches a peer to the bus: declares its tools in the handshake of each attempt, and after each change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ClientHandshake:
     """The handshakes of one connection. Everything runs on its loop.
 
     Attributes:
-        refusals: why the bus did not take the last attach, or with all_or_none its tools; empty where it did.
+        refusals: why the bus refused the last attach, or with all_or_none its tools; empty if it accepted them.
     """
 
     def __init__(
@@ -47,19 +47,20 @@ class ClientHandshake:
         self._loop = loop
         self._changes = changes
         self._outdated = False  # whether the tools changed since the last attach
+        self._registering: asyncio.Task[None] | None = None  # the newest `_register_remaining`; None before the first
 
     def confirmed(self, attempt: Attempt | None) -> bool:
-        """Tells whether the bus has answered for all tools that there are now."""
+        """Tells whether the bus has answered for all tools that this peer has now."""
         return attempt is not None and attempt.attached is not None and not attempt.attaching and not self._outdated
 
     def tools_changed(self, attempt: Attempt | None) -> None:
-        """Declares the tools anew, now or as soon as the bus has answered the attach that is on its way."""
+        """Declares the tools again: now, or as soon as the bus has answered the current attach."""
         self._outdated = True
         if attempt is not None:
             self._attach_if_outdated(attempt)
 
     def attach(self, attempt: Attempt) -> None:
-        """Puts an attach with all tools that there are now into a frame of its own."""
+        """Puts an attach with all tools that this peer has now into a frame of its own."""
         self._outdated = False
         self.refusals = ()
         first, *attempt.remaining_tools = portions(self._delegate.tools())
@@ -94,7 +95,7 @@ class ClientHandshake:
             count = len(answer.registered) + sum(map(len, attempt.remaining_tools))
             log.info("attached to the bus at %s as %s with %d tools", address, source, count)
         if attempt.remaining_tools and not self.refusals:
-            self._loop.create_task(self._register_remaining(attempt))
+            self._registering = self._loop.create_task(self._register_remaining(attempt))
         else:
             self._finish(attempt)
 
@@ -124,10 +125,10 @@ class ClientHandshake:
     def _finish(self, attempt: Attempt) -> None:
         attempt.attaching = False
         self._attach_if_outdated(attempt)
-        self._changes.tell()
+        self._changes.notify()
 
     def _attach_if_outdated(self, attempt: Attempt) -> None:
-        """Attaches again, unless an attach is on its way: then its answer comes back here."""
+        """Attaches again, unless an attach waits for its answer, which leads here too."""
         session = attempt.session
         if self._outdated and not attempt.attaching and not session.drain_sent and session.state is State.LIVE:
             self.attach(attempt)

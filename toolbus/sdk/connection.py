@@ -1,8 +1,9 @@
 """Connects one peer to the bus: a thread with a loop, on it one Invoke stream at a time.
 
-Joins `Reconnect` (the attempts), `ClientHandshake` (the declared tools), `OutgoingCalls`, the `Delegate` and what takes
-the bus's calls; this module carries the answers. Nothing runs per call but the two loops of the attempt. What an author
-writes cannot hold it up (`SharedLoop`), so a handler that blocks is never taken for a plugin that hangs.
+Joins `Reconnect` (the attempts), `ClientHandshake` (the declared tools), `OutgoingCalls`, the `Delegate` and the
+function that takes the bus's calls; this module sends the answers. No task is made for a call: the two loops of the
+attempt do all. An author's code cannot block the connection (`SharedLoop`), so the bus never takes a plugin whose
+handler blocks for one that hangs.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-DRAIN_TICK = 0.05  # seconds between two looks at the calls in flight, while this peer leaves
+DRAIN_TICK = 0.05  # seconds between two looks at the calls in flight, during a graceful shutdown
 RESULT_OVERHEAD = 64  # bytes of a result beside its output
-LARGE_RESULT = 65_536  # characters: only results above are measured in bytes, of four for each at most
+LARGE_RESULT = 65_536  # characters, of up to 4 bytes each: only larger results are measured in bytes
 
 Answer = tuple[PeerSession, str, Outcome]
 """The end of a call of the bus: the session it came on, its id there, how it ended."""
@@ -50,7 +51,7 @@ Answer = tuple[PeerSession, str, Outcome]
 TakeCalls = Callable[["Connection", PeerSession, Mapping[str, pb.ToolCall]], Mapping[str, IncomingCall]]
 """Begins to answer the calls of one message, by their ids, each later and once, by `Connection.answer` or `answer_all`.
 
-It runs on the connection's loop; nothing of the calls may be kept.
+It runs on the connection's loop, and must not hold the messages of the calls after it has returned.
 """
 
 
@@ -62,8 +63,8 @@ class Connection:
         shared: runs the loop, on a thread of its own or in turns of a program's loop.
         changes: fires when the state changes, for coroutines that wait for one.
         stalls: tells when this process stood still.
-        identity: the name that this peer's key proved, as the bus said last; "" without a key.
-        expires: when the key expires; None if it does not, or is not known.
+        identity: the name that this peer's key proved, as the bus last reported it; "" without a key.
+        expires: when the key expires; None if it never does, or if the bus has not reported it.
     """
 
     def __init__(self, settings: ConnectionSettings, delegate: Delegate, take_calls: TakeCalls) -> None:
@@ -84,12 +85,12 @@ class Connection:
         self._reconnect = Reconnect(settings, delegate, self.calls, self.changes, self._run_attempt)
         self._attempt: Attempt | None = None  # the current one; None between two
         self._task: asyncio.Task[None] | None = None  # runs `_live`; None before the start
-        self._error: ToolBusError | None = None  # why the connection had to end; None while it did not have to
+        self._error: ToolBusError | None = None  # why the connection failed for good; None unless it did
         self._over = False  # whether the connection has ended
         self._result_bytes = 0  # the largest result, and piece of progress, that the bus takes; 0 before an attach
-        self._unmeasured = 0  # characters of a result that are below it in any case
+        self._unmeasured = 0  # a result of so many characters is below that limit, whatever they are
         self._closed_text = f"the connection of {settings.source!r} is closed"
-        # What to do with each field of a message.
+        # The handler of each field of a message.
         self._handlers: dict[str, Callable[[Attempt, Any], None]] = {
             "attached": self._on_attached,
             "events": self._on_events,
@@ -118,7 +119,7 @@ class Connection:
         self.begin_many((out,))
 
     def begin_many(self, calls: Iterable[OutgoingCall], loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Sends calls together; ``loop`` is the running one, where it shares its turns (`SharedLoop.join`)."""
+        """Sends calls together; ``loop`` is the running one, if it shares its turns (`SharedLoop.join`)."""
         begin = self.calls.begin_many
         if loop is not None and self.shared.turn(loop, begin, calls):
             return
@@ -144,21 +145,21 @@ class Connection:
         self._inbox.put(self._report, (session, progress))
 
     def postpone(self, job: Postponed) -> bool:
-        """Holds a call that waited in a queue while this process stood still, until the bus has said whether it ended.
+        """Holds a call that waited in a queue during a stall of this process: the bus may have ended it meanwhile.
 
         Returns:
-            False where it did not stand still: the call may begin.
+            False if there was no stall: the call may begin.
         """
-        if not self._barrier.raised and self.stalls.clock() <= self.stalls.due:
+        if not self._barrier.is_holding and self.stalls.clock() <= self.stalls.due:
             return False
         return self._inbox.put(self._postpone, job)
 
     def tools_changed(self) -> None:
-        """Declares the tools anew; changes in a row become one."""
+        """Declares the tools again; several changes in a row become one declaration."""
         self._inbox.put(self._tools_changed)
 
     def unanswered(self, seconds: float) -> PeerLost:
-        """Returns the error that no bus answered within so many seconds: its address, why, and how to fix it."""
+        """Returns the error that no bus answered within some seconds: its address, why, and how to fix it."""
         return PeerLost(self.calls.unanswered(seconds))
 
     def submit(self, coroutine: Any) -> Future[Any]:
@@ -168,19 +169,19 @@ class Connection:
             PeerLost: the connection is closed.
         """
         try:
-            return self.shared.ask(coroutine)
+            return self.shared.submit(coroutine)
         except RuntimeError:
             raise PeerLost("this connection is closed: make a new one") from None
 
     def stop_thread(self) -> None:
         """Ends the thread; for after `close`."""
         self.shared.stop()
-        self._inbox.run_left()  # calls that another thread made meanwhile: they end in an error
+        self._inbox.run_remaining()  # calls that other threads made meanwhile: they end in an error
 
     # -- on the loop ---------------------------------------------------------------------------------------------
 
     async def ready(self) -> None:
-        """Waits until the bus has confirmed all tools that there are now.
+        """Waits until the bus has confirmed all tools that this peer has now.
 
         Raises:
             RequestError: the bus refuses this peer or its tools, for a reason that waiting does not fix.
@@ -207,7 +208,7 @@ class Connection:
             raise self._error
 
     async def unary(self, method: str, request: Any, timeout: float) -> Any:
-        """Sends a request to one of the service's other RPCs, as soon as there is a connection.
+        """Sends a request to one of the service's unary RPCs, as soon as there is a connection.
 
         Only for requests that may be sent twice.
 
@@ -238,7 +239,7 @@ class Connection:
         May be called again.
         """
         self._reconnect.end()
-        self.changes.tell()
+        self.changes.notify()
         attempt = self._attempt
         if not grace_seconds:
             self.calls.close(self._closed_text, Code.CANCELLED)
@@ -268,8 +269,8 @@ class Connection:
     async def _finish_in_flight(self, attempt: Attempt, grace_seconds: float) -> None:
         """Waits until the bus, which has read our drain, ends the stream because no call is in flight any more.
 
-        Our own table does not tell: calls may be on their way that the bus sent before it read the drain. So this gives
-        the bus some time after the last call, before we half-close.
+        Our own table is not enough: the bus may have sent calls before it read the drain, which are still on their way.
+        So the bus gets some time after the last call, before this side half-closes.
         """
         session, clock, timings = attempt.session, self.loop.time, self.settings.timings
         deadline = clock() + grace_seconds
@@ -313,22 +314,22 @@ class Connection:
             self._over = True
             self.stalls.stop()
             self.calls.close(self._closed_text if self._error is None else str(self._error))
-            self.changes.tell()
+            self.changes.notify()
 
     def _lose(self, attempt: Attempt) -> None:
         """Ends the session of an attempt, with the calls that were pending or in flight on it."""
         pending, in_flight = attempt.session.end()
         self._attempt = None
-        self._barrier.drop()
+        self._barrier.release()
         self.calls.lost(attempt.session, pending, all_read=attempt.all_read)
         for call in in_flight:
             call.cancel("the connection to the bus broke")
-        self.changes.tell()
+        self.changes.notify()
 
     def _tools_changed(self, _: None) -> None:
         self._handshake.tools_changed(self._attempt)
 
-    # -- what arrives and what is answered -----------------------------------------------------------------------
+    # -- messages of the bus, and answers ------------------------------------------------------------------------
 
     def _on_attached(self, attempt: Attempt, attached: wire.Attached) -> None:
         first = attempt.attached is None
@@ -349,10 +350,10 @@ class Connection:
             self._stalled()
 
     def _stalled(self) -> None:
-        """Holds calls of a bus that echoes: it may have ended them while this process stood still."""
+        """Holds the calls of a bus that echoes heartbeats: it may have ended them during the stall."""
         attempt = self._attempt
         if attempt is not None and attempt.attached is not None and attempt.attached.echoes:
-            self._barrier.lift(attempt.session)
+            self._barrier.hold(attempt.session)
 
     def _postpone(self, job: Postponed) -> None:
         if self.stalls.clock() > self.stalls.due:
@@ -417,7 +418,7 @@ class Connection:
 
 
 def fitting(result: Result, size: int, limit: int) -> Result:
-    """Returns a result, or in its place the error that it is too large: sent, it could end the whole stream."""
+    """Returns a result, or an error if it is too large: a message above the limit would end the whole stream."""
     exact = size - len(result.output_json) + len(result.output_json.encode("utf-8", "replace"))
     if exact <= limit:
         return result
@@ -430,7 +431,7 @@ def fitting(result: Result, size: int, limit: int) -> Result:
 
 
 def message_of(result: Result) -> pb.ToolResult:
-    """Returns a result's wire form, or that of an error where UTF-8 cannot carry one of its texts."""
+    """Returns a result as a message, or an error if UTF-8 cannot encode one of its texts."""
     try:
         return result.to_wire()
     except ValueError as problem:  # half of a surrogate pair

@@ -1,6 +1,6 @@
 """Holds the settings of a connection to the bus, and its timeouts and pauses, as frozen records.
 
-Of address and credential, what is given wins over the environment, and that over the credential file.
+For the address, an argument wins over the environment, and the environment over the credential file.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from toolbus.tool import INSTANCE, SOURCE, explain_instance
 if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential
 
-MESSAGE_BYTES = 16 * MIB  # what we receive, and what the bus receives unless it says otherwise
+MESSAGE_BYTES = 16 * MIB  # the largest message that this side receives, and the bus too unless it states a limit
 MAX_IN_FLIGHT = 4096  # calls that a session may have in flight in each direction
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionTimings:
-    """How long a connection waits for what, in seconds. Tests give tiny values.
+    """The timeouts and pauses of a connection, in seconds. Tests use tiny values.
 
     Attributes:
         handshake: for the bus to answer an attach.
@@ -34,13 +34,13 @@ class ConnectionTimings:
             four heartbeats of an idle session.
         half_close: for the bus to end a stream after our half-close.
         writer: for a writer to notice that its stream has ended.
-        tick, late: how often a connection looks at the clock, and how late that may be without meaning that this
-            process stood still. Together they are the shortest stop that is noticed for certain.
-        steady: a session that lived this long starts the backoff anew.
+        tick, late: how often a connection looks at the clock, and how late such a look may be. A later one means that
+            this process stood still. Their sum is the shortest stall that is always noticed.
+        steady: a session that lived this long resets the backoff.
         first_pause, max_pause: backoff between two attempts. The bus is on this machine: peers should be back within a
             second after it listens again.
         settle: after a restart of the bus, for the plugins to reconnect: the default `grace_seconds` of a bus.
-        max_refused_pause: the longest pause where there is a bus, but it refuses this peer.
+        max_refused_pause: the longest pause while the bus is there and refuses this peer.
     """
 
     handshake: float = 10.0
@@ -67,14 +67,14 @@ class ConnectionSettings:
         address: see `BusAddress`; empty means TOOLBUS_ADDRESS, then that of the credential, then 127.0.0.1:48930.
         source: whose tools and calls these are.
         instance: tells the sessions of a source apart, up to 128 printable ASCII characters without blanks; empty
-            draws one, which stays for all attempts.
+            generates one, which stays for all attempts.
         max_in_flight: calls in flight in each direction; 0 means the bus's 256.
         qualified: whether the tools are listed as ``source:name``.
-        token: proves the right to the source; empty means TOOLBUS_TOKEN.
-        notices: what an operator should know about the source, a sentence each.
+        token: proves that this process may use the source; empty means TOOLBUS_TOKEN.
+        notices: texts for operators about the source, one sentence each.
         timings: its timeouts and pauses.
-        credential: what proves who this peer is, to a bus that asks; None if there is none.
-        all_or_none: whether one bad tool refuses all.
+        credential: proves who this peer is, to a bus that requires it; None for none.
+        all_or_none: whether the bus refuses all tools if one of them is bad.
 
     Raises:
         SetupError: from the constructor; a setting breaks its rule.
@@ -112,12 +112,12 @@ class ConnectionSettings:
 
     @property
     def bus(self) -> BusAddress:
-        """The address, read."""
+        """The address, parsed."""
         return BusAddress.parse(self.address)
 
 
 def find_credential(given: Credential | str | Path | None) -> Credential | None:
-    """Returns the credential of this process: the one that is given, else that of TOOLBUS_CREDENTIAL, else None.
+    """Returns the credential of this process: the given one, else that of TOOLBUS_CREDENTIAL, else None.
 
     Raises:
         SetupError: as `Credential.read`.
@@ -131,7 +131,7 @@ def find_credential(given: Credential | str | Path | None) -> Credential | None:
 
 
 def choose_address(given: str, credential: Credential | None) -> BusAddress:
-    """Returns where the bus is: as given, else TOOLBUS_ADDRESS, else as the credential says, else the default.
+    """Returns the address of the bus: the given one, else TOOLBUS_ADDRESS, else the credential's, else the default.
 
     Raises:
         SetupError: it is not an address, or the credential cannot be used there.

@@ -1,8 +1,8 @@
-"""Reads a credential: the one file with what a peer needs to reach a bus beyond this machine, and to prove who it is.
+"""Reads a credential: the file with which a peer reaches a bus on another machine and proves who it is.
 
-The file is TOML, written by ``toolbus keys add``. It holds secrets, so it must belong to us (or root) and be readable
-by nobody else. No error text, log line or ``repr`` shows a value of it but the address, the name and the day on which
-it expires.
+The file is TOML, written by ``toolbus keys add``. It holds secrets, so it must belong to this user (or root), and no
+other user may read it. Of its values, error texts, log lines and ``repr`` show only the address, the name and the day
+on which it expires.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     import grpc
 
 MAX_BYTES = 262_144  # of a file: certificates have some kilobytes each
-TOKEN = re.compile(r"[!-~]{1,8192}")  # what fits into a header
+TOKEN = re.compile(r"[!-~]{1,8192}")  # the texts that a header can hold
 _PEM = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,40})-----([A-Za-z0-9+/=\s]*)-----END \1-----", re.ASCII)
 _FIX = "write the file anew with `toolbus keys renew`"
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a peer knows about a bus beyond this machine, and what proves who the peer is.
+    """The address of a bus on another machine, the authority that signs its certificate, and this peer's own keys.
 
     Attributes:
-        address: where the bus is: ``tls:HOST:PORT``, ``mtls:HOST:PORT``, an https URL, or "" where it is given apart.
-        token: is sent with every request; "" for none.
+        address: where the bus is: ``tls:HOST:PORT``, ``mtls:HOST:PORT``, an https URL; "" if it is set elsewhere.
+        token: sent with every request; "" for none.
         ca: certificates that sign the bus's, as PEM; "" trusts the authorities that grpc comes with.
-        certificate: of this peer, as PEM, followed by those that sign it; "" for none.
+        certificate: this peer's, as PEM, followed by those that sign it; "" for none.
         key: the private key of the certificate, as PEM.
         expires: when the bus stops accepting it; None if that is not known.
-        name: of the identity that it proves, for messages.
-        path: the file that it was read from; None if it was made in the program.
+        name: the identity that it proves, for messages.
+        path: the file from which it was read; None if a program made it.
 
     Raises:
         SetupError: from the constructor; a value breaks its rule.
@@ -102,26 +102,26 @@ class Credential:
 
     @property
     def day(self) -> str:
-        """The day on which it expires, for a sentence (UTC); "" if that is not known."""
+        """The day (UTC) on which it expires, for a sentence; "" if that is not known."""
         return self.expires.astimezone(UTC).strftime("%Y-%m-%d") if self.expires is not None else ""
 
     @property
     def has_expired(self) -> bool:
-        """Whether its day has passed, by the clock of this machine."""
+        """Whether it has expired, by the clock of this machine."""
         return self.expires is not None and self.expires <= datetime.now(UTC)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every request."""
+        """The metadata of every request."""
         return (("authorization", f"Bearer {self.token}"),) if self.token else ()
 
     @property
     def renew_command(self) -> str:
-        """The command that makes it anew, for a sentence."""
+        """The command that writes it again, for a sentence."""
         return f"toolbus keys renew {self.name or 'NAME'}"
 
     def renewed(self) -> Credential:
-        """Returns the credential as its file holds it now; itself where it has none.
+        """Returns the credential as its file has it now; itself if it has no file.
 
         Raises:
             SetupError: as `read`.
@@ -151,7 +151,7 @@ class Credential:
 
 
 def tls_credentials(credential: Credential | None) -> grpc.ChannelCredentials:
-    """Returns what a channel over TLS trusts and shows."""
+    """Returns the trusted authorities and the client certificate of a channel over TLS."""
     import grpc
 
     if credential is None:

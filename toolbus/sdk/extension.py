@@ -40,11 +40,11 @@ _FIELDS = frozenset(("name", "display_name", "description", "parameters", "timeo
 
 
 class Extension(Plugin):
-    """An extension of this process: its tools, listed as ``source:name``, and who answers their calls.
+    """An extension of this process: its tools, listed as ``source:name``, and their handlers.
 
-    A tool has a function of its own (`tool`, or `register_tool` with a handler), or is answered by the handlers for
-    all of them (`on_invocation`). Tools may come and go at any time, from any thread, before the start and while
-    connected. If the bus refuses them, the log, `on_refused` and `ready` report it.
+    A tool has a function of its own (`tool`, or `register_tool` with a handler), or the handlers for all tools answer
+    its calls (`on_invocation`). Tools can be added and removed at any time, from any thread. If the bus refuses them,
+    the log, `on_refused` and `ready` report it.
 
     Args:
         source: whose tools these are, `[A-Za-z0-9_.:-]{1,128}`.
@@ -62,11 +62,11 @@ class Extension(Plugin):
         self._handlers: list[Handler] = []  # for all tools that have no function of their own
 
     async def quiet(self, messages: str | Sequence[Mapping[str, str]], **options: Any) -> str:
-        """Asks the host's model as the host itself asks it: `Plugin.generate` with mode ``quiet``; returns the text."""
+        """Asks the host's model with the host's own settings: `Plugin.generate` in mode ``quiet``; returns the text."""
         return (await self.generate(messages, mode="quiet", **options)).text
 
     async def raw(self, messages: str | Sequence[Mapping[str, str]], **options: Any) -> str:
-        """Asks the host's model with these messages alone: `Plugin.generate` with mode ``raw``; returns the text."""
+        """Asks the host's model with these messages alone: `Plugin.generate` in mode ``raw``; returns the text."""
         return (await self.generate(messages, mode="raw", **options)).text
 
     @overload
@@ -105,8 +105,8 @@ class Extension(Plugin):
         It takes the place of one that was registered without a function.
 
         Args:
-            host_args: whether the function gets `context` and `__deadlineMs` as arguments; the model cannot write them
-                and does not see them. It has all of it in its `ToolScope` too.
+            host_args: whether the function gets `context` and `__deadlineMs` as arguments, which the model neither
+                writes nor sees. Its `ToolScope` has both too.
         """
         spec = made_of(tool, options)
         if host_args:

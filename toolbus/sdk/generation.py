@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from toolbus.sdk.connection import Connection
 
 Mode = Literal["quiet", "raw"]
-HOST_SOURCE = "host"  # of tools that hosts lend; the bus keeps them from listings
+HOST_SOURCE = "host"  # the source of the tools that hosts lend; the bus never lists them
 TOOL = f"{HOST_SOURCE}:generate"
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """What a plugin asks of a lent model.
+    """A plugin's request to a lent model.
 
     Attributes:
         messages: oldest first, each with ``role`` (system, user, assistant) and ``content``, a text.
         mode: ``quiet``: the host adds its own instructions and settings; ``raw``: the messages as they are.
-        max_tokens: of the answer; never above what the host lends.
+        max_tokens: of the answer; never more than the host lends.
         temperature: as providers define it; None: the host's own.
         stop: texts at which the answer ends.
         model: which model the plugin would prefer; "" for the host's. The host need not follow.
@@ -51,9 +51,9 @@ class Generation:
 
     Attributes:
         text: the answer.
-        model: the provider's name of the model; "" where the host does not say.
-        stop_reason: why it ended, in the provider's words; "" where the host does not say.
-        usage: tokens, by the provider's names; empty where the host does not say.
+        model: the provider's name of the model; "" if the host does not state it.
+        stop_reason: why the answer ended, in the provider's words; "" if the host does not state it.
+        usage: tokens, by the provider's names; empty if the host does not state them.
     """
 
     text: str

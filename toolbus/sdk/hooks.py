@@ -1,7 +1,7 @@
 """Runs the hooks of a plugin: the author's functions for events.
 
 They run where handlers run: async ones on the plugin's loop, plain ones on its workers, never on the connection's
-thread. Whatever one of them raises is logged, and the others still run.
+thread. An exception of one hook is logged, and the other hooks still run.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Hooks:
             self._inbox.put(self._begin, (kind, facts))
 
     async def settle(self, seconds: float) -> None:
-        """Waits for those that are running, but not for one that waits for this."""
+        """Waits for the hooks that run, except for the one that calls this."""
         if running := self._tasks - {asyncio.current_task()}:
             await asyncio.wait(running, timeout=seconds)
 
@@ -97,7 +97,7 @@ class Hooks:
 
 
 async def called(function: Callable[..., Any], facts: tuple[Any, ...], run_sync: RunSync) -> Any:
-    """Calls a function of an author, a plain one off the loop, and returns what it returns or raises what it raises."""
+    """Calls an author's function, a plain one off the loop; returns its value or raises its exception."""
     if inspect.iscoroutinefunction(function):
         return await function(*facts)
     returned, problem = await run_sync(lambda: _caught(function, facts))
@@ -107,7 +107,7 @@ async def called(function: Callable[..., Any], facts: tuple[Any, ...], run_sync:
 
 
 def _caught(function: Callable[..., Any], facts: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
-    """Returns what a function returned and what it raised: some exceptions do not survive a future."""
+    """Returns a function's value and its exception: a future does not pass on every kind of exception."""
     try:
         return function(*facts), None
     except BaseException as problem:

@@ -1,14 +1,13 @@
 """Lists and calls tools of a bus: `Host` for asyncio, `SyncHost` for programs that block.
 
-Both are thin: the connection does the work. `Host` has it run in turns of the first loop that calls (`SharedLoop`), and
-`SyncHost` on its own thread, for which the caller's thread waits.
+Both are thin: the connection does the work. For `Host` it runs in turns of the first loop that makes a call
+(`SharedLoop`). For `SyncHost` it runs on its own thread, and the caller's thread waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import queue
 import threading
 import weakref
@@ -16,7 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from contextlib import aclosing
 from sys import modules
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from toolbus.errors import SetupError
 from toolbus.functions.call_context import CallContext
@@ -34,11 +33,6 @@ from toolbus.sdk.outgoing_calls import OutgoingCall
 from toolbus.sdk.tracing import API, begin_call
 from toolbus.tool import Progress, Result, dump_arguments
 
-if TYPE_CHECKING:
-    pass
-
-log = logging.getLogger(__name__)
-
 LIST_SECONDS = 30.0  # for a listing, waiting for a connection included
 CLOSE_SECONDS = 10.0
 
@@ -51,7 +45,7 @@ class Host(HostBase):
 
     @functools.cached_property
     def _callers(self) -> weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopCalls]:
-        """The caller of each loop: what the tasks of one turn call reaches the connection together."""
+        """The caller of each loop: it passes the calls of one turn to the connection together."""
         return weakref.WeakKeyDictionary()
 
     _caller: LoopCalls | None = None  # that of the loop that called last; None before the first call and once closed
@@ -100,20 +94,21 @@ class Host(HostBase):
         the task that awaits it cancels the call.
 
         Args:
-            arguments: what JSON can hold, or JSON text.
+            arguments: a dict of JSON values, or JSON text.
             timeout: seconds; None means the tool's own. More than 300 counts as 300.
-            role: looks only at the tools of this role.
-            context: what the tool may know about the circumstances; only hosts may state it.
+            role: considers only the tools of this role.
+            context: the user and the conversation, for the tool; only hosts may state it.
             schema_hash: of the declaration that the caller knows; the call is refused once the tool has changed.
             background_after: seconds after which the call becomes a task: the result then is an object with its
                 ``task_id``, for the tools ``toolbus:check_task`` and ``toolbus:await_task``, and the work may go on
-                for 24 hours, or for ``timeout`` where that is given. None means never.
+                for 24 hours, or for ``timeout`` if that is given. None means never.
             on_progress: called on this loop with each progress.
             on_input: answers the questions of a tool (`Question`), async or plain: it returns an `Answer`, the fields
                 of the form (accepted), or None (cancelled). The call is made again with the answers, 10 times at most,
-                each time with its whole timeout. What it raises is raised here.
-            inputs: what this call accepts and answers; None accepts forms where there is ``on_input``, else nothing.
-                Without ``on_input`` a result that `asks` is returned, for a program that answers later.
+                each time with its whole timeout. Its exceptions are raised here.
+            inputs: the kinds of questions that this call accepts, and its answers; None accepts forms if there is
+                ``on_input``, else nothing. Without ``on_input`` a result that `asks` is returned, for a program that
+                answers later.
 
         Raises:
             TypeError, ValueError: JSON cannot hold the arguments, or the timeout is not above 0.
@@ -155,7 +150,7 @@ class Host(HostBase):
         return result
 
     async def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
-        """Calls several tools at once. Results stand in the order of the calls."""
+        """Calls several tools at once; returns the results in the order of the calls."""
         if not calls:
             return []
         loop = asyncio.get_running_loop()
@@ -183,16 +178,16 @@ class Host(HostBase):
         context: CallContext | None = None,
         timeout: float = LIST_SECONDS,
     ) -> Listing:
-        """Lists what this host could call.
+        """Lists the tools that this host can call.
 
         Args:
             role: tools of this role only.
             names: these only.
             source: tools of this source only.
-            include_offline: adds tools that no call can reach: their plugin is away, or their role does not exist yet.
+            include_offline: adds tools that no call can reach: their plugin is offline, or their role does not exist.
             include_refused: adds the declarations that the bus refused, as `Listing.refused`.
-            if_revision: the revision that is known; the listing is empty where it is still the newest.
-            context: on whose behalf.
+            if_revision: the revision that the caller knows; the listing is empty if it is still the newest.
+            context: the user for whom it lists.
             timeout: seconds, waiting for a connection included.
 
         Raises:
@@ -205,7 +200,7 @@ class Host(HostBase):
         return listing
 
     async def watch(self) -> AsyncIterator[CatalogChange]:
-        """Yields the whole catalog, then what changes, for ever; after a new connection the whole again.
+        """Yields the whole catalog, then its changes, for ever; after a reconnect the whole catalog again.
 
         Raises:
             PeerLost, RequestError: the connection has ended for good.
@@ -215,7 +210,7 @@ class Host(HostBase):
                 yield change
 
     async def notifications(self) -> AsyncIterator[Notification]:
-        """Yields what plugins say to users outside calls, for ever; after a new connection also what it missed.
+        """Yields the notifications of plugins to users, for ever; after a reconnect also those that it missed.
 
         Raises:
             PeerLost, RequestError: the connection has ended for good.
@@ -234,12 +229,12 @@ class Host(HostBase):
 
         ended = connection.submit(connection.ended())
         ended.add_done_callback(lambda _: put(None))
-        await self._run(self._delegate.read(feed, put))
         try:
+            await self._run(self._delegate.read(feed, put))
             while (item := await items.get()) is not None:
                 yield item
             if not self._closed:
-                ended.result()  # raises what ended it
+                ended.result()  # raises the reason
         finally:
             ended.cancel()
             if not self._closed:
@@ -259,9 +254,9 @@ class Host(HostBase):
         them. Plugins can ask when this returns; without a bus it returns after 10 s, and lends when there is one.
 
         Args:
-            generate: async, gets a `GenerationRequest` and returns a `Generation` or a text; what it raises is the
-                error of that request.
-            max_tokens: the most that one answer may have; requests for more are refused.
+            generate: async, gets a `GenerationRequest` and returns a `Generation` or a text; its exception is the error
+                of that request.
+            max_tokens: the limit for one answer; requests for more are refused.
             timeout: seconds for one answer, at most 300.
             max_in_flight: requests at once; more are refused with OVERLOADED.
 
@@ -275,7 +270,7 @@ class Host(HostBase):
         self._lender = await lend(settings, generate, max_tokens, timeout, max_in_flight)
 
     async def drain(self, grace_seconds: float = CLOSE_SECONDS) -> None:
-        """Waits for the calls in flight, at most this long, then closes. New calls may still be made meanwhile."""
+        """Waits for the calls in flight, at most ``grace_seconds``, then closes. It accepts new calls until then."""
         if self._began and not self._closed:
             await self._run(self._finish_calls(grace_seconds))
         await self.close()
@@ -353,17 +348,17 @@ class SyncHost(HostBase):
         span = begin_call(out) if API in modules else None
         caller.begin(out)
         try:
-            while isinstance(came := arrived.get(), Progress):
+            while isinstance(item := arrived.get(), Progress):
                 if on_progress is not None:
-                    on_progress(came)
+                    on_progress(item)
         except BaseException:
             connection.cancel(out)
             if span is not None:
                 span.end(out.call_id, None)
             raise
         if span is not None:
-            span.end(out.call_id, came)
-        return came
+            span.end(out.call_id, item)
+        return item
 
     def call_many(self, calls: Sequence[tuple[str, Arguments]], *, timeout: float | None = None) -> list[Result]:
         """As `Host.call_many`."""
@@ -413,8 +408,8 @@ class SyncHost(HostBase):
         put = items.put
         ended = connection.submit(connection.ended())
         ended.add_done_callback(lambda _: put(None))
-        self._run(self._delegate.read(feed, put))
         try:
+            self._run(self._delegate.read(feed, put))
             while (item := items.get()) is not None:
                 yield item
             if not self._closed:
@@ -438,7 +433,7 @@ class SyncHost(HostBase):
         self._closed = True
         self._run(self._connection.close())
         self._connection.stop_thread()
-        self._caller.send()  # what came too late ends in an error
+        self._caller.send()  # calls that were made meanwhile end in an error
 
     def _run(self, coroutine: Any) -> Any:
         return self._connection.submit(coroutine).result()

@@ -1,4 +1,4 @@
-"""Connects hosts: what `Host` and `SyncHost` share."""
+"""Connects hosts: the base of `Host` and `SyncHost`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HostBase:
-    """What both hosts share: the settings, the connection, its end."""
+    """The base of both hosts: the settings, the connection, its end."""
 
     def __init__(
         self,
@@ -36,14 +36,13 @@ class HostBase:
         """Makes a host; it connects when it is entered or started.
 
         Args:
-            address: where the bus listens; None means TOOLBUS_ADDRESS, then as the credential says, then
-                127.0.0.1:48930.
-            source: who calls, in the bus's records and logs; None means ``host:`` and the process's id.
-            instance: tells several hosts of one source apart; None draws one.
+            address: where the bus listens; None means TOOLBUS_ADDRESS, then the credential's, then 127.0.0.1:48930.
+            source: the caller's name in the bus's records and logs; None means ``host:`` and the process's id.
+            instance: tells several hosts of one source apart; None generates one.
             max_in_flight: calls that it may have in flight at once; further ones wait here. 0 means 256.
-            token: proves the right to a bound source; None means TOOLBUS_TOKEN.
-            credential: proves who this host is, to a bus beyond this machine: a file of `toolbus keys add`. None means
-                TOOLBUS_CREDENTIAL. The file is read anew at each connection.
+            token: proves that this host may use a bound source; None means TOOLBUS_TOKEN.
+            credential: proves who this host is, to a bus on another machine: a file of `toolbus keys add`. None means
+                TOOLBUS_CREDENTIAL. The file is read again at each connection.
 
         Raises:
             SetupError: an argument breaks its rule, or the credential cannot be used.
@@ -60,24 +59,24 @@ class HostBase:
         self._connection = Connection(settings, self._delegate, refuse_calls)
         self._began = False
         self._closed = False
-        self._lender: Plugin | None = None  # offers this host's model; None: it lends none
+        self._lender: Plugin | None = None  # offers this host's model; None while it lends none
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._connection!r}>"
 
     @property
     def source(self) -> str:
-        """Who calls, in the bus's records and logs."""
+        """The caller's name in the bus's records and logs."""
         return self._connection.settings.source
 
     @property
     def identity(self) -> str:
-        """The name that this host's key proved, as the bus said when it last attached; "" without a key."""
+        """The name that this host's key proved, as the bus reported at the last attach; "" without a key."""
         return self._connection.identity
 
     @property
     def expires(self) -> datetime | None:
-        """When that key expires, as the bus said when this host last attached; None if it does not."""
+        """When that key expires, as the bus reported at the last attach; None if it does not."""
         return self._connection.expires
 
     @property
@@ -91,7 +90,7 @@ class HostBase:
         return self._delegate.settling
 
     def unanswered(self, seconds: float) -> PeerLost:
-        """Returns the error that no bus answered within so many seconds: its address, why, and how to fix it."""
+        """Returns the error that no bus answered within some seconds: its address, why, and how to fix it."""
         return self._connection.unanswered(seconds)
 
     def _begin(self, feed: Feed | None = None) -> Connection:
@@ -102,11 +101,11 @@ class HostBase:
             self._began = True
             self._connection.start()
         elif subscribe:
-            self._connection.tools_changed()  # attaches anew, now with the subscription
+            self._connection.tools_changed()  # attaches again, now with the subscription
         return self._connection
 
     async def _list(self, request: wire.ListRequest, timeout: float) -> Listing:
-        """Follows the pages; on the connection's loop."""
+        """Requests all pages of a list; on the connection's loop."""
         pages: list[wire.ListResponse] = []
         while not pages or pages[-1].next_page_token:
             request.page_token = pages[-1].next_page_token if pages else ""
@@ -118,4 +117,4 @@ class HostBase:
         loop = asyncio.get_running_loop()
         until = loop.time() + grace_seconds
         while self._connection.calls.unfinished and loop.time() < until:
-            await asyncio.sleep(0.01)  # an event per result would cost every call something
+            await asyncio.sleep(0.01)  # an event for each result would make every call slower

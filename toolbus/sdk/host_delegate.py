@@ -1,4 +1,4 @@
-"""Follows, for a host, the catalog of the bus and what plugins say to users."""
+"""Passes the changes of the catalog and the notifications of plugins to the readers of a host."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class HostDelegate(Delegate):
     def __init__(self, settle: float) -> None:
         """Makes the delegate of a connection whose `ConnectionTimings.settle` is given."""
         self._settle = settle
-        self._settled_at = 0.0  # until then plugins may be reconnecting, since the bus has restarted
-        self._boot_id = ""  # of the bus that answered last; "" before an attach, or if it states none
-        self._subscribed: dict[Feed, None] = {}  # the feeds that have ever been read
+        self._settled_at = 0.0  # until when plugins may be reconnecting after a restart of the bus
+        self._boot_id = ""  # of the bus that answered last; "" before an attach, or if the bus states none
+        self._subscribed: dict[Feed, None] = {}  # the feeds that have had a reader
         self._readers: dict[Feed, set[Reader]] = {"catalog": set(), "notifications": set()}
         self._mirror: dict[tuple[str, str], ListedTool] = {}  # (name, source) → tool, as of `_revision`
         self._revision = -1  # below 0 until the bus has sent a full list
         self._newest = 0  # the number of the last notification; 0 before the first
 
     def subscribe(self, feed: Feed) -> bool:
-        """Subscribes to a feed from the next attach on; returns whether that is new."""
+        """Subscribes to a feed from the next attach on; returns False if it was subscribed before."""
         if feed in self._subscribed:
             return False
         self._subscribed[feed] = None
@@ -66,31 +66,31 @@ class HostDelegate(Delegate):
     def event(self, event: wire.Event) -> None:
         match event.WhichOneof("kind"):
             case "catalog":
-                self._tell("catalog", self._mirrored(CatalogChange.from_wire(event.catalog)))
+                self._publish("catalog", self._mirrored(CatalogChange.from_wire(event.catalog)))
             case "notification":
                 notification = Notification.from_wire(event.notification)
                 self._newest = max(self._newest, notification.number)
-                self._tell("notifications", notification)
+                self._publish("notifications", notification)
 
     async def read(self, feed: Feed, reader: Reader) -> None:
-        """Passes a feed on to a reader; that of the catalog begins with the whole of it, if it is known."""
+        """Passes a feed on to a reader; the first item of the catalog's is the whole catalog, if it is known."""
         self._readers[feed].add(reader)
         if feed == "catalog" and self._revision >= 0:
             reader(CatalogChange(self._revision, True, tuple(self._mirror.values())))
 
     async def unread(self, feed: Feed, reader: Reader) -> None:
-        """Passes nothing more on to a reader."""
+        """Stops passing a feed on to a reader."""
         self._readers[feed].discard(reader)
 
-    def _tell(self, feed: Feed, item: Any) -> None:
+    def _publish(self, feed: Feed, item: Any) -> None:
         for reader in self._readers[feed]:
             reader(item)
 
     def _mirrored(self, change: CatalogChange) -> CatalogChange:
         if change.full:
             self._mirror.clear()
-        for gone in change.removed:
-            self._mirror.pop((gone.name, gone.source), None)
+        for removed in change.removed:
+            self._mirror.pop((removed.name, removed.source), None)
         for listed in (*change.added, *change.changed):
             self._mirror[listed.name, listed.source] = listed
         self._revision = change.revision
@@ -100,7 +100,7 @@ class HostDelegate(Delegate):
 def refuse_calls(
     connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
 ) -> Mapping[str, IncomingCall]:
-    """Answers calls of the bus, which a host does not offer."""
+    """Refuses calls of the bus: a host offers no tools."""
     error = CallError(Code.NOT_FOUND, "this peer offers no tools", Stage.NOT_DISPATCHED)
     for call_id in calls:
         connection.answer(session, Result(call_id, is_error=True, error=error))

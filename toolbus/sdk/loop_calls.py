@@ -31,7 +31,7 @@ TOGETHER_SECONDS = 0.0008  # that calls of threads wait for each other: selector
 
 OnProgress = Callable[[Progress], object]
 Arguments = Mapping[str, Any] | str | None
-Asked = tuple[str, Arguments]
+NamedArguments = tuple[str, Arguments]
 """The name of a tool, and the arguments of a call: what JSON can hold, or JSON text."""
 
 
@@ -143,7 +143,7 @@ class Batch:
 
     __slots__ = ("_done", "_left", "_spans", "calls")
 
-    def __init__(self, calls: Sequence[Asked], timeout: float | None, done: Callable[[], object]) -> None:
+    def __init__(self, calls: Sequence[NamedArguments], timeout: float | None, done: Callable[[], object]) -> None:
         """Makes the calls, without sending them.
 
         Args:

@@ -207,7 +207,7 @@ class Reconnect:
 
         worker = Workers(1, "toolbus-probe")
         probe = asyncio.create_task(worker.run(partial(diagnose, self._settings.bus, self._credential, cause)))
-        probe.add_done_callback(lambda _: self._changes.tell())
+        probe.add_done_callback(lambda _: self._changes.notify())
         await self._changes.until(lambda: self.ending or probe.done(), PROBE_SECONDS)
         worker.stop()
         if not probe.done():

@@ -21,7 +21,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any, TypeVar
 
-from toolbus.functions.threads import ask_loop
+from toolbus.functions.threads import submit_to
 
 T = TypeVar("T")
 
@@ -92,13 +92,13 @@ class SharedLoop:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def ask(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Runs a coroutine on the loop; the future may be waited for on any other thread.
 
         Raises:
             RuntimeError: the loop is closed.
         """
-        return ask_loop(self.loop, coroutine)
+        return submit_to(self.loop, coroutine)
 
     def join(self, program: asyncio.AbstractEventLoop) -> None:
         """Has the running loop run this one in its turns from now on; the first to join does, until it is closed."""

@@ -118,9 +118,9 @@ def _running_bus() -> Iterator[dict[str, str]]:
 
     thread.start()
     try:
-        yield thread.ask(start()).result(_SECONDS)
+        yield thread.submit(start()).result(_SECONDS)
     finally:
-        thread.ask(running.aclose()).result(_SECONDS)
+        thread.submit(running.aclose()).result(_SECONDS)
         thread.stop()
 
 

@@ -62,7 +62,7 @@ class Delivery:
             if self._thread is None:
                 self._thread = LoopThread("toolbus-tasks-delivery")
                 self._thread.start()
-            post = self._thread.ask(self._post(task, target))
+            post = self._thread.submit(self._post(task, target))
             self._posts.add(post)
         post.add_done_callback(self._posted)
 
