@@ -104,6 +104,17 @@ async def test_a_tool_whose_plugin_disconnected_is_not_online(bus: Bus) -> None:
     assert explanation["verdict"].startswith("UNAVAILABLE")
 
 
+async def test_the_notices_that_name_a_missing_tool_or_its_file_are_quoted(bus: Bus) -> None:
+    skipped = "clock.py: SyntaxError: invalid syntax (line 3)"
+    plugin = Plugin("dropin", address=bus.grpc_addresses[0], notices=[skipped, "alarm-clock.py: is not allowed"])
+    async with plugin:
+        await plugin.ready()
+        assert stops(await explained(bus, "dropin:clock"))["registered"].endswith(
+            f"; source 'dropin' reports: {skipped}"
+        )
+        assert "reports" not in stops(await explained(bus, "cloc"))["registered"]
+
+
 async def test_a_source_that_may_not_offer_tools_is_named(bus: Bus) -> None:
     await bus.call("toolbus:revoke", {"source": "p"})
     stopped = stops(await explained(bus, "of_ann", user="ann"))

@@ -7,6 +7,7 @@ tool. The verdict is what a call would get: `CallAdmission.decide`.
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 import time
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 MAX_SIMILAR = 3
 MAX_LOSSES = 3  # of a dialect that are shown
+MAX_NOTICES = 3  # of sources, about the name
 _STATES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in wire.SessionState.items()}
 
 # A step: what is decided, whether it lets the call pass (None: it does not decide), and why.
@@ -135,7 +137,13 @@ class Explainer:
         similar = difflib.get_close_matches(name, names, MAX_SIMILAR, cutoff=0.5)
         near = f"; similar names: {list_names(similar)}" if similar else ""
         where = f" in role {quote(role)}" if role else ""
-        yield "registered", False, f"no source has registered {quote(name)}{where}{near}"
+        notices = "".join(f"; source {source!r} reports: {text}" for source, text in self._notices_about(name))
+        yield "registered", False, f"no source has registered {quote(name)}{where}{near}{notices}"
+
+    def _notices_about(self, name: str) -> list[tuple[str, str]]:
+        """Returns the notices that name a tool, or a file of that name that was skipped, each with its source."""
+        named = re.compile(rf"(?<![\w.-]){re.escape(name.rpartition(':')[2])}(?![\w-])")
+        return [pair for pair in self._core.presence.notices() if named.search(pair[1])][:MAX_NOTICES]
 
     def _may_call(self, principal: Principal, entry: Entry, user: str, level: int) -> Iterator[Step]:
         identity, policy = principal.identity, self._core.policy
