@@ -13,7 +13,8 @@ import pytest
 from tests.docs.pages import blocks
 from tests.support.processes import environment, toolbus
 from tests.support.waiting import HANG_SECONDS, within
-from toolbus.cli.mcp_clients import CLIENTS, NotWritten, merge
+from toolbus.cli.client_files import McpClientName, client_files
+from toolbus.cli.mcp_clients import NotWritten, merge
 from toolbus.testing import running_bus
 
 Json = dict[str, Any]
@@ -30,13 +31,13 @@ def start(entry: Json, lines: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-async def test_a_snippet_starts_a_bridge_that_reaches_the_bus(client: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("client", McpClientName)
+async def test_a_snippet_starts_a_bridge_that_reaches_the_bus(client: McpClientName, tmp_path: Path) -> None:
     printed = toolbus("mcp", "config", client, TOOLBUS_DATA_DIR=str(tmp_path))
     assert printed.returncode == 0, printed.stderr
-    entry = json.loads(printed.stdout)[CLIENTS[client].key]["toolbus"]
+    entry = json.loads(printed.stdout)[client_files(client).table]["toolbus"]
     assert Path(entry["command"]).is_absolute()
-    assert ("type" in entry) == CLIENTS[client].typed
+    assert ("type" in entry) == client_files(client).typed
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": client, "version": "1"}}
     request = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
     async with running_bus(data_dir=tmp_path):

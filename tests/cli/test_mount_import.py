@@ -30,15 +30,16 @@ HOME, PROJECT = Path("/home/ada"), Path("/src/app")
     ],
 )
 def test_the_files_of_clients_are_known(client: str, platform: str, user: str, project: str | None) -> None:
-    files = client_files(McpClientName(client), platform, {}, HOME, PROJECT)
+    files = client_files(McpClientName(client), platform=platform, environment={}, home=HOME, project=PROJECT)
     assert files.user == HOME / user
     assert files.project == (PROJECT / project if project else None)
 
 
 def test_settings_elsewhere_are_found_by_their_variables() -> None:
-    files = client_files(McpClientName.VSCODE, "linux", {"XDG_CONFIG_HOME": "/cfg"}, HOME, PROJECT)
+    files = client_files(McpClientName.VSCODE, platform="linux", environment={"XDG_CONFIG_HOME": "/cfg"})
     assert (files.user, files.table) == (Path("/cfg/Code/User/mcp.json"), "servers")
-    assert client_files(McpClientName.VSCODE, "win32", {"APPDATA": "/data"}, HOME, PROJECT).user.parts[1] == "data"
+    files = client_files(McpClientName.VSCODE, platform="win32", environment={"APPDATA": "/data"})
+    assert files.user.parts[1] == "data"
 
 
 def write(path: Path, document: Any) -> Path:

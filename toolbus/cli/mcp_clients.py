@@ -7,83 +7,44 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toolbus.cli import terminal
+from toolbus.cli.client_files import ClientFiles, McpClientName, client_files
 
 NAME = "toolbus"  # of the server, in every client
-
-
-@dataclass(frozen=True, slots=True)
-class McpClient:
-    """A program that starts MCP servers.
-
-    Attributes:
-        title: its name, for people.
-        key: what its file calls the table of servers.
-        typed: whether an entry says that it is a command (`"type": "stdio"`).
-        paths: where its file is, by `sys.platform`; "" stands for the others. `~` and variables are replaced.
-    """
-
-    title: str
-    key: str
-    typed: bool
-    paths: Mapping[str, str]
-
-    @property
-    def path(self) -> Path:
-        """Where its file is on this machine."""
-        pattern = self.paths.get(sys.platform, self.paths[""])
-        config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-        return Path(os.path.expanduser(os.path.expandvars(pattern.replace("$CONFIG", config)))).absolute()
-
-
-CLIENTS: Mapping[str, McpClient] = {
-    "claude-desktop": McpClient(
-        "Claude Desktop",
-        "mcpServers",
-        False,
-        {
-            "darwin": "~/Library/Application Support/Claude/claude_desktop_config.json",
-            "win32": "${APPDATA}/Claude/claude_desktop_config.json",
-            "": "$CONFIG/Claude/claude_desktop_config.json",
-        },
-    ),
-    "claude-code": McpClient("Claude Code", "mcpServers", True, {"": "~/.claude.json"}),
-    "vscode": McpClient("VS Code", "servers", True, {"": ".vscode/mcp.json"}),  # of the folder that it has open
-    "cursor": McpClient("Cursor", "mcpServers", False, {"": "~/.cursor/mcp.json"}),
-}
 
 
 class NotWritten(Exception):
     """A file is left as it is; the text says why, and what to do."""
 
 
-def configure(name: str, options: Mapping[str, str], *, write: bool) -> int:
+def configure(name: McpClientName, options: Mapping[str, str], *, write: bool) -> int:
     """Prints the snippet of a client, or merges it into its file. Returns the exit code.
 
     Args:
         options: of `toolbus mcp`, which the client is to pass on.
     """
-    client = CLIENTS[name]
+    client = client_files(name)
+    # VS Code has the servers of a folder beside its other settings; the other clients have those of the user.
+    path = client.project if name is McpClientName.VSCODE and client.project is not None else client.user
     entry = entry_of(client, options)
     if not write:
-        terminal.print_json({client.key: {NAME: entry}})
-        sys.stderr.write(f"{client.title} reads it in {client.path}; --write puts it there.\n")
+        terminal.print_json({client.table: {NAME: entry}})
+        sys.stderr.write(f"{client.title} reads it in {path}; --write puts it there.\n")
         return 0
     try:
-        copy = merge(client.path, client.key, entry)
+        copy = merge(path, client.table, entry)
     except (NotWritten, OSError) as error:
         sys.stderr.write(f"toolbus mcp config: {error}\n")
         return 1
-    kept = f"; what was there is in {copy}" if copy is not None else ""
-    terminal.print_lines(f"{client.path} starts toolbus now{kept}. Restart {client.title}.")
+    copied = f"; the previous content is in {copy}" if copy is not None else ""
+    terminal.print_lines(f"{path} starts toolbus now{copied}. Restart {client.title}.")
     return 0
 
 
-def entry_of(client: McpClient, options: Mapping[str, str]) -> dict[str, Any]:
+def entry_of(client: ClientFiles, options: Mapping[str, str]) -> dict[str, Any]:
     """Returns what a client needs to start the bridge: absolute paths, since desktop programs have no shell's PATH."""
     options = dict(options)
     if "--data-dir" not in options and (data_dir := os.environ.get("TOOLBUS_DATA_DIR")):

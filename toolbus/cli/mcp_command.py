@@ -33,11 +33,12 @@ def main(arguments: list[str]) -> None:
     """Runs the command."""
     words, options, write = _read(arguments)
     if words[:1] == ["config"]:
-        from toolbus.cli.mcp_clients import CLIENTS, configure
+        from toolbus.cli.client_files import McpClientName
+        from toolbus.cli.mcp_clients import configure
 
-        if len(words) != 2 or words[1] not in CLIENTS:
-            _wrong(f"config takes one of {', '.join(CLIENTS)}")
-        sys.exit(configure(words[1], options, write=write))
+        if len(words) != 2 or words[1] not in tuple(McpClientName):
+            _wrong(f"config takes one of {', '.join(McpClientName)}")
+        sys.exit(configure(McpClientName(words[1]), options, write=write))
     if words or write:
         _wrong(f"unexpected {' '.join(words) or '--write'}")
     from toolbus.mcp_bridge import program

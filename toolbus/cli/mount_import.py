@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -50,7 +49,7 @@ def files_to_import(what: str, environment: Mapping[str, str], home: Path, proje
     """
     if what not in tuple(McpClientName):
         return [Path(what)]
-    files = client_files(McpClientName(what), sys.platform, environment, home, project)
+    files = client_files(McpClientName(what), environment=environment, home=home, project=project)
     known = [path for path in (files.project, files.user) if path is not None]
     there = [path for path in known if path.is_file()]
     if not there:
