@@ -62,7 +62,7 @@ def test_verify_with_a_head_finds_a_cut_end(tmp_path: Path) -> None:
 def test_a_directory_without_an_audit_is_an_error(tmp_path: Path, words: tuple[str, ...]) -> None:
     ended = toolbus(*words, "--data-dir", tmp_path)
     assert ended.returncode == 1
-    assert f"there is no audit in {tmp_path}" in ended.stderr
+    assert f"no audit was found in {tmp_path}" in ended.stderr
     assert toolbus("audit", "verify", "--data-dir", tmp_path, "--head", "x").returncode == 2
 
 

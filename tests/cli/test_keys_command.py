@@ -203,7 +203,7 @@ def test_show_tells_all_but_the_secrets(made: Keys, tmp_path: Path) -> None:
         assert secret not in shown.stdout
         assert secret not in made("show", "chat.toolbus", "--json").stdout
     assert made("show", "chat.toolbus", "--keys", "elsewhere").stdout.splitlines()[-1] == (
-        "what it may do is known to the bus: its keys are not on this machine"
+        "only the bus knows what it may do: its keys are not on this machine"
     )
     made("revoke", "chat")
     assert as_json(made("show", "chat.toolbus", "--json"))["token_state"].startswith("revoked (key ")

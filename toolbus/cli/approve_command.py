@@ -18,8 +18,9 @@ EPILOG = epilog(
     ("toolbus approve files", "toolbus approve files read_file", "toolbus approve weather --yes"),
     """
     A source is trusted as it is when it is first seen. What it changes later is offered and marked (pin = "warn"), or
-    waits for this command (pin = "block"), which prints the difference and asks. Only what was shown is approved, not
-    what changes meanwhile. Mounts have `--pin` of `toolbus mount`; plugins are pinned by [pins] of the configuration.
+    waits for this command (pin = "block"), which prints the difference and asks. Only the shown
+    changes are approved, not those that come meanwhile. Mounts have `--pin` of `toolbus mount`; plugins are pinned by
+    [pins] of the configuration.
     """,
     "0 approved, or nothing waits, 1 declined, or the bus refused, 2 wrong usage, 3 no bus found.",
 )
@@ -36,17 +37,17 @@ def approve(
     """Trust what a source declares now; prints the difference first."""
     target = BusTarget(bus, credential)
     changes = call_bus_tool(target, "approvals", {"source": source})["changes"]
-    wanted = [each for each in changes if not tool or tool in (each["subject"], each["tool"])]
-    if not wanted:
+    pending = [each for each in changes if not tool or tool in (each["subject"], each["tool"])]
+    if not pending:
         terminal.print_note(f"nothing of {tool or f'source {source}'} waits for an approval")
         if as_json:
             terminal.print_json({"source": source, "approved": [], "waiting": []})
         return
-    for change in wanted:
+    for change in pending:
         terminal.print_lines(f"{change['subject']}\n{change['difference']}", sys.stderr if as_json else None)
     if not yes:
-        ask(f"Trust {list_names(each['subject'] for each in wanted)} of source {source} as declared now?")
-    expected = [change["fingerprint"] for change in wanted]
+        ask(f"Trust {list_names(each['subject'] for each in pending)} of source {source} as declared now?")
+    expected = [change["fingerprint"] for change in pending]
     result = call_bus_tool(target, "approve", {"source": source, "tool": tool or "", "expected": expected})
     if as_json:
         terminal.print_json(result)

@@ -29,7 +29,7 @@ class ArgumentWords:
     """The arguments of a command line, before the schema of their tool is known.
 
     Attributes:
-        document: the JSON text before all pairs; empty if there is none.
+        document: the JSON text before all pairs; empty without one.
         pairs: the values by their keys, as they were written.
     """
 
@@ -124,7 +124,7 @@ def _types(schema: Any, root: Mapping[str, Any], left: list[int]) -> Iterator[st
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """Returns the part of a schema that a reference within it names; None if there is none."""
+    """Returns the part of a schema that a reference within it names; None where it names nothing."""
     part: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:
         part = part.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None

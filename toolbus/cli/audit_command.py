@@ -24,19 +24,19 @@ EPILOG = epilog(
     """
     Reads the files themselves, so it needs no bus, but the right to read its data directory: --data-dir, else
     TOOLBUS_DATA_DIR, else the platform's data folder. The oldest of the lines is printed first. WHO is the identity, or
-    the source where there is none; SOURCE is the source that acted, TARGET what it acted on.
+    the source of a peer without one; SOURCE is the source that acted, TARGET what it acted on.
     """,
-    "0 done, 1 there is no audit or it cannot be read, 2 wrong usage, 130 after Ctrl-C.",
+    "0 done, 1 no audit was found, or it cannot be read, 2 wrong usage, 130 after Ctrl-C.",
 )
 VERIFY_EPILOG = epilog(
     ("toolbus audit verify", "toolbus audit verify --head 7d1a... --data-dir /var/lib/toolbus"),
     """
-    Each line holds the SHA-256 of the line before it. The first line that was changed, cut or moved is named. Whoever
-    can write the files can also write the whole chain anew, or cut its end: that shows only to whoever has kept a head,
-    the hash of a line. The bus logs its head every hour, and the tool toolbus:audit_head returns it. --head checks that
-    the chain still has that line.
+    Each line holds the SHA-256 of the line before it. The first line that was changed, cut or moved is named. A user
+    who can write the files can also write the whole chain anew, or cut its end. Only a head, the hash of a line,
+    that is stored elsewhere shows that. The bus logs its head every hour, and the tool toolbus:audit_head returns it.
+    --head checks that the chain still has that line.
     """,
-    "0 the chain is whole, 1 it is not, or there is no audit, 2 wrong usage.",
+    "0 the chain is whole, 1 it is not, or no audit was found, 2 wrong usage.",
 )
 
 FOLLOW_SECONDS = 0.5  # between two looks at the files
@@ -68,7 +68,7 @@ def audit(
     follow: Annotated[bool, typer.Option("--follow", help="Continue, and print each line as it is written.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the lines as they are, JSON lines.")] = False,
 ) -> None:
-    """Show who did what to a bus, or check that nobody changed it afterwards."""
+    """Show who did what to a bus, or check that these records were not changed."""
     if context.invoked_subcommand is not None:
         return
     directory = _directory(data_dir)
@@ -123,13 +123,13 @@ def _directory(data_dir: Path | None) -> Path:
         terminal.fail(f"audit needs {missing.name}, which is not installed: pip install 'toolbus[server]'")
     directory = data_dir / FOLDER
     try:
-        found = directory.is_dir() and bool(files_of(directory))
+        has_audit = directory.is_dir() and bool(files_of(directory))
     except OSError as error:
         _fail_unreadable(directory, error)
-    if not found:
+    if not has_audit:
         terminal.fail(
-            f"there is no audit in {data_dir}: name the data directory of a bus with --data-dir. A bus without one, or "
-            "with audit = false, writes none"
+            f"no audit was found in {data_dir}: name the data directory of a bus with --data-dir. A bus without "
+            "one, or with audit = false, writes none"
         )
     return directory
 

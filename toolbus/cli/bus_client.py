@@ -71,7 +71,7 @@ class BusTarget:
 
     Attributes:
         address: None means that of the credential, or the default one.
-        credential: its file; None if there is none.
+        credential: its file; None for a bus that needs none.
     """
 
     address: str | None

@@ -87,7 +87,7 @@ def call(
     as_json: JsonOption = False,
 ) -> None:
     """Call a tool and print what it returns."""
-    given = ArgumentWords.read(arguments or [])
+    words = ArgumentWords.read(arguments or [])
     pairs = [read_pair(word, "--context") for word in context or []]
     if user and "user_id" in dict(pairs):
         terminal.fail("--user and --context user_id=… set the same field: remove one", terminal.USAGE)
@@ -102,8 +102,8 @@ def call(
         options["context"] = _context(pairs)
     if progress:
         options["on_progress"] = show_progress
-    options |= {} if as_json else _asking()
-    result = bus_client.with_host(BusTarget(bus, credential), lambda host: _make(host, name, given, options))
+    options |= {} if as_json else _input_options()
+    result = bus_client.with_host(BusTarget(bus, credential), lambda host: _make(host, name, words, options))
     task_id = None if as_json or background_after is None else _task_of(result)
     if task_id is None:
         show(result, as_json)
@@ -114,13 +114,13 @@ def call(
         terminal.print_note(f"{name} continues as a task: get its result with `{await_command}`")
 
 
-async def _make(host: Host, name: str, given: ArgumentWords, options: dict[str, Any]) -> Result:
-    schema = await schema_of(host, name, options["role"], options.get("context")) if given.pairs else None
-    return await host.call(name, given.text(schema), **options)
+async def _make(host: Host, name: str, words: ArgumentWords, options: dict[str, Any]) -> Result:
+    schema = await schema_of(host, name, options["role"], options.get("context")) if words.pairs else None
+    return await host.call(name, words.text(schema), **options)
 
 
-def _asking() -> dict[str, Any]:
-    """Returns the option that has a person answer what a tool asks; none where nobody is at a terminal."""
+def _input_options() -> dict[str, Any]:
+    """Returns the option by which a person answers questions of the tool; nothing where no terminal is."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return {}
     from toolbus.cli.question_form import ask_person
@@ -226,7 +226,7 @@ def _as_record(result: Result) -> dict[str, Any]:
 
 
 def content_of(result: Result) -> dict[str, Any]:
-    """Returns the content that a result has besides its output, for JSON; empty if there is none."""
+    """Returns the content that a result has besides its output, for JSON; empty without content."""
     return {"content": [_block(block) for block in result.content]} if result.content else {}
 
 

@@ -36,7 +36,7 @@ EPILOG = epilog(
     until Ctrl-C. It continues when the bus is restarted. Calls that ended faster than they could be printed are a line
     with their number, on standard error; with --json a line {"lost":NUMBER}. It counts them whatever the filters say.
 
-    cancel ends a call that runs, whoever made it; its caller gets the error CANCELLED. ID is the bus's own, as
+    cancel ends a running call of any caller, which gets the error CANCELLED. ID is the bus's own, as
     `toolbus top`, `toolbus console` and the log show it. Keys need the scope administer = ["drain"] for it.
 
     `toolbus top` shows which calls run now, and how each tool does; `toolbus console` shows the calls that a call made.
@@ -158,9 +158,9 @@ def _outcome(word: str | None) -> str:
         return ""
     from toolbus.errors import Code
 
-    known = ["OK", *(code.name for code in Code if code)]
-    if word.upper() not in known:
-        terminal.fail(f"--outcome is {word!r}, it must be one of {', '.join(known)}", terminal.USAGE)
+    outcomes = ["OK", *(code.name for code in Code if code)]
+    if word.upper() not in outcomes:
+        terminal.fail(f"--outcome is {word!r}, it must be one of {', '.join(outcomes)}", terminal.USAGE)
     return word.upper()
 
 

@@ -21,10 +21,10 @@ EPILOG = epilog(
         "toolbus check exec/llm_tools/ --from synchronet",
     ),
     """
-    Reads the files and runs nothing of them. Each line says what a place means here: it stops (the code does not start,
-    or a call fails there), it differs (it runs, and does something else than there), or it is a note for the operator.
-    FIX is the number of the remedy below the table. Tests are not read. What only shows when the code runs, such as an
-    attribute whose name is computed, is not found.
+    Reads the files and runs nothing of them. EFFECT says what a place means on this bus: stops (the code does not
+    start, or a call fails at this place), differs (the code runs, but behaves in another way than in its system), or
+    note (the operator has to know something). FIX is the number of the remedy below the table. Tests are not read. A
+    name that the code computes while it runs is not found.
     """,
     "0 it runs as it is, 1 something has to be changed, 2 wrong usage.",
 )
@@ -43,7 +43,7 @@ def check(
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Say what differs for code of another system, without running it."""
+    """Check code of another system without running it: list what behaves differently here."""
     from toolbus.check.system import check as check_path
     from toolbus.check.systems import SYSTEMS
 

@@ -67,7 +67,7 @@ def conformance(
     list_: Annotated[bool, typer.Option("--list", help="List the rules and exit.")] = False,
     bus: Annotated[str, typer.Option(metavar="ADDRESS", help="Play against the bus there, instead of a client.")] = "",
 ) -> None:
-    """Tell which rules of the protocol a client library keeps."""
+    """Test a client library, or a bus, against the rules of the protocol."""
     if list_:
         _list(rules, roles)
     elif bus and command:
@@ -116,9 +116,9 @@ def _play(command: list[str], choice: Choice, jobs: int, patience: float, *, qui
 
     def done(played: Played, number: int, of: int) -> None:
         if not quiet:
-            said = "broken" if played.broken else f"no tool {played.unclaimed}" if played.unclaimed else "kept"
+            verdict = "broken" if played.broken else f"no tool {played.unclaimed}" if played.unclaimed else "kept"
             rules = ", ".join(played.scenario.rules)
-            terminal.print_lines(f"[{number}/{of}] {said}: {played.scenario.name} ({rules})", sys.stderr)
+            terminal.print_lines(f"[{number}/{of}] {verdict}: {played.scenario.name} ({rules})", sys.stderr)
 
     async def play() -> ClientOutcome:
         task = asyncio.current_task()
@@ -212,7 +212,7 @@ def _play_bus(address: str) -> None:
     try:
         failed = asyncio.run(play_all(address, done))
     except (Mismatch, TimeoutError) as problem:
-        terminal.fail(f"there is no bus to play with at {address}: {problem}", NO_VERDICT)
+        terminal.fail(f"no bus answers at {address}: {problem}", NO_VERDICT)
     if failed:
         terminal.fail(f"{failed} scenarios are broken")
     terminal.print_lines("all scenarios are kept")

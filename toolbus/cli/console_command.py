@@ -64,7 +64,7 @@ def console(
 
 
 def _page(bus: BusTarget) -> str:
-    """Returns the address of the page, with a code where one is needed; ends the command if there is none."""
+    """Returns the address of the page, with a code where one is needed; ends the command if the bus has no page."""
     from toolbus.errors import SetupError
     from toolbus.sdk.connection_settings import find_credential
 
@@ -82,7 +82,7 @@ def _page(bus: BusTarget) -> str:
 
 
 def _page_of(bus: BusTarget) -> str:
-    """Returns the address of the page of a bus that is known by its gRPC address, which says where its HTTP is."""
+    """Returns the address of the page of a bus that was named by its gRPC address: the bus reports where it listens."""
     address, credential = bus.read()
     listens: dict[str, Any] = call_bus_tool(bus, "digest", {})["addresses"]
     if not address.tls and address.is_local:

@@ -50,9 +50,9 @@ def show(
     from toolbus.sdk.credential import Credential
 
     credential = Credential.read(file)
-    known = _known_keys(keys_directory(keys, data_dir))
-    scopes = known.identities.get(credential.name) if known is not None else None
-    shown = {**_described(credential, known), "may": None if scopes is None else scope_sentences(scopes)}
+    issued = _issued_keys(keys_directory(keys, data_dir))
+    scopes = issued.identities.get(credential.name) if issued is not None else None
+    shown = {**_described(credential, issued), "may": None if scopes is None else scope_sentences(scopes)}
     if as_json:
         terminal.print_json(shown)
         return
@@ -64,7 +64,7 @@ def show(
             state = shown[f"{name}_state"]
             terminal.print_lines(f"{name} with SHA-256 {digest}{f': {state}' if state else ''}")
     if scopes is None:
-        terminal.print_lines("what it may do is known to the bus: its keys are not on this machine")
+        terminal.print_lines("only the bus knows what it may do: its keys are not on this machine")
     else:
         print_sentences(shown["may"])
 
@@ -99,8 +99,8 @@ def export(
             terminal.print_lines(f"wrote {path}")
 
 
-def _known_keys(directory: Path) -> KeysFile | None:
-    """Returns the keys of the bus, where they are on this machine."""
+def _issued_keys(directory: Path) -> KeysFile | None:
+    """Returns the keys of the bus; None where they are on another machine, or of another user."""
     from toolbus.bus.keys.keys_file import FILE, parse_keys
     from toolbus.bus.keys.private_files import read_private
 
@@ -113,14 +113,14 @@ def _known_keys(directory: Path) -> KeysFile | None:
     return parse_keys(read_private(path)[0], str(path))
 
 
-def _described(credential: Credential, known: KeysFile | None) -> dict[str, Any]:
+def _described(credential: Credential, issued: KeysFile | None) -> dict[str, Any]:
     digests = {
         "token": hashlib.sha256(credential.token.encode()).hexdigest() if credential.token else None,
         "certificate": _fingerprint(credential.certificate) if credential.certificate else None,
     }
-    by_digest = {key.sha256: key for key in known.keys.values()} if known is not None else {}
+    by_digest = {key.sha256: key for key in issued.keys.values()} if issued is not None else {}
     states = {
-        f"{kind}_state": _state(by_digest.get(digest), known is not None) if digest else None
+        f"{kind}_state": _state(by_digest.get(digest), issued is not None) if digest else None
         for kind, digest in digests.items()
     }
     return {

@@ -1,4 +1,4 @@
-"""Sets the switches of grpcio, without documentation, that halve a round trip (197 → 110 µs) for the commands."""
+"""Sets undocumented switches of grpcio, which halve a round trip (197 → 110 µs) of the commands."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def set_switch() -> None:
 
 
 def clear_switch() -> None:
-    """Takes them back, for a command whose programs are to run as they do without it."""
+    """Unsets them again, for a command that starts programs of its user."""
     if os.environ.get("GRPC_EXPERIMENTS") == _EXPERIMENTS:
         del os.environ["GRPC_EXPERIMENTS"]

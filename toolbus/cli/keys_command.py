@@ -47,11 +47,11 @@ INIT_EPILOG = epilog(
     ),
     """
     Makes a certificate authority (10 years), the server's certificate (90 days; the bus renews it after 60) and
-    keys.toml. Run again it keeps the authority and all keys, sets names and address if they are given, and renews the
-    server's certificate.
+    keys.toml. A second run changes neither the authority nor the keys: it sets names and address if they are given,
+    and renews the server's certificate.
 
-    ca.key is the private key of the authority. Whoever has it can issue; keep a copy elsewhere. Without it the bus runs
-    on, but its certificate is not renewed, and nothing can be added.
+    ca.key is the private key of the authority. A user who has it can issue credentials; store a copy elsewhere. Without
+    it the bus continues, but its certificate is not renewed, and no key can be added.
     """,
     _CODES,
 )
@@ -62,7 +62,7 @@ ADD_EPILOG = epilog(
         "toolbus keys add ann --operator --days 30 --address tls:bus.team.example:48932",
     ),
     """
-    --plugin offers tools as the sources that fit the pattern, and calls none but as part of a call that it answers.
+    --plugin offers tools as sources that match the pattern, and calls tools only as part of a call that it answers.
     --host sees and calls every tool, for every user, up to level 89. --operator may do everything. --reader sees tools,
     records of calls and metrics, and calls nothing. Narrow that in keys.toml.
 
@@ -75,7 +75,7 @@ LIST_EPILOG = epilog(("toolbus keys list", "toolbus keys list --json"), "", _COD
 RENEW_EPILOG = epilog(
     ("toolbus keys renew chat", "toolbus keys renew chat --days 30 -o chat.toolbus"),
     """
-    The credential before stays good until it expires, so that programs can change over; end it with `toolbus keys
+    The previous credential stays valid until it expires, so that programs can change over; end it with `toolbus keys
     revoke ID`. The new file replaces one of the same name.
     """,
     _CODES,
@@ -93,13 +93,15 @@ ROTATE_EPILOG = epilog(
     """
     Adds a root to the authority, which issues from now on; both are trusted. Then renew each credential that `toolbus
     keys list` shows as live with an old root, and hand it over. --finish drops the old root. It refuses while an
-    identity has live credentials of the old root alone, unless --force ends them; other old ones are good for the
-    sessions that they opened, and for no new one.
+    identity has live credentials of the old root alone, unless --force ends them; other old ones stay valid for
+    the sessions that they opened, and cannot open new ones.
     """,
     _CODES,
 )
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Make, list and revoke keys for peers elsewhere.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="rich", help="Make, list and revoke keys for programs on other machines."
+)
 
 KeysOption = Annotated[
     Path | None,
@@ -115,7 +117,7 @@ DataDirOption = Annotated[
         help="The data directory of the bus (default: the platform's data folder).",
     ),
 ]  # fmt: skip
-DaysOption = Annotated[float, typer.Option("--days", metavar="N", help="How long the credential is good.")]
+DaysOption = Annotated[float, typer.Option("--days", metavar="N", help="How many days the credential is valid.")]
 AddressOption = Annotated[
     str | None, typer.Option("--address", metavar="ADDR", help="tls:, mtls: or https:// address of the bus.")
 ]
@@ -175,7 +177,7 @@ def init(
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the identity.")],
     plugin: Annotated[
-        str | None, typer.Option(metavar="PATTERN", help="Offers tools, as sources that fit: weather*.")
+        str | None, typer.Option(metavar="PATTERN", help="Offers tools, as sources that match: weather*.")
     ] = None,
     host: Annotated[bool, typer.Option("--host", help="Calls tools.")] = False,
     operator: Annotated[bool, typer.Option("--operator", help="May do everything.")] = False,
@@ -310,7 +312,7 @@ def _credential_request(name: str, out: Path | None, days: float, address: str |
 
 
 def _scopes(name: str, pattern: str, kind: Any) -> Scopes:
-    """Returns what a new identity may do. Hosts attach under their name, and as the SDK and the commands do unasked."""
+    """Returns the scopes of a new identity. A host attaches under its name, or the names that SDK and commands use."""
     from dataclasses import replace
 
     from toolbus.bus.access.identity import Globs, template

@@ -22,7 +22,7 @@ EPILOG = epilog(
     Only loggers of toolbus can be changed: toolbus, and those below it. A changed level goes back by itself, at the
     latest when the bus stops; `back` puts it back at once. The levels of `toolbus serve --log-level` stay.
     """,
-    "0 done, 1 the bus refused (there is no such logger or level, for example), 2 wrong usage, 3 no bus found.",
+    "0 done, 1 the bus refused (the logger or level is unknown, for example), 2 wrong usage, 3 no bus found.",
 )
 BACK = "back"
 
@@ -40,10 +40,10 @@ def log_level(
     """Show the levels of the bus's log, or change one for a while."""
     if logger is not None and level is None:
         terminal.fail("a logger needs a level: debug, info, warning, error or back", terminal.USAGE)
-    asked = {}
+    request = {}
     if logger is not None and level is not None:
-        asked = {"logger": logger, "level": "" if level.lower() == BACK else level.lower(), "seconds": seconds}
-    answer = call_bus_tool(BusTarget(bus, credential), "log_level", asked)
+        request = {"logger": logger, "level": "" if level.lower() == BACK else level.lower(), "seconds": seconds}
+    answer = call_bus_tool(BusTarget(bus, credential), "log_level", request)
     if as_json:
         terminal.print_json(answer)
     else:

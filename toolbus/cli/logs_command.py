@@ -32,17 +32,17 @@ EPILOG = epilog(
     drop-in tools of the bus (source toolbus.dropin) and its mounts (toolbus.mounts). Where several plugins have the
     name, --source says which one; of one that runs and others that ended, the one that runs is shown.
 
-    The output of a plugin is kept in memory by its supervisor, 1 MiB each (`toolbus run --tail-bytes`). Lines that were
+    The supervisor of a plugin stores its output in memory, 1 MiB each (`toolbus run --tail-bytes`). Lines that were
     overwritten before they could be printed are counted on standard error; with --json in a line {"lost":NUMBER}. What
     plugins colour stays coloured in a terminal; all other escape sequences and control characters are dropped.
 
     With --follow it continues until Ctrl-C, also when the plugin, its supervisor or the bus is restarted.
     """,
-    "0 done, 1 there is no such plugin, or the bus refused, 2 wrong usage, 3 no bus found, 130 after Ctrl-C.",
+    "0 done, 1 unknown plugin, or the bus refused, 2 wrong usage, 3 no bus found, 130 after Ctrl-C.",
 )
 TOOL = "toolbus:plugin_logs"
 FOLLOW_SECONDS = 30.0  # how long one request waits for further lines
-AGAIN_SECONDS = 1.0  # before a request that failed is made again
+RETRY_SECONDS = 1.0  # before a request that failed is made again
 BATCH_LINES = 500
 _COLUMNS = ("PLUGIN", "STATE", "PID", "RESTARTS", "SINCE", "LINES", "SOURCE", "LAST EXIT")
 
@@ -69,16 +69,16 @@ def logs(
             terminal.fail("--follow needs a plugin: `toolbus logs` lists them", terminal.USAGE)
         _print_table(call_bus_tool(target, "plugin_logs", {"source": source or ""}), as_json)
         return
-    asked = {"plugin": plugin, "source": source or "", "lines": lines}
+    request = {"plugin": plugin, "source": source or "", "lines": lines}
     if follow:
-        bus_client.with_host(target, lambda host: _follow(host, asked, as_json))
+        bus_client.with_host(target, lambda host: _follow(host, request, as_json))
     else:
-        _print_lines(call_bus_tool(target, "plugin_logs", asked), as_json)
+        _print_lines(call_bus_tool(target, "plugin_logs", request), as_json)
 
 
-async def _follow(host: Host, asked: Mapping[str, Any], as_json: bool) -> None:
+async def _follow(host: Host, request: Mapping[str, Any], as_json: bool) -> None:
     """Prints lines as they come, from wherever the plugin runs at the moment."""
-    result = await host.call(TOOL, asked, timeout=bus_client.REPLY_SECONDS)
+    result = await host.call(TOOL, request, timeout=bus_client.REPLY_SECONDS)
     if failure_of(result):
         show(result, as_json=False, of_bus=True)
     answer, problem = result.output, ""
@@ -86,20 +86,20 @@ async def _follow(host: Host, asked: Mapping[str, Any], as_json: bool) -> None:
         _print_lines(answer, as_json)
         place, position = answer["source"], answer["next"]
         more = {"lines": BATCH_LINES, "wait_seconds": FOLLOW_SECONDS}
-        while failure := failure_of(result := await _read(host, asked, **more, source=place, since=position)):
-            # The plugin's supervisor, or the bus, is away: it is asked for until it, or another one, is there.
+        while failure := failure_of(result := await _read(host, request, **more, source=place, since=position)):
+            # The plugin's supervisor, or the bus, does not answer: try again until it, or its replacement, does.
             if failure != problem:
                 problem = failure
                 terminal.print_note(f"{failure} (trying again)")
-            await asyncio.sleep(AGAIN_SECONDS)
-            now = await _read(host, asked, lines=0)
+            await asyncio.sleep(RETRY_SECONDS)
+            now = await _read(host, request, lines=0)
             if not failure_of(now) and now.output["source"] != place:
                 place, position = now.output["source"], 0
         answer, problem = result.output, ""
 
 
-async def _read(host: Host, asked: Mapping[str, Any], **more: Any) -> Result:
-    return await host.call(TOOL, {**asked, **more}, timeout=FOLLOW_SECONDS + bus_client.REPLY_SECONDS)
+async def _read(host: Host, request: Mapping[str, Any], **more: Any) -> Result:
+    return await host.call(TOOL, {**request, **more}, timeout=FOLLOW_SECONDS + bus_client.REPLY_SECONDS)
 
 
 def failure_of(result: Result) -> str:
@@ -139,7 +139,7 @@ def _print_table(answer: Mapping[str, Any], as_json: bool) -> None:
         terminal.print_note(f"no answer from {source}: {why}")
     if not rows:
         terminal.print_note(
-            "no plugin has output here: `toolbus run` and `toolbus serve --tools-dir` keep that of theirs"
+            "no plugin has output here: `toolbus run` and `toolbus serve --tools-dir` store that of theirs"
         )
 
 

@@ -58,14 +58,14 @@ def _read(arguments: list[str]) -> tuple[list[str], dict[str, str], bool]:
             sys.stdout.write(USAGE)
             sys.exit(0)
         elif name in _VALUES:
-            given = value if equals else next(rest, None)
-            if not given:
+            text = value if equals else next(rest, None)
+            if not text:
                 _wrong(f"{name} needs a value")
-            options[name] = given
+            options[name] = text
         elif word == "--write":
             write = True
         elif word.startswith("-"):
-            _wrong(f"there is no option {word}")
+            _wrong(f"unknown option {word}")
         else:
             words.append(word)
     return words, options, write

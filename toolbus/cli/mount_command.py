@@ -46,10 +46,10 @@ EPILOG = epilog(
 UNMOUNT_EPILOG = epilog(
     ("toolbus unmount files",),
     """
-    Removes the server from mcp.json of the data directory. A bus with this data directory ends it within a second. What
-    was trusted of it is remembered, for the same command line.
+    Removes the server from mcp.json of the data directory. A bus with this data directory ends it within a second. Its
+    trusted declarations stay stored, for the same command line.
     """,
-    "0 done, 1 there is no such mount, or the file cannot be written, 2 wrong usage.",
+    "0 done, 1 unknown mount, or the file cannot be written, 2 wrong usage.",
 )
 
 
@@ -161,14 +161,14 @@ def _data_directory(given: Path | None) -> Path:
     from toolbus.errors import SetupError
 
     try:
-        found = settle({}, os.environ).config.data_dir
+        data_dir = settle({}, os.environ).config.data_dir
     except SetupError as error:
         terminal.fail(str(error), terminal.USAGE)
-    if found is None:
+    if data_dir is None:
         terminal.fail(
             "the bus stores nothing here (ephemeral), so no mount can be added: give --data-dir", terminal.USAGE
         )
-    return found
+    return data_dir
 
 
 def _of_command(words: Sequence[str], env: Sequence[str], directory: Path | None) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _add(name: str, entry: Mapping[str, Any], place: Path, *, replace: bool) -> 
 
 
 def _is_mounted(name: str, url: str, place: Path) -> bool:
-    """Tells whether a server is mounted already, so that a login is all that is wanted."""
+    """Tells whether a server is mounted already, so that only its login is missing."""
     from toolbus.bus.mcp_client.own_mounts import OwnMounts
     from toolbus.errors import SetupError
 
@@ -260,10 +260,10 @@ def _import(what: str, place: Path, *, yes: bool, as_json: bool) -> None:
     own = OwnMounts(place)
     try:
         paths = files_to_import(what, os.environ, Path.home(), Path.cwd())
-        found = find_servers(paths, own.entries(), Path.cwd())
-        rows = [(each.name, "skip" if each.why else "add", each.target, each.why) for each in found]
+        servers = find_servers(paths, own.entries(), Path.cwd())
+        rows = [(each.name, "skip" if each.why else "add", each.target, each.why) for each in servers]
         terminal.print_table(("MOUNT", "ACTION", "SERVER", "WHY"), rows, stream=sys.stderr if as_json else None)
-        added = {each.name: each.entry for each in found if not each.why}
+        added = {each.name: each.entry for each in servers if not each.why}
         if added:
             if not yes:
                 ask(f"Add {len(added)} to {own.path}? Each is a program that runs as you, or a server elsewhere.")
@@ -271,7 +271,7 @@ def _import(what: str, place: Path, *, yes: bool, as_json: bool) -> None:
     except SetupError as error:
         terminal.fail(str(error))
     if as_json:
-        skipped = {each.name: each.why for each in found if each.why}
+        skipped = {each.name: each.why for each in servers if each.why}
         terminal.print_json({"file": str(own.path), "added": list(added), "skipped": skipped})
     elif added:
         terminal.print_note(f"{len(added)} mounts were added; `toolbus mounts` shows how they are")

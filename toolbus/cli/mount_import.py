@@ -1,4 +1,4 @@
-"""Takes over the MCP servers that a client's file configures: shows what would come of each, then adds them."""
+"""Takes over the MCP servers that a client's file configures: shows what becomes of each, then adds them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from toolbus.text import shorten
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A server in a client's file, and what would come of it.
+class ImportedServer:
+    """A server in a client's file, and what becomes of it.
 
     Attributes:
-        entry: what would be written; its variables stay as they are.
+        entry: what is written; its variables stay as they are.
         why: why it is skipped; "" where it is added.
     """
 
@@ -50,17 +50,17 @@ def files_to_import(what: str, environment: Mapping[str, str], home: Path, proje
     if what not in tuple(McpClientName):
         return [Path(what)]
     files = client_files(McpClientName(what), environment=environment, home=home, project=project)
-    known = [path for path in (files.project, files.user) if path is not None]
-    there = [path for path in known if path.is_file()]
-    if not there:
+    places = [path for path in (files.project, files.user) if path is not None]
+    existing = [path for path in places if path.is_file()]
+    if not existing:
         raise SetupError(
-            f"{what} has no file of MCP servers here ({' or '.join(map(str, known))}): name a file instead"
+            f"{what} has no file of MCP servers here ({' or '.join(map(str, places))}): name a file instead"
         )
-    return there
+    return existing
 
 
-def find_servers(paths: list[Path], taken: Mapping[str, Any], project: Path) -> list[Found]:
-    """Returns the servers of files, each with what would come of it.
+def find_servers(paths: list[Path], taken: Mapping[str, Any], project: Path) -> list[ImportedServer]:
+    """Returns the servers of files, each with what becomes of it.
 
     Args:
         taken: names of mounts that exist.
@@ -69,7 +69,7 @@ def find_servers(paths: list[Path], taken: Mapping[str, Any], project: Path) -> 
     Raises:
         SetupError: a file cannot be read, or has no servers.
     """
-    found: list[Found] = []
+    servers: list[ImportedServer] = []
     used = set(taken)
     for path in paths:
         for written, entry in _entries(load_document(path), path, project):
@@ -79,11 +79,12 @@ def find_servers(paths: list[Path], taken: Mapping[str, Any], project: Path) -> 
                 why = f"a bus has at most {MAX_MOUNTS} mounts of its own"
             if not why:
                 used.add(name)
-            kept = {key: value for key, value in entry.items() if key in ENTRY_KEYS} if isinstance(entry, dict) else {}
-            found.append(Found(name or written, target_of(entry), str(path), kept, why))
-    if not found:
+            fields = entry.items() if isinstance(entry, dict) else ()
+            ours = {key: value for key, value in fields if key in ENTRY_KEYS}
+            servers.append(ImportedServer(name or written, target_of(entry), str(path), ours, why))
+    if not servers:
         raise SetupError(f"{' and '.join(map(str, paths))} configure no MCP servers: there is nothing to import")
-    return found
+    return servers
 
 
 def target_of(entry: Any) -> str:
@@ -110,7 +111,7 @@ def _why_not(name: str, written: str, entry: Any, path: Path, used: set[str]) ->
     if not name:
         return "its name has no letter or digit"
     if name in used:
-        return f"there is a mount {name} already"
+        return f"a mount {name} exists already"
     if _is_ourselves(entry):
         return "it is this bus itself"
     try:

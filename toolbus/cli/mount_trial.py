@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from toolbus.sdk import Host
 
 WAIT_SECONDS = 330.0  # an installation may take 300 s
-DOWN_SECONDS = 3.0  # a server elsewhere that cannot be reached is not waited for longer: the bus goes on trying
+DOWN_SECONDS = 3.0  # to wait for a server over HTTP that cannot be reached: the bus goes on trying
 LOOK_SECONDS = 0.2
 _SETTLED = ("live", "degraded", "failed", "needs login")
 _GOOD = ("live", "degraded")
@@ -88,11 +88,11 @@ async def _ask(host: Host, name: str) -> dict[str, Any]:
 async def settled(
     look: Callable[[], Awaitable[dict[str, Any]]], *, remote: bool, down_seconds: float = DOWN_SECONDS
 ) -> dict[str, Any]:
-    """Returns what is said of a mount as soon as it runs, or does not.
+    """Returns what the bus reports of a mount, as soon as its server runs or has failed.
 
     Args:
-        remote: whether the server is elsewhere, so that nobody installs it.
-        down_seconds: after its first failure, until such a server is given up here.
+        remote: whether it is a server over HTTP, which needs no installation.
+        down_seconds: how long to wait for such a server after its first failure.
     """
     state = ""
     clock = asyncio.get_running_loop().time
@@ -110,14 +110,14 @@ async def settled(
                         return answer
                 if mounts and mounts[0]["state"] != state and mounts[0]["state"] != "stopped":
                     state = mounts[0]["state"]
-                    terminal.print_note(f"{state}: {mounts[0]['reason'] or 'the server is asked what it offers'}")
+                    terminal.print_note(f"{state}: {mounts[0]['reason'] or 'the server lists its tools'}")
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
         raise SetupError(f"the server is not ready after {WAIT_SECONDS:g} s: see `toolbus mounts`") from None
 
 
 async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
-    """Starts a server beside no bus, and ends it; what it declares is remembered for the bus to come."""
+    """Starts a server without a bus, and ends it; its declarations are stored for the next bus."""
     from toolbus.bus import Bus
     from toolbus.bus.config import Config
     from toolbus.bus.mcp_client.mount_manifest import FILE as MANIFEST

@@ -27,12 +27,12 @@ EPILOG = epilog(
     Without a name it shows all mounts, with a name the tools of one: their hints, whether a changed declaration waits
     for `toolbus approve`, and what is left out and why. `toolbus mount` adds servers, `toolbus unmount` removes them.
     """,
-    "0 done, 1 the bus refused (there is no such mount, for example), 2 wrong usage, 3 no bus found.",
+    "0 done, 1 the bus refused (the mount is unknown, for example), 2 wrong usage, 3 no bus found.",
 )
 DONE_EPILOG = epilog(
     ("toolbus mounts restart files", "toolbus mounts logs files"),
-    "A restart ends the calls in flight; a server that was given up is tried again.",
-    "0 done, 1 the bus refused (there is no such mount, for example), 2 wrong usage, 3 no bus found.",
+    "A restart ends the calls in flight; a server that the bus had given up is started again.",
+    "0 done, 1 the bus refused (the mount is unknown, for example), 2 wrong usage, 3 no bus found.",
 )
 HINT_WORDS = {
     ("read_only", True): "read-only",
@@ -56,7 +56,10 @@ class _Group(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Group, rich_markup_mode="rich", epilog=EPILOG, help="Show the mounted MCP servers, approve, restart, logs."
+    cls=_Group,
+    rich_markup_mode="rich",
+    epilog=EPILOG,
+    help="Show the mounted MCP servers; restart one, or print its log.",
 )
 
 
@@ -84,7 +87,7 @@ def show(
 def restart(
     name: NameArgument, bus: BusOption = None, credential: CredentialOption = None, as_json: JsonOption = False
 ) -> None:
-    """Start a server anew."""
+    """Restart a server."""
     result = call_bus_tool(BusTarget(bus, credential), "mount_restart", {"name": name})
     if as_json:
         terminal.print_json(result)
@@ -167,6 +170,6 @@ def _of_server(mount: Mapping[str, Any]) -> str:
 def ask(question: str) -> None:
     """Ends the command unless the person at the terminal agrees."""
     if not sys.stdin.isatty():
-        terminal.fail(f"{question} Nobody can be asked here: add --yes", terminal.USAGE)
+        terminal.fail(f"{question} No person can answer here: add --yes", terminal.USAGE)
     if not typer.confirm(question):
         terminal.fail("nothing was changed")

@@ -1,4 +1,4 @@
-"""Implements ``toolbus notifications`` and ``toolbus notify``: what plugins say to users outside calls."""
+"""Implements ``toolbus notifications`` and ``toolbus notify``: messages of plugins to users, outside calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 EPILOG = epilog(
     ("toolbus notifications", "toolbus notifications --json"),
     """
-    Prints what plugins say to users outside calls, as hosts get it, from now on. It continues when the bus is
+    Prints the messages of plugins to users outside calls, as hosts get them, from now on. It continues when the bus is
     restarted; Ctrl-C ends it.
     """,
     "1 the bus refused, 2 wrong usage, 3 no bus found at the start, 130 after Ctrl-C.",
@@ -64,7 +64,7 @@ def notify(
     data: Annotated[str, typer.Option(metavar="JSON", help="Data for programs (default: none).")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Say something to a user, through the hosts that follow."""
+    """Send a message to a user, through the hosts that show notifications."""
     try:
         value = json.loads(data) if data else None
     except ValueError as error:

@@ -21,16 +21,16 @@ OFFER_AFTER_SECONDS = 1.0  # plugins come first, and a command that ends at once
 OWN_NAME = "toolbus"  # of this command, in its own output
 
 
-class KeptOutput:
-    """Prints reports of plugins, and keeps the newest of each.
+class RecordedOutput:
+    """Prints reports of plugins, and stores the newest of each.
 
     Args:
         prints: prints a report.
-        tail_bytes: of each plugin; 0 keeps nothing.
+        tail_bytes: stored of each plugin; 0 stores nothing.
         in_groups: whether they are of drop-in tools, whose processes change.
 
     Attributes:
-        tails: what is kept; None where nothing is.
+        tails: the stored reports; None without.
     """
 
     def __init__(self, prints: Callable[[PluginReport], object], tail_bytes: int, *, in_groups: bool) -> None:
@@ -38,21 +38,23 @@ class KeptOutput:
 
         self.tails = OutputTails(tail_bytes) if tail_bytes else None
         self._prints = prints
-        self._kept: Callable[[PluginReport], PluginReport] = lambda report: report
+        self._as_stored: Callable[[PluginReport], PluginReport] = lambda report: report
         if in_groups:
             from toolbus.dropin.group_supervisor import group_report
 
-            self._kept = group_report
+            self._as_stored = group_report
 
     def __call__(self, report: PluginReport) -> None:
         """Takes a report."""
         if self.tails is not None:
-            self.tails(self._kept(report))
+            self.tails(self._as_stored(report))
         self._prints(report)
 
 
 @contextlib.asynccontextmanager
-async def offering_output(bus: BusTarget, plugins: Supervisor | ToolFolder, output: KeptOutput) -> AsyncIterator[None]:
+async def offering_output(
+    bus: BusTarget, plugins: Supervisor | ToolFolder, output: RecordedOutput
+) -> AsyncIterator[None]:
     """Offers the output of the plugins to operators, from a moment after the start on."""
     if output.tails is None:
         yield

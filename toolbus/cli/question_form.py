@@ -29,8 +29,8 @@ async def ask_person(question: Question, read: ReadLine = read_line) -> Answer:
     schema = question.schema
     fields, required = schema.get("properties") or {}, schema.get("required") or ()
     if not fields:
-        given = await read("  accept? (yes or no; Enter: no)")
-        return Answer() if (given or "").strip().lower() in _YES else DECLINED
+        text = await read("  accept? (yes or no; Enter: no)")
+        return Answer() if (text or "").strip().lower() in _YES else DECLINED
     content: dict[str, Any] = {}
     for name, field in fields.items():
         while True:

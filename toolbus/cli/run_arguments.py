@@ -40,11 +40,11 @@ def find_plugins(paths: list[Path]) -> tuple[list[Path], Path | None, list[str] 
         elif not (folders := plugin_folders(path)):
             tools.append(path)
         else:
-            wanted = wanted_folders(path, folders)
-            plugins += wanted
-            for each in (each for each in folders if each not in wanted):
+            enabled = wanted_folders(path, folders)
+            plugins += enabled
+            for each in (each for each in folders if each not in enabled):
                 terminal.print_note(f"{each} is not run, since its plugin.toml says enabled = false: name it to run it")
-            if not wanted:
+            if not enabled:
                 terminal.fail(f"every plugin in {path} is disabled: name the folder of one", terminal.USAGE)
     if tools and len(paths) > 1:
         terminal.fail(

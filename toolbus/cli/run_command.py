@@ -16,7 +16,7 @@ import typer
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, BusTarget
 from toolbus.cli.help_text import epilog
-from toolbus.cli.offered_output import OWN_NAME, KeptOutput, offering_output
+from toolbus.cli.offered_output import OWN_NAME, RecordedOutput, offering_output
 from toolbus.cli.plugin_output import PrefixedOutput, print_json_report
 from toolbus.cli.run_arguments import find_plugins, read_programs
 from toolbus.cli.steady_output import json_note, steady_output, text_note
@@ -69,7 +69,7 @@ EPILOG = epilog(
     "0 all plugins ended as requested, 1 a plugin was given up, 2 wrong usage.",
 )
 
-SAME_SECONDS = 2.0  # two connections of this process, to tools and for operators, say the same at about the same time
+REPEAT_SECONDS = 2.0  # in which the connections for tools and for operators report the same problem
 
 FilesArgument = Annotated[
     list[Path] | None,
@@ -136,7 +136,7 @@ def run(
         bool, typer.Option("--json", help="Print output and events as JSON lines to standard output.")
     ] = False,
 ) -> None:
-    """Run plugins or a folder of drop-in tools, and restart what dies."""
+    """Run plugins, or a folder of drop-in tools; restart those that die."""
     if not files and not programs:
         terminal.fail("nothing to run: name a plugin file, a folder, or --exec NAME=COMMAND", terminal.USAGE)
     plugin_paths, folder, only = find_plugins(files or [])
@@ -147,7 +147,7 @@ def run(
     from toolbus.dropin.tool_folder import ToolFolder
     from toolbus.processes.supervisor import RestartPolicy, Supervisor
 
-    emit = KeptOutput(print_json_report if as_json else PrefixedOutput(), tail_bytes, in_groups=folder is not None)
+    emit = RecordedOutput(print_json_report if as_json else PrefixedOutput(), tail_bytes, in_groups=folder is not None)
     options: dict[str, Any] = {"restarts": RestartPolicy(enabled=not once), "stop_seconds": stop_seconds}
     plugins: Supervisor | ToolFolder
     if folder is None:
@@ -170,7 +170,7 @@ def run(
         raise typer.Exit(terminal.REFUSED)
 
 
-async def _run_until_stopped(plugins: Supervisor | ToolFolder, target: BusTarget, emit: KeptOutput) -> bool:
+async def _run_until_stopped(plugins: Supervisor | ToolFolder, target: BusTarget, emit: RecordedOutput) -> bool:
     from toolbus.processes.supervisor import Supervisor
 
     loop = asyncio.get_running_loop()
@@ -258,7 +258,7 @@ async def _following_address(
 
         def emit(self, record: logging.LogRecord) -> None:
             text, when = f"{record.levelname} {record.name}: {record.getMessage()}", record.created
-            if text != self.latest[0] or when - self.latest[1] >= SAME_SECONDS:
+            if text != self.latest[0] or when - self.latest[1] >= REPEAT_SECONDS:
                 self.latest = text, when
                 loop.call_soon_threadsafe(report, text)
 

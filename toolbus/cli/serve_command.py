@@ -120,7 +120,7 @@ def serve(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Store what is kept over restarts here; for one bus at a time (default: the platform's data folder).",
+            help="Store here what outlives a restart; for one bus at a time (default: the platform's data folder).",
         ),
     ] = None,
     ephemeral: Annotated[
@@ -190,8 +190,10 @@ def serve(
     if role and no_roles:
         terminal.fail("--role and --no-roles contradict each other: remove one", terminal.USAGE)
     if tools_dir and len(tools_dir) > 1:
-        given = f"--tools-dir is given {len(tools_dir)} times"
-        terminal.fail(f"{given}, a bus has one: copy the tools into one folder", terminal.USAGE)
+        terminal.fail(
+            f"--tools-dir is given {len(tools_dir)} times, a bus has one: copy the tools into one folder",
+            terminal.USAGE,
+        )
     if data_dir and ephemeral:
         terminal.fail("--data-dir and --ephemeral contradict each other: remove one", terminal.USAGE)
     flags = _set_flags(

@@ -1,10 +1,9 @@
-"""Keeps a command going whose output nobody reads: a terminal that Ctrl-S stopped, a pipe whose reader hangs.
+"""Lets a command continue while its output is not read: a terminal that Ctrl-S stopped, a pipe whose reader hangs.
 
-`toolbus run` and `toolbus serve` print on the thread that does everything else. What a stream cannot take at once is
-written by a thread of its own. A print waits for that thread, so that a reader who is only slow slows the command down
-as any output does, and one that has gone is noticed at once. A stream that takes nothing for a while is stuck: what is
-printed then waits within a bound, and what does not fit is counted; once the stream goes on, a line says how many lines
-were left out.
+`toolbus run` and `toolbus serve` print on the thread that does everything else. A text that a stream does not take at
+once is written by a thread of its own. A print waits for that thread: so a slow reader slows the command down as any
+output does, and a closed pipe is noticed at once. A stream that takes nothing for a while is stuck: texts are then
+stored up to a bound, and further lines are counted; once the stream goes on, a line says how many were left out.
 """
 
 from __future__ import annotations

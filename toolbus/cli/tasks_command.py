@@ -34,8 +34,8 @@ EPILOG = epilog(
     that started it: use the same --user as for the call, or --source with the program's name. Without them the tasks
     are those of `toolbus call`. Tasks of others are not shown.
 
-    --all lists the tasks of all, which who may see all calls may do: the programs of the bus's own user on its machine,
-    and keys with the scope administer = ["calls"]. With an ID it finds out whose the task is, and acts for them.
+    --all lists the tasks of all users and programs. The programs of the bus's own user on its machine may do that, and
+    keys with the scope administer = ["calls"]. With an ID it finds the owner of the task, and acts for that owner.
 
     check prints the state of a task, await waits until it ends; without --timeout it waits without limit. Ctrl-C ends
     the wait, not the task. Both print the result to standard output, like `toolbus call`; with --json they print the
@@ -118,7 +118,7 @@ def _list(bus: BusTarget, user: str | None, source: str | None, everyone: bool, 
 
 
 def _owner(bus: BusTarget, task_id: str) -> tuple[str | None, str | None]:
-    """Returns the user of a task, or the source of the program that started it; ends the command if there is none."""
+    """Returns the user of a task, or the source of the program that started it; ends the command without one."""
     found = call_bus_tool(bus, "all_tasks", {"task_id": task_id})["tasks"]
     if not found:
         terminal.fail(f"unknown task {task_id!r:.80}: `toolbus tasks --all` lists tasks; finished ones expire")
