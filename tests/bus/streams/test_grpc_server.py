@@ -184,6 +184,26 @@ async def test_reflection_lists_the_services_and_describes_the_bus(stranger: Raw
     assert described.file_descriptor_response.file_descriptor_proto
 
 
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("unary_unary", "toolbus.v1.ToolBusService/List"),
+        ("unary_stream", "grpc.health.v1.Health/Watch"),
+        ("stream_stream", "toolbus.v1.ToolBusService/Invoke"),
+        ("stream_stream", "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"),
+    ],
+)
+async def test_bytes_that_are_not_protobuf_end_an_rpc_with_a_reason_and_no_traceback(
+    stranger: RawPeer, caplog: pytest.LogCaptureFixture, kind: str, method: str
+) -> None:
+    make = getattr(stranger.channel, kind)(f"/{method}")  # without serializers: bytes as they are
+    garbage = b"\xff\xff\xff"
+    call = make(iter([garbage])) if kind == "stream_stream" else make(garbage)
+    assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "decoded" in await call.details()
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 async def test_a_program_in_the_process_and_a_peer_see_the_same_tools(bus: Bus, connect: Connect) -> None:
     @bus.tool
     def add(a: int, b: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.access.neighbours import Neighbours
@@ -174,10 +175,17 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
         if handler is None:
             return None  # type: ignore[return-value]
         kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
-        return handler._replace(**{kind: self._guarded(getattr(handler, kind), handler_call_details.method)})  # type: ignore[no-any-return]
+        changed: dict[str, Callable[..., Any]] = {
+            kind: self._behind_door(getattr(handler, kind), handler_call_details.method)
+        }
+        if not handler.request_streaming:
+            changed["request_deserializer"] = _decoder(handler.request_deserializer)
+        return handler._replace(**changed)  # type: ignore[no-any-return]
 
-    def _guarded(self, serve: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
+    def _behind_door(self, serve: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
         async def enter(request: Any, context: Context) -> None:
+            if isinstance(request, DecodeError):
+                await _refuse_undecodable(context, request)
             if method in _FOR_PROBES and not request.service:
                 return
             try:
@@ -194,8 +202,11 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
 
             async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
                 await enter(request, context)
-                async for message in serve(request, context):
-                    yield message
+                try:
+                    async for message in serve(request, context):
+                        yield message
+                except DecodeError as error:
+                    await _refuse_undecodable(context, error)
 
             return generate
 
@@ -204,3 +215,19 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             return await serve(request, context)
 
         return respond
+
+
+def _decoder(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Returns a deserializer that returns its error: grpcio would log a traceback and end the RPC as UNKNOWN."""
+
+    def decode(message: bytes) -> Any:
+        try:
+            return deserialize(message)
+        except DecodeError as error:
+            return error
+
+    return decode
+
+
+async def _refuse_undecodable(context: Context, error: DecodeError) -> None:
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request cannot be decoded: {error}")
