@@ -184,6 +184,27 @@ def test_a_bus_ends_although_a_command_follows_its_calls(tmp_path: Path) -> None
         assert following.code() == 130
 
 
+async def test_a_follower_gets_the_calls_that_end_while_the_bus_drains() -> None:
+    async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
+        release = asyncio.Event()
+
+        @bus.tool
+        async def slow() -> None:
+            await release.wait()
+
+        calls = [asyncio.create_task(bus.call("slow")) for _ in range(2)]
+        request = {"follow": True, "since": 0, "wait_seconds": 30.0}
+        following = asyncio.create_task(host.call("toolbus:calls", request))
+        await until(lambda: bus.dispatcher.in_flight.active == 3, "both calls, and the follower's request")
+        draining = asyncio.create_task(bus.drain(30.0))
+        await until(lambda: bus.core.presence.draining, "the drain")
+        calls[0].cancel()
+        await asyncio.sleep(0.2)  # the follower looks at the first call meanwhile
+        release.set()
+        assert [call["outcome"] for call in (await following).unwrap()["calls"]] == ["CANCELLED", "OK"]
+        await draining
+
+
 @pytest.mark.parametrize("contents", [False, True])
 async def test_requests_for_records_are_not_recorded_and_evict_none(contents: bool) -> None:
     async with running_bus(record_contents=contents) as bus:

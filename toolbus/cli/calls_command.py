@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,7 +48,6 @@ EPILOG = epilog(
 
 FOLLOW_SECONDS = 30.0  # how long one request waits for further calls
 FOLLOW_LIMIT = 50  # calls of one answer: with the longest contents it stays below the 4 MiB of a result
-PAUSE_SECONDS = 0.025  # between two requests, so that following costs the bus little: at most 2,000 calls/s
 _CALLS_TOOL = "toolbus:calls"  # its own calls are not recorded
 MAX_REPAIRS_SHOWN = 3  # in a table
 MAX_SHOWN = 60  # characters of arguments or output in a table
@@ -172,7 +170,6 @@ async def _follow(host: Host, filters: Mapping[str, Any], contents: bool, as_jso
             _print_lost(answer["lost"], as_json)
         for record in answer["calls"]:
             _print(record, contents, as_json)
-        await asyncio.sleep(PAUSE_SECONDS)
         request = {"since": answer["next"], "wait_seconds": FOLLOW_SECONDS, "limit": FOLLOW_LIMIT}
         answer = await _request(host, {**filters, **request})
 

@@ -40,6 +40,7 @@ SEARCH_DESCRIPTION = (
 
 
 BATCH_SECONDS = 0.05  # from the next call until the records are read: a follower reads batches
+FOLLOW_PAUSE_SECONDS = 0.025  # before each answer to a follower: with 50 calls in each, at most 2,000 calls/s
 
 
 class AdminTools:
@@ -135,18 +136,30 @@ class AdminTools:
         deadline = time.monotonic() + min(wait_seconds, MAX_WAIT_SECONDS)
         if since > self._records.ended:
             since = 0  # a number of an earlier bus, which has been restarted since
+        if follow and since >= 0:
+            await asyncio.sleep(FOLLOW_PAUSE_SECONDS)
         while True:
             if since < 0:
                 batch = RecordBatch(0, self._records.newest(record_filter, limit), self._records.ended)
             else:
                 batch = self._records.batch(record_filter, since, limit)
-            # A client that waits must not delay the shutdown of the bus.
-            if batch.records or (batch.lost and follow) or self._presence.draining or time.monotonic() >= deadline:
+            if self._is_complete(batch, limit, follow=follow) or time.monotonic() >= deadline:
                 break
-            since = batch.position if since >= 0 else since  # calls up to this number need not be read again
+            if since >= 0 and not batch.records:
+                since = batch.position  # calls up to this number need not be read again
             await self._next_call(deadline)
         calls = [record.described(self._records.began) for record in batch.records]
         return {"calls": calls, "lost": batch.lost, "next": batch.position} if follow else calls
+
+    def _is_complete(self, batch: RecordBatch, limit: int, *, follow: bool) -> bool:
+        """Tells whether a client that waits for records gets its answer now.
+
+        A client leaves a draining bus with its last answer. So a follower gets one when the last call has ended; any
+        other client at once, since it must not delay the drain.
+        """
+        if not self._presence.draining:
+            return bool(batch.records or (batch.lost and follow))
+        return not (follow and self._core.dispatcher.in_flight.oldest(1)) or len(batch.records) >= limit
 
     @llm_tool(description="Cancels a call that runs, whoever made it; its caller gets the error CANCELLED.")
     async def cancel_call(self, scope: ToolScope, id: str) -> dict[str, Any]:
