@@ -13,10 +13,8 @@ from rich.console import Console
 from lab import commands
 from lab.benchmarks import contest
 from lab.benchmarks.facts import Fact
-from lab.benchmarks.figures import charts
 from lab.benchmarks.report import Report
 from lab.benchmarks.suite import DEFAULT, SUITES, Suite
-from lab.chart import svg
 from lab.load.windows import MAX_BYTES, MAX_IN_FLIGHT
 from lab.stage import environment
 
@@ -56,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--base", default="", metavar="REV", help=base)
     parser.add_argument("--no-experiments", action="store_true", help="leave GRPC_EXPERIMENTS alone")
     commands.add_bus_command(parser, "TOOLBUS_BENCH_COMMAND")
-    commands.add_results(parser, "every sample", "the suite's page and its charts")
+    commands.add_results(parser, "every sample", "the suite's page")
     return parser
 
 
@@ -132,10 +130,7 @@ def main() -> int:
     report.show(console)
     commands.write_json(options.json, report.to_json())
     if options.write:
-        drawn = {f"{name}.svg": chart for name, chart in charts(report).items()}
-        page = report.to_markdown({name: chart.title for name, chart in drawn.items()})
-        pages = {suite.file: page} | {name: svg(chart) for name, chart in drawn.items()}
-        commands.write_pages(options.pages, pages, console)
+        commands.write_pages(options.pages, {suite.file: report.to_markdown()}, console)
     return 1 if report.failures else 0
 
 

@@ -172,7 +172,6 @@ SDK = by_name(
     *(_on_a_bus(f"plugin_{kind}", STREAM, _plugin(kind)) for kind in ("plain", "async")),
     *(_on_a_bus(f"host_{way}", (_HOST, way), _RAW) for way in ("tasks", "many", "sync")),
     *(_on_a_bus(f"both_{kind}", (_HOST, "tasks"), _plugin(kind)) for kind in ("plain", "async")),
-    _on_a_bus("pattern", STREAM, _plugin("pattern")),
     IN_PROCESS,
 )
 
@@ -190,34 +189,14 @@ def _local_tool_bus(stage: Stage, plan: Plan, *, before: bool = False) -> tuple[
     return bus, f"http://{address_of(bus.line(), 'http')}"
 
 
-def _mounted(stage: Stage, plan: Plan) -> tuple[Child, str]:
-    """Starts a bus that has the SDK's server as a mount, over its pipes."""
-    folder = Path(stage.folder())
-    mounts = folder / "mcp.json"
-    entry = {
-        "command": python_of("fastmcp"),
-        "args": ["-m", "lab.benchmarks.mcp_rivals", "sdk", "stdio"],
-        "cwd": str(ROOT),
-    }
-    mounts.write_text(json.dumps({"mcpServers": {"bench": entry}}))
-    mounts.chmod(0o600)
-    options = ("--data-dir", str(folder / "data"), "--mcp-servers", str(mounts))
-    bus, _, http = plan.bus(stage, *options, http=LOOPBACK)
-    return bus, http
-
-
 _RAW_INVOKE, _RAW_MCP = ("load.raw_http", "invoke"), ("load.raw_http", "mcp")
 _in_room = functools.partial(Contestant, rooms=("fastmcp",), partial=True)
 MCP = by_name(
     Contestant("floor", module("benchmarks.asgi_servers", "floor", address="http"), _RAW_INVOKE),
     Contestant("mcp", _local_tool_bus, _RAW_MCP),
-    Contestant("mcp_plugin", GATEWAY["rest_grpc"].middle, _RAW_MCP),
     Contestant("rest", _local_tool_bus, _RAW_INVOKE),
     Contestant("rest_before", functools.partial(_local_tool_bus, before=True), _RAW_INVOKE, partial=True),
     _in_room("sdk", lambda stage, plan: _mcp_server(stage, "sdk", "http"), _RAW_MCP),
-    _in_room("mcp_mount", _mounted, _RAW_MCP),
-    _in_room("fastmcp", lambda stage, plan: _mcp_server(stage, "fastmcp", "http"), _RAW_MCP),
-    _in_room("fastmcp_proxy", _mcp_proxy, _RAW_MCP),
     Contestant("mount_client", _local_tool_bus, (_HOST, "mount_client")),
     _in_room("sdk_client", _local_tool_bus, ("benchmarks.mcp_rivals", "sdk", "host"), host_room="fastmcp"),
 )

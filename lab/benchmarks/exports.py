@@ -1,4 +1,4 @@
-"""Measures writing a catalog for a model: each dialect by itself, as the tool loop does it, and over HTTP."""
+"""Measures writing a catalog for a model: each dialect by itself, and as the tool loop does it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,18 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-import aiohttp
-
 from lab.benchmarks import catalog
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Column, Fact, Line, Measured, measured, microseconds, milliseconds
 from lab.stage import Stage
 from toolbus.dialects import DIALECTS, Dialect, Export, find_dialect
 from toolbus.dialects.token_cost import estimate_tokens
-from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.loop.export_cache import ExportCache
 from toolbus.loop.loop_settings import LoopSettings
 from toolbus.loop.loop_tools import LoopTools
-from toolbus.testing import running_bus
 from toolbus.tool import Result, Tool
 
 TOOLS = 1_000
-SERVED = ("openai", "gemini")  # schemas almost as they are, and written anew
 
 
 class Changing:
@@ -111,42 +106,3 @@ def _sizes(written: Export) -> dict[Column, Sequence[float]]:
         ("losses", ""): (len(written.losses),),
         ("left out", ""): (len(written.left_out),),
     }
-
-
-def served_export(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Gets a thousand tools from a bus of this process over HTTP."""
-    lines: dict[str, Line] = {name: functools.partial(_served, name, repeats) for name in SERVED}
-    title = f"GET /api/tools/export, {TOOLS:,} tools, bus and client in one process"
-    return measured("served_export", title, lines, plan.rounds)
-
-
-async def _served(name: str, repeats: int) -> Measured:
-    async with running_bus(http="127.0.0.1:0") as bus, aiohttp.ClientSession(f"http://{bus.http_address}") as session:
-        for tool in catalog.tools(TOOLS):
-            bus.add_tool(ToolSpec(tool, _nothing, HandlerKind.ASYNC))
-        tag = ""
-
-        async def get(number: int, expected: int = 200, known: str = "") -> None:
-            nonlocal tag
-            headers = {"If-None-Match": known} if known else {}
-            request = session.get("/api/tools/export", params={"dialect": name}, headers=headers)
-            async with request as answer:
-                await answer.read()
-                if answer.status != expected:
-                    raise RuntimeError(f"GET /api/tools/export answered HTTP {answer.status}")
-                tag = answer.headers["ETag"]
-
-        first = await microseconds(get, 1)
-        changed, again, known = [], [], []
-        for number in range(repeats):
-            bus.add_tool(ToolSpec(Tool("changing", f"Is number {number}."), _nothing, HandlerKind.ASYNC))
-            changed.append(await microseconds(get, 1))
-            again.append(await microseconds(get, 5))
-            unchanged = functools.partial(get, expected=304, known=tag)
-            known.append(await microseconds(unchanged, 5))
-    each = {"first": [first], "one tool changed": changed, "again": again, "again, with its ETag": known}
-    return {(what, "ms"): [sample / 1e3 for sample in samples] for what, samples in each.items()}
-
-
-async def _nothing() -> None:
-    """Does nothing."""

@@ -26,7 +26,6 @@ from toolbus.v1 import tool_pb2 as pb
 ANSWER_SECONDS = 30.0
 HELD = 100
 PLUGINS = 10
-DOWN_SECONDS = 5.0
 
 
 def death(stage: Stage, plan: Plan, repeats: int) -> Fact:
@@ -93,19 +92,6 @@ async def _cancel(address: str, plugin: Child, repeats: int) -> tuple[float, ...
 
 def restart(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times how long after a killed bus listens again ten SDK plugins are offered again."""
-    samples = _restarts(stage, plan, max(1, repeats // 3), 0.0)
-    sentence = f"bus killed and started again at once: ready line, to all {PLUGINS} SDK plugins listed"
-    return Fact("restart", sentence, "ms", 1000.0, samples)
-
-
-def outage(stage: Stage, plan: Plan, repeats: int) -> Fact:
-    """Times the same after the bus was away for so long that the plugins' backoff has grown."""
-    samples = _restarts(stage, plan, max(1, repeats // 5), DOWN_SECONDS)
-    sentence = f"bus away for {DOWN_SECONDS:g} s: ready line, to all {PLUGINS} SDK plugins listed"
-    return Fact("outage", sentence, "ms", 1000.0, samples)
-
-
-def _restarts(stage: Stage, plan: Plan, repeats: int, down_seconds: float) -> tuple[float, ...]:
     fixed = f"127.0.0.1:{free_ports(1)[0]}"
     names = {f"hold_{number}" for number in range(PLUGINS)}
     bus, address, _ = plan.bus(stage, grpc=fixed)
@@ -113,14 +99,14 @@ def _restarts(stage: Stage, plan: Plan, repeats: int, down_seconds: float) -> tu
         stage.module("load.plugin", address, "--way", "hold", "--source", f"bench-{name}", "--tool", name)
     _wait_for(address, names)
     samples = []
-    for _ in range(repeats):
+    for _ in range(max(1, repeats // 3)):
         bus.kill()
-        time.sleep(down_seconds)
         bus, address, _ = plan.bus(stage, grpc=fixed)
         began_at = time.monotonic_ns()
         _wait_for(address, names)
         samples.append((time.monotonic_ns() - began_at) / 1e6)
-    return tuple(samples)
+    sentence = f"bus killed and started again at once: ready line, to all {PLUGINS} SDK plugins listed"
+    return Fact("restart", sentence, "ms", 1000.0, tuple(samples))
 
 
 def _wait_for(address: str, names: set[str]) -> None:

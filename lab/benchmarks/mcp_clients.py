@@ -1,11 +1,10 @@
-"""Measures what MCP clients notice, a change of the catalog and a restart of the bus, and what MCP weighs there."""
+"""Measures how soon an MCP client learns of a change of the catalog, and how much memory MCP takes in a bus."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,7 +13,7 @@ from lab.benchmarks.contest import LOOPBACK, Plan
 from lab.benchmarks.facts import Fact
 from lab.child import ChildFailed
 from lab.load.raw_http import ABOUT, mcp_message
-from lab.stage import BusProcess, Stage, free_ports
+from lab.stage import Stage
 
 SECONDS = 30.0
 TOOLS = 1_000
@@ -25,7 +24,7 @@ _CHANGED = "notifications/tools/list_changed"
 
 
 class Client:
-    """One MCP client on one connection, which it makes anew where the bus closed it."""
+    """One MCP client on one connection."""
 
     def __init__(self, url: str, *, legacy: bool = False) -> None:
         self._http = httpx.Client(base_url=url, **_DIRECT)
@@ -47,11 +46,7 @@ class Client:
         Raises:
             ChildFailed: it was refused.
         """
-        request = self._request(method, params)
-        try:
-            answer = self._http.send(request)
-        except httpx.TransportError:  # the bus was started anew
-            answer = self._http.send(request)
+        answer = self._http.send(self._request(method, params))
         message = answer.json()
         if answer.status_code != 200 or "result" not in message:
             raise ChildFailed(f"{method} was answered with HTTP {answer.status_code} {answer.text[:500]}")
@@ -72,18 +67,12 @@ class Client:
 
 def _event(lines: Iterator[str]) -> str:
     """Returns the data of the next event of a stream; empty where the stream has ended."""
-    try:
-        return next((line for line in lines if line.startswith("data:") and len(line) > 6), "")
-    except httpx.TransportError:
-        return ""
+    return next((line for line in lines if line.startswith("data:") and len(line) > 6), "")
 
 
 def _register(url: str, name: str) -> None:
     body = {"name": name, "callback_url": "http://127.0.0.1:9/run", "source": "lab"}
     httpx.post(f"{url}/api/tools/register", json=body, **_DIRECT).raise_for_status()
-
-
-# -- what is told ----------------------------------------------------------------------------------------------------
 
 
 def list_changed(stage: Stage, plan: Plan, repeats: int) -> Fact:
@@ -100,55 +89,6 @@ def list_changed(stage: Stage, plan: Plan, repeats: int) -> Fact:
                 raise ChildFailed(f"expected {_CHANGED!r}, got {event!r}")
     sentence = "registration answered, to list_changed at a modern client that listens"
     return Fact("list_changed", sentence, "ms", 100.0, tuple(samples))
-
-
-# -- a restart of the bus --------------------------------------------------------------------------------------------
-
-
-def client_restart(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Kills the bus under MCP clients of both eras, which go on as if nothing had happened."""
-    folder, port = Path(stage.folder()), free_ports(1)[0]
-    options = ("--data-dir", str(folder / "data"))
-
-    def start() -> BusProcess:
-        return plan.bus(stage, *options, http=f"127.0.0.1:{port}")
-
-    bus = start()
-    refused, seconds = 0, []
-    clients = [Client(bus.http, legacy=True), Client(bus.http)]
-    for client in clients:
-        client.ask("tools/list", {})
-    for _ in range(max(2, repeats // 3)):
-        bus.child.kill()
-        bus = start()
-        began_at = time.monotonic()
-        for client in clients:
-            try:
-                client.ask("tools/list", {})
-            except ChildFailed:
-                refused += 1
-        seconds.append((time.monotonic() - began_at) * 1e3)
-    with Client(bus.http).listening() as stream:
-        bus.child.kill()
-        ended = _event(stream) == ""
-    bus = start()
-    with Client(bus.http).listening():
-        pass
-    what = "bus killed and started again under a legacy session and a modern client"
-    return (
-        Fact("client_restart", f"{what}: requests refused", "requests", 0.0, (float(refused),)),
-        Fact("client_restart", f"{what}: ready line, to both lists", "ms", 1000.0, tuple(seconds)),
-        Fact(
-            "client_restart",
-            "listeners that did not see the end of a killed bus",
-            "listeners",
-            0.0,
-            (float(not ended),),
-        ),
-    )
-
-
-# -- weight ----------------------------------------------------------------------------------------------------------
 
 
 def mcp_weight(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:

@@ -1,4 +1,4 @@
-"""Measures mounted MCP servers: until their tools are listed, when they are killed, and what is left of them.
+"""Measures mounted MCP servers: what a killed one costs its callers, and what is left of those that were unmounted.
 
 Every function starts a bus of its own, with `lab.load.mcp_child` as the mounted server.
 """
@@ -26,7 +26,7 @@ from lab.benchmarks.contest import LOOPBACK, Plan
 from lab.benchmarks.facts import Fact
 from lab.child import ChildFailed
 from lab.load import peer
-from lab.stage import ROOT, BusProcess, Stage, until
+from lab.stage import ROOT, Stage, until
 from toolbus.v1 import tool_pb2 as pb
 
 CHILD = ROOT / "lab" / "load" / "mcp_child.py"
@@ -35,36 +35,24 @@ HELD = 50  # calls that a server runs when it is killed
 SECONDS = 30.0  # in which anything has to happen
 BURST = 3  # deaths in a row, with pauses between: a server that dies too often is not started again
 WINDOW_SECONDS = 31.0
-GONE_SECONDS = 10.0  # in which processes of a killed bus have to end
+GONE_SECONDS = 10.0  # in which processes of an unmounted server have to end
 WARM_UP = 3  # mounts and unmounts before memory is read
 LOOK_SECONDS = 0.002
 WILD_SHARE = 5  # of so many servers that are mounted and unmounted one is wild: each takes the whole time to end
 
 
 class MountedServer:
-    """A bus that follows a file of mounts, and the log of the server in it.
+    """A bus that follows a file of mounts, and the log of the server in it."""
 
-    Attributes:
-        ready_at: when the bus was ready last.
-    """
-
-    def __init__(self, stage: Stage, plan: Plan, *, mounted: bool = False) -> None:
-        self._stage, self._plan = stage, plan
+    def __init__(self, stage: Stage, plan: Plan) -> None:
         self._http = httpx.Client(timeout=SECONDS, trust_env=False, verify=False)
         self.folder = Path(stage.folder())
         self.log = self.folder / "server.log"
         self.log.touch()
         self._file = self.folder / "mounts.json"
-        if mounted:
-            self.mount()
-        else:
-            self.unmount()
-        self.bus: BusProcess = self._start()
-        self.ready_at = time.monotonic()
-
-    def _start(self) -> BusProcess:
+        self.unmount()
         options = ("--data-dir", str(self.folder / "data"), "--mcp-servers", str(self._file))
-        return self._plan.bus(self._stage, *options, http=LOOPBACK)
+        self.bus = plan.bus(stage, *options, http=LOOPBACK)
 
     def mount(self, *, wild: bool = False) -> None:
         """Writes the server into the file."""
@@ -82,12 +70,6 @@ class MountedServer:
         part.chmod(0o600)
         part.replace(self._file)
 
-    def restart(self) -> None:
-        """Kills the bus and starts it again."""
-        self.bus.child.kill()
-        self.bus = self._start()
-        self.ready_at = time.monotonic()
-
     @property
     def offered(self) -> bool:
         """Whether the server's tools are listed."""
@@ -102,15 +84,14 @@ class MountedServer:
         """Asks the bus."""
         return self._http.get(f"{self.bus.http}{path}")
 
-    def wait(self, offered: bool) -> float:
-        """Waits until the tools are listed, or not; returns when.
+    def wait(self, offered: bool) -> None:
+        """Waits until the tools are listed, or not.
 
         Raises:
             ChildFailed: it did not happen in time.
         """
         if not until(lambda: self.offered is offered, SECONDS, LOOK_SECONDS):
             raise ChildFailed(f"after {SECONDS:g} s the tools are {'not ' if offered else ''}listed")
-        return time.monotonic()
 
     @property
     def pid(self) -> int:
@@ -136,35 +117,7 @@ def _is_of(process: psutil.Process, folder: str) -> bool:
         return False
 
 
-# -- until the tools are listed --------------------------------------------------------------------------------------
-
-
-def first_tool(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Times from the ready line of a bus to its tools, with a server it knows and one that it does not."""
-    known, unknown, beyond, looks, written = [], [], [], [], []
-    for _ in range(max(2, repeats // 3)):
-        server = MountedServer(stage, plan, mounted=True)
-        unknown.append((server.wait(True) - server.ready_at) * 1e3)
-        beyond.append(max(0.0, unknown[-1] - _own_start()))
-        server.restart()
-        looks.append(0.0 if server.offered else 1.0)
-        known.append((server.wait(True) - server.ready_at) * 1e3)
-        server.unmount()
-        server.wait(False)
-        mounted_at = time.monotonic()
-        server.mount()
-        written.append((server.wait(True) - mounted_at) * 1e3)
-        server.bus.child.end()
-    ready = "ready line of a bus"
-    return (
-        Fact(
-            "first_tool", "buses that know the server and do not list its tools when ready", "buses", 0.0, tuple(looks)
-        ),
-        Fact("first_tool", f"{ready} that knows the server, to its tools listed", "ms", None, tuple(known)),
-        Fact("first_tool", f"{ready} that does not, to its tools listed", "ms", None, tuple(unknown)),
-        Fact("first_tool", "the same beyond what the server takes by itself", "ms", 50.0, tuple(beyond)),
-        Fact("first_tool", "entry written into the file, to its tools listed", "ms", None, tuple(written)),
-    )
+# -- a server that is killed -----------------------------------------------------------------------------------------
 
 
 def _own_start() -> float:
@@ -181,9 +134,6 @@ def _own_start() -> float:
         taken = (time.monotonic() - began_at) * 1e3
         server.stdin.close()
     return taken
-
-
-# -- a server that is killed -----------------------------------------------------------------------------------------
 
 
 def server_killed(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
@@ -301,29 +251,3 @@ def _await_none(server: MountedServer) -> int:
     """Waits until no process of the server is left; returns how many are after all."""
     until(lambda: not server.left(), GONE_SECONDS)
     return len(server.left())
-
-
-def _is_new(server: MountedServer, pid: int) -> bool:
-    return server.pid not in (0, pid)
-
-
-def bus_killed(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Kills the bus again and again while it has a wild server mounted."""
-    server = MountedServer(stage, plan)
-    server.mount(wild=True)
-    left, taken = [], []
-    for _ in range(max(2, repeats // 2)):
-        pid = server.pid
-        server.wait(True)
-        if not until(partial(_is_new, server, pid), SECONDS):
-            raise ChildFailed("the mounted server was not started")
-        killed_at = time.monotonic()
-        server.bus.child.kill()
-        left.append(float(_await_none(server)))
-        taken.append((time.monotonic() - killed_at) * 1e3)
-        server.restart()
-    what = "SIGKILL of a bus with a wild server mounted"
-    return (
-        Fact("bus_killed", f"{what}: processes left after {GONE_SECONDS:g} s", "processes", 0.0, tuple(left)),
-        Fact("bus_killed", f"{what}, to the end of the last one", "ms", None, tuple(taken)),
-    )

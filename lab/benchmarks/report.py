@@ -16,7 +16,7 @@ from rich.console import Console
 from lab.benchmarks.contest import Outcome, Plan, medians, ratios
 from lab.benchmarks.facts import Fact
 from lab.benchmarks.rooms import version_of as room_version
-from lab.benchmarks.suite import Aim, Suite
+from lab.benchmarks.suite import Suite
 from lab.commands import repeat_command
 from lab.load.windows import Cell, Window, size_title
 from lab.report import Table, machine, version_of
@@ -45,31 +45,10 @@ class Report:
         ratio_facts = self._facts("Ratios", [fact for fact in self.facts if not fact.table and fact.unit == "×"])
         facts = self._facts("Facts", [fact for fact in self.facts if not fact.table and fact.unit != "×"])
         every = (
-            *(self._aims(), ratio_facts, *map(self._ratios, self.plan.sizes), self._windows()),
+            *(ratio_facts, *map(self._ratios, self.plan.sizes), self._windows()),
             *(*self._tables(), facts, self._cannot()),
         )
         return [section for section in every if section.rows]
-
-    def aims(self) -> list[tuple[Aim, float]]:
-        """Returns the aims that this run has measured, each with what it found."""
-        found = []
-        for aim in self.suite.aims:
-            cell = self.suite.cells_of(aim)
-            compared = ratios(self.outcome.rounds, aim.figure, aim.over)
-            if cell in compared:
-                found.append((aim, compared[cell]))
-        return found
-
-    def _aims(self) -> Table:
-        rows = [
-            (
-                f"{aim.sentence}, {self.suite.cells_of(aim).title}",
-                f"{found:.2f}",
-                f"{'at least' if aim.least else 'at most'} {aim.bound:g}",
-            )
-            for aim, found in self.aims()
-        ]
-        return Table("Aims", ("ratio", "found", "aim"), rows)
 
     def _ratios(self, size: int) -> Table:
         # CPU too, because the two ends share the CPUs with the middle and so hide part of what it costs.
@@ -182,7 +161,6 @@ class Report:
             "machine": self.machine(),
             "others_busy_percent": self.outcome.others_busy_percent,
             "plan": asdict(self.plan),
-            "aims": [{**asdict(aim), "found": found} for aim, found in self.aims()],
             "ratios": {
                 f"{name}/{to}": {
                     str(cell): found
@@ -210,12 +188,8 @@ class Report:
         for name, why in self.failures.items():
             console.print(f"{name} could not be measured: {why}", style="red", highlight=False, markup=False)
 
-    def to_markdown(self, pictures: Mapping[str, str] | None = None) -> str:
-        """Returns the page for ``lab/results/``.
-
-        Args:
-            pictures: by file, what each shows.
-        """
+    def to_markdown(self) -> str:
+        """Returns the page for ``lab/results/``."""
         ratio_rule = " Ratios are medians of those within each round." if self.suite.ratios else ""
         parts = [
             f"# {self.suite.title}",
@@ -226,7 +200,6 @@ class Report:
             parts.append(section.markdown())
             if section.repeat:
                 parts.append(f"Median (best to worst); repeat with `{section.repeat}`.")
-        parts += [f"![{title}]({file})\n\nRepeat with `{self.command}`." for file, title in (pictures or {}).items()]
         return "\n\n".join(parts) + "\n"
 
 

