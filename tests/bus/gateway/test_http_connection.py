@@ -17,7 +17,7 @@ from tests.bus.gateway.raw_http import Answer, Line, ask, request
 from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.bus import Bus
 from toolbus.bus.access.neighbours import Neighbours
-from toolbus.bus.gateway.http_connection import MAX_HEAD_BYTES, NO_PAGE
+from toolbus.bus.gateway.http_connection import LINES_PER_SECOND, MAX_HEAD_BYTES, NO_PAGE
 from toolbus.bus.gateway.http_server import HttpServer
 from toolbus.limits import Timings
 from toolbus.testing import running_bus
@@ -279,6 +279,22 @@ async def test_an_application_that_fails_and_one_connection_too_many_are_answere
         assert answer.status == 503
         assert answer.headers.items() >= SECURITY_HEADERS.items()
         held.close()
+
+
+async def test_clients_can_cause_only_some_lines_of_the_log_in_a_second(
+    bus: Bus, caplog: pytest.LogCaptureFixture
+) -> None:
+    for kind, data in (
+        ("Invalid HTTP", b"no request\r\n\r\n"),
+        ("refused method", request("GET /", "Host: evil.example")),
+    ):
+        caplog.clear()
+        began = asyncio.get_running_loop().time()
+        answers = await asyncio.gather(*(ask(bus, data) for _ in range(5 * LINES_PER_SECOND)))
+        seconds = asyncio.get_running_loop().time() - began
+        assert {answer.status for answer in answers} <= {400, 403}
+        logged = sum(kind in line for line in caplog.messages)
+        assert 1 <= logged <= LINES_PER_SECOND * (seconds + 2.0)
 
 
 async def test_the_page_of_documentation_runs_its_own_scripts_alone_and_is_framed_by_nobody(bus: Bus) -> None:

@@ -196,6 +196,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"timeout_seconds": 300.5}, "timeout_seconds"),
     ({"timeout_seconds": float("nan")}, "timeout_seconds"),
     ({"context": 1}, "context"),
+    ({"user_id": "ann"}, "user_id"),  # it belongs in the context, and no call must lose it
 ]
 
 

@@ -47,6 +47,23 @@ async def _streamed(http: httpx.AsyncClient, name: str, **more: Any) -> list[tup
         return [(kind, data) async for kind, data, _ in events(answer)]
 
 
+@pytest.mark.parametrize(
+    "accept",
+    ["text/event-stream;q=0", "application/json, text/event-stream; q=0.0", "*/*", "text/event-streams", "TEXT/*"],
+)
+async def test_a_client_that_does_not_name_streams_or_refuses_them_gets_a_plain_answer(bus: Bus, accept: str) -> None:
+    bus.tool(name="plain")(lambda: 1)
+    async with client(bus, headers={"Accept": accept}) as http:
+        assert (await invoke(http, "plain", {}))["output"] == 1
+
+
+@pytest.mark.parametrize("accept", ["Text/Event-Stream", "application/json;q=0.5, text/event-stream;q=0.1"])
+async def test_a_client_that_names_streams_in_any_spelling_gets_one(bus: Bus, accept: str) -> None:
+    bus.tool(name="plain")(lambda: 1)
+    async with client(bus, headers={"Accept": accept}) as http:
+        assert [kind for kind, _ in await _streamed(http, "plain")] == ["result"]
+
+
 async def test_progress_and_chunks_come_in_their_order_before_exactly_one_result(
     bus: Bus, http: httpx.AsyncClient
 ) -> None:

@@ -19,10 +19,11 @@ from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.gateway.gateway_parts import IDENTITY
-from toolbus.bus.gateway.http_connection import PROBES, UID
+from toolbus.bus.gateway.http_connection import LINES_PER_SECOND, PROBES, UID, log_later
 from toolbus.bus.gateway.remote_access import RemoteAccess
 from toolbus.bus.loopback import is_allowed_host_header, is_allowed_origin, is_loopback_peer, is_own_origin, mask
 from toolbus.errors import ToolBusError, http_status
+from toolbus.log_limit import LogLimit
 from toolbus.text import quote
 
 log = logging.getLogger("toolbus.http")
@@ -55,6 +56,7 @@ class AccessGuard:
         self._neighbours = neighbours
         self._remote = remote
         self._max_bytes = max_bytes
+        self._log_limit = LogLimit(LINES_PER_SECOND, _log_more, log_later)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a request on, or refuses it."""
@@ -74,7 +76,8 @@ class AccessGuard:
         if refusal is not None:
             status, why = refusal
             self._record(scope, why)
-            log.warning("refused method=%s path=%.80r why=%s", scope["method"], scope["path"], why)
+            if self._log_limit.passes():
+                log.warning("refused method=%s path=%.80r why=%s", scope["method"], scope["path"], why)
             more = self._remote.headers_of_401(scope) if status == 401 else None
             await JSONResponse({"detail": why}, status, headers=more)(scope, receive, send)
             return
@@ -126,6 +129,10 @@ class AccessGuard:
 
     def _too_long(self) -> str:
         return f"the body is longer than the limit http_body_bytes = {self._max_bytes}: send less"
+
+
+def _log_more(lines: int) -> None:
+    log.warning("refused %d more requests", lines)
 
 
 def _uid(scope: Scope) -> int | None:

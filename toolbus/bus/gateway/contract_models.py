@@ -1,6 +1,7 @@
-"""Defines the request and response bodies of the REST contract and validates them (REST-2 to REST-8).
+"""Defines the request and response bodies of the REST contract and of an invoke, and validates them (REST-2 to REST-8).
 
-Fields stand in the order of the contract, since their errors are listed in that order. Unknown fields are ignored.
+Fields stand in the order of the contract, since their errors are listed in that order. The contract ignores unknown
+fields; an invoke, which it does not have, refuses them.
 """
 
 from __future__ import annotations
@@ -257,12 +258,13 @@ class Context(BaseModel):
 
 
 class InvokeBody(BaseModel):
-    """A call."""
+    """A call. An unknown field is refused: a `user_id` beside the context would else be lost without a word."""
 
     model_config = ConfigDict(
+        extra="forbid",
         json_schema_extra={
             "examples": [{"name": "get_weather", "arguments": {"city": "Oslo"}, "timeout_seconds": 10}],
-        }
+        },
     )
 
     name: Annotated[str, Field(min_length=1, description="The tool's listed name.")]

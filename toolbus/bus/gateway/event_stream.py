@@ -13,6 +13,8 @@ from fastapi.responses import StreamingResponse
 from fastapi.sse import format_sse_event
 from starlette.types import Send
 
+from toolbus.bus.metrics.exposition import quality_of
+
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 RETRY = b"retry: 1000\n\n"  # begins a stream: after a lost connection the client reconnects in one second
 _PING = b": ping\n\n"
@@ -39,8 +41,12 @@ class EventStream(StreamingResponse):
 
 
 def wants_events(request: Request) -> bool:
-    """Returns whether a request asks for a stream at an endpoint that also has a plain response."""
-    return "text/event-stream" in request.headers.get("accept", "")
+    """Returns whether a request names a stream in Accept, at an endpoint that also has a plain response."""
+    for accepted in ",".join(request.headers.getlist("accept")).lower().split(","):
+        media, _, parameters = accepted.partition(";")
+        if media.strip() == EventStream.media_type and quality_of(parameters) > 0.0:
+            return True
+    return False
 
 
 def revision_of(last_event_id: str | None, since: int | None) -> int:

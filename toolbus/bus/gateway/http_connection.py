@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,8 +19,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from toolbus.bus.gateway.request_parser import RequestParser
 from toolbus.local_users import Address
+from toolbus.log_limit import LogLimit
 
 MAX_HEAD_BYTES = 64 * 1024
+LINES_PER_SECOND = 10  # of the log that clients of one listener can cause
 IDLE_SECONDS = 75  # how long a connection may stay open without a byte after an answer
 UID = "toolbus.uid"  # extension of a request's scope: the uid of its peer, None where the system does not say it
 CERTIFICATE = "toolbus.certificate"  # where the ASGI scope of a request holds the client's certificate
@@ -35,6 +38,32 @@ _HEADERS = (
     ("cross-origin-resource-policy", "same-origin"),  # no page of another origin can embed an answer
     ("cross-origin-opener-policy", "same-origin"),  # nor hold on to a window that it opened
 )
+
+
+class LimitedLog(logging.LoggerAdapter[logging.Logger]):
+    """The log of uvicorn, in which clients of one listener can cause only some lines a second."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.getLogger("uvicorn.error"))
+        self._limit = LogLimit(LINES_PER_SECOND, self._log_more, log_later)
+
+    @property
+    def level(self) -> int:
+        """The level, for which uvicorn asks."""
+        return self.logger.level
+
+    def warning(self, msg: object, *args: object, **kwargs: Any) -> None:
+        """Logs what a client did, unless too many lines came before in this second."""
+        if self._limit.passes():
+            self.logger.warning(msg, *args, **kwargs)
+
+    def _log_more(self, lines: int) -> None:
+        self.logger.warning("and %d more requests that are not HTTP, or beyond the limit of connections", lines)
+
+
+def log_later(seconds: float, function: Callable[[], None]) -> asyncio.TimerHandle:
+    """Calls a function of a log limit after so many seconds, on the running loop."""
+    return asyncio.get_running_loop().call_later(seconds, function)
 
 
 class BoundedConfig(uvicorn.Config):
@@ -73,6 +102,7 @@ class BoundedConfig(uvicorn.Config):
             headers=[*_HEADERS, (_POLICY, NO_PAGE)],
             ssl_context_factory=(lambda config, default: tls) if tls is not None else None,
         )
+        self.log = LimitedLog()
         self.head_seconds = head_seconds
         self.uid_of = uid_of
         self.page_policies = {path: policy.encode() for path, policy in page_policies.items()}
@@ -91,6 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, config: BoundedConfig, *parts: Any, **more: Any) -> None:
         super().__init__(config, *parts, **more)
         self._bounds = config
+        self.logger = config.log  # type: ignore[assignment]
         self._requests = RequestParser(self)
         self.parser = self._requests  # type: ignore[assignment]  # uvicorn names the class that it replaces
         self._uid: int | None = None  # of the peer; None until connected, and where the system does not say
@@ -169,7 +200,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_head_timer()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Keeps uvicorn's advice to install a WebSocket library out of the log of a CONNECT."""
+        """Logs nothing for a CONNECT: uvicorn would advise to install a WebSocket library."""
 
     def _start_head_timer(self) -> None:
         if self._head_timer is None and not self.transport.is_closing():

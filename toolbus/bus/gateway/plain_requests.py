@@ -73,7 +73,7 @@ class PlainRequests:
                 kinds += 1
                 if value not in _JSON_TYPES:
                     return False
-            elif name == b"transfer-encoding" or (name == b"accept" and b"event-stream" in value):
+            elif name == b"transfer-encoding" or (name == b"accept" and b"event-stream" in value.lower()):
                 return False
         return kinds < 2 and 0 < int(length or b"0") <= MAX_BYTES
 

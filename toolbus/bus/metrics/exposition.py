@@ -71,7 +71,7 @@ def content_type_for(accept: str) -> str:
     openmetrics = text = -1.0
     for part in (accept or "*/*").lower().split(","):
         media, _, parameters = part.partition(";")
-        quality = _quality(parameters)
+        quality = quality_of(parameters)
         media = media.strip()
         if media in ("application/openmetrics-text", "*/*"):
             openmetrics = max(openmetrics, quality)
@@ -93,7 +93,8 @@ def write(families: Sequence[Family], content_type: str) -> bytes:
     return "\n".join(lines).encode("utf-8", "replace")
 
 
-def _quality(parameters: str) -> float:
+def quality_of(parameters: str) -> float:
+    """Returns how much a client likes a media type of its Accept header, by what follows the type; 0.0: not at all."""
     for parameter in parameters.split(";"):
         name, _, value = parameter.partition("=")
         if name.strip() == "q":

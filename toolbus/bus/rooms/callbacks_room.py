@@ -1,16 +1,18 @@
-"""Keeps the tools that were registered with a callback URL, by REST or by gRPC without a session.
+"""Holds the tools that are registered with a callback URL, by REST or by gRPC without a session.
 
 The room is light: what posts to callback URLs is loaded when the first such tool is registered or restored.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.access.principal import principal_of
 from toolbus.bus.core import Core, Room
 from toolbus.bus.storage.registration_store import RegistrationStore
+from toolbus.errors import SetupError
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
@@ -52,7 +54,13 @@ class CallbacksRoom(Room):
         return {"source": source, "confirmed": confirmed}
 
     async def open(self) -> None:
-        """Locks the data directory and restores its registrations; offers at once what its plugin listens for."""
+        """Locks the data directory and restores its registrations; offers at once the tools whose plugin listens.
+
+        Raises:
+            SetupError: the client of callback URLs is not installed, or the data directory cannot be used.
+        """
+        if importlib.util.find_spec("aiohttp") is None:  # importing it here would delay the start
+            raise SetupError("callback URLs need aiohttp, which is not installed: pip install 'toolbus[server]'")
         if self.core.config.data_dir is None:
             return
         self._store = RegistrationStore(self.core.config.data_dir)
