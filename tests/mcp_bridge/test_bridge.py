@@ -1,4 +1,4 @@
-"""The bridge between a client on standard streams and buses that come and go."""
+"""The bridge between a client on standard streams and a bus that may start later or restart."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SERVER = {
 
 
 class OneBus:
-    """A bus as the bridge sees it: answers what the bridge itself asks, and keeps the rest."""
+    """A bus as the bridge sees it: answers the bridge's own requests, and records everything."""
 
     where = "here"
 
@@ -65,7 +65,7 @@ class OneBus:
 
 
 class Client:
-    """A client with its bridge, whose lines it keeps."""
+    """A client with its bridge, which records the bridge's lines."""
 
     def __init__(self) -> None:
         self.got: list[Json] = []
@@ -102,12 +102,12 @@ class Client:
         self.say("notifications/initialized")
 
     def answer(self, id: int | str) -> Json:
-        """Returns what the client was answered; exactly one answer."""
+        """Returns the only answer that the client got to a request."""
         (answer,) = (each for each in self.got if each.get("id") == id and "method" not in each)
         return answer
 
     @property
-    def told(self) -> list[str]:
+    def notifications(self) -> list[str]:
         """The notifications that the client got."""
         return [each["method"] for each in self.got if "method" in each]
 
@@ -141,13 +141,24 @@ def test_without_a_bus_a_call_fails_and_says_that_nothing_has_run() -> None:
     assert client.answer(3)["error"]["data"]["dev.toolbus/error"]["retry_safe"] is True
 
 
-def test_a_bus_that_comes_is_told_the_handshake_and_the_client_that_lists_changed() -> None:
+@pytest.mark.parametrize("method", ["initialize", "tools/call", "subscriptions/listen", "resources/subscribe", ["x"]])
+def test_a_request_whose_params_or_method_have_the_wrong_type_is_answered(method: object) -> None:
+    client = Client()
+    request = {"jsonrpc": "2.0", "method": method, "params": ["x"]}
+    client.bridge.take(json.dumps({**request, "id": 1}).encode())
+    assert client.got
+    bus = client.finds(OneBus(client))
+    client.bridge.take(json.dumps({**request, "id": 2}).encode())
+    assert bus.got[-1]["method"] == method
+
+
+def test_a_new_bus_gets_the_handshake_and_the_client_a_notification_of_changed_lists() -> None:
     client = Client()
     client.begin()
     client.say("logging/setLevel", 2, level="debug")
     bus = client.finds(OneBus(client))
     assert bus.methods == ["initialize", "notifications/initialized", "logging/setLevel"]
-    assert client.told == ["notifications/tools/list_changed"]
+    assert client.notifications == ["notifications/tools/list_changed"]
     bus.say({"id": bus.got[-1]["id"], "result": {}})
     assert [each.get("id") for each in client.got if "method" not in each] == [1, 2]
 
@@ -164,10 +175,10 @@ def test_requests_and_answers_pass_unchanged_while_there_is_a_bus() -> None:
     assert bus.got[-1] == {"jsonrpc": "2.0", "id": "q1", "result": {}}
     bus.say({"id": "a", "result": {"content": []}})
     assert client.answer("a")["result"] == {"content": []}
-    assert client.told == ["elicitation/create"]
+    assert client.notifications == ["elicitation/create"]
 
 
-def test_requests_that_a_bus_had_when_it_went_fail_with_an_unknown_stage() -> None:
+def test_requests_that_a_bus_had_when_it_disconnected_fail_with_an_unknown_stage() -> None:
     client = Client()
     bus = client.finds(OneBus(client))
     client.begin()
@@ -192,19 +203,19 @@ def test_requests_during_a_restart_wait_for_the_next_bus() -> None:
     assert [each.get("id") for each in client.got] == [1]
     bus = client.finds(OneBus(client))
     assert bus.methods == ["initialize", "notifications/initialized", "tools/list"]
-    assert client.told == ["notifications/tools/list_changed"]
+    assert client.notifications == ["notifications/tools/list_changed"]
 
 
 def test_a_stream_of_changes_stays_open_over_a_restart() -> None:
     client = Client()
     client.say("subscriptions/listen", 7, _meta=MODERN, notifications={"toolsListChanged": True})
-    assert client.told == ["notifications/subscriptions/acknowledged"]
+    assert client.notifications == ["notifications/subscriptions/acknowledged"]
     for _ in range(2):
         bus = client.finds(OneBus(client))
         assert bus.methods == ["subscriptions/listen"]
         meta = {"io.modelcontextprotocol/subscriptionId": 7}
         bus.say({"method": "notifications/subscriptions/acknowledged", "params": {"_meta": meta}})
-        assert client.told == ["notifications/subscriptions/acknowledged", "notifications/tools/list_changed"]
+        assert client.notifications == ["notifications/subscriptions/acknowledged", "notifications/tools/list_changed"]
         assert client.got[-1]["params"]["_meta"] == meta
         client.loses(bus)
         client.got.pop()
@@ -221,7 +232,7 @@ def test_a_bus_that_does_not_answer_the_handshake_keeps_no_client_waiting() -> N
     assert client.answer(1)["result"]["serverInfo"]["name"] == "toolbus"
 
 
-def test_a_bus_that_refuses_is_named_with_its_reason() -> None:
+def test_the_reason_of_a_bus_that_refuses_is_in_the_instructions() -> None:
     class Refusing(OneBus):
         def send(self, line: bytes) -> None:
             self.say({"id": None, "error": {"code": -32600, "message": "there is no profile 'x'"}})
@@ -347,7 +358,7 @@ def test_the_bridge_loads_the_standard_library_alone() -> None:
     assert ended.stdout.endswith("[]\n"), ended.stdout
 
 
-def test_what_is_waited_for_a_bus_that_went_is_answered_in_the_end() -> None:
+def test_requests_that_wait_for_a_bus_get_an_answer_at_their_deadline() -> None:
     client = Client()
     client.loses(client.finds(OneBus(client)))
     client.say("tools/list", 2)

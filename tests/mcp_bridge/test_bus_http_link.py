@@ -12,7 +12,7 @@ import pytest
 from tests.support.waiting import until
 from toolbus.bus.mcp_settings import McpSettings, Profile
 from toolbus.mcp_bridge.bridge import Bridge
-from toolbus.mcp_bridge.bus_http_link import BusHttpLink
+from toolbus.mcp_bridge.bus_http_link import RESUME_SECONDS, BusHttpLink
 from toolbus.mcp_bridge.links import NoBus
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
@@ -45,7 +45,7 @@ class Client:
     def answers(self, id: int) -> list[Json]:
         return [each for each in self.got if each.get("id") == id and "method" not in each]
 
-    def was_told(self, method: str) -> bool:
+    def was_notified(self, method: str) -> bool:
         return any(each.get("method") == method for each in self.got)
 
 
@@ -76,12 +76,29 @@ async def test_both_eras_go_over_http() -> None:
         assert (await client.ask("tools/list", 2))["result"]["tools"] == []
         async with offered(bus.grpc_addresses[0]) as plugin:
             await plugin.ready()
-            await until(lambda: client.was_told("notifications/tools/list_changed"), "the notification")
+            await until(lambda: client.was_notified("notifications/tools/list_changed"), "the notification")
             legacy = await client.ask("tools/call", 3, name="where", arguments={"region": "süd"})
             await client.ask("tools/list", 4, _meta=META)
             modern = await client.ask("tools/call", 5, name="where", arguments={"region": "süd"}, _meta=META)
             for answer in (legacy, modern):
                 assert answer["result"]["content"][0]["text"] == "süd"
+        await asyncio.to_thread(client.bridge.finish)
+
+
+async def test_a_cancelled_call_of_a_session_leaves_its_other_calls_alone() -> None:
+    async with running_bus(http="127.0.0.1:0") as bus, offered(bus.grpc_addresses[0]) as plugin:
+        await plugin.ready()
+        client = Client(f"http://{bus.http_address}/mcp")
+        await asyncio.to_thread(client.bridge.connect_once)
+        await client.ask("initialize", 1, **INITIALIZE)
+        for id in (2, 3):
+            await client.say("tools/call", id, name="wait", arguments={}, _meta={"progressToken": id})
+            await until(lambda: client.was_notified("notifications/progress"), "progress")
+            client.got.clear()
+        await client.say("notifications/cancelled", requestId=2)
+        await asyncio.sleep(2 * RESUME_SECONDS)  # the stream of the cancelled call would be resumed meanwhile
+        assert client.answers(2) == client.answers(3) == []
+        await client.say("notifications/cancelled", requestId=3)
         await asyncio.to_thread(client.bridge.finish)
 
 
@@ -93,7 +110,7 @@ async def test_a_cancelled_call_is_not_answered(meta: Json) -> None:
         await asyncio.to_thread(client.bridge.connect_once)
         await client.ask("initialize", 1, **INITIALIZE)
         await client.say("tools/call", 2, name="wait", arguments={}, _meta={**meta, "progressToken": "p"})
-        await until(lambda: client.was_told("notifications/progress"), "progress")
+        await until(lambda: client.was_notified("notifications/progress"), "progress")
         await client.say("notifications/cancelled", requestId=2)
         assert (await client.ask("tools/list", 3, _meta=meta))["result"]["tools"]
         assert client.answers(2) == []
@@ -105,15 +122,15 @@ async def test_a_profile_is_a_path_and_an_unknown_one_is_named() -> None:
     async with running_bus(http="127.0.0.1:0", mcp=settings) as bus, offered(bus.grpc_addresses[0]) as plugin:
         await plugin.ready()
         url = f"http://{bus.http_address}/mcp"
-        desk, nobody = Client(url, "desk"), Client(url, "nobody")
-        for client in (desk, nobody):
+        desk, unknown = Client(url, "desk"), Client(url, "unknown")
+        for client in (desk, unknown):
             await asyncio.to_thread(client.bridge.connect_once)
         assert (await desk.ask("tools/list", 1, _meta=META))["result"]["tools"] == []
-        assert "'nobody'" in (await nobody.ask("initialize", 1, **INITIALIZE))["result"]["instructions"]
+        assert "'unknown'" in (await unknown.ask("initialize", 1, **INITIALIZE))["result"]["instructions"]
         await asyncio.to_thread(desk.bridge.finish)
 
 
-async def test_requests_fail_when_the_bus_goes_and_the_next_bus_is_told_the_handshake() -> None:
+async def test_requests_wait_for_the_next_bus_which_gets_the_handshake() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     client = Client(f"http://{address}/mcp")
@@ -127,11 +144,11 @@ async def test_requests_fail_when_the_bus_goes_and_the_next_bus_is_told_the_hand
         await asyncio.to_thread(client.bridge.connect_once)
         await until(lambda: client.answers(3), "the answer of the next bus")
         assert client.answers(3)[0]["result"]["tools"] == []
-        assert client.was_told("notifications/tools/list_changed")
+        assert client.was_notified("notifications/tools/list_changed")
         await asyncio.to_thread(client.bridge.finish)
 
 
-def test_an_address_that_is_none_or_where_nothing_listens_is_named() -> None:
+def test_an_error_names_an_invalid_address_and_one_where_nothing_listens() -> None:
     for url in ("48911", "http://127.0.0.1:1/mcp"):
         with pytest.raises(NoBus, match=url):
             BusHttpLink(url, lambda line: None, lambda link, why: None)

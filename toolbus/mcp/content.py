@@ -26,25 +26,25 @@ _FAILED = "the tool reported a failure"
 
 
 def write_content(result: Result, text: str) -> list[Json]:
-    """Returns the content of a result: its text first, unless its content has a text already. A failure is always said.
+    """Returns the content of a result: its text first, unless its content has a text; a failure is always included.
 
     Args:
-        text: the output, or the failure, as a model reads it; "null" says nothing.
+        text: the output, or the failure, as a model reads it; "null" is left out where there is other content.
     """
     blocks = [write_block(block) for block in result.content]
     texts = [block["text"] for block in blocks if block["type"] == "text"]
     failure = result.error.message if result.error is not None else ""
     if not texts and (text != "null" or not blocks):
         blocks.insert(0, {"type": "text", "text": text})
-    elif failure and failure not in "\n".join(texts):  # of a mounted server it is the texts, joined
+    elif failure and failure not in "\n".join(texts):  # a mounted server's failure is its texts, joined
         blocks.insert(0, {"type": "text", "text": failure})
     return blocks
 
 
 def structured_text(output_json: str, *, modern: bool) -> str:
-    """Returns the JSON text that may go out as structuredContent; "" where there is none. Whether it is JSON is open.
+    """Returns the text that may go out as structuredContent, or "". Whether it is valid JSON is not checked.
 
-    Up to 2025-11-25 only an object may; since, any value. A string is its own text, so it is not said twice.
+    Up to 2025-11-25 only an object may; since then any value. A string is already sent as text, so it is left out.
     """
     first = output_json.lstrip(" \t\r\n")[:1]
     if first == "{":
@@ -57,7 +57,7 @@ def write_block(block: pb.ContentBlock) -> Json:
     written = _written(block)
     if block.annotations_json:
         annotations = read_foreign_json(block.annotations_json)
-        if annotations is not None:  # else the part is worth more than what is said about it
+        if annotations is not None:  # a block without its annotations is better than no block
             written["annotations"] = annotations
     return written
 
@@ -99,8 +99,8 @@ def _given(**values: str) -> Json:
 def read_result(answer: Mapping[str, Any]) -> Result:
     """Returns an answer to `tools/call` (`content`, `structuredContent`, `isError`) as a result of the bus.
 
-    The output is `structuredContent`, or the joined text of the text blocks. Blocks that say nothing beyond it are left
-    out. A block that cannot be read becomes a text that says so; the others stay.
+    The output is `structuredContent`, or the joined text of the text blocks. Blocks that only repeat it are left out. A
+    block that cannot be read becomes a text that says so; the others stay.
     """
     blocks = [_read_or_explain(each) for each in answer.get("content") or () if isinstance(each, Mapping)]
     texts = [block.text.text for block in blocks if block.WhichOneof("kind") == "text"]
@@ -110,7 +110,7 @@ def read_result(answer: Mapping[str, Any]) -> Result:
         output = dump_json(structured)
     else:
         output = dump_json(joined) if texts else "null"
-    if len(blocks) == 1 and texts and not blocks[0].annotations_json and _says(joined, structured):
+    if len(blocks) == 1 and texts and not blocks[0].annotations_json and _repeats(joined, structured):
         blocks = []
     if answer.get("isError") is True:
         error = CallError(Code.TOOL, joined or _FAILED, Stage.ACCEPTED)
@@ -118,8 +118,8 @@ def read_result(answer: Mapping[str, Any]) -> Result:
     return Result("", output, content=tuple(blocks))
 
 
-def _says(text: str, structured: Any) -> bool:
-    """Tells whether a text is the output, which then need not be kept beside it."""
+def _repeats(text: str, structured: Any) -> bool:
+    """Tells whether a text is the same as the output."""
     if structured is None:
         return True
     try:
@@ -188,7 +188,7 @@ def _text(block: Mapping[str, Any], key: str, default: str | None = None) -> str
     if value is None and default is not None:
         return default
     if not isinstance(value, str):
-        raise ValueError(f"{key} is {'missing' if value is None else 'no text'}")
+        raise ValueError(f"{key} is {'missing' if value is None else 'not text'}")
     return value
 
 

@@ -1,7 +1,7 @@
-"""Tells which era of MCP a message belongs to. It is asked for each message, and never fixed for a connection.
+"""Tells which era of MCP a message belongs to: for each message anew, since clients may send both over one pipe.
 
 *Legacy*: revisions up to 2025-11-25, with a handshake and a session. *Modern*: 2026-07-28, where each request carries
-its version and what its client can do. Clients exist that send both over one pipe.
+its version and what its client can do.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def era_of(method: str, *, meta_version: str | None, header_version: str | None 
     """Returns the era of what a client sent.
 
     Args:
-        method: "" for an answer, which only legacy clients send.
+        method: "" for a response, which only legacy clients send.
         meta_version: the version in `_meta`; None where it names none.
         header_version: MCP-Protocol-Version; None over a pipe, and where it is missing.
         session: whether the request names a session (Mcp-Session-Id).

@@ -41,14 +41,14 @@ _TABLES = ("patternProperties", "dependentSchemas", "$defs", "definitions")
 
 
 def write_value(value: str) -> str:
-    """Returns a text as a header carries it: as it is, or as ``=?base64?…?=`` where a header cannot hold it."""
+    """Returns a text as a header value: unchanged, or as ``=?base64?…?=`` where a header cannot hold it."""
     if _PLAIN.fullmatch(value) and value == value.strip() and not _ENCODED.fullmatch(value):
         return value
     return f"=?base64?{base64.b64encode(value.encode()).decode('ascii')}?="
 
 
 def read_value(header: str) -> str | None:
-    """Returns the text that a header carries; None where its encoding is broken."""
+    """Returns the text of a header value; None if its encoding is broken."""
     header = header.strip(" \t")
     encoded = _ENCODED.fullmatch(header)
     if encoded is None:
@@ -62,7 +62,7 @@ def read_value(header: str) -> str | None:
 
 
 def scalar_text(value: Any) -> str | None:
-    """Returns an argument as its header has it; None where it has none: null, a list, an object, a fraction."""
+    """Returns an argument as header text; None for null, a list, an object or a fraction, which have no header."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -71,12 +71,12 @@ def scalar_text(value: Any) -> str | None:
 
 
 def marked(schema: Any) -> dict[str, tuple[str, ...]]:
-    """Returns which arguments of a tool go into headers: the header's name behind `Mcp-Param-` → path of properties.
+    """Returns which arguments of a tool go into headers: the header's name after `Mcp-Param-` → path of properties.
 
     Raises:
         ValueError: a mark is at a wrong place, is not a header name, is given twice, or is on a type without one text.
     """
-    found: dict[str, tuple[str, ...]] = {}
+    names: dict[str, tuple[str, ...]] = {}
     for path, each in _schemas(schema):
         if MARK not in each:
             continue
@@ -89,14 +89,14 @@ def marked(schema: Any) -> dict[str, tuple[str, ...]]:
             )
         if each.get("type") not in _TYPES:
             raise ValueError(f"property {where}: {MARK} needs the type string, integer or boolean")
-        if name.lower() in (other.lower() for other in found):
+        if name.lower() in (other.lower() for other in names):
             raise ValueError(f"property {where}: {MARK} {name!r} is used twice: give each property a header of its own")
-        found[name] = path
-    return found
+        names[name] = path
+    return names
 
 
 def param_headers(names: Mapping[str, tuple[str, ...]], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the headers of a call: what `marked` found, filled from its arguments."""
+    """Returns the headers of a call, from its arguments and the names that `marked` returned."""
     headers = {}
     for name, path in names.items():
         text = scalar_text(value_at(arguments, path))
@@ -106,7 +106,7 @@ def param_headers(names: Mapping[str, tuple[str, ...]], arguments: Mapping[str, 
 
 
 def value_at(arguments: Any, path: tuple[str, ...]) -> Any:
-    """Returns the argument at a path of properties; None where there is none."""
+    """Returns the argument at a path of properties; None if it is missing."""
     for key in path:
         if not isinstance(arguments, Mapping):
             return None

@@ -1,8 +1,8 @@
 """Reads the questions that a tool asks in the middle of a call, and checks the answers to them.
 
 A question is an object with `method` and `params`, as protocol 2026-07-28 has it: `elicitation/create` (a form or a
-URL for the user), `sampling/createMessage` (for the client's model) or `roots/list` (for the client's folders). A tool
-sees an answer only where it is what the tool asked for: forms are checked by their schema, which is flat.
+URL for the user), `sampling/createMessage` (for the client's model) or `roots/list` (for the client's folders). Only
+valid answers reach the tool: those to a form are checked by its schema, which is flat.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s]+")
 
 
 class InvalidInput(ValueError):
-    """A question or an answer breaks its format. The text names it, says which rule, and how to fix it."""
+    """A question or an answer breaks its format. The text has the value, the rule and how to fix it."""
 
 
 # -- questions -----------------------------------------------------------------------------------------------------
@@ -50,10 +50,10 @@ def read_requests(text: str) -> dict[str, Json]:
 
 
 def check_requests(requests: object, limits: Limits | None = None) -> dict[str, Json]:
-    """Returns questions that have been parsed.
+    """Checks parsed questions and returns them.
 
     Args:
-        limits: None where their size and number are checked already.
+        limits: of their size and number; None if these are checked already.
 
     Raises:
         InvalidInput: they break their format or a limit.
@@ -85,7 +85,7 @@ def _check_size(requests: Json, limits: Limits) -> None:
 
 
 def need_of(request: Mapping[str, Any]) -> str:
-    """Returns what a client must accept to be asked a question, in words of `ToolCall.accepts`."""
+    """Returns what a client must accept to be asked this question, in words of `ToolCall.accepts`."""
     method = request.get("method")
     if method == ELICIT:
         return URL if (request.get("params") or {}).get("mode") == "url" else FORM
@@ -93,12 +93,12 @@ def need_of(request: Mapping[str, Any]) -> str:
 
 
 def missing_needs(requests: Mapping[str, Mapping[str, Any]], accepts: Collection[str]) -> list[str]:
-    """Returns what a client would have to accept beside what it does, for questions."""
+    """Returns what questions need and a client does not accept."""
     return sorted({need for need in map(need_of, requests.values()) if need not in accepts})
 
 
 def capabilities_for(needs: Iterable[str]) -> Json:
-    """Returns what a client would have to declare, as an object like its capabilities."""
+    """Returns the capabilities that a client must declare for some needs."""
     capabilities: Json = {}
     for need in needs:
         name, _, kind = need.partition(".")
@@ -156,10 +156,10 @@ def _check_form(schema: object) -> None:
 
 
 def check_answers(requests: Mapping[str, Json], answers: object) -> dict[str, Json]:
-    """Returns the answers to questions, as their tool may see them; those to other keys are left out.
+    """Returns the answers that the tool may see; answers to unknown keys are left out.
 
     Raises:
-        InvalidInput: the answers are not an object, or one of them is not what was asked for.
+        InvalidInput: the answers are not an object, or one of them does not fit its question.
     """
     if not isinstance(answers, Mapping):
         raise InvalidInput("inputResponses is not an object: give the answer to each question under its key")
@@ -174,10 +174,10 @@ def check_answers(requests: Mapping[str, Json], answers: object) -> dict[str, Js
 
 
 def check_answer(request: Mapping[str, Any], answer: object) -> Json:
-    """Returns the answer to one question.
+    """Checks the answer to one question and returns it.
 
     Raises:
-        InvalidInput: it is not what was asked for.
+        InvalidInput: it does not fit the question.
     """
     if not isinstance(answer, Mapping):
         raise InvalidInput(f"it is {_shown(answer)}, it must be an object: the result of {request['method']}")
@@ -194,7 +194,7 @@ def _elicited(params: Mapping[str, Any], answer: Mapping[str, Any]) -> Json:
 
 
 def _filled_in(schema: Mapping[str, Any], content: object) -> Json:
-    """Returns the fields of a form. Others are left out, and null is what was not filled in."""
+    """Returns the fields of a form. Unknown fields are left out; null means that the user left a field empty."""
     if not isinstance(content, Mapping):
         raise InvalidInput(f"content is {_shown(content)}, it must be an object with the fields of the form")
     required, fields = schema.get("required") or (), {}
@@ -258,7 +258,7 @@ def _list_fault(field: Mapping[str, Any], value: object) -> str:
 
 
 def _choices(field: object) -> list[str] | None:
-    """Returns what may be chosen, in whichever of its spellings it stands; None where anything may be written."""
+    """Returns the choices of a field, in each of its spellings; None if the field is free text."""
     if not isinstance(field, Mapping):
         return None
     if isinstance(field.get("enum"), list):
@@ -327,7 +327,7 @@ def _is_uri(text: str) -> bool:
     return _URI.fullmatch(text) is not None
 
 
-# Type of a field of a form → says what a value must be, "" where it is that.
+# Type of a form's field → returns what a value must be, or "" if the value is valid.
 _FIELDS: Mapping[str, Callable[[Mapping[str, Any], object], str]] = {
     "string": _text_fault,
     "number": _number_fault,

@@ -1,7 +1,7 @@
 """Decodes and encodes the messages of MCP: JSON-RPC 2.0, one object each.
 
-What a message carries (`params`, `result`) stays JSON text until somebody wants it: integers of any size and the
-spelling of numbers survive, and what is only passed on is never parsed.
+`params` and `result` stay JSON text until a caller reads them: integers of any size and the spelling of numbers
+survive, and text that is only passed on is never parsed.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class RpcError(Exception):
     """A request is answered with an error.
 
     Args:
-        code: one of `McpCode`, or what a server of others chose.
+        code: one of `McpCode`, or a mounted server's own.
         message: the value, the rule and how to fix it.
-        data: more for programs, as JSON has it; None is left out.
+        data: a JSON value for programs; None is left out.
     """
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
@@ -73,13 +73,13 @@ class _ErrorObject(msgspec.Struct):
 
 
 class JsonRpcMessage(msgspec.Struct, gc=False):
-    """One message as it came: a request, a notification, or an answer.
+    """One message: a request, a notification or a response.
 
     Attributes:
-        id: of a request or answer; UNSET in a notification; None in an answer to what could not be read.
-        method: of a request or notification; "" in an answer.
-        params: as JSON text; empty where there are none.
-        result: as JSON text; empty where the answer is an error.
+        id: of a request or response; UNSET in a notification; None in a response to an unreadable request.
+        method: of a request or notification; "" in a response.
+        params: as JSON text; empty if the message has none.
+        result: as JSON text; empty in an error response.
     """
 
     jsonrpc: str = ""
@@ -91,12 +91,12 @@ class JsonRpcMessage(msgspec.Struct, gc=False):
 
     @property
     def is_request(self) -> bool:
-        """Whether it wants an answer."""
+        """Whether the sender waits for a response."""
         return bool(self.method) and self.id is not UNSET
 
     @property
     def rpc_error(self) -> RpcError | None:
-        """The error of an answer; None where it is a result."""
+        """The error of a response; None if it has a result."""
         return None if self.error is None else RpcError(self.error.code, self.error.message, self.error.data)
 
 
@@ -111,7 +111,7 @@ def decode(data: bytes) -> JsonRpcMessage:
         RpcError: PARSE_ERROR where it is not JSON in UTF-8, INVALID_REQUEST where it is not a message of JSON-RPC 2.0.
     """
     try:
-        str(data, "utf-8")  # the decoder does not look at strings inside what it hands out unread
+        str(data, "utf-8")  # the decoder does not check strings inside `Raw`
         message = _decoder.decode(data)
     except UnicodeDecodeError as error:
         raise RpcError(McpCode.PARSE_ERROR, f"the message is not UTF-8: {error.reason} at byte {error.start}") from None
@@ -124,19 +124,19 @@ def decode(data: bytes) -> JsonRpcMessage:
     if message.method:
         if message.id is None:
             raise RpcError(
-                McpCode.INVALID_REQUEST, "id is null: a request has a string or an integer, a notification none"
+                McpCode.INVALID_REQUEST, "id is null: a request has a string or an integer, a notification has no id"
             )
     elif message.id is UNSET or (not message.result and message.error is None):
         raise RpcError(
             McpCode.INVALID_REQUEST,
-            "the message has no method, and is not a response with id and result or error either",
+            "the message has no method, and is not a response with an id and a result or error",
         )
     return message
 
 
 def _no_message(data: bytes, why: str) -> str:
     if data.lstrip()[:1] == b"[":
-        return "the message is an array: batches are not taken, send each message alone"
+        return "the message is an array: batches are not supported, send each message alone"
     return f"the message is not a JSON-RPC message: {shorten(why, 200)}"
 
 
@@ -147,7 +147,7 @@ def read(text: Raw | bytes | str, kind: type[T], what: str = "params") -> T:
         what: names the text in errors.
 
     Raises:
-        RpcError: INVALID_PARAMS, which says what is wrong and where.
+        RpcError: INVALID_PARAMS; its text says what is wrong and where.
     """
     try:
         return msgspec.json.decode(text or b"{}", type=kind)
@@ -156,9 +156,9 @@ def read(text: Raw | bytes | str, kind: type[T], what: str = "params") -> T:
 
 
 def raw_json(text: str) -> Raw | None:
-    """Returns JSON text as something that is written unchanged; None where it is not valid JSON.
+    """Returns JSON text as a value that is written unchanged; None if it is not valid JSON.
 
-    What plugins send may be anything, and one bad text would break the message around it.
+    Plugins may send anything, and one invalid text would break the message around it.
     """
     try:
         data = text.encode()
@@ -188,7 +188,7 @@ def answer(id: JsonId, result: Any) -> bytes:
 
 
 def refusal(id: JsonId | None, error: RpcError) -> bytes:
-    """Writes the error of a request; id None where the request could not be read."""
+    """Writes the error of a request; id is None if the request could not be read."""
     body = {"code": error.code, "message": error.message}
     if error.data is not None:
         body["data"] = error.data

@@ -1,4 +1,4 @@
-"""Writes tasks as the extension `io.modelcontextprotocol/tasks` (SEP-2663) has them: flat objects, ISO 8601 times."""
+"""Writes tasks in the form of the extension `io.modelcontextprotocol/tasks` (SEP-2663)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ REQUIRED_CAPABILITIES: Mapping[str, Any] = {"extensions": {TASKS_EXTENSION: {}}}
 
 
 def write_task(task_id: str, status: str, *, created: float, updated: float, ttl_ms: int, message: str = "") -> Json:
-    """Returns what each message about a task says of it.
+    """Returns the fields that each message about a task has.
 
     Args:
         created, updated: seconds since the epoch.
-        ttl_ms: from its creation, how long it can be asked for.
-        message: on its state, for people; "" is left out.
+        ttl_ms: how long clients can read it, from its creation.
+        message: about its state, for people; "" is left out.
     """
     task: Json = {
         "taskId": task_id,

@@ -1,4 +1,4 @@
-"""Writes and reads declarations of tools, as `tools/list` has them."""
+"""Writes and reads declarations of tools in the form of `tools/list`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from toolbus.tool import Annotations, Tool
 
 Json = dict[str, Any]
 
-METADATA_KEY = "mcp"  # of `Tool.metadata_json`: what of a declaration has no field of its own
-_KEPT = {"icons": list, "_meta": dict, "execution": dict}
+METADATA_KEY = "mcp"  # of `Tool.metadata_json`: fields of a declaration that `Tool` does not have
+_METADATA = {"icons": list, "_meta": dict, "execution": dict}
 _HINTS = {
     "read_only": "readOnlyHint",
     "destructive": "destructiveHint",
@@ -25,8 +25,8 @@ def write_declaration(name: str, tool: Tool, schema: Json | None = None) -> Json
     """Returns the declaration of a tool.
 
     Args:
-        name: under which it is offered.
-        schema: of its arguments, if it is not written as declared.
+        name: towards clients.
+        schema: of its arguments, in place of the declared one.
     """
     parameters = tool.parameters if schema is None else schema
     entry: Json = {
@@ -40,17 +40,17 @@ def write_declaration(name: str, tool: Tool, schema: Json | None = None) -> Json
         entry["outputSchema"] = parse_json(tool.output_schema_json)
     if hints := _hints(tool.annotations):
         entry["annotations"] = hints
-    return entry | _kept(tool.metadata_json)
+    return entry | _metadata(tool.metadata_json)
 
 
 def read_declaration(declaration: Mapping[str, Any], name: str) -> Tool:
     """Reads a declaration of a mounted server.
 
     Args:
-        name: which the tool gets on the bus; a server may use characters that names here do not have.
+        name: of the tool on the bus, where fewer characters are allowed than on servers.
 
     Raises:
-        InvalidTool: it breaks a rule of tools, every one is named.
+        InvalidTool: it breaks rules of tools; the error names each of them.
     """
     faults = [
         f"tool {quote(name)}: {key} must be a {kind.__name__}"
@@ -61,7 +61,7 @@ def read_declaration(declaration: Mapping[str, Any], name: str) -> Tool:
         raise InvalidTool(faults)
     hints = declaration.get("annotations")
     hints = hints if isinstance(hints, Mapping) else {}
-    kept = {key: declaration[key] for key in _KEPT if key in declaration}
+    metadata = {key: declaration[key] for key in _METADATA if key in declaration}
     output_schema = declaration.get("outputSchema")
     return Tool(
         name=name,
@@ -70,7 +70,7 @@ def read_declaration(declaration: Mapping[str, Any], name: str) -> Tool:
         output_schema_json=dump_json(output_schema) if output_schema else "",
         display_name=declaration.get("title") or _title(hints),
         annotations=Annotations(**{ours: _flag(hints.get(theirs)) for ours, theirs in _HINTS.items()}),
-        metadata_json=dump_json({METADATA_KEY: kept}) if kept else "",
+        metadata_json=dump_json({METADATA_KEY: metadata}) if metadata else "",
     )
 
 
@@ -84,16 +84,16 @@ def _flag(value: Any) -> bool | None:
 
 
 def _title(hints: Mapping[str, Any]) -> str:
-    title = hints.get("title")  # where it stood before 2025-06-18
+    title = hints.get("title")  # its place before 2025-06-18
     return title if isinstance(title, str) else ""
 
 
-def _kept(metadata_json: str) -> Json:
-    """Returns what metadata keep of a declaration of another server."""
+def _metadata(metadata_json: str) -> Json:
+    """Returns the fields of a mounted server's declaration that `read_declaration` stored in a tool's metadata."""
     if f'"{METADATA_KEY}"' not in metadata_json:
         return {}
-    metadata = read_foreign_json(metadata_json)
-    kept = metadata.get(METADATA_KEY) if isinstance(metadata, dict) else None
-    if not isinstance(kept, dict):
+    document = read_foreign_json(metadata_json)
+    metadata = document.get(METADATA_KEY) if isinstance(document, dict) else None
+    if not isinstance(metadata, dict):
         return {}
-    return {key: kept[key] for key, kind in _KEPT.items() if isinstance(kept.get(key), kind)}
+    return {key: metadata[key] for key, kind in _METADATA.items() if isinstance(metadata.get(key), kind)}

@@ -1,1 +1,1 @@
-"""Connects clients that start their MCP servers with the bus: `toolbus mcp`. The standard library alone is imported."""
+"""Connects MCP clients that start their servers as processes with a bus (`toolbus mcp`)."""

@@ -1,9 +1,9 @@
-"""Holds one client and the bus that there is at the moment.
+"""Connects one client with the bus that currently runs, across restarts of the bus.
 
-A client starts a bridge as it starts any server, often before the bus runs, and keeps it while buses come and go. So
-the bridge answers the handshake and `ping` itself where no bus does, says in the instructions why there are no tools,
-and tells the client that lists have changed as soon as a bus is there. A bus that comes back is told what the client
-had said before. Requests that were on their way to a bus that went fail: nobody knows what became of them.
+A client starts a bridge like any other server, often before the bus runs. So the bridge answers the handshake and
+`ping` itself while no bus does, gives the reason in the instructions, and notifies the client of changed lists as soon
+as it has connected to a bus. It repeats the client's handshake and subscriptions to each new bus. Requests that a bus
+had when its connection ended fail with stage UNKNOWN.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from typing import Any
 
 from toolbus.mcp.eras import META_SUBSCRIPTION, META_VERSION
 from toolbus.mcp_bridge import own_answers
-from toolbus.mcp_bridge.links import ATTACH, Link, NoBus, TakeEnd, TakeLine, log
+from toolbus.mcp_bridge.links import ATTACH, Link, NoBus, TakeEnd, TakeLine, log, params_of
 
 Json = dict[str, Any]
 
-HANDSHAKE_SECONDS = 0.9  # a client gets an answer to its handshake within 1 s, whatever the bus does
-WAIT_SECONDS = 10.0  # how long requests wait for a bus that was there a moment ago: it may restart
-CONNECT_SECONDS = 5.0  # for a bus to answer the bridge's own requests
-FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0  # between two attempts to find a bus
-END_SECONDS = 2.0  # for answers that are on their way when the client has closed its end
+HANDSHAKE_SECONDS = 0.9  # a client gets an answer to its handshake within 1 s, even if the bus does not answer
+WAIT_SECONDS = 10.0  # how long requests wait after a bus has disconnected: it may restart
+CONNECT_SECONDS = 5.0  # how long a bus may take to answer the bridge's own requests
+FIRST_PAUSE, MAX_PAUSE = 0.05, 1.0  # seconds between two attempts to connect to a bus
+END_SECONDS = 2.0  # how long pending answers may take after the client has closed its end
 TakeAnswer = Callable[[Json], None]
 
-_OWN = "toolbus-bridge-"  # begins the ids of requests that the bridge makes itself
+_OWN = "toolbus-bridge-"  # prefix of the ids of the bridge's own requests
 
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A request of the client that is not answered yet.
+    """A message of the client; a request is pending until it is answered.
 
     Attributes:
-        line: as it came.
-        message: the same, read.
+        line: the text of the message.
+        message: the parsed message.
         deadline: until when it waits for a bus; by the clock.
     """
 
@@ -47,14 +47,29 @@ class PendingRequest:
     deadline: float = 0.0
 
     @property
+    def method(self) -> str:
+        """Its method; "" in a response."""
+        method = self.message.get("method")
+        return method if isinstance(method, str) else ""
+
+    @property
+    def params(self) -> Json:
+        """Its params; empty if they are not an object."""
+        return params_of(self.message)
+
+    @property
+    def key(self) -> str:
+        """Its id as JSON: 1 and "1" are different ids."""
+        return json.dumps(self.message.get("id"))
+
+    @property
     def modern(self) -> bool:
-        """Whether it speaks 2026-07-28."""
-        meta = (self.message.get("params") or {}).get("_meta")
-        return isinstance(meta, dict) and META_VERSION in meta
+        """Whether it is of protocol 2026-07-28."""
+        return META_VERSION in params_of(self.params, "_meta")
 
 
 class OwnRequests:
-    """What the bridge itself asks buses: the handshakes that it passes on and repeats."""
+    """The bridge's own pending requests to a bus: attach, and handshakes that it passes on or repeats."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,7 +80,7 @@ class OwnRequests:
         return len(self._pending)
 
     def send(self, link: Link, method: str, params: Json, take: TakeAnswer) -> None:
-        """Sends a request, whose answer is an object with `result` or `error`.
+        """Sends a request; `take` gets its answer, an object with `result` or `error`.
 
         Raises:
             OSError: the connection has ended.
@@ -100,7 +115,7 @@ class OwnRequests:
         return answers[0]
 
     def answered(self, message: Json) -> bool:
-        """Takes an answer; returns whether it is one of the bridge's requests."""
+        """Takes a response; returns whether it answers one of the bridge's own requests."""
         id = message.get("id")
         if not isinstance(id, str) or not id.startswith(_OWN):
             return False
@@ -111,7 +126,7 @@ class OwnRequests:
         return True
 
     def fail(self, error: Json) -> bool:
-        """Answers all with an error; returns whether there were any."""
+        """Answers all with an error; returns whether any were pending."""
         with self._lock:
             pending, self._pending = list(self._pending.values()), {}
         for take in pending:
@@ -120,12 +135,12 @@ class OwnRequests:
 
 
 class Bridge:
-    """One client, and the bus that there is at the moment.
+    """One client and its connection to a bus.
 
     Args:
-        connect: makes a connection, which gives its lines to the first argument and its end to the second.
-        write: gives the client a line.
-        profile: what the client sees.
+        connect: connects to a bus; calls its first argument with each line, its second when the connection has ended.
+        write: sends a line to the client.
+        profile: of the client; "" for the default one.
     """
 
     def __init__(
@@ -140,25 +155,25 @@ class Bridge:
         self._profile = profile
         self._clock = clock
         self._lock = threading.RLock()
-        self._wake = threading.Event()  # set where the thread that connects has something to do
-        self._link: Link | None = None  # None while there is no bus
-        self._lost_at: float | None = None  # when the last bus went; None before the first
-        self._why = "no bus was found yet"  # why there is none
-        self._requests: dict[str, PendingRequest] = {}  # that the bus has, by id as JSON
-        self._waiting: list[PendingRequest] = []  # for a bus
+        self._wake = threading.Event()  # wakes the thread that connects
+        self._link: Link | None = None  # None while no bus is connected
+        self._lost_at: float | None = None  # when the last connection ended; None before the first
+        self._why = "no bus was found yet"  # why no bus is connected
+        self._requests: dict[str, PendingRequest] = {}  # those that were sent to the bus, by `key`
+        self._waiting: list[PendingRequest] = []  # those that wait for a bus
         self._own = OwnRequests()
-        self._initialize: Json | None = None  # the params of the client's handshake; None before one
-        self._repeated: dict[str, PendingRequest] = {}  # what a new bus is told again, by what it is about
-        self._acknowledged: set[str] = set()  # ids of `subscriptions/listen` whose client was told that they are open
-        self._swallow: set[str] = set()  # those whose next acknowledgement it is not told
-        self._known: dict[str, Json] = {}  # the last answers to the handshake, by method
-        self._offline = False  # whether the client was answered without a bus
+        self._initialize: Json | None = None  # the params of the client's `initialize`; None before it
+        self._repeated: dict[str, PendingRequest] = {}  # messages that each new bus gets, by subject
+        self._acknowledged: set[str] = set()  # keys of `subscriptions/listen` that the client has an acknowledgement of
+        self._swallow: set[str] = set()  # keys of those whose next acknowledgement is a duplicate
+        self._known: dict[str, Json] = {}  # the last results of handshakes, by method
+        self._offline = False  # whether the client got an answer while no bus was connected
         self._ended = False
 
     # -- the client ----------------------------------------------------------------------------------------------
 
     def take(self, line: bytes) -> None:
-        """Takes a line of the client."""
+        """Takes a line from the client."""
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
@@ -172,7 +187,7 @@ class Bridge:
             )
             return
         request = PendingRequest(line, message)
-        method = message.get("method")
+        method = request.method
         if method in ("initialize", "server/discover") and "id" in message:
             self._shake_hands(request, method)
         elif method == "ping" and "id" in message and not request.modern:
@@ -182,9 +197,9 @@ class Bridge:
             self._pass_on(request)
 
     def _shake_hands(self, request: PendingRequest, method: str) -> None:
-        """Answers a handshake: as the bus does, or as it is known where the bus takes too long or there is none."""
-        id, params = request.message["id"], request.message.get("params") or {}
-        answered = threading.Event()  # by whoever comes first
+        """Answers a handshake as the bus does, or from the last known answer if the bus is missing or too slow."""
+        id, params = request.message["id"], request.params
+        answered = threading.Event()  # the bus and the timer compete; the first one answers
 
         def answer(answer: Json | None) -> None:
             with self._lock:
@@ -216,10 +231,10 @@ class Bridge:
         timer.start()
 
     def _remember(self, request: PendingRequest) -> None:
-        """Keeps what a bus that comes later has to be told again."""
-        message, params = request.message, request.message.get("params") or {}
+        """Stores a message that later buses must get too; forgets what it ends or cancels."""
+        params = request.params
         with self._lock:
-            match message.get("method"):
+            match request.method:
                 case "notifications/initialized" | "logging/setLevel" as method:
                     self._repeated[method] = request
                 case "resources/subscribe":
@@ -230,7 +245,7 @@ class Bridge:
                     id = json.dumps(params.get("requestId"))
                     self._requests.pop(id, None)
                     self._acknowledged.discard(id)
-                    self._waiting = [each for each in self._waiting if json.dumps(each.message.get("id")) != id]
+                    self._waiting = [each for each in self._waiting if each.key != id]
 
     def _pass_on(self, request: PendingRequest) -> None:
         with self._lock:
@@ -240,7 +255,7 @@ class Bridge:
                 if not is_request:
                     return
                 request.deadline = (self._lost_at + WAIT_SECONDS) if self._lost_at is not None else 0.0
-                if message["method"] == "subscriptions/listen":
+                if request.method == "subscriptions/listen":
                     self._listen_offline(request)
                 elif request.deadline > self._clock():
                     self._waiting.append(request)
@@ -249,36 +264,36 @@ class Bridge:
                     self._answer_offline(request)
                 return
             if is_request:
-                self._requests[json.dumps(message["id"])] = request
+                self._requests[request.key] = request
         try:
             link.send(request.line)
         except OSError as error:
             self.ended(link, str(error))
 
     def _listen_offline(self, request: PendingRequest) -> None:
-        """Opens a stream of notifications that the next bus fills."""
-        id = json.dumps(request.message["id"])
+        """Opens a stream of notifications before a bus is connected; the next bus gets the request."""
         self._offline = True
-        self._requests[id] = request
-        self._acknowledged.add(id)
-        wanted = (request.message.get("params") or {}).get("notifications") or {}
-        self._tell(request, "notifications/subscriptions/acknowledged", notifications=wanted)
+        self._requests[request.key] = request
+        self._acknowledged.add(request.key)
+        kinds = params_of(request.params, "notifications")
+        self._notify(request, "notifications/subscriptions/acknowledged", notifications=kinds)
 
     def _answer_offline(self, request: PendingRequest) -> None:
-        """Answers a request where there is no bus."""
+        """Answers a request while no bus is connected."""
         self._offline = True
-        message, method = request.message, request.message["method"]
+        message, method = request.message, request.method
         if method in own_answers.LISTS:
             self._reply({"id": message["id"], "result": own_answers.empty_list(method, request.modern)})
         else:
-            text = f"There is no bus: {self._why}. Start one with toolbus serve; nothing has run."
+            text = f"No bus is connected: {self._why}. Start one with toolbus serve; nothing has run."
             self._fail(request, text, "NOT_DISPATCHED", retry_safe=True)
 
     def _fail(self, request: PendingRequest, text: str, stage: str, *, retry_safe: bool) -> None:
-        """Answers a request that no bus answers."""
+        """Answers a request with a failure."""
         self._reply(own_answers.failure(request.message, request.modern, text, stage, retry_safe=retry_safe))
 
-    def _tell(self, listen: PendingRequest, method: str, **params: Any) -> None:
+    def _notify(self, listen: PendingRequest, method: str, **params: Any) -> None:
+        """Sends a notification on the stream of a `subscriptions/listen`."""
         params["_meta"] = {META_SUBSCRIPTION: listen.message["id"]}
         self._reply({"method": method, "params": params})
 
@@ -286,12 +301,12 @@ class Bridge:
         self._write(json.dumps({"jsonrpc": "2.0", **message}, separators=(",", ":")).encode() + b"\n")
 
     def finish(self) -> None:
-        """Waits a moment for what the client still expects, and ends: it has closed its end."""
+        """Waits a moment for pending answers, then closes the connection: the client has closed its end."""
         give_up = time.monotonic() + END_SECONDS
         while time.monotonic() < give_up:
             with self._lock:
-                open_ = [id for id in self._requests if id not in self._acknowledged]
-                if not open_ and not self._own and not self._waiting:
+                pending = self._requests.keys() - self._acknowledged
+                if not pending and not self._own and not self._waiting:
                     break
             time.sleep(0.01)
         with self._lock:
@@ -303,7 +318,7 @@ class Bridge:
     # -- the bus -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Finds a bus, and the next one where it goes; runs on a thread of its own."""
+        """Connects to a bus whenever none is connected; runs on a thread of its own."""
         pause = FIRST_PAUSE
         while not self._ended:
             self._expire()
@@ -321,18 +336,18 @@ class Bridge:
                 self._wake.wait()
 
     def connect_once(self) -> None:
-        """Finds a bus if there is one; what there is not is looked for by `run`."""
+        """Tries once to connect to a bus; `run` tries again."""
         try:
             self._open()
         except NoBus as none:
             self._why = str(none)
 
     def ended(self, link: Link, why: str) -> None:
-        """Takes that a connection has ended."""
+        """Notes that a connection has ended, and fails the requests that its bus had."""
         with self._lock:
             if self._link is not link:
                 return
-            self._link, self._lost_at, self._why = None, self._clock(), f"the bus at {link.where} has gone: {why}"
+            self._link, self._lost_at, self._why = None, self._clock(), f"the bus at {link.where} disconnected: {why}"
             lost = [each for id, each in self._requests.items() if not self._is_open_listen(id)]
             self._requests = {id: each for id, each in self._requests.items() if self._is_open_listen(id)}
         self._own.fail({"code": own_answers.INTERNAL, "message": why})
@@ -344,7 +359,7 @@ class Bridge:
         self._wake.set()
 
     def from_bus(self, line: bytes) -> None:
-        """Takes a line of the bus."""
+        """Takes a line from the bus."""
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
@@ -357,24 +372,24 @@ class Bridge:
         elif self._own.answered(message):
             return
         elif id is None and "error" in message:
-            if self._own.fail(message["error"]):  # it refuses the connection
+            if self._own.fail(message["error"]):  # the bus refuses the connection
                 return
         else:
             with self._lock:
                 key = json.dumps(id)
                 if self._requests.pop(key, None) is None:
-                    return  # it was answered by the bridge, or cancelled
+                    return  # the bridge has answered it, or the client has cancelled it
                 self._acknowledged.discard(key)
         self._write(line if line.endswith(b"\n") else line + b"\n")
 
     def _is_open_listen(self, id: str) -> bool:
-        return self._requests[id].message.get("method") == "subscriptions/listen"
+        return self._requests[id].method == "subscriptions/listen"
 
     def _is_swallowed(self, message: Json) -> bool:
-        """Tells whether a notification is one that the client has had already: an acknowledgement, after a restart."""
+        """Tells whether the client has this notification already: an acknowledgement, repeated after a restart."""
         if message["method"] != "notifications/subscriptions/acknowledged":
             return False
-        key = json.dumps(((message.get("params") or {}).get("_meta") or {}).get(META_SUBSCRIPTION))
+        key = json.dumps(params_of(params_of(message), "_meta").get(META_SUBSCRIPTION))
         with self._lock:
             self._acknowledged.add(key)
             if key in self._swallow:
@@ -383,10 +398,10 @@ class Bridge:
         return False
 
     def _open(self) -> None:
-        """Connects, and tells the bus what the client had said before.
+        """Connects, and repeats the client's handshake and subscriptions to the bus.
 
         Raises:
-            NoBus: there is none.
+            NoBus: no bus answers, or it refuses this client.
         """
         link = self._connect(self.from_bus, self.ended)
         try:
@@ -394,19 +409,19 @@ class Bridge:
             if "error" in attached:
                 raise NoBus(f"the bus at {link.where} refuses: {attached['error'].get('message')}")
             if self._initialize is not None:
-                begun = self._own.ask(link, "initialize", self._initialize)
-                if "result" in begun:
-                    self._known["initialize"] = begun["result"]
+                answer = self._own.ask(link, "initialize", self._initialize)
+                if "result" in answer:
+                    self._known["initialize"] = answer["result"]
             with self._lock:
                 for request in self._repeated.values():
                     self._repeat(link, request)
                 listens = [request for id, request in self._requests.items() if self._is_open_listen(id)]
-                self._swallow |= {json.dumps(each.message["id"]) for each in listens} & self._acknowledged
+                self._swallow |= {each.key for each in listens} & self._acknowledged
                 for request in listens:
                     link.send(request.line)
                 waiting, self._waiting = self._waiting, []
                 self._link = link
-                tells = self._offline or self._lost_at is not None
+                lists_changed = self._offline or self._lost_at is not None
                 self._offline = False
         except OSError as error:
             link.close()
@@ -415,34 +430,33 @@ class Bridge:
             link.close()
             raise
         log(f"connected to the bus at {link.where}")
-        if tells:
-            self._tell_changes(listens)
+        if lists_changed:
+            self._notify_changes(listens)
         for request in waiting:
             self._pass_on(request)
 
     def _repeat(self, link: Link, request: PendingRequest) -> None:
-        """Tells a bus what the client had told the one before; the answer is not the client's."""
-        message = request.message
-        if "id" in message:
-            self._own.send(link, message["method"], message.get("params") or {}, lambda answer: None)
+        """Sends a message of the client to a new bus; the client has an answer already and gets no second one."""
+        if "id" in request.message:
+            self._own.send(link, request.method, request.params, lambda answer: None)
         else:
             link.send(request.line)
 
-    def _tell_changes(self, listens: Iterable[PendingRequest]) -> None:
-        """Tells the client that lists may have changed."""
+    def _notify_changes(self, listens: Iterable[PendingRequest]) -> None:
+        """Notifies the client that lists may have changed."""
         if self._initialize is not None:
             capabilities = self._known.get("initialize", {}).get("capabilities", {})
             for kind in own_answers.CHANGES:
                 if (capabilities.get(kind) or {}).get("listChanged"):
                     self._reply({"method": f"notifications/{kind}/list_changed"})
         for listen in listens:
-            wanted = (listen.message.get("params") or {}).get("notifications") or {}
+            kinds = params_of(listen.params, "notifications")
             for kind, name in own_answers.CHANGES.items():
-                if wanted.get(name):
-                    self._tell(listen, f"notifications/{kind}/list_changed")
+                if kinds.get(name):
+                    self._notify(listen, f"notifications/{kind}/list_changed")
 
     def _expire(self) -> None:
-        """Answers requests that have waited for a bus long enough."""
+        """Answers requests whose deadline has passed while they waited for a bus."""
         now = self._clock()
         with self._lock:
             expired = [each for each in self._waiting if each.deadline <= now]

@@ -1,7 +1,7 @@
-"""Connects a bridge with the HTTP endpoint of a bus: for a bus that has no socket, and where an address is given.
+"""Connects a bridge with the HTTP endpoint of a bus: for a bus without a socket, or at a given address.
 
-Each message is a POST, on a thread of its own; a legacy client's notifications come over one GET. Imported only where
-it is used: `http.client` takes as much memory as the rest of the bridge.
+Each message is a POST on a thread of its own; a legacy client's notifications come over one GET. It is imported only
+when it is needed, since `http.client` takes as much memory as the rest of the bridge.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 from toolbus.local_users import server_owner
 from toolbus.mcp import headers as mcp_headers
 from toolbus.mcp.eras import META_VERSION, NEWEST
-from toolbus.mcp_bridge.links import ATTACH, NoBus, TakeEnd, TakeLine, log
+from toolbus.mcp_bridge.links import ATTACH, NoBus, TakeEnd, TakeLine, log, params_of
 
 Json = dict[str, Any]
 
 CONNECT_SECONDS = 5.0
-RESUME_SECONDS = 0.5  # before a stream is resumed that the bus closed to be polled
-MAX_RESUMES = 5  # of one stream in a row without an event
+RESUME_SECONDS = 0.5  # before a stream is resumed: the bus closes long ones, to be polled
+MAX_RESUMES = 5  # of one stream
 LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 _EVENTS = "text/event-stream"
 
@@ -36,7 +36,7 @@ class BusHttpLink:
         url: of the endpoint, without a profile.
 
     Raises:
-        NoBus: none answers there.
+        NoBus: no bus answers there.
     """
 
     def __init__(self, url: str, take: TakeLine, end: TakeEnd) -> None:
@@ -50,9 +50,9 @@ class BusHttpLink:
         self._end = end
         self._lock = threading.Lock()
         self._ended = False
-        self._session = ""  # of a legacy client, once it has one
-        self._version = ""  # that it agreed on
-        self._running: dict[str, http.client.HTTPConnection] = {}  # modern requests by id: closing cancels them
+        self._session = ""  # the session of a legacy client; "" before its handshake
+        self._version = ""  # the protocol version of that session
+        self._running: dict[str, tuple[http.client.HTTPConnection, bool]] = {}  # by id of request, and if it is modern
         self._marks: dict[str, dict[str, tuple[str, ...]]] = {}  # arguments that go into headers, by tool
         try:
             self._connect().close()
@@ -62,50 +62,49 @@ class BusHttpLink:
     def send(self, line: bytes) -> None:
         """Sends a message, without waiting for its answer."""
         if self._ended:
-            raise ConnectionError("the bus has gone")
+            raise ConnectionError("the bus has disconnected")
         message: Json = json.loads(line)
-        params = message.get("params") or {}
-        method = message.get("method", "")
+        params, method = params_of(message), message.get("method", "")
         if method == ATTACH:
             self._attach(message["id"], params.get("profile") or "")
             return
         if method == "notifications/cancelled":
             with self._lock:
                 running = self._running.pop(json.dumps(params.get("requestId")), None)
-            if running is not None:
-                _shut(running)
+            if running is not None and running[1]:
+                _shut(running[0])  # the closed connection cancels the request
                 return
         if method == "notifications/initialized" or "id" not in message or not method:
-            self._exchange(line, message)  # in the order in which they came
+            self._exchange(line, message)  # in the order of the client
             if method == "notifications/initialized":
                 self._start(self._listen)
             return
         self._start(self._exchange, line, message)
 
     def close(self) -> None:
-        """Ends it; requests that are on their way are not answered any more."""
+        """Closes the connection; pending requests get no answer."""
         self._ended = True
         with self._lock:
             running, self._running = list(self._running.values()), {}
-        for each in running:
-            _shut(each)
+        for connection, _ in running:
+            _shut(connection)
 
     def _start(self, work: Any, *arguments: Any) -> None:
         threading.Thread(target=work, args=arguments, name="request", daemon=True).start()
 
     def _attach(self, id: str, profile: str) -> None:
-        """Asks for the profile: an unknown one has no endpoint."""
+        """Checks that the profile exists, with a request to its endpoint."""
         if profile:
             self._path = f"{self._path}/{profile}"
         meta = {META_VERSION: NEWEST, "io.modelcontextprotocol/clientCapabilities": {}}
-        ask = {"jsonrpc": "2.0", "id": id, "method": "server/discover", "params": {"_meta": meta}}
-        self._exchange(json.dumps(ask).encode(), ask)
+        request = {"jsonrpc": "2.0", "id": id, "method": "server/discover", "params": {"_meta": meta}}
+        self._exchange(json.dumps(request).encode(), request)
 
     def _connect(self) -> http.client.HTTPConnection:
         """Connects; on this machine only to a program of this user or root.
 
         Raises:
-            OSError: nothing listens there, or somebody else does.
+            OSError: nothing listens there, or a program of another user.
         """
         host, port = self._parts.hostname or "", self._parts.port
         if self._parts.scheme == "https":
@@ -122,8 +121,8 @@ class BusHttpLink:
 
     def _headers(self, message: Json) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Accept": f"application/json, {_EVENTS}"}
-        params, method = message.get("params") or {}, message.get("method", "")
-        version = (params.get("_meta") or {}).get(META_VERSION)
+        params, method = params_of(message), message.get("method", "")
+        version = params_of(params, "_meta").get(META_VERSION)
         if not version:
             if self._session and method != "initialize":
                 headers |= {mcp_headers.SESSION: self._session, mcp_headers.VERSION: self._version}
@@ -133,18 +132,18 @@ class BusHttpLink:
         if isinstance(name, str):
             headers[mcp_headers.NAME] = mcp_headers.write_value(name)
         if method == "tools/call" and name in self._marks:
-            headers |= mcp_headers.param_headers(self._marks[name], params.get("arguments") or {})
+            headers |= mcp_headers.param_headers(self._marks[name], params_of(params, "arguments"))
         return headers
 
     def _exchange(self, line: bytes, message: Json) -> None:
-        """Makes one POST, and passes on what it is answered."""
+        """Makes one POST, and passes its answer on."""
         id = json.dumps(message.get("id"))
-        is_modern = META_VERSION in ((message.get("params") or {}).get("_meta") or {})
+        is_request = "method" in message and "id" in message
         try:
             connection = self._connect()
-            if is_modern:
+            if is_request:
                 with self._lock:
-                    self._running[id] = connection
+                    self._running[id] = (connection, META_VERSION in params_of(params_of(message), "_meta"))
             try:
                 connection.request("POST", self._path, line, self._headers(message))
                 response = connection.getresponse()
@@ -154,9 +153,7 @@ class BusHttpLink:
             finally:
                 connection.close()
         except (OSError, http.client.HTTPException, ValueError) as error:
-            with self._lock:
-                cancelled = is_modern and id not in self._running
-            if not cancelled:
+            if not is_request or self._is_pending(message):
                 self._gone(str(error) or type(error).__name__)
         finally:
             with self._lock:
@@ -167,20 +164,29 @@ class BusHttpLink:
             last, answered = self._events(response, message)
             for _ in range(MAX_RESUMES):
                 if answered or not last or not self._session:
-                    return
+                    break
                 time.sleep(RESUME_SECONDS)
+                if not self._is_pending(message):
+                    return
                 before = last
                 last, answered = self._resume(last, message)
                 last = last or before
+            if not answered and self._is_pending(message):
+                raise ConnectionError("the stream of a request has ended without its answer")
             return
         body = response.read()
         if not body.strip():
             return
         answer = json.loads(body)
         if answer.get("id") is None and "id" in message:
-            answer["id"] = message["id"]  # it could not be read, or its session or profile is unknown
+            answer["id"] = message["id"]  # the bus could not read the id, or knows neither session nor profile
         self._learn(message, answer)
         self._take(json.dumps(answer).encode())
+
+    def _is_pending(self, message: Json) -> bool:
+        """Tells whether a request is not cancelled."""
+        with self._lock:
+            return json.dumps(message.get("id")) in self._running
 
     def _resume(self, last: str, message: Json) -> tuple[str, bool]:
         connection = self._connect()
@@ -195,7 +201,7 @@ class BusHttpLink:
             connection.close()
 
     def _events(self, response: http.client.HTTPResponse, message: Json) -> tuple[str, bool]:
-        """Passes on the events of a stream; returns the id of the last one, and whether the answer was among them."""
+        """Passes on the events of a stream; returns the last event's id, and whether the answer was among them."""
         data: list[bytes] = []
         last, answered = "", False
         for raw in response:
@@ -217,7 +223,7 @@ class BusHttpLink:
         return last, answered
 
     def _learn(self, message: Json, answer: Json) -> None:
-        """Keeps what later requests need of an answer."""
+        """Stores the parts of an answer that later requests need: the session's version, headers of tools."""
         result = answer.get("result")
         if not isinstance(result, dict):
             return
@@ -229,7 +235,7 @@ class BusHttpLink:
                     self._marks[tool["name"]] = mcp_headers.marked(tool.get("inputSchema") or {})
 
     def _listen(self) -> None:
-        """Passes on what answers no request of a legacy client, as long as the bus is there."""
+        """Passes on the notifications of a legacy session until the bus disconnects."""
         last = ""
         while not self._ended:
             try:

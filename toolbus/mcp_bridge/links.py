@@ -1,4 +1,4 @@
-"""Defines a connection to a bus, as the bridge sees it, and the one over the socket in the bus's data directory."""
+"""Declares a bridge's connection to a bus, and implements the one over the socket in the bus's data directory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-ATTACH = "toolbus/attach"  # the bridge's own request, with which a connection begins
+ATTACH = "toolbus/attach"  # the first request of a connection, from the bridge itself
 SOCKET_FILE = "mcp.sock"
 _LONGEST_PATH = 107
 _CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
@@ -22,13 +22,13 @@ TakeEnd = Callable[["Link", str], None]
 
 
 class NoBus(Exception):
-    """There is no bus, or it does not serve this client; the text says why."""
+    """No bus answers, or it does not serve this client; the text says why."""
 
 
 class Link(Protocol):
     """A connection to a bus."""
 
-    where: str  # the bus, for people
+    where: str  # the address of the bus, for people
 
     def send(self, line: bytes) -> None:
         """Sends a message.
@@ -38,14 +38,14 @@ class Link(Protocol):
         """
 
     def close(self) -> None:
-        """Ends it; `Bridge.ended` is not called because of that."""
+        """Closes the connection, without a call of `Bridge.ended`."""
 
 
 class PipeLink:
     """A connection to the unix socket of a bus.
 
     Raises:
-        NoBus: nothing that may be served listens there.
+        NoBus: no bus listens there, or that of another user.
     """
 
     def __init__(self, path: Path, take: TakeLine, end: TakeEnd) -> None:
@@ -92,15 +92,21 @@ class PipeLink:
             end(self, why)
 
 
+def params_of(message: Any, key: str = "params") -> dict[str, Any]:
+    """Returns an object inside a message; empty if it is missing or of another type."""
+    value = message.get(key) if isinstance(message, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
 def log(text: str) -> None:
-    """Tells people something, on standard error."""
+    """Writes a line for people to standard error."""
     with contextlib.suppress(OSError, ValueError):
         print(f"toolbus mcp: {text}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """Gives a path that the kernel takes; a long one by way of its directory's descriptor."""
+    """Yields a path that is short enough for a socket; a long one by way of its directory's descriptor."""
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield str(path)
         return

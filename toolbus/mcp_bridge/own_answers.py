@@ -1,4 +1,4 @@
-"""Writes what the bridge answers itself, where no bus does."""
+"""Writes the bridge's own answers while no bus is connected."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Json = dict[str, Any]
 INTERNAL = -32603
 ERROR_META = "dev.toolbus/error"
 SERVER_INFO = {"name": "toolbus", "title": "toolbus", "version": VERSION}
-# What can change, and the name under which a modern client asks to be told.
+# Kinds of lists, and the name under which a modern client subscribes to changes of each.
 CHANGES = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged"}
-# Lists, and the name of what is in them.
+# Methods that list, and the key of their entries.
 LISTS = {
     "tools/list": "tools",
     "prompts/list": "prompts",
@@ -27,8 +27,8 @@ def handshake(method: str, params: Json, known: Json, why: str) -> Json:
     """Returns the result of `initialize` or `server/discover`.
 
     Args:
-        known: what the last bus answered.
-        why: why there is no bus.
+        known: the last result of a bus; empty before the first.
+        why: why no bus is connected.
     """
     version = params.get("protocolVersion")
     blank: dict[str, Json] = {
@@ -50,15 +50,15 @@ def handshake(method: str, params: Json, known: Json, why: str) -> Json:
 
 
 def empty_list(method: str, modern: bool) -> Json:
-    """Returns the result of a list that has nothing."""
+    """Returns the result of an empty list."""
     more: Json = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"} if modern else {}
     return {LISTS[method]: [], **more}
 
 
 def failure(request: Json, modern: bool, text: str, stage: str, *, retry_safe: bool) -> Json:
-    """Returns the answer to a request that no bus answers: for a model to read, where it is a call."""
+    """Returns the failure of a request: a result that a model can read for a call, else a JSON-RPC error."""
     error = {"code": "UNAVAILABLE", "stage": stage, "retry_safe": retry_safe}
-    if request["method"] != "tools/call":
+    if request.get("method") != "tools/call":
         return {"id": request["id"], "error": {"code": INTERNAL, "message": text, "data": {ERROR_META: error}}}
     result: Json = {"content": [{"type": "text", "text": text}], "isError": True, "_meta": {ERROR_META: error}}
     if modern:

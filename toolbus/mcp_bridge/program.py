@@ -1,4 +1,4 @@
-"""Runs a bridge on standard input and output, which belong to its client alone."""
+"""Runs a bridge on standard input and output, which carry nothing but messages of its client."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from toolbus.mcp_bridge.bridge import Bridge
 from toolbus.mcp_bridge.links import SOCKET_FILE, Link, NoBus, PipeLink, TakeEnd, TakeLine
 
-DEFAULT_URL = "http://127.0.0.1:48911/mcp"  # where a bus listens that is not configured otherwise
+DEFAULT_URL = "http://127.0.0.1:48911/mcp"  # where a bus listens by default
 
 
 def default_data_dir() -> Path:
-    """Returns the data directory of a bus that names none: the same as `platformdirs` has it for ``toolbus serve``."""
+    """Returns the default data directory of ``toolbus serve``, which gets it from `platformdirs`."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "toolbus"
     return Path(os.environ.get("XDG_DATA_HOME", "").strip() or Path.home() / ".local" / "share") / "toolbus"
@@ -27,8 +27,8 @@ def run(profile: str, url: str, data_dir: str) -> None:
 
     Args:
         profile: "" for the default one.
-        url: of the endpoint; "" for the socket in the data directory, and HTTP where there is none.
-        data_dir: of the bus, which is then the only one that is looked for; "" for the default one.
+        url: of the endpoint; "" for the socket in the data directory, or HTTP if the socket does not exist.
+        data_dir: of the only bus to connect to; "" for the default one.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -43,7 +43,7 @@ def run(profile: str, url: str, data_dir: str) -> None:
                 out.write(line)
                 out.flush()
         except OSError:
-            os._exit(0)  # the client has gone
+            os._exit(0)  # the client has disconnected
 
     def connect(take: TakeLine, end: TakeEnd) -> Link:
         if not url and has_sockets and (data_dir or path.exists()):
@@ -52,8 +52,8 @@ def run(profile: str, url: str, data_dir: str) -> None:
 
         try:
             return BusHttpLink(url or DEFAULT_URL, take, end)
-        except NoBus as none:
-            raise NoBus(str(none) if url else f"there is no {path}, and {none}") from None
+        except NoBus as error:
+            raise NoBus(str(error) if url else f"{path} does not exist, and {error}") from None
 
     bridge = Bridge(connect, write, profile)
     bridge.connect_once()
@@ -62,4 +62,4 @@ def run(profile: str, url: str, data_dir: str) -> None:
         if line.strip():
             bridge.take(line)
     bridge.finish()
-    os._exit(0)  # at once: no thread has anything left to do
+    os._exit(0)  # at once: no other thread has work left
