@@ -41,7 +41,7 @@ _TOKENIZER = Path("tokenizers", "l2_supercat_tokenizer_config.json")
 
 
 class EmbeddedTexts:
-    """The texts of one catalog, with what their vectors are cached by."""
+    """The texts of one catalog, with the cache keys of their vectors."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = tuple(texts)
@@ -142,10 +142,10 @@ def packaged_embedder() -> Embedder:
     Raises:
         SetupError: it is not installed, or lacks its files.
     """
-    found = importlib.util.find_spec(_PACKAGE)
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
         raise SetupError(f"searching by meaning needs the package {_PACKAGE}, which is not installed: {REMEDY}")
-    folder = Path(found.submodule_search_locations[0])
+    folder = Path(spec.submodule_search_locations[0])
     for file in (_WEIGHTS, _TOKENIZER):
         if not (folder / file).is_file():
             raise SetupError(f"the package {_PACKAGE} has no file {file}: {REMEDY} again")

@@ -1,4 +1,4 @@
-"""Defines why a call failed, the exceptions of the bus, and the one table that maps these to gRPC and HTTP statuses.
+"""Defines the errors of calls, the exceptions of the bus, and the one table from these to gRPC and HTTP statuses.
 
 The tree, by whose fault it is::
 
@@ -10,13 +10,14 @@ The tree, by whose fault it is::
     │   ├── VersionMismatch     the peer speaks another version of the protocol
     │   ├── UnknownRole         that role does not exist
     │   ├── SessionGone         the session_id names no live session
-    │   ├── Unauthenticated     no key says who asks, or one that does not count (any more)
-    │   ├── NotPermitted        the source or identity lacks the right
-    │   │   └── NotApproved     a pinned source declares what nobody has approved
+    │   ├── NotPermitted        the source or identity lacks a permission
+    │   │   ├── Unauthenticated no key proves who calls, or it is not valid (any more)
+    │   │   └── NotApproved     a pinned source declares tools that no operator has approved
     │   ├── AlreadyAttached     the same source and instance attach too often
     │   ├── LimitExceeded       a limit of the bus was hit
     │   └── NotOffered          the server does not do that: it is not a toolbus, or an older one
     ├── NotKept                 the request is done, but could not be persisted
+    ├── NotAudited              the request is not done, because the audit could not be written
     ├── PeerLost                the other side went away or stopped answering
     ├── CallFailed              a call failed; carries the CallError
     └── SetupError              this process cannot start as configured (address, file, option)
@@ -94,8 +95,8 @@ class CallError:
     def after(self, refusal: CallError) -> CallError:
         """Returns this error, of the last attempt of a call, as that of a call that was refused before.
 
-        A tool that goes while its caller waits for the plugin is unavailable and not unknown: the plugin may be back
-        later, and the refusal says why it is away.
+        A tool that disappears while its caller waits for the plugin is unavailable and not unknown: the plugin may
+        return later, and the refusal says why it is away.
         """
         if self.code is not Code.NOT_FOUND or refusal.code is not Code.UNAVAILABLE:
             return self
@@ -188,7 +189,7 @@ class SessionGone(RequestError):
 
 
 class NotPermitted(RequestError):
-    """The source or identity lacks a right."""
+    """The source or identity lacks a permission."""
 
 
 class NotApproved(NotPermitted):
@@ -196,7 +197,7 @@ class NotApproved(NotPermitted):
 
 
 class Unauthenticated(NotPermitted):
-    """No key says who asks, or one that is unknown, has expired or was revoked."""
+    """No key proves who calls, or one that is unknown, has expired or was revoked."""
 
 
 class AlreadyAttached(RequestError):
@@ -230,7 +231,7 @@ class NotKept(ToolBusError):
 
 
 class NotAudited(ToolBusError):
-    """The request is not done, because the audit that has to say so could not be written."""
+    """The request is not done, because the audit of it could not be written."""
 
 
 class PeerLost(ToolBusError):
@@ -238,7 +239,7 @@ class PeerLost(ToolBusError):
 
 
 class CallFailed(ToolBusError):
-    """A call failed; raised only where a caller asked for exceptions (``Result.unwrap``)."""
+    """A call failed; raised only where a program wants exceptions (``Result.unwrap``)."""
 
     def __init__(self, error: CallError) -> None:
         self.error = error

@@ -18,25 +18,25 @@ class Limits:
 
     Attributes:
         message_bytes: one gRPC message towards the bus.
-        calls_in_flight: calls a session may hold in each direction, unless it asks for another number.
-        calls_in_flight_most: the highest number a session may ask for.
+        calls_in_flight: calls a session may hold in each direction, unless it requests another number.
+        calls_in_flight_most: the highest number a session may request.
         arguments_bytes: arguments of one call, in UTF-8.
         result_bytes: output and content of one result. A caller over gRPC gets none that is larger than what it
             receives: 4 MiB - 4 KiB for a default client, whose whole stream a larger frame would end.
         held_bytes: arguments and results that the bus holds in all.
         held_bytes_per_source: the same for the callers of one source.
-        waiting_bytes: what may wait for a peer that reads slowly, before its session is closed.
+        waiting_bytes: what may wait for a peer that reads slowly; above it the session is closed.
         schema_bytes, schema_depth, schema_nodes: one tool's schema; nodes are counted with references expanded.
         description_bytes: one tool's description.
         tools: tools of one session.
         tools_per_role: tools that one role has.
-        unconfigured_roles: roles that are adopted, and as many again that do not exist and that tools wait for.
+        unconfigured_roles: adopted roles; and as many roles that do not exist and that tools wait for.
         http_body_bytes: the body of one HTTP request.
         callback_bytes: the body of a callback's answer.
         sessions: sessions of the bus, zombies included.
         call_depth: nested calls above one another.
-        input_requests, input_requests_bytes: questions that one result asks, and their JSON.
-        request_state_bytes: what a tool gives with its questions, to have it back with the answers.
+        input_requests, input_requests_bytes: questions of one result, and their JSON.
+        request_state_bytes: the state that a tool sends with its questions, and gets back with the answers.
     """
 
     message_bytes: int = 16 * MIB
@@ -65,13 +65,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long the bus waits for what, in seconds. Tests give tiny values.
+    """The timeouts and intervals of the bus, in seconds. Tests give tiny values.
 
     Attributes:
-        tick_seconds: how often the silence of peers is judged, and grace periods are looked at.
-        stall_seconds: how late the bus's own clock may tick without meaning that the bus stood still, so that what it
-            reads next may be older than its callers wait.
-        attach_seconds: timeout of the attach; a stream has no heartbeats before.
+        tick_seconds: how often the silence of peers is judged, and grace periods are checked.
+        stall_seconds: how late the bus's own clock may tick without meaning that the bus stood still, so that the
+            next calls that it reads may be older than their callers wait.
+        attach_seconds: timeout of the attach; a stream has no heartbeats before it.
         busy_heartbeat_seconds: between heartbeats while calls are pending, so that a hung plugin fails them soon; also
             how long the echo of a heartbeat may take before it counts as missed.
         idle_heartbeat_seconds: between heartbeats of an idle session, which gets fewer: an exchange costs the bus
@@ -79,7 +79,7 @@ class Timings:
         missed_heartbeats: in a row, after which the calls of a session end or move; after half as many it gets no new
             ones. With the default a call on a stopped process ends within 6 s, and a tool may keep its process from
             echoing for 4 s.
-        missed_heartbeats_gone: in a row, after which a session ends: until then a peer that was only busy is back
+        missed_heartbeats_gone: in a row, after which a session ends: until then a peer that was only busy returns
             without a new stream.
         watch_seconds: how often a watcher is notified at most: 1,000 attaches before 1,000 watchers stay 1,000 frames.
         stuck_seconds: how long a call that ended early may keep its slot while the plugin has not confirmed the end:
@@ -88,19 +88,19 @@ class Timings:
         reachable_seconds: how long a start waits for the callback URLs of restored tools to accept a connection.
         note_seconds: how often it is persisted which callback URLs answered, and the silent ones are probed.
         store_retry_seconds: until a change that could not be persisted is tried again; each try may hold the loop up.
-        keys_seconds: how often the files of the keys are looked at: what is revoked ends within a second.
+        keys_seconds: how often the files of the keys are checked: a revoked key ends within a second.
         head_seconds: timeout of the request line and headers of an HTTP request, so that a client that sends a byte now
             and then does not hold its connection.
         ping_seconds: how long a stream of server-sent events may be silent before a ping; below the minute or so after
             which proxies and clients give up on silence.
         digest_seconds: between two digests for the console while something happens; people cannot read faster.
-        digest_idle_seconds: between two digests that say nothing new, so that a watcher knows that the bus is there.
+        digest_idle_seconds: between two digests without news, so that a watcher knows that the bus runs.
         resumable_seconds: after which the answer to an MCP client with a session becomes a stream that can be resumed.
-        poll_seconds: after which such a stream is closed, to go on when its client resumes it (SEP-1699): what stands
-            between them may not like long responses.
-        audit_sync_seconds: how often the audit is forced to disk; what operators do is at once.
+        poll_seconds: after which such a stream is closed, to go on when its client resumes it (SEP-1699): proxies
+            between them may end long responses.
+        audit_sync_seconds: how often the audit is forced to disk; the acts of operators are at once.
         span_seconds: how long a span waits for others that are exported with it.
-        audit_head_seconds: how often the head of the audit is logged, so that it is also somewhere else.
+        audit_head_seconds: how often the head of the audit is logged, so that a copy of it is elsewhere.
     """
 
     tick_seconds: float = 0.5

@@ -19,10 +19,10 @@ Address = tuple[str, int]  # a host as a number, IPv6 without brackets, and a po
 _SOCK_DIAG = 4  # protocol of a netlink socket
 _BY_FAMILY = 20  # type of the message in both directions
 _HEADER = struct.Struct("=LHHLL")  # length, type, flags (1: a request), sequence number, sender
-_ASKED = struct.Struct("=BBBxL")  # family, protocol, extensions, states
+_QUERY = struct.Struct("=BBBxL")  # family, protocol, extensions, states
 _PORTS = struct.Struct("!HH")
 # Interface and cookie of the socket. Interface 1 is loopback, and also finds sockets that are bound to it; with 0 the
-# kernel would find no socket that is bound to any interface. The cookie says that we know none.
+# kernel would find no socket that is bound to any interface. This cookie stands for any socket.
 _SOCKET = struct.pack("=LLL", 1, 0xFFFFFFFF, 0xFFFFFFFF)
 _STATE = _HEADER.size + 1  # offsets in the answer
 _ITS_COOKIE = _HEADER.size + 44
@@ -38,18 +38,18 @@ def owner_of(end: Address, other: Address) -> int | None:
     """Returns the uid that owns one end of a TCP connection on loopback.
 
     Args:
-        end: the address of the end that is asked about.
+        end: the address of the end whose owner is wanted.
         other: the address that it is connected to.
 
     Returns:
-        None where the system does not say, and for a socket that no program has: for one that was closed, and for one
-        whose program ended, the kernel reports uid 0.
+        None where the system does not say, and for a socket without a program: the kernel reports uid 0 where it was
+        closed, or its program ended.
     """
     answer = _ask(end, other)
     if answer is None:
         return None
     state, port, uid, inode, _ = answer
-    # A socket that listens is what the kernel falls back to where it finds no such connection.
+    # Where the kernel finds no such connection, it answers with the socket that listens.
     return uid if inode and state != _LISTENS and port == other[1] else None
 
 
@@ -101,7 +101,7 @@ def server_owner(end: Address, other: Address) -> int | None:
 
 
 def _ask(end: Address, other: Address, *, strict: bool = False) -> tuple[int, int, int, int, int] | None:
-    """Returns state, port of the other end, uid, inode and cookie of a socket; None where the kernel tells none.
+    """Returns state, port of the other end, uid, inode and cookie of a socket; None without an answer.
 
     Args:
         strict: whether it is an error that this process is out of file descriptors; else that is None too.
@@ -115,7 +115,7 @@ def _ask(end: Address, other: Address, *, strict: bool = False) -> tuple[int, in
         question = b"".join(
             (
                 _HEADER.pack(72, _BY_FAMILY, 1, 1, 0),
-                _ASKED.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF),
+                _QUERY.pack(family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF),
                 _PORTS.pack(end[1], other[1]),
                 *(socket.inet_pton(family, host).ljust(16, b"\0") for host in hosts),
                 _SOCKET,
@@ -123,7 +123,7 @@ def _ask(end: Address, other: Address, *, strict: bool = False) -> tuple[int, in
         )
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as kernel:
             kernel.sendto(question, (0, 0))
-            answer = kernel.recv(1024, socket.MSG_DONTWAIT)  # it is there when the request has returned
+            answer = kernel.recv(1024, socket.MSG_DONTWAIT)  # the answer is there when `sendto` has returned
     except (ValueError, struct.error):  # not an address
         return None
     except (OSError, AttributeError) as error:  # no netlink: not Linux, or a sandbox forbids it

@@ -23,7 +23,7 @@ class Mailbox(Generic[Item]):
     """A bounded queue between any number of senders and one reader: ``async for event in mailbox``.
 
     Attributes:
-        lost: how many events were dropped; with ``on_lost``, since the reader was last told.
+        lost: how many events were dropped; with ``on_lost``, since the reader was last notified.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Mailbox(Generic[Item]):
             limit: how many events may wait, at least 1; with ``weigh``, what they may weigh together: one that weighs
                 more waits alone.
             on_close: called once, by the first `close`, on its thread.
-            on_lost: makes the event that tells the reader how many were lost, delivered before what comes after
-                them. None: the reader is not told.
+            on_lost: makes the event that notifies the reader how many were lost, delivered before those that come
+                after them. None: the reader is not notified.
             weigh: returns what an event counts for, such as its bytes where these vary.
 
         Raises:
@@ -59,7 +59,7 @@ class Mailbox(Generic[Item]):
         self._count = 0  # of all events that were put
         self._closed = False
         self.lost = 0
-        self._changed = asyncio.Event()  # set when the reader has something to look at
+        self._changed = asyncio.Event()  # set when there is something for the reader
 
     def __repr__(self) -> str:
         closed = " closed" if self._closed else ""
@@ -126,7 +126,7 @@ class Mailbox(Generic[Item]):
             await self._changed.wait()
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and its reader is gone
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and its reader with it
             if threading.get_ident() == self._thread:
                 self._changed.set()
             else:

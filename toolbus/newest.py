@@ -1,4 +1,4 @@
-"""Keeps the newest entries of a mapping and evicts the oldest: caches and histories that must not grow."""
+"""Stores the newest entries of a mapping and evicts the oldest: for caches and histories that must not grow."""
 
 from __future__ import annotations
 

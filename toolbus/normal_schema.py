@@ -1,9 +1,9 @@
 """Reads JSON Schemas as authors of plugins write them, and returns the normal form that validators and providers take.
 
 Many systems never look at a tool's schema, so what their plugins declare is often no JSON Schema: `"type": "float"`,
-`"required": true` inside a property, properties without the object around them. What was meant is read; what cannot be
-read is left out, so that it is not checked. A warning says so each time, and how to write it right. Only a type that
-nobody knows is refused: it is a typing error, and the one next to it is known.
+`"required": true` inside a property, properties without the object around them. Such parts are read as they were meant;
+a part that cannot be read is left out, so that it is not checked. A warning says so each time, and how to write it.
+Only an unknown type is refused: it is a typing error, and the error names the nearest known type.
 
 The normal form of a schema that breaks no rule is the schema itself. What references name, and whether patterns
 compile, is looked at by `bus.catalog.schema_graph`.
@@ -19,7 +19,7 @@ from toolbus.schema_grammar import CHECKS, LISTS, MAPS, SINGLE, TYPES, SchemaFau
 from toolbus.text import nearest
 
 MAX_WARNINGS = 10  # of one schema; the rest are counted
-_MAX_PASSES = 3  # what one leaves out may have hidden what the rest means
+_MAX_PASSES = 3  # a part that one pass leaves out may have hidden the meaning of the rest
 _MAX_TYPE = 200  # characters of a type such as list[dict[str, int]]
 _MAX_TYPE_DEPTH = 8
 
@@ -52,7 +52,7 @@ _OTHER_MAPS = frozenset(("dependencies", "dependentRequired"))
 _OF_ARRAYS = frozenset(("items", "additionalItems", "unevaluatedItems", "contains"))  # arguments are an object
 _COMBINING = frozenset(("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "properties", "patternProperties"))
 _MARKS = frozenset(("type", "enum", "const", "description", "$ref", "anyOf", "oneOf", "allOf", "default", "items"))
-_RESTS = (  # what one keyword does not name, the other judges
+_RESTS = (  # the second keyword judges the members that the first does not name
     ("properties", "additionalProperties"),
     ("patternProperties", "additionalProperties"),
     ("prefixItems", "items"),
@@ -65,9 +65,9 @@ class NormalForm(NamedTuple):
     """A schema as it is read.
 
     Attributes:
-        schema: the same object that was given, where there is no warning.
-        warnings: what was read otherwise than it is written, one sentence each.
-        left_out: whether something could not be read and is left out: the schema allows more without it.
+        schema: the given object itself, without warnings.
+        warnings: a sentence for each part that is read otherwise than it is written.
+        left_out: whether a part could not be read and is left out: the schema allows more without it.
     """
 
     schema: dict[str, Any]
@@ -76,7 +76,7 @@ class NormalForm(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """What a type means that JSON Schema does not have."""
+    """The meaning of a type that JSON Schema does not have."""
 
     types: tuple[str, ...]  # empty: any
     keywords: dict[str, Any]  # that say the rest of it
@@ -160,7 +160,7 @@ class _Normalizer:
         if all(isinstance(schema[key], dict) and key in _OF_ARRAYS for key in others):
             bare = dict(schema)  # one may be called items, where nothing else is a keyword
         elif not any(_MARKS & value.keys() for value in bare.values()):
-            return schema  # extensions of the author's own, perhaps
+            return schema  # perhaps the author's own extensions
         names = list(bare)
         self._warn(
             (),
@@ -185,7 +185,7 @@ class _Normalizer:
         return result
 
     def _read(self, schema: dict[str, Any], keyword: str, value: Any, here: Place) -> dict[str, Any]:
-        """Returns what a keyword means, as keywords; those that the schema has itself go before."""
+        """Returns the meaning of a keyword, as keywords; those that the schema has itself go before."""
         if keyword == "type":
             return self._type(value, here)
         if keyword == "required":
@@ -196,8 +196,8 @@ class _Normalizer:
             return {}  # read with the items
         if keyword in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool) and self._draft != 4:
             return self._exclusive(schema, keyword, value, here)
-        kept = self._keyword(keyword, value, here)
-        return {} if kept is None and keyword not in _LITERAL else {keyword: kept}
+        normal = self._keyword(keyword, value, here)
+        return {} if normal is None and keyword not in _LITERAL else {keyword: normal}
 
     def _keyword(self, keyword: str, value: Any, here: Place) -> Any:
         """Returns the value of a keyword; None where it is left out."""
@@ -287,7 +287,7 @@ class _Normalizer:
         return self._part(value, here)
 
     def _required_by_themselves(self, properties: Any, place: Place) -> list[str]:
-        """Returns the names of the properties that say themselves that they are required."""
+        """Returns the names of the properties with a `required` flag of their own."""
         if _is_list_of_named(properties):
             properties = {each["name"]: each for each in properties}
         names = []
@@ -319,7 +319,7 @@ class _Normalizer:
         return {}
 
     def _tuple(self, schema: dict[str, Any], value: list[Any], here: Place) -> dict[str, Any]:
-        """Returns what a list of items means since 2020-12."""
+        """Returns the meaning of a list of items since 2020-12."""
         self._warn(here, "a list of schemas is read as prefixItems, as drafts up to 2019-09 have it: write prefixItems")
         meant: dict[str, Any] = {}
         if value:
@@ -331,7 +331,7 @@ class _Normalizer:
         return meant
 
     def _exclusive(self, schema: dict[str, Any], keyword: str, value: bool, here: Place) -> dict[str, Any]:
-        """Returns what draft 04 means by a flag beside a bound."""
+        """Returns the meaning that draft 04 gives to a flag beside a bound."""
         inclusive = "minimum" if keyword == "exclusiveMinimum" else "maximum"
         bound = schema.get(inclusive)
         if not value or not CHECKS[inclusive](bound):
@@ -341,7 +341,7 @@ class _Normalizer:
         return {keyword: bound}
 
     def _type(self, value: Any, here: Place) -> dict[str, Any]:
-        """Returns what a type means.
+        """Returns the meaning of a type.
 
         Raises:
             SchemaFault: the type is unknown.
@@ -378,7 +378,7 @@ def _unknown_type(name: str, here: Place) -> SchemaFault:
 
 
 def _read_type(text: str, depth: int = 0) -> _Kind | None:
-    """Returns what a type means in the systems that have it; None where it is unknown."""
+    """Returns the meaning of a type in the systems that have it; None where it is unknown."""
     if len(text) > _MAX_TYPE or depth > _MAX_TYPE_DEPTH:
         return None
     text = text.strip()

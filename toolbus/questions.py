@@ -1,4 +1,4 @@
-"""Reads what a tool asks in the middle of a call: the questions of a result, what a caller must accept, their text.
+"""Reads the questions that a tool asks in the middle of a call: what a caller must accept for them, and their text.
 
 A tool that needs an answer ends its call with questions (`ToolResult.input_requests_json`), and the caller makes the
 same call again with the answers. Questions are written as the Model Context Protocol has them since 2026-07-28: an
@@ -19,10 +19,10 @@ SAMPLING = "sampling/createMessage"
 ROOTS = "roots/list"
 FORM, URL = "elicitation.form", "elicitation.url"
 ACCEPTED_BY = {SAMPLING: "sampling", ROOTS: "roots"}
-"""What a caller accepts, as ToolCall.accepts has it, by the method of a question; elicitation has two modes."""
+"""The words of ToolCall.accepts, by the method of a question; elicitation has two modes."""
 ACCEPTS = (FORM, URL, *ACCEPTED_BY.values())
-"""All that a caller can accept; later versions may add words."""
-NEEDS_INPUT = "needs_input"  # `CallError.reason` of calls that failed since nobody could answer a question
+"""All words of ToolCall.accepts; later versions may add some."""
+NEEDS_INPUT = "needs_input"  # `CallError.reason` of calls whose questions the caller could not answer
 
 INPUT_REQUIRED = -1  # in the place of an error code: how a call ended that has questions, for records
 INPUT_REQUIRED_OUTCOME = "INPUT_REQUIRED"
@@ -58,9 +58,9 @@ class Question:
     """One question of a tool.
 
     Attributes:
-        key: names it among the questions of its result.
-        method: what is asked: `ELICITATION` of a person, `SAMPLING` of a model, `ROOTS` for folders, or another.
-        params: the rest of it, as the method has it.
+        key: its name among the questions of its result.
+        method: `ELICITATION` for a person, `SAMPLING` for a model, `ROOTS` for folders, or another.
+        params: the parameters of the method.
     """
 
     key: str
@@ -69,26 +69,26 @@ class Question:
 
     @property
     def needs(self) -> str:
-        """What a caller must accept to be asked this."""
+        """The word that a caller must accept for this question."""
         if self.method == ELICITATION:
             return URL if self.params.get("mode") == "url" else FORM
         return ACCEPTED_BY.get(self.method, self.method)
 
     @property
     def message(self) -> str:
-        """What a person is asked; "" where nobody is."""
+        """The text for a person; "" where the question is not for one."""
         message = self.params.get("message")
         return message if isinstance(message, str) else ""
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """The JSON Schema of the form that a person fills in; empty where there is none."""
+        """The JSON Schema of the form that a person fills in; empty without a form."""
         schema = self.params.get("requestedSchema")
         return schema if isinstance(schema, Mapping) else _NO_OBJECT
 
     @property
     def url(self) -> str:
-        """The address that a person is asked to open; "" where there is none."""
+        """The address that a person is to open; "" without one."""
         url = self.params.get("url")
         return url if isinstance(url, str) else ""
 
@@ -114,7 +114,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a person answered.
+    """The answer of a person.
 
     Attributes:
         action: `accept`, `decline` (said no) or `cancel` (made no choice).
@@ -135,7 +135,7 @@ class Answer:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Answer:
-        """Reads an answer that `fault_of_answer` finds nothing wrong with."""
+        """Reads an answer in which `fault_of_answer` finds no fault."""
         return cls(value["action"], value.get("content") or {})
 
 
@@ -143,7 +143,7 @@ DECLINED, CANCELLED = Answer("decline"), Answer("cancel")
 
 
 def fault_of_answer(question: Question, answer: object) -> str:
-    """Returns what is wrong with an answer; "" where it is what was asked for."""
+    """Returns what is wrong with an answer; "" where it fits the question."""
     if not isinstance(answer, Mapping):
         return "it is not an object"
     if question.method != ELICITATION:
@@ -214,24 +214,24 @@ def read_answers(text: str) -> dict[str, Any]:
 
 
 def explain_questions(name: str, text: str) -> str:
-    """Returns the questions of a result as the error text of a call that nobody answers."""
+    """Returns the questions of a result as the error text of a call whose questions have no answers."""
     try:
         questions = read_questions(text)
     except QuestionFault as fault:
         return f"{name} needs input before it can go on, and its questions cannot be read: {fault}"
-    return f"{name} needs input before it can go on: {'; '.join(map(str, questions))}. Nobody has answered"
+    return f"{name} needs input before it can go on: {'; '.join(map(str, questions))}. No answer was given"
 
 
 def unaccepted(needs: Iterable[str], accepts: Sequence[str]) -> tuple[str, ...]:
-    """Returns what is needed and not accepted, each word once."""
+    """Returns the needs that are not accepted, each word once."""
     return tuple(dict.fromkeys(need for need in needs if need not in accepts))
 
 
 def explain_unaccepted(name: str, questions: Iterable[Question], missing: Sequence[str]) -> str:
-    """Returns the error text of a call whose caller cannot be asked, for a model or its host to act on."""
-    asked = "; ".join(map(str, questions))
+    """Returns the error text of a call whose caller does not accept the questions, for a model or its host."""
+    texts = "; ".join(map(str, questions))
     return (
-        f"tool {name!r} needs input before it can go on: {asked}. This caller cannot be asked. Find out the answer and "
+        f"tool {name!r} needs input before it can go on: {texts}. This caller cannot be asked. Find out the answer and "
         f"call again with it in the arguments if they have a place for it; a program that can answer says so in the "
         f"call (accepts {', '.join(missing)}; Host.call takes on_input)"
     )
@@ -247,7 +247,7 @@ def explain_needs(name: str, missing: Sequence[str]) -> str:
 
 
 def words(given: Iterable[str]) -> tuple[str, ...]:
-    """Returns what a call accepts: the first words, each of them short."""
+    """Returns the first of the words that a call accepts, without those that are too long."""
     return tuple(word for word, _ in zip(given, range(MAX_NEEDS), strict=False) if 0 < len(word) <= MAX_NEED)
 
 

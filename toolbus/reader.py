@@ -1,8 +1,8 @@
-"""Reads settings out of what a file or request holds; an error names the place, the value, the rule and how to fix it.
+"""Reads settings from parsed files and requests; an error names the place, the value, the rule and how to fix it.
 
 A `Reader` is one value with its place. Its methods check the value's kind and return it; `items`, `entries` and
-`matched` return readers of what a list or an object holds, so that places follow by themselves. What the settings mean
-is not known here.
+`matched` return readers of the values inside a list or object, so that places follow by themselves. The meaning of the
+settings is not known here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class UnknownKey:
     Attributes:
         loc: where it stands, the key itself last.
         folded: the key in the spelling of the known ones.
-        known: the keys that there are.
+        known: the known keys.
     """
 
     loc: tuple[str | int, ...]
@@ -213,7 +213,7 @@ def list_unknown(unknown: Collection[UnknownKey]) -> str:
 
 
 def read_file(path: Path, read: Callable[[Any], T]) -> T:
-    """Returns what a function makes of a file's content: TOML where the file's name ends so, else JSON.
+    """Parses a file, as TOML where its name ends so, else as JSON, and returns what a function makes of the content.
 
     Raises:
         SetupError: naming the file, and what is wrong in it.

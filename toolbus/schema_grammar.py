@@ -1,6 +1,7 @@
 """Defines the grammar of JSON Schema: which keywords hold schemas, and which values the others may have.
 
-Whoever reads schemas uses it: the normal form, the bus's validator, the dialects. Faults name places and values alike.
+All readers of schemas use it: the normal form, the bus's validator, the dialects. Their errors show places and values
+in the same way.
 """
 
 from __future__ import annotations

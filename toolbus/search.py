@@ -126,7 +126,7 @@ def _casefold(text: str) -> str:
 
 
 def _meaning_text(tool: Tool) -> str:
-    """Returns what a tool's meaning is taken from: its name in words, and its description."""
+    """Returns the text that stands for a tool's meaning: its name in words, and its description."""
     return repair_utf8(f"{_WORD_BREAK.sub(' ', tool.name)}. {tool.description}"[:MAX_EMBEDDED_CHARACTERS])
 
 
@@ -237,7 +237,7 @@ class ToolIndex:
         return sorted(scored, key=lambda hit: -hit[1])[:limit]
 
     def _by_meaning(self, query: str, limit: int, *, words: bool) -> list[tuple[Tool, float]] | None:
-        """Returns what is nearest in meaning, or None where there are no embeddings or they failed.
+        """Returns the tools nearest in meaning, or None where there are no embeddings or they failed.
 
         Args:
             words: whether matching words count as well: the cosines are taken in standard deviations then, whose scale

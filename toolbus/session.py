@@ -1,8 +1,8 @@
 """Runs one stream as a state machine; the same class serves both ends of the wire.
 
 It owns the state of one stream: the messages that wait to be written, the pending calls, the calls in flight, and the
-heartbeat. It knows no sockets, no clock and no catalog: the driver passes in frames and the time, and does what comes
-back. Only the two tables below depend on the side, so the same rules bind both.
+heartbeat. It knows no sockets, no clock and no catalog: the driver passes in frames and the time, and acts on the
+returned values. Only the two tables below depend on the side, so the same rules bind both.
 
 The states::
 
@@ -56,7 +56,7 @@ _RANK = {field: rank for rank, field in enumerate(READING_ORDER)}
 _ALL_FROM_PEER = frozenset({"attach", "calls", "progress", "results", "cancels", "heartbeat", "drain"})
 _ALL_FROM_BUS = frozenset({"attached", "events", "calls", "progress", "results", "cancels", "heartbeat", "drain"})
 
-# (side, state) → fields that may arrive. What arrives in CLOSED is ignored: it was on its way.
+# (side, state) → fields that may arrive. Fields that arrive in CLOSED are ignored: they were on their way.
 _MAY_ARRIVE: dict[tuple[Side, State], frozenset[str]] = {
     (Side.BUS, State.OPENING): _ALL_FROM_PEER,  # attach must be among them, checked below
     (Side.BUS, State.LIVE): _ALL_FROM_PEER,
@@ -74,7 +74,7 @@ Frame = TypeVar("Frame", wire.InvokeRequest, wire.InvokeResponse)
 
 
 class Pool:
-    """Counts what waits in all outboxes of a bus together.
+    """Counts the bytes that wait in all outboxes of a bus together.
 
     Args:
         max_bytes: above it the fullest outbox is flooded, whichever grows: only a slow reader is disconnected.
@@ -99,7 +99,7 @@ class Pool:
 
 
 class Outbox(Generic[Frame]):
-    """What waits to be written, already in frames.
+    """Holds the items that wait to be written, already in frames.
 
     Items are built directly in the open frame, so outgoing frames keep no incoming frame alive. A frame gets its number
     when it is opened and goes to the writer when it is taken: a call in frame n has reached the writer's write once
@@ -157,7 +157,7 @@ class Outbox(Generic[Frame]):
         return self._sealed_bytes + (self._frames[-1][0].ByteSize() if self._frames else 0)
 
     def limit_frames(self, largest: int) -> None:
-        """Keeps frames below what the peer can receive.
+        """Limits frames to the size that the peer can receive.
 
         Callers count the characters of an item, which take up to four bytes each.
         """
@@ -175,7 +175,7 @@ class Outbox(Generic[Frame]):
         return self._frames[-1][0]
 
     def release(self) -> None:
-        """Lets the writer take what waits, if it was held."""
+        """Lets the writer take the waiting frames, if it was held."""
         if self.held:
             self.held = False
             self.wake()
@@ -233,7 +233,7 @@ class Outbox(Generic[Frame]):
         return False
 
     def discard(self) -> None:
-        """Drops everything that waits, since it will not be read."""
+        """Drops all waiting frames, since the peer will not read them."""
         self._frames.clear()
         self._count(-self._sealed_bytes)
         self.space = -1
@@ -241,7 +241,7 @@ class Outbox(Generic[Frame]):
 
 
 class Pulse(Enum):
-    """What a check of the heartbeat found out about a peer."""
+    """The verdict of a heartbeat check on a peer."""
 
     FINE = "fine"
     PROBE = "probe"
@@ -254,7 +254,7 @@ class Session(Generic[Frame]):
     """One stream, from its first message to its end.
 
     Attributes:
-        outbox: what waits to be written; the one writer takes from it.
+        outbox: the frames that wait to be written; the one writer takes from it.
         pending: calls that we wait for, by their id on this stream. The values belong to the driver.
         in_flight: calls that we run for the peer, by the peer's id. The values belong to the driver.
         timings: of the bus; they say how long the intervals between heartbeats are.
@@ -321,7 +321,7 @@ class Session(Generic[Frame]):
         return not self.pending and not self.in_flight and not self.outbox
 
     def receive(self, frame: wire.InvokeRequest | wire.InvokeResponse, now: float) -> list[tuple[str, Any]]:
-        """Takes in a frame, which shows that the peer is alive; returns its fields in the order to handle them.
+        """Receives a frame, which shows that the peer is alive; returns its fields in the order to handle them.
 
         Raises:
             ProtocolError: a field may not arrive in this state; the stream must end.
@@ -374,7 +374,7 @@ class Session(Generic[Frame]):
         self._update()
 
     def _update(self) -> None:
-        """Derives what the hot path reads from the state, once for many frames."""
+        """Derives the attributes that the hot path reads from the state, once for many frames."""
         self.takes_calls = self.state is State.LIVE and not self.suspect and not self.half_closed
         self._may_arrive = _MAY_ARRIVE[self._side, self.state]
         if self.drain_sent and self.state is State.LEAVING:
@@ -392,7 +392,7 @@ class Session(Generic[Frame]):
         """Echoes a heartbeat of the other side, behind everything that was sent before."""
         self._send_alone(heartbeat)
 
-    def ask(self) -> int:
+    def send_own_heartbeat(self) -> int:
         """Sends a heartbeat of the peer's own (peer side only); returns its sequence number."""
         self._probes += 1
         self._send_alone(wire.Heartbeat(sequence=self._probes, from_peer=True))
@@ -437,7 +437,7 @@ class Session(Generic[Frame]):
             if self.missed >= timings.missed_heartbeats_gone:
                 return Pulse.GONE
         self.send_heartbeat(now)
-        self.last_probe = due if 0 <= now - due < interval / 2 else now  # late ticks do not add up
+        self.last_probe = due if 0 <= now - due < interval / 2 else now  # so that late ticks do not add up
         suspect = self.missed >= max(1, timings.missed_heartbeats // 2)
         pulse = Pulse.SUSPECT if suspect and not self.suspect else Pulse.PROBE
         if suspect and not self.suspect:

@@ -1,4 +1,4 @@
-"""Names what spans say: OpenTelemetry's conventions for tools, RPC and MCP, and those of toolbus; nowhere else.
+"""Names spans and their attributes: OpenTelemetry's conventions for tools, RPC and MCP, and those of toolbus.
 
 Those for tools are still in development (https://opentelemetry.io/docs/specs/semconv/gen-ai/): a change of theirs is a
 change of this file. No name stands for arguments, outputs or users, which spans never hold.
@@ -33,7 +33,7 @@ def dispatch_name(tool: str, *, mcp: bool) -> str:
 
 
 def call_attributes(tool: str, call_id: str, *, id: str = "", source: str = "", mcp: bool = False) -> Attributes:
-    """Returns what every span of a call says.
+    """Returns the attributes of every span of a call.
 
     Args:
         call_id: that the caller chose; "" if it is not known.
@@ -47,12 +47,12 @@ def call_attributes(tool: str, call_id: str, *, id: str = "", source: str = "", 
 
 
 def call_id_attributes(call_id: str) -> Attributes:
-    """Returns what a span says of the id that its program chose for the call, once it has."""
+    """Returns the attribute for the id that a program chose for its call; none before it has."""
     return {_CALL_ID: call_id} if call_id else {}
 
 
 def failure_attributes(error: CallError) -> Attributes:
-    """Returns what a span says of a failure: not its message, which may repeat arguments."""
+    """Returns the attributes for a failure: not its message, which may repeat arguments."""
     attributes: Attributes = {ERROR_TYPE: error.code.name, _RETRY_SAFE: error.retry_safe}
     if error.stage is not Stage.UNSPECIFIED:
         attributes[_STAGE] = error.stage.name.lower()

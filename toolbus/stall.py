@@ -1,8 +1,8 @@
 """Notices that this process stood still: it was stopped, its machine was suspended, or its loop was held up.
 
-What such a process reads first may be old: its senders went on meanwhile, and what they gave up lies in the socket with
-the rest. A tick that comes late says so. Whoever reads messages compares the clock with `StallWatch.due` before each,
-since the first message may be read before the late tick.
+The first messages that such a process reads may be old: its senders went on meanwhile, and calls that they gave up are
+still in the socket. A late tick shows a stall. A reader of messages also compares the clock with `StallWatch.due`
+before each message, since it may read the first one before the late tick.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", None)  # of Linux; the monotonic cl
 
 
 def boot_time() -> float:
-    """Returns the seconds since some moment, those in which the machine was suspended included where it knows."""
+    """Returns the seconds since some moment, including those of a suspended machine where the system counts them."""
     return time.monotonic() if _BOOT_TIME is None else time.clock_gettime(_BOOT_TIME)
 
 
@@ -31,11 +31,11 @@ class StallWatch:
 
     Attributes:
         lag: how late the newest tick came, in seconds.
-        due: a moment of ``clock``; whoever sees it pass calls `notice`. Infinity before the first tick.
+        due: a moment of ``clock``; a reader that finds it passed calls `notice`. Infinity before the first tick.
         since: the last moment at which the process is known to have run before the newest stall.
-        suspended: whether the machine was suspended in the newest stall: other machines may be late with what they
-            sent before, so that only an answer tells what is new.
-        unsettled: whether what arrives on new connections may be older than the end of the stall.
+        suspended: whether the machine was suspended in the newest stall: messages of other machines from before may
+            come late, so that only an answer tells which ones are new.
+        unsettled: whether messages on new connections may be older than the end of the stall.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class StallWatch:
 
     @property
     def age(self) -> float:
-        """How old what is read now can be at most, in seconds."""
+        """How old a message that is read now can be at most, in seconds."""
         return self.clock() - self.since
 
     def listen(self, on_stall: Callable[[], None], on_settled: Callable[[], None]) -> None:
-        """Has functions called when a stall is noticed, and when all that arrived in it has been read."""
+        """Adds functions to call when a stall is noticed, and when all messages that arrived in it have been read."""
         self._on_stall.append(on_stall)
         self._on_settled.append(on_settled)
 
@@ -80,7 +80,7 @@ class StallWatch:
         self._timer = asyncio.get_running_loop().call_later(self._tick_seconds, self.start)
 
     def stop(self) -> None:
-        """Ticks no more."""
+        """Stops ticking."""
         if self._timer is not None:
             self._timer.cancel()
         self.due = math.inf

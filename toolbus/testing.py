@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 Handle = Callable[[str, Any], object]
 
-# A bus in the process of a test stands still only together with its peers there: on a machine that has no time for the
-# process. It then does not refuse the calls that waited, as one does whose callers went on meanwhile.
+# A bus in the process of a test stands still only together with its peers there, on an overloaded machine. So it does
+# not refuse the calls that waited, as a bus does whose callers went on meanwhile.
 PATIENT = Timings(stall_seconds=60.0)
 
 
@@ -59,7 +59,7 @@ class PairedSessions:
     """
 
     def __init__(self, *, source: str = "paired", max_in_flight: int = 256, attached: bool = True) -> None:
-        """Makes the pair.
+        """Creates the pair.
 
         Args:
             attached: whether attach and attached have already been exchanged.
@@ -85,7 +85,7 @@ class PairedSessions:
         return f"<PairedSessions {self.bus!r} {self.peer!r}>"
 
     def pump(self, to_bus: Handle | None = None, to_peer: Handle | None = None) -> int:
-        """Carries frames to and fro until neither end has any; returns how many there were.
+        """Carries frames between both ends until neither has any; returns how many there were.
 
         Each frame is serialized and parsed, as on a wire.
 
@@ -94,7 +94,7 @@ class PairedSessions:
                 outbox is carried too.
 
         Raises:
-            ProtocolError: an end refused what it got.
+            ProtocolError: an end refused a frame.
         """
         carried = 0
         while self.peer.outbox or self.bus.outbox:

@@ -1,6 +1,6 @@
 """Makes texts fit to be sent or shown: repaired for UTF-8, cleaned for a terminal or log, shortened, as JSON.
 
-The one place for these: every floor uses it, and it uses nothing.
+Every floor uses this module, and it uses none of ours.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NoReturn
 
-MAX_SHOWN = 80  # characters of somebody's value that an error message repeats
+MAX_SHOWN = 80  # characters of a foreign value that an error message repeats
 MAX_NAMES_SHOWN = 8  # names that an error message lists
 # A misspelt name is compared with so many others, and only where it is so short: each pair takes about 10 µs.
 MAX_COMPARED = 500
@@ -52,7 +52,7 @@ def quote(text: str, limit: int = MAX_SHOWN) -> str:
 
 
 def clean_line(text: str) -> str:
-    """Returns somebody's text as one line that a terminal or log can show: ``�`` for each control character.
+    """Returns a foreign text as one line that a terminal or log can show: ``�`` for each control character.
 
     Line breaks and other runs of blanks become one space, so it cannot look like two lines.
     """
@@ -60,7 +60,7 @@ def clean_line(text: str) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """Returns somebody's text as `clean_line` does, with its lines and blanks; lines after the first are indented.
+    """Returns a foreign text as `clean_line` does, with its lines and blanks; lines after the first are indented.
 
     So a line of it cannot look like a line of the log or program that shows it.
     """
@@ -68,13 +68,12 @@ def clean_lines(text: str) -> str:
 
 
 def clean_chunk(text: str) -> str:
-    """Returns a part of somebody's text with its line breaks and tabs, and ``�`` for each other control character."""
-    kept = ("\n", "\t")
-    return _UNSAFE.sub(lambda match: match[0] if match[0] in kept else "\N{REPLACEMENT CHARACTER}", text)
+    """Returns a part of a foreign text with its line breaks and tabs, and ``�`` for each other control character."""
+    return _UNSAFE.sub(lambda match: match[0] if match[0] in "\n\t" else "\N{REPLACEMENT CHARACTER}", text)
 
 
 def drop_unsafe(text: str) -> str:
-    """Returns somebody's text without control characters."""
+    """Returns a foreign text without control characters."""
     return _UNSAFE.sub("", text)
 
 
@@ -103,7 +102,7 @@ def drop_colours(line: str) -> str:
 
 
 def mark_unsafe(text: str) -> str:
-    """Returns somebody's text for models and people: what cannot be seen is written out, `[U+202E]` or `[U+E0041 ×9]`.
+    """Returns a foreign text for models and people: invisible characters are written out, `[U+202E]` or `[U+E0041 ×9]`.
 
     Line breaks and tabs stay.
     """
@@ -136,7 +135,7 @@ def list_names(names: Iterable[str], limit: int = MAX_NAMES_SHOWN) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns the one of the known names that a misspelt name is nearest to, "" where none is near."""
+    """Returns the known name that is nearest to a misspelt one, "" where none is near."""
     from difflib import get_close_matches  # only a message about a misspelt name needs it
 
     if len(name) > MAX_COMPARED_LENGTH:
@@ -223,7 +222,7 @@ def is_json_object(text: str) -> bool:
 
 
 def read_foreign_json(text: str) -> Any:
-    """Returns what others wrote as JSON and what goes out again; None where it is not JSON, or UTF-8 cannot hold it."""
+    """Parses foreign JSON that goes out again; returns None where it is not JSON, or UTF-8 cannot hold it."""
     try:
         value = parse_json(text)
         return value if is_utf8(dump_json(value)) else None

@@ -54,7 +54,7 @@ def explain_instance(text: str) -> str:
 def level_of(attributes: Mapping[str, str]) -> int:
     """Returns the access level that a host states in the attributes of a context.
 
-    It is 0, the lowest, if the host states none or something that is not a whole number.
+    It is 0, the lowest, if the host states none, or a text that is not a whole number.
     """
     text = attributes.get("level", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else 0
@@ -127,7 +127,7 @@ class Tool:
             raise InvalidTool(faults)
         try:
             digest = _hash(self.name, self.description, self.parameters)
-        except RecursionError:  # what can just be parsed may be too deep to be written
+        except RecursionError:  # JSON that can just be parsed may be too deep to be written
             raise InvalidTool([f"tool {quote(self.name)}: parameters_json {_TOO_DEEP}"]) from None
         object.__setattr__(self, "schema_hash", digest)
 
@@ -146,7 +146,7 @@ class Tool:
                 )
         if type(self.min_level) is not int or not 0 <= self.min_level <= MAX_LEVEL:
             faults.append(
-                f"tool {shown}: min_level is {self.min_level!r:.40}, it must be a whole number from 0 (everybody) to "
+                f"tool {shown}: min_level is {self.min_level!r:.40}, it must be a whole number from 0 (every user) to "
                 f"{MAX_LEVEL}"
             )
         faults += [
@@ -165,7 +165,7 @@ class Tool:
 
     @property
     def output_schema(self) -> dict[str, Any] | None:
-        """The JSON Schema of the output, parsed anew at each access; None where nothing is promised."""
+        """The JSON Schema of the output, parsed anew at each access; None without one."""
         return json.loads(self.output_schema_json) if self.output_schema_json else None
 
     @property
@@ -229,7 +229,7 @@ class Tool:
         )
 
     def to_wire(self) -> pb.Tool:
-        """Returns the wire form; what is unset stays unset."""
+        """Returns the wire form; unset fields stay unset."""
         message = pb.Tool(
             parameters_json=self.parameters_json,
             role=self.role,
@@ -258,8 +258,9 @@ class Result:
         is_error: whether the model should read this as a failure.
         error: set where a call failed, by the tool (code TOOL) or on its way (any other code).
         content: parts beside the output, as wire messages of their own.
-        input_requests_json: what the tool asks before it can go on; "" where it is done. The output says nothing then.
-        request_state: what goes back to the tool with the answers.
+        input_requests_json: the questions of a tool that cannot go on without answers; "" where it is done. The output
+            is meaningless where there are questions.
+        request_state: goes back to the tool with the answers.
     """
 
     call_id: str = ""
@@ -289,9 +290,9 @@ class Result:
 
     @property
     def text(self) -> str:
-        """What a model reads: the error first, then the output, a text without quotes, then the content, line by line.
+        """The text for a model: the error, then the output, a text without quotes, then the content, line by line.
 
-        Or what the tool asks. Images and other data are described by their type and size. An output whose own `error`
+        Or the tool's questions. Images and other data are described by their type and size. An output whose own `error`
         is the message of the failure stands alone, so that no message is repeated.
         """
         output, failure = output_text(self.output_json), self.failure
@@ -303,7 +304,7 @@ class Result:
 
     @property
     def failure(self) -> str:
-        """Why the call failed, "" where it did not; a question that nobody answers is a failure for a model."""
+        """Why the call failed, "" where it did not; for a model, questions without answers are a failure."""
         if self.asks:
             return explain_questions("the tool", self.input_requests_json)
         if self.error is None:

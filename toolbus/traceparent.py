@@ -1,6 +1,7 @@
 """Reads and writes W3C trace context, level 1: which span of which trace a call belongs to.
 
-https://www.w3.org/TR/trace-context-1/ has the rules. What breaks them counts as none; no call fails because of it.
+https://www.w3.org/TR/trace-context-1/ has the rules. A header that breaks them counts as missing: no
+call fails because of it.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class TraceContext(NamedTuple):
 
 
 def read_traceparent(text: str) -> TraceContext | None:
-    """Returns what a ``traceparent`` says; None where it breaks the standard.
+    """Reads a ``traceparent``; returns None where it breaks the standard.
 
     Of a version that is not known, the part that version 00 has is read, and is written as version 00 again.
     """
@@ -62,14 +63,14 @@ def read_traceparent(text: str) -> TraceContext | None:
 
 
 def read_tracestate(text: str) -> str:
-    """Returns a ``tracestate`` as it came; "" where it is too long, or no text that a header may hold."""
+    """Returns a ``tracestate`` unchanged; "" where it is too long, or a header cannot hold it."""
     return text if len(text) <= MAX_TRACESTATE and text.isascii() and text.isprintable() else ""
 
 
 def is_tracestate(text: str) -> bool:
     """Tells whether a ``tracestate`` has the form of the standard.
 
-    Of one that has not, OpenTelemetry logs a warning with its text: a caller could fill the log of others.
+    OpenTelemetry logs a warning with the text of any other: a caller could fill the log of others.
     """
     members = [member for each in text.split(",") if (member := each.strip(" \t"))]
     return len(members) <= MAX_MEMBERS and all(map(_MEMBER.fullmatch, members))

@@ -157,7 +157,7 @@ def test_a_resource_is_its_text_or_what_it_is() -> None:
 
 def test_a_question_that_nobody_answers_is_a_failure_that_says_what_is_asked() -> None:
     asks = Result(input_requests_json='{"q":{"method":"elicitation/create","params":{"message":"Which day?"}}}')
-    said = "the tool needs input before it can go on: 'Which day?'. Nobody has answered"
+    said = "the tool needs input before it can go on: 'Which day?'. No answer was given"
     assert asks.text == said
     assert answer_text(asks) == f"Error: {said}"
     assert object_of(asks) == {"error": said}

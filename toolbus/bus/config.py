@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from toolbus.bus.access.neighbours import DEFAULT as DEFAULT_NEIGHBOURS
 from toolbus.bus.access.neighbours import allowed_uids
 from toolbus.bus.callback_url import parse_callback_url
-from toolbus.bus.calls.call_traces import TRACE_MOST
+from toolbus.bus.calls.call_traces import MAX_SPANS_PER_SECOND
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.keys.doorman import split_secure
@@ -142,7 +142,7 @@ class Config:
     audit_calls: bool = False
     traces: str | None = None
     trace_ratio: float = 0.0
-    trace_most: int = TRACE_MOST
+    trace_most: int = MAX_SPANS_PER_SECOND
     slow_seconds: float = 10.0
     metrics: bool = True
     metrics_tools: int = 200

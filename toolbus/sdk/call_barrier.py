@@ -62,7 +62,7 @@ class CallBarrier:
 
     def hold(self, session: PeerSession) -> None:
         """Holds the calls of a stream from now on, until the bus echoes a heartbeat that is sent now."""
-        self._session, self._heartbeat, self.is_holding = session, session.ask(), True
+        self._session, self._heartbeat, self.is_holding = session, session.send_own_heartbeat(), True
         self._handlers["calls"] = self._hold_calls
 
     def _hold_calls(self, attempt: Attempt, calls: Iterable[pb.ToolCall]) -> None:

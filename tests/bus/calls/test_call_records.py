@@ -29,7 +29,7 @@ def test_records_come_newest_first_with_how_long_the_caller_waited() -> None:
 
 
 def test_only_the_newest_records_remain_and_all_are_counted() -> None:
-    records = CallRecords(keep=3)
+    records = CallRecords(limit=3)
     for number in range(10):
         records.add(row(str(number), "t", 0.0, 1.0, number % 2 * Code.CANCELLED))
     assert [record.call_id for record in records] == ["9", "8", "7"]
@@ -52,9 +52,9 @@ def test_a_code_of_a_newer_protocol_reads_as_internal_and_hides_no_other_record(
     st.booleans(),
 )
 def test_what_a_follower_reads_and_what_it_lost_is_everything_that_happened(
-    keep: int, steps: list[int | None], limit: int, filtered: bool
+    stored: int, steps: list[int | None], limit: int, filtered: bool
 ) -> None:
-    records = CallRecords(keep)
+    records = CallRecords(stored)
     selection = RecordFilter(name="odd") if filtered else RecordFilter()
     position, lost, read, ended = 0, set[int](), list[int](), 0
     for step in [*steps, *(None,) * 100]:
@@ -97,7 +97,7 @@ def context(user: str = "ann", **said: str) -> pb.CallContext:
 
 def test_a_record_has_the_number_of_its_call_however_it_ended_and_however_many_were_evicted() -> None:
     core, host, plugin = one_call()
-    core.records = core.dispatcher.records = core.dispatcher.observer.records = CallRecords(keep=4)
+    core.records = core.dispatcher.records = core.dispatcher.observer.records = CallRecords(limit=4)
     core.call(host, "t", context=context())
     core.answer(plugin)
     core.refusal(host, "nobody")

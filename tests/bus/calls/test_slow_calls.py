@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, PeerDouble, one_call, tool
-from toolbus.bus.calls.slow_calls import LINES_PER_SECOND, MAX_KEPT
+from toolbus.bus.calls.slow_calls import LINES_PER_SECOND, MAX_STORED
 from toolbus.tool import MAX_TIMEOUT_SECONDS
 
 Timers = list[tuple[float, Callable[[], None]]]
@@ -80,9 +80,9 @@ def test_the_slowest_come_first_and_the_newest_are_kept() -> None:
     slow = core.dispatcher.slow_calls
     assert [each.seconds for each in slow.slowest(2)] == [30.0, 20.0]
     assert [each.seconds for each in slow.slowest(9, since=core.now - 10.0)] == [20.0]
-    for _ in range(MAX_KEPT):
+    for _ in range(MAX_STORED):
         _takes(core, host, plugin, 12.0)
-    assert (len(slow.slowest(10_000)), slow.slowest(1)[0].seconds) == (MAX_KEPT, 12.0)
+    assert (len(slow.slowest(10_000)), slow.slowest(1)[0].seconds) == (MAX_STORED, 12.0)
 
 
 def test_a_flood_of_slow_calls_is_ten_lines_a_second_and_a_number(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,1 +1,1 @@
-"""The life of a call."""
+"""Takes a call from its admission to its result: dispatch, refusals, early ends, records, traces."""

@@ -20,7 +20,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 
 class ArgumentBudget:
-    """How much the bus holds for the callers of one source."""
+    """Counts what the bus holds for the callers of one source."""
 
     __slots__ = ("__weakref__", "held")
 
@@ -29,7 +29,7 @@ class ArgumentBudget:
 
 
 class PolicySubject(Protocol):
-    """Asks whether it may call: the part of a caller that decides which tool a call reaches."""
+    """The part of a caller that decides which tool a call reaches, and whether it may call."""
 
     principal: Principal  # who it is, for the policy
     allowed: set[Entry]  # cache: what the policy lets it call, see Caller.allowed_at
@@ -49,17 +49,17 @@ class Caller(PolicySubject, Protocol):
     max_in_flight: int
     in_flight: dict[str, Any]  # its active calls, by the call_id that it chose
     pending: dict[str, Any]  # calls that it runs as a handler; empty for one that only calls
-    longest_timeout: float  # seconds; a call that asks for more gets this
+    longest_timeout: float  # seconds; a call that requests more gets this
     max_item_bytes: int  # the largest result that it can receive
 
     def deliver(self, results: Sequence[tuple[str, str]]) -> None:
         """Takes plain successful results: (call_id, output_json) of each."""
 
     def deliver_result(self, call_id: str, result: pb.ToolResult) -> None:
-        """Takes any other result; copies what it keeps."""
+        """Takes any other result; copies what it stores."""
 
     def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
-        """Takes progress; copies what it keeps."""
+        """Takes progress; copies what it stores."""
 
 
 CancelCalls = Callable[[Caller, Iterable[pb.ToolCancel], float], None]  # the caller, which of its calls, the time now
@@ -67,7 +67,7 @@ MakeCalls = Callable[[Caller, Sequence[pb.ToolCall], float], None]  # the caller
 
 
 class Background(Protocol):
-    """Takes over calls at their soft deadline, and keeps them as tasks."""
+    """Takes over calls at their soft deadline, as tasks."""
 
     def adopt(self, call: Call, now: float, cancel: CancelCalls, calls: MakeCalls) -> tuple[Caller, str, Result] | None:
         """Takes a running call over.
@@ -84,12 +84,12 @@ class Background(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InputExchange:
-    """What one call says about being asked.
+    """What the caller of one call accepts and answers where the tool asks questions.
 
     Attributes:
-        accepts: what its caller can answer.
+        accepts: the kinds of questions that the caller can answer.
         responses_json: its answers; "" where it has none.
-        state: what the tool gave with its questions; "" where it gave nothing.
+        state: the request_state that came with the questions; "" where none came.
     """
 
     accepts: tuple[str, ...]
@@ -98,11 +98,11 @@ class InputExchange:
 
     @property
     def size(self) -> int:
-        """Characters of it."""
+        """Characters of the answers and the state."""
         return len(self.responses_json) + len(self.state)
 
     def fill(self, message: pb.ToolCall) -> None:
-        """Sets it in the message that a handler gets."""
+        """Sets the exchange in the message that a handler gets."""
         message.accepts.extend(self.accepts)
         message.input_responses_json = self.responses_json
         message.request_state = self.state

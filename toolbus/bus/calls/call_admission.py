@@ -1,7 +1,7 @@
 """Admits calls: finds the tool, authorizes the caller, bounds the timeout; call_arguments.py validates the arguments.
 
 These are the steps of a call's beginning that most calls do not need: `Dispatcher.calls` has the short way for plain
-calls in itself, and asks here for the rest. Nothing here changes a call or the tables of the dispatcher.
+calls in itself, and uses these for the rest. Nothing here changes a call or the tables of the dispatcher.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class CallAdmission:
         self._policy = policy
         self._view = view
         self._limits = limits
-        self._current: Callable[[Identity], Identity] = _as_it_was  # see `follow_identities`
+        self._current: Callable[[Identity], Identity] = _unchanged  # see `follow_identities`
         self.settled_at = 0.0
 
     def follow_identities(self, current: Callable[[Identity], Identity]) -> None:
-        """Asks from now on for the identity of now of a caller whose call goes on as a task: `Doorman.current`."""
+        """Sets how to look up the present identity of a caller whose call goes on as a task: `Doorman.current`."""
         self._current = current
 
     def decide(self, principal: Principal, call: pb.ToolCall, now: float) -> Entry:
@@ -50,8 +50,8 @@ class CallAdmission:
         Raises:
             Refused: it would be refused.
         """
-        asker = _Asker(principal)
-        return self.authorize(asker, self.find(asker, call, None, now), call, None, now)
+        host = _UnattachedHost(principal)
+        return self.authorize(host, self.find(host, call, None, now), call, None, now)
 
     def find(self, caller: PolicySubject, call: pb.ToolCall, parent: Call | None, now: float) -> Entry:
         """Returns the entry that offers a name now.
@@ -125,10 +125,10 @@ class CallAdmission:
         raise Refused(Code.PERMISSION_DENIED, denial)
 
     def _borrowed(self, principal: Principal, parent: Call | None, entry: Entry) -> Principal:
-        """Returns as whom a peer of another machine makes a nested call: it may use what the outermost caller may.
+        """Returns the principal of a nested call by a remote peer: it may call what the outermost caller may.
 
-        A plugin's key need not allow any call. But it administers the bus by its own scopes only, and what they
-        exclude (`never`) stays excluded.
+        A plugin's key need not allow any call. But it administers the bus by its own scopes only, and tools that they
+        exclude (`never`) stay excluded.
         """
         scopes = principal.identity.scopes
         if parent is None or scopes is None or is_operators(entry.source):
@@ -206,15 +206,15 @@ def _check_generation_depth(parent: Call) -> None:
         if outer.entry.name == LENT_MODEL:
             raise Refused(
                 Code.PERMISSION_DENIED,
-                "a model that a host lends was asked within such a request already, which is as deep as it goes: let "
-                "the tool answer without a model",
+                "a tool that a lent model called may not request a lent model again: let the tool answer "
+                "without a model",
                 limit=("generation_depth", 1),
             )
         outer = outer.parent
 
 
-class _Asker:
-    """Asks for a host that is not attached."""
+class _UnattachedHost:
+    """Stands for a host that is not attached."""
 
     may_set_context = True
 
@@ -223,8 +223,8 @@ class _Asker:
         self.allowed: set[Entry] = set()
 
 
-def _as_it_was(identity: Identity) -> Identity:
-    """Stands in until a bus has set how to ask for an identity of now."""
+def _unchanged(identity: Identity) -> Identity:
+    """Stands in until a bus has set how to look up a present identity."""
     return identity
 
 
@@ -246,7 +246,7 @@ def copy_context(context: pb.CallContext, limits: Limits) -> pb.CallContext:
 
 
 def _check_claims(principal: Principal, entry: Entry, user_id: str, level: int) -> None:
-    """Checks whether a caller may call, and on whose behalf. Who calls nothing may still read what its verbs allow.
+    """Checks whether a caller may call, and on whose behalf. One that may not call may still read as its verbs allow.
 
     Raises:
         Refused: it may not.

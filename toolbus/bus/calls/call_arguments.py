@@ -65,7 +65,7 @@ class CallArguments:
                 f"the arguments have more than {limit} bytes: send less, or a reference to the data",
                 limit=("arguments_bytes", limit),
             )
-        if text.isspace():  # some models write blanks for "none"
+        if text.isspace():  # some models write blanks where there are no arguments
             text = RepairedArguments.of("", text, ())
         checker, strips = declaration.checker, declaration.strips
         # A key may be spelled with escapes; arguments that cannot be parsed cannot be searched for keys either.
@@ -124,7 +124,7 @@ class CallArguments:
 
 
 def is_unplanned(caller: Caller, call: pb.ToolCall, parent: Call | None, declaration: Declaration) -> bool:
-    """Tells whether a council makes a call without arguments, because it plans none: nobody could have given them."""
+    """Tells whether a council makes a call without arguments, because it plans none, so that none could be given."""
     return (
         declaration.tool.council_eligible
         and parent is None

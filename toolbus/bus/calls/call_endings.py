@@ -43,8 +43,8 @@ class CallEndings:
         """Ends a call for its caller, by deadline or cancel, while its handler still runs it.
 
         Args:
-            reason: that the handler gets.
-            limit: that the call exceeded.
+            reason: for the handler.
+            limit: the one that the call exceeded.
             answer: whether the caller is still there.
         """
         if not call.active:
@@ -93,7 +93,7 @@ class CallEndings:
                 self.abandon(call, Code.CANCELLED, message, now, reason=reason)
 
     def cancel_for_operator(self, call: Call, now: float) -> None:
-        """Cancels a call of another's: its caller is told so."""
+        """Cancels a call for an operator; the error that its caller gets says so."""
         message = "an operator cancelled the call"
         self.abandon(call, Code.CANCELLED, message, now, reason="an operator cancelled it")
 
@@ -104,7 +104,7 @@ class CallEndings:
             self._in_flight.callers.pop(call.caller, None)
 
     def take_back(self, call: Call, why: str, now: float) -> None:
-        """Cancels a call of a caller whose session ends in good order: it still gets the result."""
+        """Cancels a call of a caller whose session ends after a drain: the caller still gets the result."""
         self.abandon(call, Code.CANCELLED, f"the caller's session ended: {why}", now, reason="caller gone")
 
     def end_all(self, now: float) -> None:
@@ -123,7 +123,7 @@ class CallEndings:
         """
         for call in pending:
             if not call.active:
-                if call in self._in_flight.ended_early:  # else it ended just now, with its parent, before it was sent
+                if call in self._in_flight.ended_early:  # else it has just ended with its parent, before it was sent
                     self._in_flight.free(call)
                 continue
             stage, safe = self._reached(call)
@@ -138,7 +138,7 @@ class CallEndings:
             self._finish(call, error, now)
 
     def handler_hangs(self, handler: Handler, why: str, now: float) -> None:
-        """A handler is connected and shows no life: its calls are retried elsewhere where that is safe, or end.
+        """A handler is connected and answers no heartbeat: its calls are retried elsewhere where that is safe, or end.
 
         Each is cancelled at the handler, which may go on later. One that ends keeps its slot until then.
         """

@@ -1,6 +1,7 @@
-"""Writes down how calls end: their records, the counts of their tools, their spans, and those that took long.
+"""Records how calls end: their records, the counts of their tools, their spans, and those that took long.
 
-The dispatcher tells it what has ended. Plain successes pass it by on the hot path, which asks only for what is rare.
+The dispatcher reports ended calls. It writes the records of plain successes itself, on the hot path, and comes here for
+what is rare.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 
 class CallObserver:
-    """What is known of the calls of one bus after they have ended.
+    """Observes the calls of one bus as they end.
 
     Args:
         metrics: the counts of tools; None: calls are not counted.
@@ -43,10 +44,10 @@ class CallObserver:
         self.traces = CallTraces()
 
     def call_ended(self, call: Call, code: int, now: float, output: str = "", error: CallError | None = None) -> None:
-        """Writes down how a call ended, with everything that the hot path leaves out.
+        """Records how a call ended, with everything that the hot path leaves out.
 
         Args:
-            output: what may be recorded of it.
+            output: the part that may be recorded.
         """
         entry, contents, parent, trace = call.entry, self.records.contents, call.parent, call.trace
         arguments_json, context = call.arguments_json, call.context
@@ -72,7 +73,7 @@ class CallObserver:
             self.span_ended(trace, call, (*row[:-1], None), error)
 
     def span_ended(self, trace: Trace, call: Call, row: Row, error: CallError | None = None) -> None:
-        """Hands on the span of a call that has ended, and keeps a call that is counted as an example of its duration.
+        """Hands on the span of a call that has ended, and adds a counted call as an exemplar of its duration.
 
         Args:
             row: its record, without contents: spans wait by the thousand.
@@ -86,7 +87,7 @@ class CallObserver:
             (entry.counts or self._first_counts(entry)).add_exemplar(trace.trace_id, row[5] - row[4], row[5])
 
     def call_refused(self, caller: Caller, call: pb.ToolCall, refused: Refused, now: float) -> None:
-        """Writes down a call that was not sent, shortened: what is refused may be of any length."""
+        """Records a call that was not sent, shortened: refused names and ids may be of any length."""
         code, traceparent = refused.error.code, call.traceparent
         context = call.context if "context" in call and caller.may_set_context else None
         more = self._refusal_record(refused, call.arguments_json)
@@ -106,7 +107,7 @@ class CallObserver:
             self.traces.take((trace, (*row[:-1], None), "", False, _without_text(refused.error)))
 
     def call_failed(self, caller: Caller, call_id: str, name: str, error: CallError, now: float) -> None:
-        """Writes down a call that met a fault of the bus before it was sent."""
+        """Records a call that met a fault of the bus before it was sent."""
         self._count_unsent(name, "", error.code, now)
         more = More(failure=failure_of(error, contents=False))
         names = (call_id[:MAX_TEXT], name[:MAX_TEXT], "", caller.source)
@@ -133,7 +134,7 @@ class CallObserver:
             self._metrics.count_identity(identity.name, limited=count)
 
     def _first_counts(self, entry: Entry) -> CallCounts:
-        assert self._metrics is not None  # the callers have asked
+        assert self._metrics is not None  # the callers check this
         entry.counts = counts = self._metrics.take(entry.source, entry.name)
         return counts
 
@@ -164,5 +165,5 @@ class CallObserver:
 
 
 def _without_text(error: CallError) -> CallError:
-    """Returns what a span tells of an error: its texts may be as large as a result, and spans wait by the thousand."""
+    """Returns an error as a span has it: its texts may be as large as a result, and spans wait by the thousand."""
     return CallError(error.code, "", error.stage, error.retry_safe)

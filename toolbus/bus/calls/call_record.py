@@ -1,4 +1,4 @@
-"""Says what is recorded of one call: tool, caller and user, how it ended, how long it took, how large it was.
+"""Defines the record of one call: tool, caller and user, how it ended, how long it took, how large it was.
 
 Arguments and outputs are recorded only if the bus is configured to, shortened, and with everything that looks like a
 secret redacted (redaction.py).
@@ -32,8 +32,8 @@ READERS = frozenset(
     )
 )
 CODES = frozenset((*Code, INPUT_REQUIRED))
-# Codes whose messages may repeat what a call gave or got: they are recorded as contents are.
-_TELLING = frozenset((Code.TOOL, Code.INVALID_ARGUMENTS))
+# Codes whose messages may repeat arguments or outputs: they are recorded as contents are.
+_REVEALING = frozenset((Code.TOOL, Code.INVALID_ARGUMENTS))
 
 Origin: TypeAlias = tuple[str, int, int]
 """User, round and order of a call, as its context says."""
@@ -71,7 +71,7 @@ class Failure:
 
 
 class More(NamedTuple):
-    """What few records have.
+    """The parts that few records have.
 
     Attributes:
         parent: the bus's own id of the call that made it; "" for a call that is not nested.
@@ -88,7 +88,7 @@ class More(NamedTuple):
 Row: TypeAlias = tuple[str, str, str, str, float, float, int, int, int, Origin | None, str, More | str | None]
 """A record as the hot path makes it: the first fields of `CallRecord` without the number, then origin, own id, more.
 
-Where its trace is all that a call has more, the id of the trace stands for it.
+Where a call has only its trace beside the plain fields, the id of the trace stands there.
 """
 
 
@@ -98,17 +98,17 @@ class CallRecord:
 
     Attributes:
         number: of the call among all that have ended on this bus, from 1.
-        code: UNSPECIFIED where it succeeded, or asked.
-        asked: whether the tool ended it with questions.
+        code: UNSPECIFIED where it succeeded, or ended with questions.
+        has_questions: whether the tool ended it with questions.
         arguments_size, output_size: characters of their JSON.
-        user_id: on whose behalf; "" where the context names none.
+        user_id: the user for whom it was made; "" where the context names none.
         round: of a turn, from 1; 0 where the context names none, or a rule made the call before the model answered.
         order: its position among the calls of the round, from 0.
         arguments, output: None unless the bus records them. The arguments are those that the tool got.
         repairs: what the bus did to the arguments, the first ones: where, from which type, to which; no values.
         id: the bus's own id, which the tool's handler got; "" where the call was refused.
         parent, trace_id: as in `More`.
-        failure: None where the call succeeded, or asked.
+        failure: None where the call succeeded, or ended with questions.
     """
 
     call_id: str
@@ -127,7 +127,7 @@ class CallRecord:
     arguments: str | None = None
     output: str | None = None
     repairs: tuple[Repair, ...] = ()
-    asked: bool = False
+    has_questions: bool = False
     id: str = ""
     parent: str = ""
     trace_id: str = ""
@@ -140,8 +140,8 @@ class CallRecord:
 
     @property
     def outcome(self) -> str:
-        """``OK``, ``INPUT_REQUIRED`` where the tool asked, or the name of its code."""
-        return outcome_of(INPUT_REQUIRED if self.asked else self.code)
+        """``OK``, ``INPUT_REQUIRED`` where it ended with questions, or the name of its code."""
+        return outcome_of(INPUT_REQUIRED if self.has_questions else self.code)
 
     def described(self, began: float) -> dict[str, Any]:
         """Returns the record as a JSON object.
@@ -178,7 +178,7 @@ class CallRecord:
 
 
 def only_reads(entry: Entry) -> bool:
-    """Tells whether a tool is one by which operators look and follow: its calls are neither recorded nor shown."""
+    """Tells whether a tool is one by which operators look or follow: its calls are neither recorded nor shown."""
     return entry.bare_name in READERS and is_operators(entry.source)
 
 
@@ -196,34 +196,36 @@ def content_of(arguments_json: str, output_json: str) -> Content:
 
 
 def failure_of(error: CallError, *, contents: bool) -> Failure:
-    """Returns what a record says of an error.
+    """Returns an error as a record has it.
 
     Args:
         contents: whether arguments and outputs are recorded.
     """
     limit, value = error.limit or ("", 0.0)
     message = (
-        shorten(redacted(error.message, MAX_CONTENT), MAX_MESSAGE) if contents or error.code not in _TELLING else ""
+        shorten(redacted(error.message, MAX_CONTENT), MAX_MESSAGE) if contents or error.code not in _REVEALING else ""
     )
     return Failure(message, error.stage, error.retry_safe, shorten(limit, MAX_TEXT), value)
 
 
 def read_row(row: Row, number: int) -> CallRecord:
     """Returns a row as a record."""
-    call_id, name, source, caller, started, ended, code, given, got, origin, id, more = row
+    call_id, name, source, caller, started, ended, code, arguments_size, output_size, origin, id, more = row
     if not isinstance(more, More):
         more = More(trace_id=more or "")
     content, repairs, parent, trace_id, failure = more
-    asked = code == INPUT_REQUIRED
-    known = Code(0 if asked else code) if code in CODES else Code.INTERNAL  # a plugin may send one of a newer protocol
+    has_questions = code == INPUT_REQUIRED
+    known = Code.INTERNAL  # for a code of a newer protocol, which a plugin may send
+    if code in CODES:
+        known = Code(0 if has_questions else code)
     arguments, output = content or (None, None)
     return CallRecord(
-        *(call_id, name, source, caller, started, ended, known, number, given, got),
+        *(call_id, name, source, caller, started, ended, known, number, arguments_size, output_size),
         *(origin or ("", 0, 0)),
         arguments=arguments,
         output=output,
         repairs=tuple(repairs[:MAX_REPAIRS_SHOWN]),
-        asked=asked,
+        has_questions=has_questions,
         id=id,
         parent=parent,
         trace_id=trace_id,

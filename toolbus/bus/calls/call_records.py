@@ -1,4 +1,4 @@
-"""Keeps the records of the newest calls, and counts all that have ended."""
+"""Stores the records of the newest calls, and counts all that have ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RecordFilter:
         source: whose tools were called.
         name: of the tool.
         caller: the source that called.
-        user_id: on whose behalf.
+        user_id: for whom it was made.
         outcome: how it ended: ``OK``, ``INPUT_REQUIRED``, or a code such as ``TOOL``, in any case.
     """
 
@@ -41,11 +41,11 @@ class RecordFilter:
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
-    """What a follower reads at once.
+    """The records that a follower reads at once.
 
     Attributes:
         lost: how many records were overwritten before they were read: the first ones after the follower's number.
-            What they were is unknown, so they count whatever the filter says.
+            Their contents are unknown, so they count whatever the filter says.
         records: the selected records that come next, oldest first.
         position: the number up to which everything is lost, read or not selected; the next batch begins after it.
     """
@@ -59,13 +59,14 @@ class CallRecords:
     """The newest calls, and counts of all of them.
 
     Args:
+        limit: how many are stored.
         contents: whether arguments and outputs are recorded too.
         began: added to times of the bus's clock, makes them seconds since the epoch.
     """
 
-    def __init__(self, keep: int = MAX_RECORDS, *, contents: bool = False, began: float = 0.0) -> None:
+    def __init__(self, limit: int = MAX_RECORDS, *, contents: bool = False, began: float = 0.0) -> None:
         # Tuples, not records: on the hot path one costs 50 ns instead of 1.2 µs.
-        self._rows: deque[Row] = deque(maxlen=keep)
+        self._rows: deque[Row] = deque(maxlen=limit)
         self._append: Callable[[Row], None] = self._rows.append
         self.keep: Callable[[Row], None] = self._append  # `add` without the count, once per frame by the caller
         self._on_next: list[Callable[[], object]] = []  # called at the next record
@@ -132,7 +133,7 @@ class CallRecords:
         return RecordBatch(lost, records, position)
 
     def latest(self, position: int, newest: int, failed: int) -> RecordBatch:
-        """Returns what a summary shows of the records after a number: the newest, and of the others those that failed.
+        """Returns the records after a number that a summary shows: the newest, and of the others those that failed.
 
         Args:
             newest: how many of all.
@@ -169,7 +170,7 @@ class CallRecords:
         return len(ended), sum(bool(code) and code != INPUT_REQUIRED for code in ended), since
 
     def on_next(self, listener: Callable[[], object]) -> None:
-        """Calls a listener once, when the next call is recorded; calls cost nothing more while there is none."""
+        """Calls a listener once, when the next call is recorded; without listeners a call costs nothing more."""
         self._on_next.append(listener)
         self.keep = self._keep_and_notify
 

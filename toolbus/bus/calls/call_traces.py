@@ -1,8 +1,8 @@
 """Decides which calls are traced and what their handlers read of the trace; makes the spans of those that have ended.
 
 A call whose ``traceparent`` says sampled gets a span of the bus, as long as the bus records spans at all and has not
-made too many in this second. All others cost nothing but a look: what they bring is passed on. Nothing here exports;
-a taker gets the spans.
+made too many in this second. All others cost one look at a field: their trace is passed on. Nothing here exports; a
+taker gets the spans.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from toolbus.bus.calls.trace import SpanRow, Trace
 from toolbus.traceparent import is_plain, read_traceparent, read_tracestate
 from toolbus.v1 import tool_pb2 as pb
 
-TRACE_MOST = 100  # spans a second; a caller that samples everything would else fill the queue and the trace store
+MAX_SPANS_PER_SECOND = 100  # a caller that samples everything would else fill the queue and the trace store
 MAX_STEP = 1e15  # calls; with the smallest ratios a step would be infinite
 IDS_AT_ONCE = 20  # random ones; one by one they take three times as long
 _ODD = "13579bdf"  # the last digits of flags that say sampled
 
 
 class CallTraces:
-    """Who is traced, and what becomes of the spans.
+    """Decides which calls of one bus are traced, and hands their spans on.
 
     Attributes:
         take: takes spans; None: the bus records none.
@@ -37,7 +37,7 @@ class CallTraces:
         self._most = 0
         self._second_ends = 0.0  # of the second in which calls are counted
         self._sampled = 0  # in this second
-        self._random = SystemRandom()  # a tenth of the cost of the bytes of `random`, and nobody can guess ids
+        self._random = SystemRandom()  # a tenth of the cost of the bytes of `random`, and ids that cannot be guessed
         self._fresh: list[str] = []  # traceparents with ids that nothing has yet
         # What `draw` writes into calls as their traceparent; no caller knows it.
         self._mark = self._random.randbytes(8).hex()
@@ -48,7 +48,7 @@ class CallTraces:
     def __repr__(self) -> str:
         return f"<CallTraces ratio={self._ratio:g} refused={self.refused}{'' if self.take else ' off'}>"
 
-    def start(self, take: Callable[[SpanRow], object], *, ratio: float = 0.0, most: int = TRACE_MOST) -> None:
+    def start(self, take: Callable[[SpanRow], object], *, ratio: float = 0.0, most: int = MAX_SPANS_PER_SECOND) -> None:
         """Makes spans from now on.
 
         Args:
@@ -61,7 +61,7 @@ class CallTraces:
         self.draw_at = 0 if ratio > 0 else inf  # the first message finds where the numbers are
 
     def stop(self) -> None:
-        """Makes no more spans: what calls bring is passed on as it is."""
+        """Makes no more spans: the traces of calls are passed on as they are."""
         self.take, self.draw_at = None, inf
 
     def draw(self, calls: Sequence[pb.ToolCall], made: int) -> list[pb.ToolCall]:

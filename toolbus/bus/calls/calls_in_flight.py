@@ -1,6 +1,6 @@
-"""Knows every call in flight on one bus: whose it is, what is held for it, and when the next deadline passes.
+"""Holds every call in flight on one bus, by caller, with the bytes held for it and when the next deadline passes.
 
-The parts that begin, follow and end calls share one of these; what they do to a call is theirs.
+The parts that begin, follow and end calls share one of these; it changes no call by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toolbus.errors import Stage
 
 
 class CallsInFlight:
-    """The calls in flight. Handlers and callers have tables of their own; this has what is true of all.
+    """The calls in flight. Handlers and callers have tables of their own; this has the totals.
 
     Args:
         arm: called with the time of the next deadline whenever it comes nearer: calls are to be swept then.

@@ -4,9 +4,9 @@ Every way in uses the same methods: streams, local functions and the gateway han
 kind hands back a list of results. Nothing here awaits or owns a timer: the caller of a method passes the time, and the
 dispatcher asks through ``arm`` for a sweep of the deadlines when the next one passes.
 
-What is rare has files of its own: the rules before a call is sent (call_admission.py, call_arguments.py), answers to
-those that are not (refused_calls.py), ends before the result (call_endings.py, deadlines.py), results that are not
-plain (result_review.py), and what is written down (call_observer.py). They share the calls in flight
+Rare steps have files of their own: the rules before a call is sent (call_admission.py, call_arguments.py), answers to
+calls that are not sent (refused_calls.py), ends before the result (call_endings.py, deadlines.py), results that are not
+plain (result_review.py), and records (call_observer.py). They share the calls in flight
 (calls_in_flight.py).
 """
 
@@ -50,11 +50,11 @@ from toolbus.limits import DEFAULT_TIMINGS
 from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, Limits
 from toolbus.v1 import tool_pb2 as pb
 
-CAREFUL = (BUS_SOURCE, RUN_SOURCES)  # how sources begin of which not every call is recorded
+CAREFUL = (BUS_SOURCE, RUN_SOURCES)  # how the names of sources begin of which not every call is recorded
 
 
 class Dispatcher:
-    """The way of all calls on one bus, and the parts that know the rest of their lives.
+    """Dispatches all calls of one bus, and owns the parts for the rest of their lives.
 
     Args:
         arm: called with the time of the next deadline whenever it comes nearer; `Deadlines.sweep` is to be called then.
@@ -64,12 +64,12 @@ class Dispatcher:
             call of now: a nested call that a peer sends again would run as the user of another call. Dispatchers that
             share handlers must not share ids.
         repairs: whether arguments that break their schema are repaired before they are refused.
-        metrics: counts the calls of each tool; None: nobody does.
+        metrics: counts the calls of each tool; None: they are not counted.
 
     Attributes:
         tripwire: blocks secrets in results of untrusted sources; None: nothing is blocked.
         view: what callers may see, by the same policy.
-        observer: writes down how calls end.
+        observer: records how calls end.
         draining: whether only nested calls are accepted, for a graceful shutdown.
     """
 
@@ -122,7 +122,7 @@ class Dispatcher:
 
     # -- the hot path ----------------------------------------------------------------------------------------------
     # `calls` and `results` are flat on purpose: one more function call per call would take a twentieth of the time.
-    # What is rare stands in functions of its own, and items are passed on in batches.
+    # Rare steps are functions of their own, and items are passed on in batches.
 
     def calls(self, caller: Caller, calls: Sequence[pb.ToolCall], now: float) -> None:
         """Takes the calls of a caller: admits and sends each, or answers at once with an error."""
@@ -283,7 +283,7 @@ class Dispatcher:
         """Takes the results of a handler, and delivers each to its caller."""
         total, pending, keep = self.in_flight, handler.pending, self.records.keep
         soft_deadlines, tripwire = total.soft_deadlines, None if self.tripwire is None else self._tripwire_for(handler)
-        careful = self.records.contents or handler.source.startswith(CAREFUL)  # whether the observer writes each down
+        careful = self.records.contents or handler.source.startswith(CAREFUL)  # whether the observer records each
         slow = now - self.slow_calls.seconds  # a call that began before took long
         batch: list[tuple[str, str]] = []  # plain results for the same caller, not yet delivered
         to: Caller | None = None  # the caller of the batch

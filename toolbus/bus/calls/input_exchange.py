@@ -1,6 +1,6 @@
-"""Checks the questions of tools and what callers say about being asked: what they accept, answers, and the state.
+"""Checks the questions of tools, and the parts of a call that answer them: what its caller accepts, answers, state.
 
-Calls that say nothing about it have none of this. The bus stores no question: a call with answers is a call of its own.
+Most calls have none of these. The bus stores no question: a call with answers is a call of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 
 def read_exchange(call: pb.ToolCall, limits: Limits) -> InputExchange:
-    """Reads and checks what a call that accepts something says.
+    """Reads and checks the exchange of a call whose caller accepts questions.
 
     Raises:
         Refused: it breaks a rule or a limit.
@@ -64,7 +64,7 @@ def check_needs(tool: Tool, name: str, exchange: InputExchange | None) -> None:
 
 
 def why_not_asked(name: str, result: pb.ToolResult, exchange: InputExchange | None, limits: Limits) -> CallError | None:
-    """Returns the error that a caller gets instead of a tool's questions; None where it can be asked them."""
+    """Returns the error that a caller gets instead of a tool's questions; None where it accepts them."""
     try:
         questions = read_questions(result.input_requests_json, limits)
         size = len(result.request_state.encode())

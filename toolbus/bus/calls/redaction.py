@@ -1,7 +1,7 @@
 """Redacts secrets in texts that are recorded or shown.
 
 A value is judged by the name of its key; in texts that are not JSON, by the word before it. It is a best effort for
-what people read, and it decides nothing: see tripwire.py for what blocks results.
+texts that people read, and decides nothing: tripwire.py blocks results.
 """
 
 from __future__ import annotations

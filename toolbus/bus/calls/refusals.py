@@ -29,7 +29,7 @@ class Refused(Exception):
 
     def __init__(self, code: Code, message: str, **more: Any) -> None:
         self.error = CallError(code, message, stage=Stage.NOT_DISPATCHED, **more)
-        self.record: More | None = None  # what records say of it; made by the first one
+        self.record: More | None = None  # what its records say; made for the first call
         super().__init__(message)
 
     @cached_property

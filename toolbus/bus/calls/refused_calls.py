@@ -1,6 +1,6 @@
 """Answers calls that are not sent: refused by a rule or a quota, or met by a fault of the bus.
 
-Refusals are said to whoever follows them, and recorded. The errors themselves are built in refusals.py.
+Refusals are recorded, and reported to the watchers of denials and limits. refusals.py builds the errors.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class RefusedCalls:
         self._on_limited: OnLimited | None = None
 
     def watch(self, on_denied: OnDenied, on_limited: OnLimited) -> None:
-        """Says from now on who may not call what and why, and whose quota has refused how many calls."""
+        """Sets who is notified of each denied call with its reason, and of calls that a quota refused."""
         self._on_denied, self._on_limited = on_denied, on_limited
 
     def refuse(self, caller: Caller, call: pb.ToolCall, refused: Refused, now: float) -> None:
-        """Answers a call that is not sent, and records it, shortened: what is refused may be of any length."""
+        """Answers a call that is not sent, and records it, shortened: refused names may be of any length."""
         result = refused.result
         result.call_id = call.call_id
         caller.deliver_result(call.call_id, result)

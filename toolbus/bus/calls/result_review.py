@@ -1,6 +1,6 @@
 """Reviews results that are not plain: large ones, failures, questions, content, and those that may not hold secrets.
 
-What a caller may not get is replaced by an error. The short way for plain results is in `Dispatcher.results`.
+An error replaces a result that the caller may not get. The short way for plain results is in `Dispatcher.results`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OUTPUT_SCHEMA = "output_schema"  # `CallError.reason` where an output breaks the
 
 
 def review(call: Call, result: pb.ToolResult, limits: Limits, tripwire: Tripwire | None) -> int:
-    """Makes a result one that the caller of a call may get.
+    """Changes a result to one that the caller may get.
 
     Args:
         tripwire: blocks secrets; None where the tool's source is trusted.
@@ -70,7 +70,7 @@ def _too_large(call: Call, result: pb.ToolResult, limits: Limits) -> CallError |
 
 
 def _payload_bytes(result: pb.ToolResult) -> int:
-    """Returns what a result counts for: all that the tool gave, in UTF-8, without the frame around it."""
+    """Returns the size of a result: all parts from the tool in UTF-8, without the frame around them."""
     error = result.error.ByteSize() if result.HasField("error") else 0
     texts = (result.output_json, result.input_requests_json, result.request_state)
     return sum(len(text.encode()) for text in texts) + sum(block.ByteSize() for block in result.content) + error

@@ -22,7 +22,7 @@ from toolbus.tool import MAX_TIMEOUT_SECONDS
 
 log = logging.getLogger("toolbus.calls")
 
-MAX_KEPT = 500
+MAX_STORED = 500
 LINES_PER_SECOND = 10
 
 
@@ -61,7 +61,7 @@ class SlowCalls:
     def __init__(self) -> None:
         self.seconds = math.inf
         self.count = 0
-        self._newest: deque[SlowCall] = deque(maxlen=MAX_KEPT)
+        self._newest: deque[SlowCall] = deque(maxlen=MAX_STORED)
         self._limit: LogLimit | None = None  # None until watched
 
     def __repr__(self) -> str:
@@ -100,8 +100,8 @@ class SlowCalls:
         Args:
             since: only calls that ended later, by the bus's clock.
         """
-        kept = [each for each in self._newest if each.ended > since]
-        return sorted(kept, key=lambda each: each.seconds, reverse=True)[: max(0, limit)]
+        newer = [each for each in self._newest if each.ended > since]
+        return sorted(newer, key=lambda each: each.seconds, reverse=True)[: max(0, limit)]
 
     @staticmethod
     def _log_more(lines: int) -> None:

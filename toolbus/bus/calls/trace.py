@@ -1,4 +1,4 @@
-"""Says what the bus knows of one call's trace: what its handler reads of it, and the span once the call has ended."""
+"""Defines the trace of one call, as its handler reads it, and the span of an ended call."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Trace:
 
 
 SpanRow: TypeAlias = tuple[Trace, Row, str, bool, CallError | None]
-"""A span as it is left behind within a call, for `Span.of`: trace, the call's record, session, mcp, error."""
+"""A span as the hot path makes it, for `Span.of`: trace, the call's record, session, mcp, error."""
 
 
 class Span(NamedTuple):
-    """What the bus tells about one call that has ended. Times are seconds of its monotonic clock.
+    """The span of one call that has ended. Times are seconds of the bus's monotonic clock.
 
     Attributes:
         traceparent: of the span itself, always sampled.
@@ -81,7 +81,7 @@ class Span(NamedTuple):
 
     @classmethod
     def of(cls, span_row: SpanRow) -> Span:
-        """Reads what a call has left behind."""
+        """Builds the span from its row."""
         trace, row, session, mcp, error = span_row
         call_id, name, source, caller, started, ended, _, _, _, _, id, _ = row
         names = (name, source, call_id, id, caller, session)

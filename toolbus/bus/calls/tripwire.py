@@ -72,7 +72,7 @@ _NO_VALUE = frozenset("tfn")  # as true, false and null begin: no secret is one 
 
 # -- the text --------------------------------------------------------------------------------------------------------
 
-# Possessive, and every text is consumed whole, so that whatever is sent is gone through once.
+# Possessive, and every text is consumed whole, so that any text is read once.
 _BODY = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
 _COUNT = r"(?:-?\d[\d.eE+-]*+|true|false|null)(?=\s*+(?:[,}\]]|\Z))"
 _VALUE = rf"\s*+:\s*+(?:(?={_COUNT})(?P<count>.))?"  # its first letter, where it is a number, true, false or null
