@@ -146,7 +146,7 @@ class Tool:
                 )
         if type(self.min_level) is not int or not 0 <= self.min_level <= MAX_LEVEL:
             faults.append(
-                f"tool {shown}: min_level is {self.min_level!r:.40}, it must be a whole number from 0 (every user) to "
+                f"tool {shown}: min_level is {self.min_level!r:.40}, it must be a whole number from 0 (everybody) to "
                 f"{MAX_LEVEL}"
             )
         faults += [
