@@ -110,7 +110,6 @@ def round_marks(low: float, high: float) -> list[float]:
 
 
 def svg(chart: Chart) -> str:
-    """Returns the picture."""
     panel_height = ONLY_PANEL if len(chart.panels) == 1 else PANEL
     bottom = TOP + len(chart.panels) * (panel_height + GAP) - GAP
     height = bottom + BOTTOM

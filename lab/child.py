@@ -73,7 +73,6 @@ class Child:
 
     @property
     def resident_bytes(self) -> int:
-        """Resident memory."""
         return int(psutil.Process(self.pid).memory_info().rss)
 
     def settled_bytes(self, seconds: float) -> int:
@@ -165,7 +164,6 @@ class Actor:
 
     @property
     def pid(self) -> int:
-        """The id of the newest process."""
         assert self._child is not None  # started
         return self._child.pid
 
@@ -183,7 +181,6 @@ class Actor:
         return False
 
     def start(self, command: Sequence[str]) -> None:
-        """Starts it, unless it runs."""
         if not self.is_running:
             self._child = Child(self.name, command, self._environment, self._lifeline, log=self.log)
             self._ending = False
@@ -196,18 +193,15 @@ class Actor:
         return self.pid
 
     def terminate(self) -> None:
-        """Sends SIGTERM."""
         self.send(signal.SIGTERM)
 
     def has_ended(self) -> bool:
-        """Whether it has ended."""
         if self.is_running:
             return False
         self._reap()
         return True
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal, where it runs."""
         if self.is_running and self._child is not None:
             self._ending = self._ending or number in (signal.SIGKILL, signal.SIGTERM)
             self._child.send(number)
@@ -234,7 +228,6 @@ class Actor:
         return [*self.surprises, *(f"{self.log.name} says {sign!r} {n} times" for sign, n in counts.items() if n)]
 
     def text(self) -> str:
-        """Returns what it has printed so far."""
         return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
 
     def _reap(self) -> None:

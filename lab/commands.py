@@ -115,7 +115,6 @@ def write_json(file: Path | None, outcome: Any) -> None:
 
 
 def write_pages(folder: Path, pages: Mapping[str, str], console: Console) -> None:
-    """Writes pages and pictures by their names."""
     folder.mkdir(exist_ok=True)
     for name, text in pages.items():
         (folder / name).write_text(text)

@@ -34,7 +34,6 @@ class Table:
         return bool(cells) and all(cell.startswith(_FIGURE_BEGINS) for cell in cells)
 
     def show(self, console: Console) -> None:
-        """Prints it."""
         table = RichTable(title=self.title, title_justify="left")
         for number, column in enumerate(self.columns):
             table.add_column(column, justify="right" if self._is_figures(number) else "left", overflow="fold")

@@ -104,7 +104,6 @@ def _measure_facts(
 
 
 def main() -> int:
-    """Measures what the command line names. Returns 0, or 1 where something could not be measured."""
     options = _options()
     suite: Suite = options.suite
     console = commands.console_of()

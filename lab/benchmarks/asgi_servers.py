@@ -30,7 +30,6 @@ application = FastAPI()
 
 
 async def floor(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers one request."""
     message = await receive()
     orjson.loads(message["body"])
     body = orjson.dumps(ANSWER)
@@ -41,7 +40,6 @@ async def floor(scope: Scope, receive: Receive, send: Send) -> None:
 
 @application.post("/call")
 async def call(request: dict[str, Any]) -> dict[str, Any]:
-    """Answers a callback."""
     return {"output": await workload.forecast(**request["arguments"]), "is_error": False}
 
 

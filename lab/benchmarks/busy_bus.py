@@ -41,12 +41,10 @@ class Spent(NamedTuple):
 
     @property
     def microseconds(self) -> float:
-        """Processor time of one call."""
         return self.seconds / self.calls * 1e6
 
     @classmethod
     def so_far(cls, bus: Bus, clock: int | None) -> Self:
-        """Reads the clocks."""
         of_thread = time.clock_gettime(clock) if clock is not None else 0.0
         return cls(bus.core.records.outcomes[0], time.process_time(), of_thread)
 

@@ -43,7 +43,6 @@ class Plan:
         return cells(self.in_flight, self.sizes)
 
     def stage(self) -> Stage:
-        """Returns a stage for this plan's processes."""
         return Stage(environment(self.experiments))
 
     def bus(self, stage: Stage, *options: str, grpc: str = LOOPBACK, http: str = "off") -> BusProcess:

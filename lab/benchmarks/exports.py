@@ -48,7 +48,6 @@ class Changing:
 
 
 def export(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Exports a thousand tools in every dialect."""
     tools = catalog.tools(TOOLS)
     lines: dict[str, Line] = {name: functools.partial(_exported, name, tools, repeats) for name in DIALECTS}
     with _quiet():

@@ -84,7 +84,6 @@ def compared(facts: Sequence[Fact], to: str, sentence: str) -> tuple[Fact, ...]:
 
 
 def milliseconds(do: Callable[[], object], times: int) -> list[float]:
-    """Times something so many times."""
     samples = []
     for _ in range(times):
         began_at = time.perf_counter()

@@ -75,7 +75,6 @@ class Plugin:
         return errors.Stage.DISPATCHED
 
     def answers(self) -> list[pb.ToolResult]:
-        """Returns a result for each pending call."""
         return [pb.ToolResult(call_id=number, output_json=workload.OUTPUT_JSON) for number in self.pending]
 
 

@@ -19,7 +19,6 @@ from toolbus.testing import running_bus
 
 
 async def main() -> None:
-    """Runs until the process is ended."""
     async with running_bus(http="127.0.0.1:0") as bus:
 
         @bus.tool

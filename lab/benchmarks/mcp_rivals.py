@@ -28,7 +28,6 @@ def _listener() -> socket.socket:
 
 
 async def _host(client: Any, options: Any) -> None:
-    """Runs a window for each cell."""
     async with client:
         listed = await client.list_tools()
         names = [tool.name for tool in getattr(listed, "tools", listed)]
@@ -46,7 +45,6 @@ async def _host(client: Any, options: Any) -> None:
 
 
 def fastmcp(role: str, *arguments: str) -> None:
-    """Plays a role with FastMCP."""
     from fastmcp import Client, FastMCP  # type: ignore[import-not-found]  # in an environment of its own
     from fastmcp.client.transports import StdioTransport  # type: ignore[import-not-found]
     from fastmcp.server import create_proxy  # type: ignore[import-not-found]

@@ -61,7 +61,6 @@ class MountedServer:
         self._write({NAME: entry})
 
     def unmount(self) -> None:
-        """Takes the server out of the file."""
         self._write({})
 
     def _write(self, servers: dict[str, Any]) -> None:
@@ -72,16 +71,13 @@ class MountedServer:
 
     @property
     def offered(self) -> bool:
-        """Whether the server's tools are listed."""
         return f'"{NAME}:forecast"' in self.get("/api/tools").text
 
     @property
     def revision(self) -> int:
-        """The revision of the catalog."""
         return int(self.get("/api/tools/export?dialect=openai").json()["revision"])
 
     def get(self, path: str) -> httpx.Response:
-        """Asks the bus."""
         return self._http.get(f"{self.bus.http}{path}")
 
     def wait(self, offered: bool) -> None:

@@ -62,7 +62,6 @@ class Relay(stubs.ToolBusServiceServicer):
         self._count = 0
 
     async def Invoke(self, request_iterator: AsyncIterator[wire.InvokeRequest], context: Any) -> None:  # type: ignore[override]
-        """Carries one peer."""
         attach = (await context.read()).attach
         self._count += 1
         number = str(self._count)
@@ -112,7 +111,6 @@ class Bare(stubs.ToolBusServiceServicer):
         self._last_event: wire.InvokeResponse | None = None  # the last that was sent to all; None before the first
 
     async def Invoke(self, request_iterator: AsyncIterator[wire.InvokeRequest], context: Any) -> None:  # type: ignore[override]
-        """Reads one peer until it ends."""
         await context.read()
         before = self._last_event
         await context.write(wire.InvokeResponse(attached=wire.Attached(session_id="bare", protocol_version=1)))
@@ -147,11 +145,9 @@ class Middle(asyncio.Protocol):
     host: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Stores where to write."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Passes bytes on as they come."""
         if data == workload.PLUGIN_LINE:
             Middle.plugin = self._transport
             self._transport.write(data)
@@ -171,7 +167,6 @@ async def serve_tcp() -> None:
 
 
 def main(way: str = "relay") -> None:
-    """Serves in one way."""
     if way == "tcp":
         uvloop.run(serve_tcp())
     else:

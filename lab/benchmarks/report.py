@@ -36,7 +36,6 @@ class Report:
 
     @property
     def figures(self) -> dict[str, dict[Cell, Window]]:
-        """The medians of every contestant, by cell."""
         found = {name: medians(rounds) for name, rounds in self.outcome.rounds.items()}
         return {name: windows for name, windows in found.items() if windows}
 
@@ -155,7 +154,6 @@ class Report:
         return f"{machine()}, {versions}; every gRPC process {switch} the GRPC_EXPERIMENTS switch.{others}{bus}"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the run with every sample."""
         return {
             "command": self.command,
             "machine": self.machine(),
@@ -179,7 +177,6 @@ class Report:
         }
 
     def show(self, console: Console) -> None:
-        """Prints the tables."""
         for section in self.sections():
             section.show(console)
             if section.repeat:

@@ -38,7 +38,6 @@ Search = Callable[[str], Sequence[str]]
 
 
 def search(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Builds indexes and asks them."""
     tools = catalog.tools(max(SIZES))
     lines: dict[str, Line] = {f"{size:,} tools": functools.partial(_searched, tools[:size], repeats) for size in SIZES}
     return measured("search", "Search", lines, plan.rounds)
@@ -123,7 +122,6 @@ def hit_rates(search: Search, questions: Sequence[Question]) -> dict[int, float]
 
 
 def tools() -> list[Tool]:
-    """Returns the catalog."""
     return [_tool(*line) for line in _lines("tools.tsv")]
 
 

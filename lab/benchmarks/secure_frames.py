@@ -55,7 +55,6 @@ class Echo(stubs.ToolBusServiceServicer):
     """Answers each frame of calls with a frame of results."""
 
     async def Invoke(self, request_iterator: AsyncIterator[wire.InvokeRequest], context: Any) -> None:  # type: ignore[override]
-        """Carries one peer."""
         while (frame := await context.read()) is not END:
             results = [pb.ToolResult(call_id=call.call_id, output_json=workload.OUTPUT_JSON) for call in frame.calls]
             await context.write(wire.InvokeResponse(results=results))
@@ -114,7 +113,6 @@ async def _burst(stream: Any, work: Work) -> tuple[float, float]:
 
 @asynccontextmanager
 async def _streams(folder: Path) -> AsyncIterator[Mapping[str, Any]]:
-    """Yields an open stream for each way."""
     store = KeyStore(folder / "keys")
     store.init(["localhost"], "mtls:localhost:1")
     made = store.add("bench", template("host", "bench"), CredentialRequest(folder / "bench.toolbus"))

@@ -42,17 +42,14 @@ class Suite:
 
     @property
     def file(self) -> str:
-        """The name of its page."""
         return self.page or f"benchmarks-{self.name}.md"
 
     @property
     def title(self) -> str:
-        """The title of its page."""
         return _described()[self.name][0]
 
     @property
     def intro(self) -> str:
-        """Describes the contestants."""
         return _described()[self.name][1]
 
     @property
@@ -63,7 +60,6 @@ class Suite:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What measures it."""
         return ("python", "-m", "lab.benchmarks", *(() if self.name == DEFAULT else (self.name,)))
 
 

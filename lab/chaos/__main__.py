@@ -37,7 +37,6 @@ def _options() -> tuple[argparse.Namespace, Path]:
 
 
 def main() -> int:
-    """Plays a run; returns the exit code."""
     options, folder = _options()
     console = commands.console_of()
     print_line = commands.printer(console)

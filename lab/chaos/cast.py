@@ -80,7 +80,6 @@ def cast(few: bool = False) -> tuple[Part, ...]:
 
 
 def part_of(name: str) -> Part:
-    """Returns the part of a name."""
     return next(part for part in PARTS if part.name == name)
 
 

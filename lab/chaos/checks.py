@@ -42,7 +42,6 @@ _STAGES = {
 
 
 def judge(evidence: Evidence) -> list[Cases]:
-    """Applies every check."""
     return [Cases.of(rule, check(evidence)) for rule, check in CHECKS.items()]
 
 

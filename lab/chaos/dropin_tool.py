@@ -18,7 +18,6 @@ runs = Runs(Path("LEDGERS"), "folder")
 
 
 async def run(args: dict[str, Any], env: Any) -> dict[str, Any]:
-    """Writes down that it ran."""
     runs.begin(args["token"])
     await asyncio.sleep(args.get("seconds", 0.0))
     output = runs.end(args["token"])

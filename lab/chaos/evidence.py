@@ -93,14 +93,12 @@ class Evidence:
             self._by_part.setdefault(trouble.part, []).append(trouble)
 
     def read(self, folder: Path, tools: Mapping[str, ChaosTool]) -> None:
-        """Reads the ledgers."""
         for line in LedgerReader(folder / CALLS).new_lines():
             self.take_call_line(line, tools)
         for line in LedgerReader(folder / RUNS).new_lines():
             self.take_run_line(line)
 
     def take_call_line(self, line: Mapping[str, Any], tools: Mapping[str, ChaosTool]) -> None:
-        """Takes a line of a host."""
         moment = Moment(line["at"], line["pid"], line["host"], line)
         if "asked" in line:
             self.calls[line["asked"]] = Call(line["asked"], tools[line["tool"]], moment)
@@ -111,7 +109,6 @@ class Evidence:
             self.strays.append(f"{moment.part} got {kind} on one stream, call_id {line['stray']}")
 
     def take_run_line(self, line: Mapping[str, Any]) -> None:
-        """Takes a line of a plugin."""
         begins = "began" in line
         token = line["began" if begins else "ended"]
         call = self.calls.get(token)

@@ -74,7 +74,6 @@ class RawCaller:
         return await result
 
     async def close(self) -> None:
-        """Ends the stream."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -120,7 +119,6 @@ class RawCaller:
 
 
 async def main(name: str, address: str, http: str, folder: str, seed: str, generation: str, *tools: str) -> None:
-    """Calls until it is terminated."""
     logging.basicConfig(level=logging.WARNING)
     ledger = Ledger(Path(folder) / CALLS)
     async with contextlib.AsyncExitStack() as stack:

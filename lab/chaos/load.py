@@ -40,7 +40,6 @@ class Order:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the call."""
         return {"token": self.token, "seconds": self.seconds, "refuse": self.refuse}
 
 

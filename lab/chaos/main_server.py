@@ -44,7 +44,6 @@ async def _call(server: MainServer, session: aiohttp.ClientSession, order: Order
 
 
 async def main(port: str, folder: str, seed: str, generation: str, *tools: str) -> None:
-    """Serves and calls until it is terminated."""
     logging.basicConfig(level=logging.WARNING)
     server = MainServer()
     server.port = int(port)

@@ -17,7 +17,6 @@ SHOWN = 10  # findings of one check
 
 
 def show(run: Run, console: Console) -> None:
-    """Prints the tables."""
     bus = [(str(each.pid), f"{each.memory_mb:.1f}", str(each.files)) for each in run.samples]
     for table in (
         Table("what happened", ("", "times"), [(what, str(n)) for what, n in sorted(run.events.items())]),
@@ -39,7 +38,6 @@ def show(run: Run, console: Console) -> None:
 
 
 def endings(run: Run) -> Counter[str]:
-    """Counts how calls ended."""
     return Counter(
         f"{call.result('code')} {call.result('stage')}".strip() if call.results else "no result: the host was killed"
         for call in run.evidence.calls.values()

@@ -87,7 +87,6 @@ class Run:
 
     @property
     def findings(self) -> list[str]:
-        """What broke a rule."""
         return [finding for verdict in self.verdicts for finding in verdict.broken]
 
     async def play(self) -> None:

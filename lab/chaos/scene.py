@@ -73,7 +73,6 @@ class Scene:
         self.lines = {part.name: Line(self.ports[part.name], self._behind(part)) for part in self._of(Kind.LINE)}
 
     async def set_up(self) -> None:
-        """Starts everything but the hosts."""
         if "folder" in self.parts:
             self._lay_out_tools()
         for line in self.lines.values():
@@ -83,12 +82,10 @@ class Scene:
                 self.start(name)
 
     def start_hosts(self) -> None:
-        """Starts the hosts."""
         for part in self._of(Kind.HOST):
             self.start(part.name)
 
     def start(self, name: str) -> None:
-        """Starts a process, unless it runs."""
         actor = self.actors[name]
         actor.start([sys.executable, *self._command(self.parts[name], actor.starts + 1)])
 
@@ -100,7 +97,6 @@ class Scene:
         await asyncio.gather(*map(self._ended, names))
 
     async def close(self) -> None:
-        """Closes the lines."""
         for line in self.lines.values():
             await line.close()
 

@@ -97,7 +97,6 @@ _REST_OF_OTHERS = 5.0
 
 
 def plan(seed: int, seconds: float, parts: Sequence[Part], round_seconds: float = ROUND_SECONDS) -> list[Round]:
-    """Returns the rounds of a run."""
     count = max(1, round(seconds / round_seconds))
     length = seconds / count
     calm = min(CALM_SECONDS, length / 3)

@@ -30,13 +30,11 @@ class Starvation:
         self._waits: dict[str, float] = {}  # seconds, by the file of the thread
 
     async def watch(self) -> None:
-        """Looks for ever."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Compares with the look before."""
         now = time.monotonic()
         waits: dict[str, float] = {}
         for name, actor in self._scene.actors.items():

@@ -41,11 +41,9 @@ class Watcher:
         self.moves: list[Move] = []
 
     def start(self) -> None:
-        """Begins to follow."""
         self._task = asyncio.create_task(self._follow())
 
     async def close(self) -> None:
-        """Ends."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -79,7 +79,6 @@ class FakeModel:
         self._worded: Json = {}  # definitions that a description gives, by name
 
     def arguments(self, facts: Any) -> Any:
-        """Returns the arguments of a call."""
         return self._fill(self._view(self._root), facts)
 
     # ── seeing

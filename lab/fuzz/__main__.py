@@ -58,7 +58,6 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Searches; returns the exit code."""
     options = _options()
     console = commands.console_of(stderr=options.json)
     if options.list:
@@ -87,7 +86,6 @@ def main() -> int:
 
 
 def _search(name: str, folder: Path, options: argparse.Namespace, console: Console) -> Outcome:
-    """Searches one target and prints its outcome."""
     seconds = 0.0 if options.runs else options.seconds / len(options.targets)
     outcome = search(name, folder, seconds=seconds, runs=options.runs, corpus=options.corpus)
     rate = outcome.runs / outcome.seconds if outcome.seconds else 0.0

@@ -115,7 +115,6 @@ class Keeper:
         return self.callers[-1], task_id, Result(call.call_id, f'{{"task_id":"{task_id}"}}')
 
     def cancel(self) -> None:
-        """Cancels the calls in flight."""
         for caller in self.callers:
             cancels = [pb.ToolCancel(call_id=call_id) for call_id in caller.in_flight]
             self._core.dispatcher.endings.cancels(caller, cancels, self._core.now)
@@ -150,7 +149,6 @@ class BusModel:
         self._dispatch(caller, calls, now)
 
     def stream(self) -> Stream:
-        """Opens another stream."""
         stream = Stream(self.core)
         stream.peer.outbox.pool = self.pool
         self.streams.append(stream)

@@ -30,7 +30,6 @@ class Choices:
         return bool(self.byte() & 1)
 
     def pick(self, options: Sequence[T]) -> T:
-        """Returns one of the options."""
         return options[self.byte() % len(options)]
 
     def some(self, options: Sequence[T], most: int = 3) -> list[T]:

@@ -55,7 +55,6 @@ def _event(choose: Choices, valid: Sequence[dict[str, Any]]) -> Any:
 
 
 def run(data: bytes) -> None:
-    """Puts an answer together."""
     choose = Choices(data)
     name = choose.pick([*events()])
     dialect = find_dialect(name)

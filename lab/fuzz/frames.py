@@ -129,7 +129,6 @@ def _unary(bus: BusModel, stream: Stream, choose: Choices) -> None:
 
 
 def _bus(bus: BusModel, stream: Stream, choose: Choices) -> None:
-    """Does what an operator does."""
     presence, now = bus.core.presence, bus.core.now
     match choose.byte() % 4:
         case 0:
@@ -162,7 +161,6 @@ ORDER = (*ACTS, "calls", "results")  # twice what makes most of a conversation
 
 
 def run(data: bytes) -> None:
-    """Plays an input."""
     with no_faults():
         choose, bus = Choices(data), BusModel()
         streams = [bus.stream() for _ in range(4)]
@@ -179,7 +177,6 @@ def run(data: bytes) -> None:
 
 
 def step(act: str, stream: int, *rest: int, block: bytes | None = None) -> bytes:
-    """Writes one step of a play."""
     return bytes([ORDER.index(act), stream, *rest]) + (b"" if block is None else block_of(block))
 
 

@@ -282,7 +282,6 @@ ACTS: tuple[Callable[[Model, Choices], None], ...] = (
 
 
 def run(data: bytes) -> None:
-    """Plays an input."""
     with no_faults():
         choose, model = Choices(data), Model()
         try:

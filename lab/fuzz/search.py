@@ -105,7 +105,6 @@ def search(
 
 
 def plant(name: str, units: Path, most: int | None = None) -> None:
-    """Writes a target's seeds into its corpus."""
     units.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(islice(load(name).seeds(), most)):
         (units / f"seed-{number:03}").write_bytes(seed)
@@ -121,7 +120,6 @@ def _number(pattern: re.Pattern[str], log: str) -> int:
 
 
 def _why(log: str, status: int) -> str:
-    """Returns in a line what broke."""
     raised = _RAISED.search(log)
     if raised:
         return raised[1].strip().splitlines()[0]

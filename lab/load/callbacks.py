@@ -33,7 +33,6 @@ async def serve_callbacks(answer: Answer, port: int = 0) -> CallbackServer:
 
 
 async def answer_at_once(request: web.Request) -> web.Response:
-    """Answers with the workload's result."""
     await request.read()
     return workload_response()
 

@@ -39,7 +39,6 @@ class Reply:
 
 
 def reply_of(result: Result) -> Reply:
-    """Returns the reply that a result is."""
     if (error := result.error) is None:
         return Reply(OK, result.output)
     limit = error.limit[0] if error.limit else ""
@@ -90,7 +89,6 @@ class InFlight:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, call: Coroutine[Any, Any, None]) -> None:
-        """Starts a call."""
         task = asyncio.create_task(call)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -22,7 +22,6 @@ class _Answer(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Serves until the process is terminated."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Answer)
     print(f"http://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()

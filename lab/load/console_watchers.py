@@ -45,7 +45,6 @@ async def watch(url: str, watchers: int) -> None:
 
 
 def main() -> None:
-    """Reads the command line and watches."""
     url, watchers = sys.argv[1:]
     uvloop.run(watch(url, int(watchers)))
 

@@ -47,7 +47,6 @@ def callback_bodies(texts: Sequence[str]) -> list[bytes]:
 
 
 def check(status: int, body: bytes, mark: bytes = SUCCEEDED) -> None:
-    """Ends the run where a call failed."""
     if status != 200 or mark not in body:
         raise RuntimeError(f"a call failed: HTTP {status} {body[:500]!r}")
 
@@ -174,7 +173,6 @@ async def by_mount_client(url: str) -> AsyncIterator[windows.Prepare]:
 
 @asynccontextmanager
 async def by_nats(url: str) -> AsyncIterator[windows.Prepare]:
-    """Requests with nats-py."""
     import nats
 
     client = await nats.connect(url, allow_reconnect=False)
@@ -287,13 +285,11 @@ SDK = ("tasks", "many", "sync")
 
 
 async def call(way: str, options: argparse.Namespace) -> None:
-    """Runs a window for each cell."""
     async with WAYS[way](options.address) as prepare:
         await windows.run_cells(prepare, options, 0 if way in ALONE else options.middle_pid)
 
 
 def run(way: str, options: argparse.Namespace) -> None:
-    """Calls in one way."""
     if way == "sync":
         call_in_threads(options)
     else:

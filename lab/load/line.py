@@ -33,12 +33,10 @@ class Line:
         self.delay = 0.0
 
     async def open(self) -> None:
-        """Listens."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Stops listening and resets what is open."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -52,7 +50,6 @@ class Line:
         self._flows.clear()
 
     def flow(self) -> None:
-        """Passes on again, beginning with what waited."""
         self._flows.set()
 
     def reset(self) -> None:

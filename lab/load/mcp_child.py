@@ -45,7 +45,6 @@ def _result(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    """Answers until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--log", default=os.devnull)
     parser.add_argument("--wild", action="store_true")

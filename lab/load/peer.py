@@ -66,7 +66,6 @@ class Peer:
         return frame
 
     def flush(self) -> None:
-        """Lets the writer send what is waiting."""
         self._wake.set()
 
     async def _write(self) -> None:
@@ -92,7 +91,6 @@ class Peer:
         await self._stream.done_writing()
 
     async def close(self) -> None:
-        """Closes the connection."""
         if self._writer is not None:
             self._writer.cancel()
             with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
@@ -108,7 +106,6 @@ def tool(name: str = workload.TOOL_NAME) -> pb.Tool:
 
 
 def call(call_id: str, slot: int = 0, name: str = workload.TOOL_NAME, size: int = 0) -> pb.ToolCall:
-    """Returns a call of the workload's tool."""
     return pb.ToolCall(call_id=call_id, name=name, arguments_json=workload.arguments_json(slot, size))
 
 

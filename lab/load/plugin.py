@@ -51,7 +51,6 @@ class Ran:
 
 
 def forecast(place: str, days: int, note: str = "") -> dict[str, object]:
-    """Returns the result, as a plain function."""
     return {"celsius": 21.5, "sky": "clear"}
 
 
@@ -136,7 +135,6 @@ async def by_stream(options: argparse.Namespace, ran: Ran) -> None:
 
 
 async def by_callback(options: argparse.Namespace, ran: Ran) -> None:
-    """Runs calls that come over HTTP."""
 
     async def run(request: web.Request) -> web.Response:
         ran.add((await request.json())["arguments"].get("note", ""))
@@ -152,7 +150,6 @@ async def by_callback(options: argparse.Namespace, ran: Ran) -> None:
 
 
 async def by_nats(options: argparse.Namespace, ran: Ran) -> None:
-    """Answers requests as nats-py's documentation shows it."""
     import nats
 
     client = await nats.connect(options.address, allow_reconnect=False)
@@ -192,7 +189,6 @@ AS_AUTHORS = ("plain", "async")
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Serves until the process is terminated."""
     ran = Ran(options.ledger)
     try:
         await WAYS[options.way](options, ran)
@@ -201,7 +197,6 @@ async def serve(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Reads the command line and serves."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address")
     parser.add_argument("--way", choices=tuple(WAYS), default="raw")

@@ -81,7 +81,6 @@ class Connection(asyncio.Protocol):
             self._answered.set_exception(BadAnswer(f"the server closed the connection: {self._body[:300]!r}"))
 
     def ask(self, request: bytes) -> asyncio.Future[Answer]:
-        """Sends a request."""
         assert self._transport is not None
         self._answered = asyncio.get_running_loop().create_future()
         self._headers, self._body = {}, b""
@@ -115,7 +114,6 @@ class Target:
     path: str
 
     def request(self, body: bytes, headers: Mapping[str, str] = {}) -> bytes:
-        """Returns a request as bytes."""
         lines = {
             "Host": f"{self.host}:{self.port}",
             "Accept": "application/json, text/event-stream" if headers else "*/*",
@@ -127,7 +125,6 @@ class Target:
         return f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
     async def connect(self) -> Connection:
-        """Returns a connection."""
         return (await asyncio.get_running_loop().create_connection(Connection, self.host, self.port))[1]
 
 
@@ -144,7 +141,6 @@ class Invoking:
         connection.close()
 
     def write(self, slot: int, arguments_json: str) -> bytes:
-        """Returns the request of one slot."""
         return self._target.request(f'{{"name":"{workload.TOOL_NAME}","arguments":{arguments_json}}}'.encode())
 
 
@@ -192,7 +188,6 @@ class Mcp:
         return self._target.request(json.dumps(message, separators=(",", ":")).encode(), headers)
 
     def write(self, slot: int, arguments_json: str) -> bytes:
-        """Returns the request of one slot."""
         return self._message(slot + 3, "tools/call", {"name": self._name, "arguments": json.loads(arguments_json)})
 
 

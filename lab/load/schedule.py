@@ -34,7 +34,6 @@ class Phase:
 
     @property
     def count(self) -> int:
-        """How many calls there are in it."""
         return math.ceil(self.rate * self.seconds)
 
 
@@ -136,7 +135,6 @@ class Pace:
         return [self._first + place for place in numbers]
 
     def ended(self, number: int, code: int, hint: float = 0.0) -> None:
-        """Writes down how a call ended."""
         due, sent = self._sent.pop(number)
         self.answers.add(Answer(number, due, sent, self.now, code, hint))
 
@@ -157,7 +155,6 @@ async def wait_to_begin(options: argparse.Namespace) -> str:
 
 
 async def begin(options: argparse.Namespace) -> Pace:
-    """Waits for the schedule."""
     begins_at, _, text = (await wait_to_begin(options)).partition(" ")
     return Pace(read_schedule(text), float(begins_at), options)
 

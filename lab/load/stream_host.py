@@ -94,7 +94,6 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Reads the command line and measures."""
     parser = options_of(__doc__)
     parser.add_argument(
         "--rate", type=int, default=0, help="call so often a second instead, until the process is ended"

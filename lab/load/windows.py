@@ -39,7 +39,6 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """Names it for a person."""
         return f"{self.in_flight} in flight" + (f", {size_title(self.size)}" if self.size else "")
 
     def is_within(self, other: Cell) -> bool:
@@ -195,7 +194,6 @@ class Clock:
 
     @property
     def window(self) -> Window:
-        """The figures, once the window has ended."""
         assert self._window is not None
         return self._window
 

@@ -94,7 +94,6 @@ def _play_all(
 
 
 def main() -> int:
-    """Plays the parts of the command line; returns the exit code."""
     os.environ.update(environment(experiments=True))  # before grpc is imported
     options = _options()
     console = commands.console_of()

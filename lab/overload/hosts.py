@@ -50,7 +50,6 @@ def _call(number: int, tool: str) -> pb.ToolCall:
 
 
 async def by_stream(options: argparse.Namespace) -> None:
-    """Calls on one stream."""
     host = peer.Peer(options.address, own_connection=True)
     await host.attach(options.name, [], max_in_flight=options.max_in_flight)
     pace = await begin(options)
@@ -80,7 +79,6 @@ def answer_of(reply: Reply, least_hint: float = 0.0) -> tuple[int, float]:
 
 
 async def by_rest(options: argparse.Namespace) -> None:
-    """Calls over HTTP."""
     async with aiohttp.ClientSession(options.address, connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def ask(pace: Pace, number: int) -> None:
@@ -109,7 +107,6 @@ WAYS = {"stream": by_stream, "rest": by_rest, "sdk": by_sdk}
 
 
 def main() -> None:
-    """Reads the command line and calls."""
     parser = options_of(__doc__)
     parser.add_argument("--max-in-flight", type=int, default=workload.MAX_IN_FLIGHT, help="as it declares to the bus")
     uvloop.run(WAYS[sys.argv[1]](parser.parse_args(sys.argv[2:])))

@@ -18,7 +18,6 @@ REFUSED = Code.OVERLOADED.value
 
 
 def judge(part: Part, seen: Recording) -> list[Verdict]:
-    """Applies every rule."""
     return [verdict for rule in RULES for verdict in rule(part, seen)]
 
 

@@ -82,7 +82,6 @@ class Recording:
 
     @property
     def every_answer(self) -> Iterator[Answer]:
-        """The answers of all hosts."""
         return (answer for answers in self.answers.values() for answer in answers)
 
     def answers_in(self, phase: str, hosts: Sequence[str] | None = None) -> Iterator[Answer]:

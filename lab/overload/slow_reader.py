@@ -95,7 +95,6 @@ def _idle_reader(run: Run, name: str, kind: str, *more: str) -> Child:
 
 
 def judge(beside: Beside) -> list[Verdict]:
-    """Applies every rule."""
     return [*_others(beside), *_ending(beside), *beside.seen.watch.growth(beside.seen.phases[0], PEAK_MIB, GROWTH_MIB)]
 
 

@@ -53,7 +53,6 @@ def _options() -> tuple[argparse.Namespace, Path]:
 
 
 def main() -> int:
-    """Plays a soak; returns the exit code."""
     options, folder = _options()
     console = commands.console_of()
     record = _play(options, folder, console)

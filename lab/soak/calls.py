@@ -85,7 +85,6 @@ class Calls:
         self._calling = InFlight()
 
     async def go_on(self, rate: float) -> None:
-        """Calls for ever."""
         rng = random.Random("soak")
         kinds, weights = list(KINDS), [kind.often for kind in KINDS.values()]
         began = time.perf_counter()
@@ -130,7 +129,6 @@ class Calls:
 
 
 async def main(grpc: str, http: str, folder: str, rate: str) -> None:
-    """Calls until it is terminated."""
     logging.basicConfig(level=logging.WARNING)
     stops = stop_event()
     tally = Tally(Path(folder), NAME, {name: frozenset(kind.ends) for name, kind in KINDS.items()})

@@ -36,7 +36,6 @@ FIGURES = {
 
 
 def live_line(sample: Sample, record: Record) -> str:
-    """Returns the newest figures in one line."""
     left = max(0.0, record.seconds_planned - sample.at)
     return (
         f"{_clock(sample.at)} ({_clock(left)} left)  {sample.rss_mb:.1f} MB  p50 {sample.p50_ms:.2f} ms  "
@@ -69,7 +68,6 @@ def codes(record: Record) -> list[tuple[str, str]]:
 
 
 def tables(record: Record, verdicts: Sequence[Verdict]) -> list[Table]:
-    """Returns the tables of a soak."""
     return [
         Table("after the warm-up", COLUMNS, rows(record)),
         verdict_table("what must be true", verdicts),
@@ -78,7 +76,6 @@ def tables(record: Record, verdicts: Sequence[Verdict]) -> list[Table]:
 
 
 def show(record: Record, verdicts: Sequence[Verdict], console: Console) -> None:
-    """Prints the tables and the first faults."""
     for table in tables(record, verdicts):
         table.show(console)
     print_line = printer(console)
@@ -136,7 +133,6 @@ PANELS: tuple[tuple[str, Scale, Mapping[str, str]], ...] = (
 
 
 def chart(samples: Sequence[Sample], command: str) -> Chart:
-    """Draws memory, latency and load over time."""
     longest = max((sample.at for sample in samples), default=0.0) or 1.0
     unit, axis = (60.0, "minutes") if longest >= 120 else (1.0, "seconds")
     ticks = {mark * unit: f"{mark:g}" for mark in round_marks(0.0, longest / unit)}

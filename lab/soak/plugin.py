@@ -25,18 +25,15 @@ PLACE = {"type": "object", "properties": {"number": {"type": "integer"}}}
 
 
 async def answer(number: int) -> dict[str, int]:
-    """Answers at once."""
     return {"number": number}
 
 
 async def slow(number: int) -> dict[str, int]:
-    """Answers after a while."""
     await asyncio.sleep(SLOW_SECONDS)
     return {"number": number}
 
 
 async def report(scope: ToolScope, number: int) -> dict[str, int]:
-    """Reports its progress three times."""
     for step in range(3):
         scope.progress(step, total=3, message=f"step {step}")
         await asyncio.sleep(0.01)
@@ -44,23 +41,19 @@ async def report(scope: ToolScope, number: int) -> dict[str, int]:
 
 
 async def nest(scope: ToolScope, number: int) -> Any:
-    """Calls another tool."""
     return (await scope.call(ANSWER, {"number": number})).unwrap()
 
 
 async def refuse(number: int) -> Any:
-    """Refuses."""
     return Err(f"{number} is refused on purpose")
 
 
 async def answer_callback(request: web.Request) -> web.Response:
-    """Returns the arguments of a callback."""
     call = await request.json()
     return web.json_response({"output": call["arguments"], "is_error": False})
 
 
 async def main(grpc: str, http: str) -> None:
-    """Offers the tools until it is terminated."""
     logging.basicConfig(level=logging.WARNING)
     stops = stop_event()
     plugin = Plugin(SOURCE, address=grpc, max_in_flight=MAX_IN_FLIGHT)

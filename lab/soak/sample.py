@@ -101,12 +101,10 @@ class Sampler:
         self._cpu = self._at = 0.0  # processor time of the bus at the last sample, and when that was
 
     def have_all_begun(self) -> bool:
-        """Whether every program has written something."""
         self.read()
         return self._written >= set(self._ledgers)
 
     def sample(self, at: float) -> Sample:
-        """Returns what happened since the last sample."""
         with self._bus.oneshot():
             memory, times = self._bus.memory_full_info(), self._bus.cpu_times()
             files, threads = self._bus.num_fds(), self._bus.num_threads()

@@ -62,7 +62,6 @@ class Tally:
         self._faults, self._fault_count = [], 0
 
     async def write_every_second(self) -> None:
-        """Writes a line every second."""
         while True:
             await asyncio.sleep(1.0)
             self.write()

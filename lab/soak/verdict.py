@@ -29,7 +29,6 @@ def warm_up(seconds: float) -> float:
 
 
 def judge(record: Record) -> list[Verdict]:
-    """Applies every rule."""
     begin = warm_up(record.seconds)
     judged = [sample for sample in record.samples if sample.at >= begin]
     strict, loaded = record.seconds >= STRICT_SECONDS, record.seconds >= LOADED_SECONDS
