@@ -1,6 +1,6 @@
 """Draws line charts as SVG, one panel below the other, for light and dark pages.
 
-Knows nothing of what it draws. Each line is named at its end; the colours can be told apart by the colour-blind.
+Each line has its name at its end; colour-blind readers can distinguish the colours.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import psutil
 from toolbus.processes.lifeline import Lifeline
 
 READY_SECONDS = 30.0
-FAULT_SIGNS = ("Traceback (most recent", "a fault of the bus")  # in a log, what no disturbance explains
+FAULT_SIGNS = ("Traceback (most recent", "a fault of the bus")  # in a log, which no disturbance explains
 _QUOTED_BYTES = 4000  # of a child's standard error
 
 
@@ -148,7 +148,7 @@ class Actor:
 
     Attributes:
         starts: how often it was started.
-        surprises: a sentence for each end that the run did not cause.
+        surprises: a sentence for each unexpected end.
     """
 
     def __init__(self, name: str, log: Path, environment: Mapping[str, str], lifeline: Lifeline) -> None:

@@ -38,7 +38,7 @@ def add_results(parser: argparse.ArgumentParser, json_shows: str, pages: str = "
 
     Args:
         json_shows: what `--json` writes.
-        pages: what `--write` writes to `lab/results/`; empty: there is no page.
+        pages: what `--write` writes to `lab/results/`; empty: it writes no page.
     """
     parser.add_argument("--json", type=Path, metavar="FILE", help=f"write {json_shows} there")
     if pages:

@@ -1,7 +1,7 @@
 """Holds what a run measured against its bounds: verdicts for counts, figures without a verdict for the machine's pace.
 
-A count (done twice, lost, never answered, grown for ever) is true on any machine, so a broken one fails the run. How
-long something took depends on what else the machine did, so it is shown and fails nothing.
+A count (done twice, lost, never answered, still growing) does not depend on the machine: a broken bound fails
+the run. A time does, so it is shown and fails nothing.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ class Cases:
 
     @classmethod
     def of(cls, rule: str, findings: Iterable[str | None]) -> Cases:
-        """Collects all cases of a rule; None is one that keeps it."""
+        """Collects all cases of a rule; None is one that fulfils it."""
         judged = [*findings]
         return cls(rule, len(judged), [finding for finding in judged if finding is not None])
 
     def take(self, finding: str | None) -> None:
-        """Counts one case; None means that it keeps the rule."""
+        """Counts one case; None means that it fulfils the rule."""
         self.judged += 1
         if finding is not None:
             self.broken.append(finding)

@@ -1,4 +1,4 @@
-"""Writes down what each process of a run did, and reads it again: lines of JSON, and columns of numbers.
+"""Records what each process of a run did, in files: lines of JSON, and columns of numbers.
 
 The standard library only: a copy of this file lies beside chaos's drop-in tool, whose sandbox reads nothing else.
 """
@@ -59,7 +59,7 @@ class Runs:
 
     Args:
         part: the name of the plugin in the cast.
-        broken: how the plugin misbehaves, to show that it is noticed: ``twice``, ``unwritten``, ``stranger`` or
+        broken: how the plugin misbehaves, which the run must notice: ``twice``, ``unwritten``, ``stranger`` or
             ``kept``. Empty: not at all.
     """
 

@@ -10,10 +10,11 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any
 
+from lab.benchmarks.facts import Column, Measured
 from lab.child import READY_SECONDS
 from lab.load.windows import Cell
 from lab.stage import LOOK_SECONDS, Stage
@@ -21,32 +22,11 @@ from toolbus.bus import Bus
 from toolbus.testing import running_bus
 
 IN_FLIGHT = 64
+PROCESSOR_TIME: Column = (f"processor time of a call, {IN_FLIGHT} in flight", "µs")
 WINDOW_SECONDS = 2.0
 SETTLE_SECONDS = 1.3  # before a window, until what the window before has left is done
 # Longer than any run. The host forgets the latencies of a window that has ended.
 _HOST = ("--cells", ",".join([str(Cell(IN_FLIGHT))] * 200), "--seconds", "10", "--warm-up", "0")
-
-
-class Spent(NamedTuple):
-    """What the bus has spent in a window.
-
-    Attributes:
-        seconds: of the processor, by all threads.
-        of_thread: those of one thread; 0 where there is none.
-    """
-
-    calls: int
-    seconds: float
-    of_thread: float
-
-    @property
-    def microseconds(self) -> float:
-        return self.seconds / self.calls * 1e6
-
-    @classmethod
-    def so_far(cls, bus: Bus, clock: int | None) -> Self:
-        of_thread = time.clock_gettime(clock) if clock is not None else 0.0
-        return cls(bus.core.records.outcomes[0], time.process_time(), of_thread)
 
 
 @asynccontextmanager
@@ -69,28 +49,24 @@ async def busy_bus(stage: Stage, **settings: Any) -> AsyncIterator[Bus]:
             await asyncio.to_thread(processes.close)  # while the bus runs: they detach
 
 
-async def spent(bus: Bus, clock: int | None = None) -> Spent:
-    """Lets the bus settle, and returns what it spends in the window after that.
+async def spent(bus: Bus, thread: str = "") -> Measured:
+    """Lets the bus settle, and returns what a call costs it in the window after that.
 
     Args:
-        clock: of a thread, as `clock_of` returns it.
+        thread: the name of a thread whose share is measured, too.
     """
     await asyncio.sleep(SETTLE_SECONDS)
-    before = Spent.so_far(bus, clock)
+    before = _clocks(bus, thread)
     await asyncio.sleep(WINDOW_SECONDS)
-    after = Spent.so_far(bus, clock)
-    calls = after.calls - before.calls
+    calls, seconds, of_thread = (late - early for early, late in zip(before, _clocks(bus, thread), strict=True))
     if not calls:
         raise RuntimeError(f"no call has ended in a window of {WINDOW_SECONDS:g} s")
-    return Spent(calls, after.seconds - before.seconds, after.of_thread - before.of_thread)
+    share = {(f"share of the thread {thread}", "%"): [100.0 * of_thread / seconds]} if thread else {}
+    return {PROCESSOR_TIME: [seconds / calls * 1e6], **share}
 
 
-def clock_of(name: str) -> int:
-    """Returns the processor's clock of the thread with a name."""
-    return next(time.pthread_getcpuclockid(each.ident or 0) for each in threading.enumerate() if each.name == name)
-
-
-def in_turns(first: str, second: str, pairs: int) -> Iterator[str]:
-    """Yields both of each pair, in changing order."""
-    for number in range(pairs):
-        yield from (second, first) if number % 2 else (first, second)
+def _clocks(bus: Bus, thread: str) -> tuple[float, float, float]:
+    """Returns how many calls have ended, and the processor time so far: of all threads, and of the named one."""
+    threads = (each.ident or 0 for each in threading.enumerate() if each.name == thread)
+    of_thread = sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in threads)
+    return bus.core.records.outcomes[0], time.process_time(), of_thread

@@ -98,7 +98,7 @@ def run_once(
 
 
 def _run_until_it_fails(contestant: Contestant, plan: Plan, wanted: Sequence[Cell]) -> tuple[list[Window], str]:
-    """Returns the windows of the first cells, and why there is none of the next one, if there is a next one."""
+    """Returns the windows of the first cells, and why the next one failed; empty where all succeeded."""
     windows: list[Window] = []
     with plan.stage() as stage:
         middle, address = contestant.middle(stage, plan)
@@ -126,7 +126,7 @@ def _run_until_it_fails(contestant: Contestant, plan: Plan, wanted: Sequence[Cel
 
 @dataclass(slots=True)
 class Outcome:
-    """What a contest has seen.
+    """The results of a contest.
 
     Attributes:
         rounds: the windows of every round, by contestant.
@@ -154,7 +154,7 @@ class Outcome:
 
 
 def run(contestants: Sequence[Contestant], plan: Plan, print_line: Callable[[str], None]) -> Outcome:
-    """Runs every contestant in every round; what one cannot do is left out from then on."""
+    """Runs every contestant in every round; a cell in which one failed is left out from then on."""
     outcome = Outcome({contestant.name: [] for contestant in contestants}, {}, [])
     for contestant in contestants:
         _make_rooms(contestant, outcome, print_line)

@@ -44,7 +44,7 @@ class Frames:
         self._core = CoreOnAClock(metrics=state != STATES[0])
         self._host, self._plugin = StreamDouble(self._core), StreamDouble(self._core)
         self._host.attach("host")
-        self._plugin.attach("plugin", Tool("echo", "Says it.", SCHEMA))
+        self._plugin.attach("plugin", Tool("echo", "Returns the text.", SCHEMA))
         self._host.written()
         self._plugin.written()
         calls = [
@@ -68,7 +68,7 @@ class Frames:
         reduce(lambda _, __: dispatcher.calls(host, calls, core.now), _ONCE)
         answers = []
         while (sent := plugin.outbox.take()) is not None:
-            answers += [pb.ToolResult(call_id=call.call_id, output_json='{"said":"hello"}') for call in sent.calls]
+            answers += [pb.ToolResult(call_id=call.call_id, output_json='{"text":"hello"}') for call in sent.calls]
         message = wire.InvokeRequest(results=answers).SerializeToString()
         results = wire.InvokeRequest.FromString(message).results
         core.now += 0.001

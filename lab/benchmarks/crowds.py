@@ -149,7 +149,7 @@ async def _held(bus: Child, address: str, plugins: Sequence[Child]) -> float:
 
 
 def watchers(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Times one change of the catalog, to the moment when so many watchers have read of it, beside bare streams."""
+    """Times one change of the catalog, to the moment when all watchers have read the change, beside bare streams."""
     _open_files(WATCHERS)
     bus, address, _ = plan.bus(stage)
     bare = stage.module("benchmarks.relay", "bare")

@@ -55,11 +55,12 @@ class Fact:
 
 
 def measured(name: str, title: str, lines: Mapping[str, Line], rounds: int) -> tuple[Fact, ...]:
-    """Measures the lines of a table in every round, on one loop, and returns a fact for each of its cells."""
-    return uvloop.run(_measured(name, title, lines, rounds))
+    """Measures the lines of a table on a loop of its own; see `measured_here`."""
+    return uvloop.run(measured_here(name, title, lines, rounds))
 
 
-async def _measured(name: str, title: str, lines: Mapping[str, Line], rounds: int) -> tuple[Fact, ...]:
+async def measured_here(name: str, title: str, lines: Mapping[str, Line], rounds: int) -> tuple[Fact, ...]:
+    """Measures the lines of a table in every round, and returns a fact for each of its cells."""
     samples: dict[tuple[str, Column], list[float]] = {}
     for number in range(rounds):
         turn = number % len(lines)  # each round begins with another line, so that none always follows the same one
@@ -74,10 +75,13 @@ async def _measured(name: str, title: str, lines: Mapping[str, Line], rounds: in
 
 
 def compared(facts: Sequence[Fact], to: str, sentence: str) -> tuple[Fact, ...]:
-    """Returns facts, and behind each its ratio to that of the line `to`, sample by sample."""
+    """Returns facts, and behind each of the column that the line `to` has its ratio to that, sample by sample."""
     base = next(fact for fact in facts if fact.line == to)
     both: list[Fact] = []
     for fact in facts:
+        if fact.sentence != base.sentence:
+            both.append(fact)
+            continue
         times = tuple(mine / other for mine, other in zip(fact.samples, base.samples, strict=True))
         both += [fact, Fact(fact.name, sentence, "×", None, times, fact.table, fact.line)]
     return tuple(both)

@@ -1,9 +1,9 @@
 """Calls and serves over MCP with FastMCP and with the official SDK: ``python -m lab.benchmarks.mcp_rivals NAME ROLE``.
 
 `fastmcp` is FastMCP as its documentation shows it; `sdk` is the SDK's low-level server, with answers of plain JSON, and
-its `Client`. Roles: ``http`` prints ``attached http=URL`` and serves streamable HTTP there, ``stdio`` serves its
-standard input and output, ``proxy URL`` (of FastMCP) serves HTTP and passes everything on to the server at the URL,
-``host URL`` makes all calls on the session of one client (``host stdio`` starts a server of FastMCP and calls that).
+its `Client`. Roles: ``http`` prints ``attached http=URL`` and serves streamable HTTP there; ``host URL`` makes all
+calls on the session of one client. FastMCP has three more: ``stdio`` serves standard input and output, ``proxy URL``
+serves HTTP and passes everything on to the server at the URL, ``host stdio`` starts a server over pipes and calls that.
 Runs in an environment of its own (`benchmarks.rooms`), so it imports nothing of toolbus.
 """
 
@@ -72,18 +72,10 @@ def sdk(role: str, *arguments: str) -> None:
     """Plays a role with the official SDK alone."""
     import uvicorn
     from mcp import Client
-    from mcp.server.stdio import stdio_server
-
-    async def serve_stdio() -> None:
-        server = _sdk_server()
-        async with stdio_server() as (reads, writes):
-            await server.run(reads, writes, server.create_initialization_options())
 
     if role == "host":
         options = windows.options_of(__doc__).parse_args(arguments)
         uvloop.run(_host(Client(windows.mcp_url(options.address)), options))
-    elif role == "stdio":
-        asyncio.run(serve_stdio())
     else:
         app = _sdk_server().streamable_http_app(json_response=True)
         config = uvicorn.Config(app, loop="uvloop", log_level="error", access_log=False)

@@ -1,4 +1,4 @@
-"""Makes environments for rivals: what they need would not get on with each other, or with the bus, in one.
+"""Makes environments for rivals: their requirements conflict with each other and with those of the bus.
 
 Each is made on first use below the environment of this Python and stays there, so only a first run waits for it.
 """
@@ -21,7 +21,7 @@ ROOMS = {
 
 
 def python_of(room: str) -> str:
-    """Returns the Python of an environment; makes it, where there is none yet."""
+    """Returns the Python of an environment; makes it on first use."""
     folder = Path(sys.prefix, "rivals", room)
     python, installed = folder / "bin" / "python", folder / "installed.txt"
     wanted = "\n".join(ROOMS[room])
@@ -33,7 +33,7 @@ def python_of(room: str) -> str:
 
 
 def is_made(room: str) -> bool:
-    """Whether an environment is there, with what is wanted in it."""
+    """Returns whether an environment exists with the packages that it should have."""
     installed = Path(sys.prefix, "rivals", room, "installed.txt")
     return installed.exists() and installed.read_text() == "\n".join(ROOMS[room])
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import socket
+from dataclasses import replace
 from typing import Any
 
 import uvloop
 
-from lab.benchmarks.busy_bus import IN_FLIGHT, Spent, busy_bus, clock_of, in_turns, spent
+from lab.benchmarks.busy_bus import IN_FLIGHT, busy_bus, spent
 from lab.benchmarks.contest import LAST_ANSWER_SECONDS, Plan
-from lab.benchmarks.facts import Fact, compared
+from lab.benchmarks.facts import Fact, Line, Measured, compared, measured, measured_here
 from lab.child import READY_SECONDS
 from lab.load.windows import Cell, Window
 from lab.stage import Stage
@@ -18,56 +20,42 @@ from toolbus.bus.rooms.traces_room import TracesRoom
 
 RATIO = 0.01  # of the calls are sampled, up to as many a second as a bus samples by default
 THREAD = "toolbus-traces"  # of the exporter
+WITHOUT = "without spans"
 WORKS, NEVER_READS = "it works", "it takes connections and never reads"
 
 
 def exporter(stage: Stage, plan: Plan, repeats: int, **settings: Any) -> tuple[Fact, ...]:
-    """Compares windows in which calls are sampled and exported with windows without, which take turns, of one bus.
+    """Compares windows in which calls are sampled and exported with windows without, in turns, of one bus.
 
     Args:
         settings: others of the bus.
     """
     collector = stage.module("load.collector").line()
-    settings = {"traces": collector, "trace_ratio": RATIO, **settings}
-    found = uvloop.run(_sampled_in_turns(stage, repeats, settings))
-    plain, sampled = found.values()
-    title, line = (
-        f"Processor time of a bus that exports the spans of {RATIO:.0%} of its calls",
-        f"{IN_FLIGHT} in flight",
-    )
-    more = tuple(
-        100.0 * (late.microseconds / early.microseconds - 1.0) for early, late in zip(plain, sampled, strict=True)
-    )
-    return (
-        *(
-            Fact("exporter", state, "µs a call", None, tuple(window.microseconds for window in each), title, line)
-            for state, each in found.items()
-        ),
-        Fact("exporter", "more", "%", 3.0, more, title, line),
-        Fact(
-            *("exporter", "of it the exporter's thread", "%", 3.0),
-            *(tuple(100.0 * window.of_thread / window.seconds for window in sampled), title, line),
-        ),
-    )
+    facts = uvloop.run(_exporter(stage, repeats, {"traces": collector, "trace_ratio": RATIO, **settings}))
+    return compared(facts, WITHOUT, "times that without spans")
 
 
-async def _sampled_in_turns(stage: Stage, pairs: int, settings: dict[str, Any]) -> dict[str, list[Spent]]:
-    found: dict[str, list[Spent]] = {"without spans": [], "with spans": []}
-    plain, sampled = found
+async def _exporter(stage: Stage, rounds: int, settings: dict[str, Any]) -> tuple[Fact, ...]:
     async with busy_bus(stage, **settings) as bus:
-        room, traces = bus.core.rooms.find(TracesRoom), bus.core.dispatcher.traces
-        take, config, clock = traces.take, bus.core.config, clock_of(THREAD)
+        room, traces, config = bus.core.rooms.find(TracesRoom), bus.core.dispatcher.traces, bus.core.config
+        take = traces.take
         assert room is not None
         assert take is not None  # the bus has a collector
-        for state in in_turns(plain, sampled, pairs):
-            ratio = config.trace_ratio if state == sampled else 0.0
+
+        async def sampled(ratio: float, thread: str = "") -> Measured:
             traces.start(take, ratio=ratio, most=config.trace_most)
-            found[state].append(await spent(bus, clock))
+            return await spent(bus, thread)
+
+        lines: dict[str, Line] = {
+            WITHOUT: functools.partial(sampled, 0.0),
+            "with spans": functools.partial(sampled, config.trace_ratio, THREAD),
+        }
+        facts = await measured_here("exporter", f"A bus that exports spans of {RATIO:.0%} of its calls", lines, rounds)
         if room.dropped:
             raise RuntimeError(f"the collector has not got {room.dropped} spans")
-    if not all(window.of_thread for window in found[sampled]):
-        raise RuntimeError("in a window the exporter's thread has done nothing")
-    return found
+    if not all(facts[-1].samples):
+        raise RuntimeError("the exporter's thread has done nothing in a window")
+    return facts
 
 
 def stuck_collector(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
@@ -78,17 +66,14 @@ def stuck_collector(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
             WORKS: stage.module("load.collector").line(),
             NEVER_READS: f"http://127.0.0.1:{stuck.getsockname()[1]}",
         }
-        addresses = {line: _traced_bus(stage, plan, url) for line, url in urls.items()}
-        windows: dict[str, list[Window]] = {line: [] for line in urls}
-        for line in in_turns(WORKS, NEVER_READS, repeats + 1):
-            windows[line].append(_window(stage, plan, addresses[line]))
+        lines: dict[str, Line] = {
+            line: functools.partial(_latency, stage, plan, _traced_bus(stage, plan, url)) for line, url in urls.items()
+        }
+        title = f"Calls of a bus with a collector, {IN_FLIGHT} in flight, {RATIO:.0%} sampled"
+        facts = measured("stuck_collector", title, lines, repeats + 1)
         stuck.accept()[0].close()  # it had the bus's connection
-    title = f"p99 of calls of a bus with a collector, {IN_FLIGHT} in flight, {RATIO:.0%} sampled"
-    # Without the first pair, in which the spans of the second bus were not late yet.
-    facts = [
-        Fact("stuck_collector", "p99", "ms", None, tuple(each.p99_us / 1e3 for each in seen[1:]), title, line)
-        for line, seen in windows.items()
-    ]
+    # Without the first round, in which the spans of the second bus were not late yet.
+    facts = tuple(replace(fact, samples=fact.samples[1:]) for fact in facts)
     return compared(facts, WORKS, "of the p99 with a collector that works")
 
 
@@ -103,8 +88,9 @@ def _traced_bus(stage: Stage, plan: Plan, collector: str) -> str:
     return address
 
 
-def _window(stage: Stage, plan: Plan, address: str) -> Window:
+async def _latency(stage: Stage, plan: Plan, address: str) -> Measured:
     lengths = ("--seconds", str(plan.seconds), "--warm-up", str(plan.warm_up))
     with Stage(stage.environment, stage.lifeline) as own:
         host = own.module("load.stream_host", address, "--cells", str(Cell(IN_FLIGHT)), *lengths)
-        return Window(**json.loads(host.line(plan.seconds + plan.warm_up + LAST_ANSWER_SECONDS)))
+        window = Window(**json.loads(host.line(plan.seconds + plan.warm_up + LAST_ANSWER_SECONDS)))
+    return {("p99", "ms"): [window.p99_us / 1e3]}

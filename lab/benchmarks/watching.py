@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import random
@@ -17,10 +18,10 @@ from pathlib import Path
 import uvloop
 
 from lab.benchmarks import core_frames
-from lab.benchmarks.busy_bus import IN_FLIGHT, busy_bus, in_turns, spent
+from lab.benchmarks.busy_bus import busy_bus, spent
 from lab.benchmarks.contest import LOOPBACK, Plan
 from lab.benchmarks.core_frames import CASES, SAMPLED, STATES
-from lab.benchmarks.facts import Fact
+from lab.benchmarks.facts import Fact, Line, Measured, compared, measured_here
 from lab.stage import Stage
 from toolbus.bus import Bus, Config
 from toolbus.bus.console.digest_feed import MAX_WATCHERS as WATCHERS
@@ -28,6 +29,7 @@ from toolbus.bus.metrics.call_counts import CallCounts, bucket_of
 from toolbus.bus.metrics.exposition import OPENMETRICS, write
 from toolbus.bus.operators.bus_metrics import BusMetrics
 
+UNWATCHED = "no watchers"
 COUNTED = 4_000  # calls of each case
 CALLS = 1_000_000  # of which quantiles are compared
 QUANTILES = (0.05, 0.25, 0.45, 0.55, 0.75, 0.9, 0.95, 0.99)
@@ -133,31 +135,22 @@ def _starts(kind: str, now: float, rng: random.Random) -> list[float]:
 
 
 def console_watchers(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Compares the bus's processor time a call while nobody watches its console and while as many do as may."""
-    found = uvloop.run(_watched_in_turns(stage, repeats))
-    alone, watched = found.values()
-    title, line = "Processor time of a bus whose console is watched", f"{IN_FLIGHT} in flight"
-    more = tuple(100.0 * (late / early - 1.0) for early, late in zip(alone, watched, strict=True))
-    return (
-        *(
-            Fact("console_watchers", state, "µs a call", None, tuple(each), title, line)
-            for state, each in found.items()
-        ),
-        Fact("console_watchers", "more", "%", None, more, title, line),
-    )
+    """Compares the bus's processor time for a call without watchers of its console and with as many as it takes."""
+    facts = uvloop.run(_console_watchers(stage, repeats))
+    return compared(facts, UNWATCHED, "times that without watchers")
 
 
-async def _watched_in_turns(stage: Stage, pairs: int) -> dict[str, list[float]]:
-    """Returns the microseconds a call of each window, by who watched."""
-    found: dict[str, list[float]] = {"without watchers": [], f"with {WATCHERS} watchers": []}
-    alone, watched = found
+async def _console_watchers(stage: Stage, rounds: int) -> tuple[Fact, ...]:
     async with busy_bus(stage, http=LOOPBACK) as bus:
-        for state in in_turns(alone, watched, pairs):
+
+        async def watched() -> Measured:
             with Stage(stage.environment, stage.lifeline) as own:
-                if state == watched:
-                    watching = own.module("load.console_watchers", f"http://{bus.http_address}", str(WATCHERS))
-                    await asyncio.to_thread(watching.line)
-                found[state].append((await spent(bus)).microseconds)
-                if state == watched and watching.has_ended:
-                    raise RuntimeError(f"the watchers have ended. {watching.errors()}")
-    return found
+                watchers = own.module("load.console_watchers", f"http://{bus.http_address}", str(WATCHERS))
+                await asyncio.to_thread(watchers.line)
+                taken = await spent(bus)
+                if watchers.has_ended:
+                    raise RuntimeError(f"the watchers have ended. {watchers.errors()}")
+                return taken
+
+        lines: dict[str, Line] = {UNWATCHED: functools.partial(spent, bus), f"{WATCHERS} watchers": watched}
+        return await measured_here("console_watchers", "A bus whose console is watched", lines, rounds)

@@ -1,5 +1,5 @@
 """Lets a bus live among programs that die, hang and lose their connections: ``python -m lab.chaos``, ``make chaos``.
 
-`cast` lists who takes part, `schedule` what happens to whom and when, `run` plays it, `checks` judges what everybody
-wrote down meanwhile.
+`cast` lists who takes part, `schedule` what happens to whom and when, `run` plays it, `checks` judges the
+ledgers that all of them wrote.
 """

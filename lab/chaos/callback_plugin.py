@@ -1,13 +1,13 @@
 """Answers calls over HTTP only: ``python -m lab.chaos.callback_plugin BUS FOLDER PART PORT PUBLIC_PORT``.
 
 It answers at PORT and is registered with PUBLIC_PORT, which may be that of a line. It registers as seldom as the
-contract allows, so that a bus which loses its tool is noticed. A registration counts
+contract allows, so that a run notices a bus which loses the tool. A registration is valid
 
-- as long as the bus runs that took it (REST-43): a plugin that was killed and is started again registers nothing;
-- as long as the socket listens that it was made with (REST-44): a plugin that outlives the bus registers nothing.
+- while the bus that accepted it runs (REST-43): a plugin that is killed and started again does not register;
+- while the plugin's socket listens that it was made with (REST-44): a plugin that outlives the bus does not register.
 
-Where neither holds, the bus cannot tell the plugin from a program that took its port, and the plugin registers again.
-Both are told by the sockets that listen at the ports, and are left in a file for the next process of the plugin.
+Where both have ended, the bus cannot distinguish the plugin from a program that took its port, and the plugin registers
+again. A file has the ids of both sockets, for the next process of the plugin.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ def sockets_of(*urls: str) -> list[str]:
     return [listener_id((str(url.host), int(url.port or 0))) for url in map(URL, urls)]
 
 
-def counts(made_with: Sequence[str], there: Sequence[str]) -> bool:
-    """Tells whether a registration counts.
+def is_valid(made_with: Sequence[str], there: Sequence[str]) -> bool:
+    """Returns whether a registration is still valid.
 
     Args:
-        made_with: the sockets of the bus and of the plugin when it was made; empty: there was none.
-        there: those that listen now; an empty one is away.
+        made_with: the sockets of the bus and of the plugin when it was made; empty where it was never made.
+        there: those that listen now; an empty id: no socket listens.
     """
     return any(then == now for then, now in zip(made_with, there, strict=False))
 
 
-async def _keep_registered(session: aiohttp.ClientSession, bus: str, tool: dict[str, Any], registered: Path) -> None:
-    """Registers the tool whenever no registration counts; leaves in a file with which sockets that was."""
+async def _stay_registered(session: aiohttp.ClientSession, bus: str, tool: dict[str, Any], registered: Path) -> None:
+    """Registers the tool whenever no registration is valid; writes the sockets that it was made with to a file."""
     while True:
         there = sockets_of(bus, tool["callback_url"])
         made_with = registered.read_text("ascii").split("\n") if registered.exists() else []  # noqa: ASYNC240
-        if all(there) and not counts(made_with, there):
+        if all(there) and not is_valid(made_with, there):
             try:
                 async with session.post("/api/tools/register", json=tool) as response:
                     if response.ok:
                         registered.write_text("\n".join(there), "ascii")  # noqa: ASYNC240  # a local folder
             except (aiohttp.ClientError, TimeoutError):
-                pass  # the bus is away
+                pass  # the bus does not run
         await asyncio.sleep(RETRY_SECONDS)
 
 
@@ -85,7 +85,7 @@ async def main(bus: str, folder: str, name: str, port: str, public_port: str) ->
         "timeout_seconds": 8,
     }
     async with aiohttp.ClientSession(bus, timeout=aiohttp.ClientTimeout(REQUEST_SECONDS)) as session:
-        registering = asyncio.create_task(_keep_registered(session, bus, tool, registered))
+        registering = asyncio.create_task(_stay_registered(session, bus, tool, registered))
         await stops.wait()
         registering.cancel()
         registered.unlink(missing_ok=True)
@@ -93,7 +93,7 @@ async def main(bus: str, folder: str, name: str, port: str, public_port: str) ->
             async with session.post("/api/tools/clear", json={"source": name}):
                 pass
         except (aiohttp.ClientError, TimeoutError):
-            pass  # the bus is away: it finds that the URL does not answer
+            pass  # the bus does not run; a later one finds that the URL does not answer
     await runner.cleanup()
 
 

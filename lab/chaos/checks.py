@@ -1,8 +1,8 @@
 """Judges what must be true of every run. Pure: each check reads the evidence and yields what breaks its rule.
 
-A check yields a sentence for each case that breaks it and None for each that holds, so that a report can show how much
-was judged. How soon something was noticed depends on the machine: `lateness`, `deaths` and `hangs` yield times, which
-are shown; only what was never noticed breaks a rule. A call without a result, or one that ran twice, has no excuse.
+A check yields a sentence for each case that breaks its rule and None for each other case, so that a report can show how
+many were judged. `lateness`, `deaths` and `hangs` yield times, which depend on the machine and are shown only; a death
+or hang that was never noticed breaks a rule. A call without a result, or one that ran twice, always does.
 """
 
 from __future__ import annotations

@@ -100,10 +100,10 @@ class Evidence:
 
     def take_call_line(self, line: Mapping[str, Any], tools: Mapping[str, ChaosTool]) -> None:
         moment = Moment(line["at"], line["pid"], line["host"], line)
-        if "asked" in line:
-            self.calls[line["asked"]] = Call(line["asked"], tools[line["tool"]], moment)
-        elif "told" in line:
-            self.calls[line["told"]].results.append(moment)
+        if "called" in line:
+            self.calls[line["called"]] = Call(line["called"], tools[line["tool"]], moment)
+        elif "answered" in line:
+            self.calls[line["answered"]].results.append(moment)
         else:
             kind = "a second result" if line["again"] else "a result of an unknown call"
             self.strays.append(f"{moment.part} got {kind} on one stream, call_id {line['stray']}")

@@ -46,7 +46,7 @@ class RawCaller:
         self._ids = map(str, itertools.count(1))
         self._pending: dict[str, asyncio.Future[Reply]] = {}  # the calls of this stream
         self._ended: set[str] = set()  # those that had their result
-        self._peer: Peer | None = None  # None while there is no stream
+        self._peer: Peer | None = None  # None while no stream is open
         self._open = asyncio.Event()  # set while the stream takes calls
         self._leaving: asyncio.Task[None] | None = None  # None until the bus has drained
         self._task = asyncio.create_task(self._live())

@@ -73,7 +73,8 @@ async def call_until_terminated(
 ) -> None:
     """Calls at the rate of a host until SIGTERM, then waits for the calls in flight.
 
-    ``CHAOS_BROKEN`` has it misbehave: ``unheard`` writes some answers nowhere, ``safe`` calls failures safe to repeat.
+    ``CHAOS_BROKEN`` has it misbehave: ``unheard`` does not record some results, ``safe`` records
+    failures as safe to repeat.
 
     Args:
         life: the seed, and how often the host was started.
@@ -84,13 +85,13 @@ async def call_until_terminated(
     rng = random.Random(drawn)
 
     async def ask(order: Order) -> None:
-        ledger.write(asked=order.token, host=name, **asdict(order))
+        ledger.write(called=order.token, host=name, **asdict(order))
         reply = await call(order)
         if broken == "unheard" and next(answers) % ONE_IN == 0:
             return
         if broken == "safe" and reply.code == "UNAVAILABLE":
             reply = replace(reply, stage="NOT_DISPATCHED", retry_safe=True)
-        ledger.write(told=order.token, host=name, ran=(reply.output or {}).get("ran"), **asdict(reply))
+        ledger.write(answered=order.token, host=name, ran=(reply.output or {}).get("ran"), **asdict(reply))
 
     for order in orders(drawn, f"{name}.{generation}", tools, own_timeout=own_timeout):
         calling.begin(ask(order))

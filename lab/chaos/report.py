@@ -67,7 +67,7 @@ def to_json(run: Run, **more: Any) -> dict[str, Any]:
     return {
         **more,
         "events": dict(run.events),
-        "told": dict(endings(run)),
+        "endings": dict(endings(run)),
         "noticed": [
             dict(zip(("what", "times", "median_seconds", "longest_seconds"), row, strict=True)) for row in figures(run)
         ],

@@ -13,7 +13,7 @@ ROUND_SECONDS = 60.0
 CALM_SECONDS = 14.0  # at the end of a round: everything is whole again, and judged
 FIRST_SECONDS = 1.0
 GAP_SECONDS = 1.6  # between two events, on average
-LONGEST_FREEZE = (24.0, 25.0)  # a plugin that hangs for so long is gone after 22 s
+LONGEST_FREEZE = (24.0, 25.0)  # a plugin that hangs for so long is offline after 22 s
 
 
 class Act(Enum):

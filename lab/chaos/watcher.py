@@ -58,8 +58,8 @@ class Watcher:
             there = {listed.name for listed in change.added}
             for name in self._states.keys() - there:
                 self._note(now, name, AWAY)
-        for gone in change.removed:
-            self._note(now, gone.name, AWAY)
+        for removed in change.removed:
+            self._note(now, removed.name, AWAY)
         for listed in (*change.added, *change.changed):
             self._note(now, listed.name, listed.state)
 

@@ -48,7 +48,7 @@ def _options() -> argparse.Namespace:
         try:
             load(name)
         except (KeyError, ImportError, AttributeError) as problem:
-            parser.error(f"there is no target {name!r} ({problem}): choose from {', '.join(NAMES)}")
+            parser.error(f"unknown target {name!r} ({problem}): choose from {', '.join(NAMES)}")
     if options.replay and len(options.targets) != 1:
         parser.error("--replay needs the one target that the input is for")
     if options.seconds <= 0 or options.runs < 0:
@@ -119,7 +119,7 @@ def _replay(name: str, file: Path, console: Console) -> int:
 
 
 def _again(outcome: Outcome) -> str | None:
-    """Returns the command that repeats a finding; None where there is none."""
+    """Returns the command that repeats the finding of a search; None without a finding."""
     if outcome.finding is None:
         return None
     return commands.repeat_command("fuzz", {"--replay": outcome.finding}, outcome.target)

@@ -1,4 +1,4 @@
-"""Drives the core of a bus by streams of an input, with books beside it: what was called, answered and handed over.
+"""Drives the core of a bus by streams of an input, and counts what was called, answered and sent to a plugin.
 
 Two of the streams are bystanders that no input can touch, with a call in flight between them.
 """
@@ -36,7 +36,7 @@ LIMITS = Limits(
     sessions=12,
     call_depth=3,
 )
-BOUND = "a word that no input knows"  # the bystanders' token: no input can attach as them
+BOUND = "a secret that no input has"  # the bystanders' token: no input can attach as them
 # Seconds between two judgements of silence: after a longer gap a bus takes its own clock to have stood still.
 TICK = 2.0
 MAX_SECONDS = 200.0  # that an input may let pass: the bystanders' call takes up to 300
@@ -50,10 +50,10 @@ class Stream(StreamDouble):
         self.in_flight: Counter[str] = Counter()  # calls that reached the dispatcher, by the caller's id
         self.answered: Counter[str] = Counter()  # their results, as written
         self.handed: set[str] = set()  # calls that were written to it, by the bus's id
-        self.must_go = False  # whether its outbox was flooded
+        self.must_end = False  # whether its outbox was flooded
 
     def _flood(self) -> None:
-        self.must_go = True  # ended after the frame, as the server does it
+        self.must_end = True  # ended after the frame, as the server does it
 
     def read_raw(self, raw: bytes) -> None:
         """Takes in the bytes of a message as the gRPC server does: what is not a message ends the stream."""
@@ -65,14 +65,14 @@ class Stream(StreamDouble):
         self.send(**{field.name: value for field, value in frame.ListFields()})
 
     def settle(self) -> None:
-        """Does what the server's shell does after each message: ends who was flooded or has nothing left to do."""
-        if self.must_go:
+        """Does what the server's shell does after each message: ends a stream that is flooded or has drained."""
+        if self.must_end:
             self.end("the peer reads too slowly", "RESOURCE_EXHAUSTED")
         elif self.peer.state is State.LEAVING and self.peer.idle:
             self.end("it left", "OK")
 
     def write(self) -> None:
-        """Writes what waits, and holds every message against the calls made and handed over before."""
+        """Writes what waits, and compares every message with the calls made and handed over before."""
         for frame in self.written():
             items = len(frame.calls) + len(frame.results) + len(frame.progress) + len(frame.cancels)
             hold(items <= FRAME_ITEMS, f"a message has {items} items")
@@ -93,12 +93,12 @@ class Stream(StreamDouble):
         self.settle()
 
     @property
-    def heard_all(self) -> bool:
-        """Whether its peer reads everything that was meant for it: it lives, or left in good order."""
+    def reads_all(self) -> bool:
+        """Whether its peer reads everything that was sent to it: it is connected, or disconnected in order."""
         return self.status is None or self.status[0] == "OK"
 
 
-class Keeper:
+class BackgroundCalls:
     """Adopts calls that go on in the background, as long as it has room."""
 
     def __init__(self, core: CoreOnAClock, room: int) -> None:
@@ -128,7 +128,7 @@ class BusModel:
             ("default", "other"), limits=LIMITS, denied=frozenset({"silent"}), untrusted=["guarded"]
         )
         self.core.dispatcher.tripwire = Tripwire()
-        self.keeper = Keeper(self.core, room=2)
+        self.background = BackgroundCalls(self.core, room=2)
         self.pool = Pool(256 * KIB)
         self.streams: list[Stream] = []
         self.began = self.core.now
@@ -155,7 +155,7 @@ class BusModel:
         return stream
 
     def pass_time(self, seconds: float) -> None:
-        """Moves the clock as the bus's timers see it; the bystanders are heard meanwhile."""
+        """Moves the clock as the bus's timers see it; the bystanders answer their heartbeats."""
         if self.core.now + seconds > self.began + MAX_SECONDS:
             return
         until = self.core.now + seconds
@@ -167,7 +167,7 @@ class BusModel:
         self.core.presence.notify_watchers()
 
     def check(self) -> None:
-        """Holds the books against each other; after every step."""
+        """Compares all counts; called after every step."""
         for stream in self.streams:
             stream.settle()
         peers: list[Any] = [*(stream.peer for stream in self.streams)]
@@ -175,7 +175,7 @@ class BusModel:
         active = {id(call) for call in calls if call.active}
         dispatcher = self.core.dispatcher
         hold(
-            active == {id(call) for peer in [*peers, *self.keeper.callers] for call in peer.in_flight.values()},
+            active == {id(call) for peer in [*peers, *self.background.callers] for call in peer.in_flight.values()},
             "pending calls and calls in flight differ",
         )
         hold(
@@ -200,13 +200,13 @@ class BusModel:
     def end(self) -> None:
         """Checks the bystanders and every call, ends all streams, and asks for a bus that holds nothing."""
         hold(self.host.status is None and self.plugin.status is None, "a bystander's stream was ended")
-        hold(len(self.plugin.peer.pending) >= 1 and self.host.in_flight["mine"] == 1, "the bystanders' call is gone")
+        hold(len(self.plugin.peer.pending) >= 1 and self.host.in_flight["mine"] == 1, "the bystanders' call has ended")
         (handed,) = [call.id for call in self.host.peer.in_flight.values()]
         self.plugin.send(results=[pb.ToolResult(call_id=handed, output_json="42")])
         self.host.send(heartbeat=wire.Heartbeat(sequence=2))
         for stream in self.streams:
             stream.write()
-            if stream.heard_all:
+            if stream.reads_all:
                 still = Counter(stream.peer.in_flight.keys())
                 hold(
                     stream.answered + still == stream.in_flight,
@@ -216,7 +216,7 @@ class BusModel:
         for stream in self.streams:
             stream.end()
         core = self.core
-        self.keeper.cancel()
+        self.background.cancel()
         core.presence.tick(core.now)
         core.advance(100.0)
         core.presence.tick(core.now)

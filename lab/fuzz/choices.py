@@ -32,9 +32,9 @@ class Choices:
     def pick(self, options: Sequence[T]) -> T:
         return options[self.byte() % len(options)]
 
-    def some(self, options: Sequence[T], most: int = 3) -> list[T]:
+    def some(self, options: Sequence[T], at_most: int = 3) -> list[T]:
         """Returns a few of the options, in any order and perhaps the same again."""
-        return [self.pick(options) for _ in range(self.byte() % (most + 1))]
+        return [self.pick(options) for _ in range(self.byte() % (at_most + 1))]
 
     def block(self) -> bytes:
         """Returns a piece with its own length, see `block_of`."""

@@ -111,10 +111,10 @@ class StreamDouble:
         attach.tools.extend(tool.to_wire() for tool in tools)
         self.send(attach=attach)
 
-    def send(self, **arms: Any) -> None:
+    def send(self, **fields: Any) -> None:
         """Takes in one frame, parsed from its bytes, as the server's read loop does."""
         core, peer = self._core, self.peer
-        frame = wire.InvokeRequest.FromString(wire.InvokeRequest(**arms).SerializeToString())
+        frame = wire.InvokeRequest.FromString(wire.InvokeRequest(**fields).SerializeToString())
         handle = {
             "attach": lambda value: core.presence.attach(peer, value, core.now),
             "calls": lambda value: core.dispatcher.calls(peer, value, core.now),
@@ -126,8 +126,8 @@ class StreamDouble:
         }
         suspect = peer.suspect
         try:
-            for arm, value in peer.receive(frame, core.now):
-                handle[arm](value)
+            for field, value in peer.receive(frame, core.now):
+                handle[field](value)
         except (RequestError, ToolBusError) as error:
             status, text = grpc_status(error)
             core.presence.end(peer, text, core.now, status=status)
@@ -147,13 +147,13 @@ class StreamDouble:
             frames.append(wire.InvokeResponse.FromString(frame.SerializeToString()))
         return frames
 
-    def read(self, arm: str) -> list[Any]:
-        """Takes every frame and returns the items of one arm; the rest is gone."""
+    def read(self, name: str) -> list[Any]:
+        """Takes every frame and returns the items of one field; the others are dropped."""
         found: list[Any] = []
         for frame in self.written():
             for field, value in frame.ListFields():
-                if field.name == arm:
-                    found.extend([value] if arm in ("attached", "heartbeat", "drain") else value)
+                if field.name == name:
+                    found.extend([value] if name in ("attached", "heartbeat", "drain") else value)
         return found
 
     @property

@@ -180,8 +180,8 @@ def step(act: str, stream: int, *rest: int, block: bytes | None = None) -> bytes
     return bytes([ORDER.index(act), stream, *rest]) + (b"" if block is None else block_of(block))
 
 
-def raw(stream: int, **arms: Any) -> bytes:
-    return step("raw", stream, block=wire.InvokeRequest(**arms).SerializeToString())
+def raw(stream: int, **fields: Any) -> bytes:
+    return step("raw", stream, block=wire.InvokeRequest(**fields).SerializeToString())
 
 
 def seeds() -> Iterator[bytes]:

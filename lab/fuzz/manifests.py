@@ -32,20 +32,17 @@ NUMBERS = (None, 0, 1, 128, 127, 60, 1.0, True, 1 << 20, 1 << 40, "128")
 SECRETS = ("API_KEY", "a-b", "", "PATH", "Ä")
 
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []  # for the life of the process
-
-
 @cache
-def folder() -> Path:
+def folder() -> tempfile.TemporaryDirectory[str]:
     """Returns a folder of tools with a link out of it and a link in a circle; one for the life of the process."""
-    _KEPT.append(tempfile.TemporaryDirectory(prefix="toolbus-fuzz-tools-"))
-    home = Path(_KEPT[0].name)
+    made = tempfile.TemporaryDirectory(prefix="toolbus-fuzz-tools-")
+    home = Path(made.name)
     (home / "sub").mkdir()
     for name in ("clock.py", "relay.py"):
         (home / name).touch()
     (home / "link").symlink_to("/etc")
     (home / "loop").symlink_to("loop")
-    return home
+    return made
 
 
 def _entry(choose: Choices) -> Any:
@@ -107,7 +104,7 @@ def _check_grants(grants: FileGrants, content: dict[str, Any], home: Path) -> No
 
 def run(data: bytes) -> None:
     """Reads a manifest, and grants a file more than it had."""
-    choose, home = Choices(data), folder()
+    choose, home = Choices(data), Path(folder().name)
     text = json.dumps(_manifest(choose)) if choose.flag() else text_of(data[1:])
     try:
         manifest = read_manifest(text, home)

@@ -1,4 +1,4 @@
-"""Sends MCP requests, lines of MCP servers and streams of events: what a stranger writes is answered or left out.
+"""Sends MCP requests, lines of MCP servers and streams of events: anything is answered or ignored.
 
 The first byte chooses the entrance: a request to `/mcp` of raw bytes or of parts that collide, standard output of a
 mounted server, a stream of events of a remote one, a header. One bus without sockets lives as long as the process.
@@ -222,21 +222,21 @@ def _no_lifeline() -> Any:
 
 
 def _events(choose: Choices) -> None:
-    """Reads a stream of events in pieces, and again as one piece: both must say the same."""
+    """Reads a stream of events in pieces, and again as one piece: both must give the same events."""
     pieces = []
     while choose:
         pieces.append(choose.block())
-    said = []
+    read = []
     for way in (pieces, [b"".join(pieces)]):
         parser = SseParser(MAX_EVENT_BYTES)
         events: list[Any] = []
         try:
             for piece in way:
                 events += parser.feed(piece)
-            said.append((events, parser.last_id, parser.retry_seconds))
+            read.append((events, parser.last_id, parser.retry_seconds))
         except EventTooLong:
             return  # how many events came before depends on the pieces
-    hold(said[0] == said[1], f"pieces change what a stream says: {said!r:.500}")
+    hold(read[0] == read[1], f"pieces change what is read of a stream: {read!r:.500}")
 
 
 def _header(choose: Choices) -> None:

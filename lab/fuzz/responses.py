@@ -40,7 +40,7 @@ class NoStream:
         pass
 
     def cancel(self) -> None:
-        """There is nothing to cancel."""
+        """Does nothing."""
 
 
 class NoChannel:
@@ -62,7 +62,7 @@ class Line(Attempt):
         return NoChannel()
 
 
-class Held:
+class RunningCall:
     """A call of the bus that is being answered."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Held:
         self.cancels.append(reason)
 
 
-class Author:
+class Delegate:
     """The delegate of a plugin that answers when the input says so."""
 
     def __init__(self) -> None:
@@ -84,18 +84,18 @@ class Author:
 
     def take(
         self, connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
-    ) -> Mapping[str, Held]:
+    ) -> Mapping[str, RunningCall]:
         self.taken += [(session, call_id) for call_id in calls]
-        return {call_id: Held() for call_id in calls}
+        return {call_id: RunningCall() for call_id in calls}
 
     def attached(self, attached: wire.Attached) -> None:
-        """Hears the answer."""
+        """Ignores the answer."""
 
     def registered(self, response: wire.RegisterResponse) -> None:
-        """Hears the answer to further tools."""
+        """Ignores the answer to further tools."""
 
     def refused(self, names: Sequence[str], why: str) -> None:
-        """Hears a refusal."""
+        """Ignores a refusal."""
 
     def event(self, event: wire.Event) -> None:
         self.events += 1
@@ -108,13 +108,13 @@ class Author:
 
 
 class Model:
-    """One connection, its clock, and books of calls, deliveries and answers."""
+    """One connection, its clock, and counts of calls, deliveries and answers."""
 
     def __init__(self) -> None:
         self.later = 0.0  # how far our clock is ahead
-        self.author = Author()
+        self.delegate = Delegate()
         self.connection = Connection(
-            ConnectionSettings("one", address="127.0.0.1:1", instance="i"), self.author, self.author.take
+            ConnectionSettings("one", address="127.0.0.1:1", instance="i"), self.delegate, self.delegate.take
         )
         self.loop: Any = self.connection.loop
         self.loop.time = lambda: time.monotonic() + self.later  # type: ignore[method-assign]  # one that can be moved
@@ -154,7 +154,7 @@ class Model:
         self.begin_attempt()
 
     def call(self, choose: Choices) -> None:
-        session, parent_call_id = choose.pick([(None, ""), (None, ""), *self.author.taken])
+        session, parent_call_id = choose.pick([(None, ""), (None, ""), *self.delegate.taken])
         options = CallOptions(choose.pick((None, 1.0, 30.0)), parent_call_id=parent_call_id)
         arguments_json = choose.pick(("{}", "no json", "x" * 5000))
         out = OutgoingCall("echo", arguments_json, self.deliver, options=options, parent_session=session)
@@ -184,9 +184,9 @@ class Model:
         self.connection.answer(self.line.session, Result(call_id, choose.pick(OUTPUTS), is_error=choose.flag()))
 
     def write(self) -> None:
-        """Takes every message that waits, and holds it against the books."""
+        """Takes every message that waits, and compares it with the counts."""
         self.turn()
-        taken = Counter(call_id for session, call_id in self.author.taken if session is self.line.session)
+        taken = Counter(call_id for session, call_id in self.delegate.taken if session is self.line.session)
         while (frame := self.line.session.outbox.take()) is not None:
             frame = wire.InvokeRequest.FromString(frame.SerializeToString())
             items = len(frame.calls) + len(frame.results) + len(frame.progress) + len(frame.cancels)
@@ -208,7 +208,7 @@ class Model:
             self.connection.answer(session, Result(call_id))
         self.write()
         hold(not session.in_flight, f"calls are still in flight: {list(session.in_flight)}")
-        taken = Counter(call_id for of, call_id in self.author.taken if of is session)
+        taken = Counter(call_id for of, call_id in self.delegate.taken if of is session)
         hold(self.given == taken, f"the bus called {taken}, answered were {self.given}")
         self.connection._lose(self.line)
         self.connection.calls.close("closed")

@@ -61,21 +61,21 @@ def search(
     seconds: float = 0.0,
     runs: int = 0,
     corpus: Path | None = None,
-    most_seeds: int | None = None,
+    max_seeds: int | None = None,
     package: str = "toolbus",
 ) -> Outcome:
-    """Runs a target until the time or the number of runs is over, or something breaks; then its process is gone.
+    """Runs a target in a process until the time or the number of runs is over, or something breaks.
 
     Args:
         folder: where a finding is written, and the corpus unless it has a place of its own.
         seconds: 0 means no bound.
         runs: 0 means no bound.
         corpus: a folder that grows from search to search.
-        most_seeds: None means all.
+        max_seeds: None means all.
         package: whose branches lead the search.
     """
     units = (corpus or folder / "corpus") / name
-    plant(name, units, most_seeds)
+    plant(name, units, max_seeds)
     findings = folder / "findings" / name
     findings.mkdir(parents=True, exist_ok=True)
     known = set(findings.iterdir())
@@ -104,9 +104,9 @@ def search(
     return Outcome(name, _runs(log), _number(_UNITS, log), time.monotonic() - began, next(iter(new), None), why, log)
 
 
-def plant(name: str, units: Path, most: int | None = None) -> None:
+def plant(name: str, units: Path, max_seeds: int | None = None) -> None:
     units.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(islice(load(name).seeds(), most)):
+    for number, seed in enumerate(islice(load(name).seeds(), max_seeds)):
         (units / f"seed-{number:03}").write_bytes(seed)
 
 

@@ -58,7 +58,7 @@ def conversations(file: str, message: type[Message]) -> Iterator[list[bytes]]:
 
 
 class _Faults(logging.Handler):
-    """Keeps what toolbus logs as a fault of its own: those are caught there, and must not come from an input."""
+    """Collects what toolbus logs as a fault of its own, which it catches: no input may cause one."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -71,7 +71,7 @@ class _Faults(logging.Handler):
 
 @contextmanager
 def no_faults() -> Iterator[None]:
-    """Makes a finding of every fault that toolbus caught and logged meanwhile, and keeps its log quiet."""
+    """Raises a finding for a fault that toolbus caught and logged in the block, and silences its log."""
     log, faults = logging.getLogger("toolbus"), _Faults()
     level, propagate = log.level, log.propagate
     log.addHandler(faults)
@@ -96,7 +96,7 @@ def load(name: str) -> Target:
     """Returns a target: one of ours, or by its dotted name a module of another package.
 
     Raises:
-        KeyError: there is no such target.
+        KeyError: no target has this name.
     """
     if name not in NAMES and "." not in name:
         raise KeyError(name)

@@ -64,10 +64,10 @@ class Answer(NamedTuple):
 
 
 class Connection(asyncio.Protocol):
-    """One connection; sends a request when told, and ends a future with each answer."""
+    """One connection, which sends a request at a time and ends a future with its answer."""
 
     def __init__(self) -> None:
-        self._answered: asyncio.Future[Answer] | None = None  # None while none is due
+        self._answered: asyncio.Future[Answer] | None = None  # None before the first request
         self._transport: asyncio.Transport | None = None  # None until connected
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[bytes, bytes] = {}
@@ -145,7 +145,7 @@ class Invoking:
 
 
 class Mcp:
-    """Writes calls for an MCP server, once it has been asked for the name of the tool."""
+    """Writes calls for an MCP server, after it has read the name of the tool from its list."""
 
     def __init__(self, target: Target) -> None:
         self._target = target

@@ -43,6 +43,6 @@ async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWri
 
 
 def quantile(figures: Iterable[float], share: float) -> float:
-    """Returns the figure below which such a share of them lies; NaN where there are none."""
+    """Returns the figure below which such a share of them lies; NaN where the list is empty."""
     ordered = sorted(figures)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else math.nan

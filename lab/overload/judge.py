@@ -111,11 +111,11 @@ def fairness(part: Part, seen: Recording) -> Iterator[Verdict]:
         yield some("the modest host's calls that succeed", len(done))
         yield figure("share of the modest host's calls that succeed", len(done) / max(len(its), 1), "", 3)
         yield milliseconds("the modest host's p99", done, 0.99)
-        if part.most_refused is not None:
+        if part.max_refused is not None:
             refused_ones = sum(answer.code == REFUSED for answer in its)
             percent = 100.0 * refused_ones / max(len(its), 1)
             yield at_most(
-                "the modest host's calls that are refused at the first attempt", part.most_refused, percent, "%"
+                "the modest host's calls that are refused at the first attempt", part.max_refused, percent, "%"
             )
 
 

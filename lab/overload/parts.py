@@ -28,7 +28,7 @@ class Part:
         plugin: its way; ``raw`` costs nothing, so that it is the bus that is full.
         in_flight: calls with which the capacity is measured, of each host.
         room: calls at once that the plugin takes, unless its way sets them.
-        most_refused: of 100 calls of the modest host, which does not send them again; None: no rule.
+        max_refused: of 100 calls of the modest host, which does not send them again; None: no rule.
     """
 
     title: str
@@ -37,7 +37,7 @@ class Part:
     plugin: str = "sdk"
     in_flight: int = ROOM
     room: int = ROOM
-    most_refused: float | None = None
+    max_refused: float | None = None
 
     @property
     def fills_bus(self) -> bool:
@@ -59,11 +59,11 @@ class Part:
         return all("--max-wait" in options for options in self.hosts.values())
 
 
-def _shared(greedy: int, most_refused: float) -> Part:
+def _shared(greedy: int, max_refused: float) -> Part:
     """Returns a part in which no host sends a call again, so that it shows the first attempts."""
     hosts = {**{f"greedy-{n}": ("stream",) for n in range(greedy)}, MODEST: ("stream",)}
     title = f"a plugin with room for {SHARED_ROOM}: a modest host beside {greedy} greedy"
-    return Part(title, hosts, SHARED_WORK, in_flight=SHARED_ROOM, room=SHARED_ROOM, most_refused=most_refused)
+    return Part(title, hosts, SHARED_WORK, in_flight=SHARED_ROOM, room=SHARED_ROOM, max_refused=max_refused)
 
 
 ONE_HOST = {"host": ("stream",)}
@@ -71,8 +71,8 @@ PARTS = {
     "plugin": Part("one host, a plugin with room for 8", ONE_HOST),
     "hosts": Part("8 hosts, a plugin with room for 8", {f"host-{n}": ("stream",) for n in range(8)}),
     "fair": Part("a greedy host beside a modest one on the SDK", {"greedy": ("stream",), MODEST: ("sdk", *WAITING)}),
-    "shared-by-2": _shared(1, most_refused=5.0),
-    "shared-by-4": _shared(3, most_refused=10.0),
+    "shared-by-2": _shared(1, max_refused=5.0),
+    "shared-by-4": _shared(3, max_refused=10.0),
     "sdk": Part("hosts on the SDK, which call again in time", {f"host-{n}": ("sdk", *WAITING) for n in range(2)}),
     "callback": Part("a slow plugin behind a callback URL", ONE_HOST, CALLBACK_WORK, "callback", CALLBACK_ROOM),
     "bus": Part(

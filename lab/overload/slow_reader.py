@@ -1,7 +1,7 @@
 """Plays the part in which a peer does not read its stream, and judges what that costs others.
 
-A third of the run without it, a third beside one that is sent as much and reads it, a third beside it: megabytes cost
-the bus and the machine something whoever they are for, and what is compared is the cost of their not being read.
+The run has three parts: without it, beside a peer that is sent as much and reads it, and beside the slow reader. The
+second part shows the cost of the megabytes, so that the third shows the cost of their not being read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lab.overload.watch import PEAK_MIB, Watch
 from lab.stage import Stage
 
 NAME = "slow"
-GONE = ("NOT_SERVING", "NOT_FOUND")  # the health of a source that has no session
+DISCONNECTED = ("NOT_SERVING", "NOT_FOUND")  # the health of a source that has no session
 READER = "reader"  # which is sent as much
 THIRDS = 3
 MIN_SECONDS = 5.0  # of a third, in which 64 MiB have to be sent
@@ -40,7 +40,7 @@ class Beside:
     Attributes:
         ending: how its stream ended, as it saw it when it read at last.
         closed_at: seconds until the bus had closed it; infinite where it never did.
-        early: how often health showed it as gone while it still read.
+        early: how often health showed it as disconnected while it still read.
     """
 
     kind: str
@@ -51,9 +51,10 @@ class Beside:
 
 
 async def play(kind: str, stage: Stage, third: float, settle: float = 30.0) -> Beside:
-    """Plays so long with neither, so long beside one that reads, and so long beside the slow one.
+    """Plays the three parts.
 
     Args:
+        third: seconds of each part.
         settle: seconds in which the bus may give back memory.
     """
     run = await asyncio.to_thread(Run, stage)
@@ -73,21 +74,23 @@ async def play(kind: str, stage: Stage, third: float, settle: float = 30.0) -> B
         begun = watch.now
         run.let_begin(NAME)
         answers = await run.answers(whole.seconds)
-        while kind != "watcher" and not _gone(watch, begun) and watch.now < begun + CLOSED_SECONDS:
+        while kind != "watcher" and not _disconnected(watch, begun) and watch.now < begun + CLOSED_SECONDS:
             await asyncio.sleep(0.02)
         slow.terminate()
         ending = await asyncio.to_thread(slow.line)
         await watch.settled(GROWTH_MIB, settle)
     seen = Recording([RATE * OTHERS], (third, whole.seconds), answers, array("d"), watch)
     early = [
-        look for look in watch.looks if NAME in look.what and look.at + look.seconds < begun and look.answer in GONE
+        look
+        for look in watch.looks
+        if NAME in look.what and look.at + look.seconds < begun and look.answer in DISCONNECTED
     ]
-    return Beside(kind, seen, ending, min(_gone(watch, begun), default=math.inf) - begun, len(early))
+    return Beside(kind, seen, ending, min(_disconnected(watch, begun), default=math.inf) - begun, len(early))
 
 
-def _gone(watch: Watch, begun: float) -> list[float]:
-    """Returns when health showed that the slow one has no session any more."""
-    return [look.at for look in watch.looks if NAME in look.what and look.at > begun and look.answer in GONE]
+def _disconnected(watch: Watch, begun: float) -> list[float]:
+    """Returns when health showed that the slow reader had no session any more."""
+    return [look.at for look in watch.looks if NAME in look.what and look.at > begun and look.answer in DISCONNECTED]
 
 
 def _idle_reader(run: Run, name: str, kind: str, *more: str) -> Child:

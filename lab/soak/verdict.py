@@ -1,4 +1,4 @@
-"""Judges whether a soak was steady: what must not grow, what must be gone at the end, and what must never be.
+"""Judges whether a soak was steady: what must not grow, what must be released at the end, and what must never happen.
 
 Pure: a record in, verdicts out. Latency depends on the machine and is a figure.
 """
@@ -18,7 +18,7 @@ MAX_MEMORY_GROWTH, MAX_MEMORY_GROWTH_SHORT = 0.02, 0.25
 # Connections are opened for calls that come at once, so their number swings with what else the machine does: by name,
 # the growth that is allowed, at least; the same as a share; and that of a short soak.
 MAX_GROWTH = {"files": (10.0, 0.25, 100.0), "threads": (3.0, 0.0, 30.0)}
-# What may be left once all have gone: connections to callback URLs that stay open for a while, threads for later work.
+# What may be left once all programs have disconnected: idle connections to callback URLs, threads for later work.
 MAX_LEFT = {"files": 10, "threads": 10}
 STRETCHES = 10  # of a soak, of each of which the best second counts: other work makes calls slower most of the time
 

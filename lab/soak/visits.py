@@ -1,8 +1,8 @@
-"""Visits a bus and goes again: ``python -m lab.soak.visits GRPC HTTP FOLDER [leak]``.
+"""Visits a bus and leaves: ``python -m lab.soak.visits GRPC HTTP FOLDER [leak]``.
 
-Each visit leaves nothing behind that the bus would have to keep: what it attached, registered, watched or permitted it
-withdraws, or breaks the connection, which must have the same effect. Every other one uses names that are new.
-The file is long because there is a method for each kind of visit, and nothing else.
+A visit leaves nothing with the bus: it withdraws what it attached, registered, watched or permitted, or breaks the
+connection, which must have the same effect. Every other visit uses new names. The file is long because it has a method
+for each kind of visit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Wrong(Exception):
 
 
 class Visits:
-    """Everything that a visitor may do, a method each.
+    """The kinds of visits, a method for each.
 
     Args:
         broken: ``leak``: connections that should be broken stay, and some tools are never unregistered.
@@ -88,14 +88,14 @@ class Visits:
         }
 
     async def begin(self) -> None:
-        """Connects those who stay."""
+        """Connects the host and the plugin that stay."""
         self._url = (await serve_callbacks(plugin.answer_callback)).url
         await self._host.ready()
         await self._changing.start()
         await self._changing.ready()
 
     async def end(self) -> None:
-        """Disconnects those who stay."""
+        """Disconnects them."""
         for peer in self._leaked:
             await peer.close()
         await self._changing.close()
@@ -191,7 +191,7 @@ class Visits:
             while all(listed.name != name for listed in (await anext(changes)).added):
                 pass
             await self._post("clear", {"source": name, "role": None})
-            while all(gone.name != name for gone in (await anext(changes)).removed):
+            while all(removed.name != name for removed in (await anext(changes)).removed):
                 pass
 
     async def health(self, number: int) -> None:

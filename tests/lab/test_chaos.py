@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lab.chaos import checks
-from lab.chaos.callback_plugin import counts
+from lab.chaos.callback_plugin import is_valid
 from lab.chaos.cast import BUS, cast, tools
 from lab.chaos.checks import CHECKS, judge
 from lab.chaos.evidence import Evidence
@@ -44,7 +44,7 @@ def evidence(*troubles: Trouble, moves: tuple[Move, ...] = ()) -> Evidence:
 def order(it: Evidence, tool: str = "solo_once", host: str = "raw-host", at: float = 100.0, **more: Any) -> str:
     """A host makes a call; returns its token."""
     token = f"t{len(it.calls)}"
-    line = {"asked": token, "host": host, "tool": tool, "at": at, "pid": HOST_PID}
+    line = {"called": token, "host": host, "tool": tool, "at": at, "pid": HOST_PID}
     line |= {"timeout": 8.0, "seconds": 0.0, "refuse": False, "leave": 0.0, **more}
     it.take_call_line(line, TOOLS)
     return token
@@ -60,7 +60,7 @@ def run(it: Evidence, token: str, at: float = 100.1, *, ends: bool = True, part:
 def reply(it: Evidence, token: str, code: str = "OK", stage: str = "", at: float = 100.3, **more: Any) -> None:
     """A host gets a result."""
     ran = token if code == "OK" else None
-    line = {"told": token, "host": "raw-host", "at": at, "pid": HOST_PID, "code": code, "stage": stage, "ran": ran}
+    line = {"answered": token, "host": "raw-host", "at": at, "pid": HOST_PID, "code": code, "stage": stage, "ran": ran}
     it.take_call_line({**line, "retry_safe": False, "limit": "", "message": "", **more}, TOOLS)
 
 
@@ -274,7 +274,7 @@ def test_ten_minutes_do_everything_to_every_kind_of_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made_with", "there", "still_counts"),
+    ("made_with", "there", "still_valid"),
     [
         ([], ["bus-1", "plugin-1"], False),  # it was never made
         (["bus-1", "plugin-1"], ["bus-1", "plugin-2"], True),  # the plugin was killed
@@ -283,9 +283,9 @@ def test_ten_minutes_do_everything_to_every_kind_of_part() -> None:
     ],
 )
 def test_a_callback_plugin_registers_only_where_neither_bus_nor_plugin_is_the_same(
-    made_with: list[str], there: list[str], still_counts: bool
+    made_with: list[str], there: list[str], still_valid: bool
 ) -> None:
-    assert counts(made_with, there) is still_counts
+    assert is_valid(made_with, there) is still_valid
 
 
 async def test_a_line_passes_on_stalls_and_resets() -> None:

@@ -199,7 +199,7 @@ def test_every_target_has_a_planted_fault() -> None:
 @needs_atheris
 def test_a_bounded_search_of_every_target_finds_nothing(tmp_path: Path) -> None:
     runs, seeds = RUNS * len(NAMES), SEEDS * len(NAMES)
-    outcome = search("tests.lab.every_target", tmp_path, runs=runs, most_seeds=seeds, package=LEADS)
+    outcome = search("tests.lab.every_target", tmp_path, runs=runs, max_seeds=seeds, package=LEADS)
     assert outcome.why == "", outcome.log[-3_000:]
     assert outcome.runs >= RUNS * len(NAMES)
 
