@@ -277,15 +277,15 @@ async def test_a_right_that_is_revoked_is_a_warning_and_one_that_is_granted_is_n
         await within(heard.get())
     told = [(each.levelno, each.getMessage()) for each in caplog.records if each.name == "toolbus.sdk.plugin_delegate"]
     assert told == [
-        (logging.WARNING, "the right 'tools' was revoked"),
-        (logging.INFO, "the right 'tools' was granted"),
+        (logging.WARNING, "the permission 'tools' was revoked"),
+        (logging.INFO, "the permission 'tools' was granted"),
     ]
 
 
 async def test_a_right_that_came_while_there_was_no_stream_is_known_after_the_next_attach() -> None:
     async def deny(stream: PlayedStream) -> None:
         await stream.read_until("attach")
-        why = "lacks the right 'tools'"
+        why = "lacks the permission 'tools'"
         refused = [wire.RefusedTool(name=name, error=why) for name in ("search", "more")]
         await stream.write(attached=wire.Attached(session_id="s", refused=refused, refused_total=2))
         denied = wire.PermissionDenied(permission="tools", operation="attach")
@@ -310,7 +310,7 @@ async def test_a_right_that_came_while_there_was_no_stream_is_known_after_the_ne
             async with asyncio.timeout(SECONDS):
                 while not extension.permissions.has("tools"):
                     await asyncio.sleep(0.005)
-    assert refused == [(("search", "more"), "lacks the right 'tools'")]
+    assert refused == [(("search", "more"), "lacks the permission 'tools'")]
 
 
 async def test_changes_of_the_catalog_reach_their_hooks() -> None:

@@ -217,16 +217,26 @@ def test_an_error_in_a_file_names_the_file_and_the_fix(write: Write, body: str, 
     before = list(sys.path), set(sys.modules), list(sys.meta_path)
     with pytest.raises(SetupError) as caught:
         load_plugin(file)
-    told = str(caught.value)
-    assert str(file) in told
-    assert all(each in told for each in words), told
-    assert "loader.py" not in told
-    if "imported" in told:
+    text = str(caught.value)
+    assert str(file) in text
+    assert all(each in text for each in words), text
+    assert "loader.py" not in text
+    if "imported" in text:
         left = {each for each in sys.modules if each.startswith(("toolbus_plugin_", "plugin."))} - before[1]
         assert (list(sys.path), list(sys.meta_path), left) == (before[0], before[2], set())
 
 
-def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+def test_a_class_that_cannot_start_is_reported_by_its_path_also_where_that_says_imported(
+    write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "imported").mkdir()
+    file = write(CLASS + "class A(NekoPluginBase):\n    def __init__(self, ctx): 1 / 0", "imported/weather.py")
+    with pytest.raises(SetupError) as caught:
+        load_plugin(file)
+    assert str(caught.value).startswith(f"{file} could not be started: A(): correct it")
+
+
+def test_a_missing_file_and_a_folder_without_a_manifest_have_texts_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="does not exist"):
         load_plugin(tmp_path / "no.py")
     with pytest.raises(SetupError, match=r"folder without plugin\.toml"):

@@ -197,7 +197,7 @@ async def test_a_renewed_file_that_cannot_be_used_leaves_the_credential_as_it_wa
         async with Plugin("calc", address=f"tls:{bus.address}", credential=file, _timings=QUICK):
             await until(lambda: len(bus.keys) == 3)
         assert {key for _, key in bus.keys} == {"Bearer old"}
-    assert caplog.text.count(f"chmod 600 {file}; using what it held before") == 1
+    assert caplog.text.count(f"chmod 600 {file}; using the credential that was read before") == 1
 
 
 # -- what a wrong client learns ---------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Runs the calls that the bus sends to a plugin, off the connection's thread, and answers each exactly once.
 
-Async handlers run as tasks on the plugin's handler loop, plain functions on its workers. The connection's thread only
-hands over: all calls of a message at once, and what ends at the same time goes back at once, since each crossing
-between threads costs more than a call. Where all handlers are async, there is no crossing: the connection runs in turns
-of their loop. A call that is cancelled or times out before it begins is answered without running it.
+Async handlers run as tasks on the plugin's handler loop, plain functions on its workers. Passing work between threads
+costs more than a call, so all calls of a message are passed on together, and so are results that are ready at the same
+time. If all handlers are async, the connection runs in turns of their loop, and nothing changes threads. A call that is
+cancelled or times out before it begins is answered without running it.
 """
 
 from __future__ import annotations
@@ -33,22 +33,20 @@ from toolbus.sdk.tracing import ToolSpan, begin_tool, carried, find_api
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
-QUEUED_SECONDS = 0.5  # in a queue, after which a call asks before it begins; below the shortest stop that counts
+QUEUED_SECONDS = 0.5  # in a queue, after which a call checks for a stall before it begins; below the shortest stall
 
 Link = tuple[Callable[[pb.ToolProgress], None], NestedCaller]
-"""How the calls of a session report progress and call other tools."""
+"""The functions by which the calls of a session report progress and call other tools."""
 
 
 class Job(ToolScope):
-    """One call of the bus, and what its handler sees of it.
-
-    It is both, since each object that a call needs makes it a twentieth slower.
+    """One call of the bus, which is also the scope of its handler: a second object would make calls 5 % slower.
 
     Attributes:
-        begun: whether the handler runs or has run; set before the look whether the call was cancelled.
+        begun: whether the handler runs or has run; set before the check whether the call was cancelled.
         running: whether the handler's task has made its first step.
-        trace: the span of the tool, and of the trace that the call belongs to; None where there is none.
-        task: what runs the handler; None before it begins, and for a plain function that awaits nothing.
+        trace: the span of the tool, in the trace of the call; None without one.
+        task: runs the handler; None before it begins, and for a plain function that awaits nothing.
     """
 
     __slots__ = ("_runner", "arguments_json", "begun", "running", "seconds", "session", "spec", "task", "trace")
@@ -56,7 +54,7 @@ class Job(ToolScope):
     def __init__(
         self, runner: Runner, session: PeerSession, spec: ToolSpec, call: pb.ToolCall, now: float, link: Link
     ) -> None:
-        # Not by the base: its keywords take as long as all of this. A test compares the two.
+        # Without the base's constructor: its keywords take as long as all of this. A test compares the two.
         self.call_id = call_id = call.call_id
         self.request_id = call.request_id or call_id
         self.tool = call.name
@@ -85,13 +83,13 @@ class Job(ToolScope):
         """Cancels the call; on the connection's loop."""
         super().cancel(reason)
         if not self.begun:
-            self.refuse()  # what would begin it now looks at the scope
+            self.refuse()  # `begin`, if it comes later, checks the scope
         elif self.spec.is_async or self.task is not None:
             self._runner.cancel(self)
 
     def begin(self, now: float) -> bool:
         """Tells whether to run the handler; answers a call that was cancelled or timed out."""
-        self.begun = True  # before the look at the scope: `cancel` looks the other way round
+        self.begun = True  # before it checks the scope: `cancel` sets the scope, then checks this
         left = 1.0 if self.deadline is None else self.deadline - now
         if self.seconds - left > QUEUED_SECONDS:  # it waited, perhaps while this process stood still
             self.begun = False
@@ -125,7 +123,7 @@ class Runner:
 
     Args:
         loop: where async handlers run; any loop but the connection's.
-        limit: how many async handlers run at once; the rest waits.
+        limit: how many async handlers run at once; further calls wait.
     """
 
     def __init__(self, tools: ToolSet, loop: asyncio.AbstractEventLoop, workers: Workers, limit: int) -> None:
@@ -136,11 +134,11 @@ class Runner:
         self._limit = limit
         self._connection: Connection | None = None  # None before the first call
         self._shares: bool | None = None  # whether the handler loop lends the connection its turns; None before a call
-        self._queue: deque[Job] = deque()  # async calls that wait for a place; the handler loop's
-        self._running: set[Job] = set()  # async calls that have one; the handler loop's
+        self._queue: deque[Job] = deque()  # async calls above the limit; used on the handler loop only
+        self._running: set[Job] = set()  # async calls that run; used on the handler loop only
         self._answers: list[Answer] = []  # of async calls, until the end of the loop's turn
-        self._will_send = False  # whether the loop comes to them
-        self._plain_answers: deque[Answer] = deque()  # until a worker is at rest
+        self._will_send = False  # whether the loop will send them in this turn
+        self._plain_answers: deque[Answer] = deque()  # of plain functions, until a worker is at rest
         workers.at_rest = self._send_plain_answers
 
     def __repr__(self) -> str:
@@ -177,7 +175,7 @@ class Runner:
         return taken
 
     def queue(self, job: Job) -> None:
-        """Has a call begin as soon as there is a thread or a place for it."""
+        """Begins a call as soon as a thread is free, or fewer async handlers run than the limit."""
         if job.spec.is_async:
             self._put_on_loop([job])
         else:
@@ -185,8 +183,9 @@ class Runner:
 
     def _put_on_loop(self, jobs: list[Job]) -> None:
         in_turn = self._connection is not None and self._connection.shared.in_turn_of is self._loop
-        if in_turn and self._loop.get_task_factory() is None:  # a factory may run a first step, which needs its loop
-            self._begin_all(jobs)  # on its thread
+        # A task factory may run a task's first step at once, and within a turn that would be on the wrong loop.
+        if in_turn and self._loop.get_task_factory() is None:
+            self._begin_all(jobs)
         elif not self._inbox.put(self._begin_all, jobs):
             for job in jobs:
                 self.fail(job, CallError(Code.UNAVAILABLE, "the plugin's loop is closed", Stage.NOT_DISPATCHED, True))
@@ -203,7 +202,7 @@ class Runner:
 
     def fail(self, job: Job, error: CallError) -> None:
         """Answers a call whose handler did not run to its end."""
-        assert self._connection is not None  # it came from there
+        assert self._connection is not None  # the call came by it
         result = Result(job.call_id, is_error=True, error=error)
         if job.trace is not None:
             job.trace.end(result)
@@ -220,7 +219,7 @@ class Runner:
         begun = [job for job in jobs if self._begin(job, now)]
         if begun:
             self._will_send = True
-            self._loop.call_soon(self._after_first_steps, begun)  # right behind them
+            self._loop.call_soon(self._after_first_steps, begun)  # runs directly after their first steps
 
     def _begin(self, job: Job, now: float) -> bool:
         if len(self._running) >= self._limit:
@@ -253,7 +252,7 @@ class Runner:
         """Returns the result of a handler that raised GeneratorExit, or whose task was dropped.
 
         Raises:
-            GeneratorExit: it was dropped with its loop, which can answer nothing any more.
+            GeneratorExit: the loop is closed, so nothing can be answered any more.
         """
         if self._loop.is_closed():
             raise problem
@@ -282,7 +281,7 @@ class Runner:
                 self._loop.call_soon(self._after_first_steps, [job])
 
     def _after_first_steps(self, jobs: list[Job]) -> None:
-        """Answers for tasks that were cancelled before their first step, which runs nothing of them."""
+        """Answers the calls whose tasks were cancelled before their first step, so that no code of theirs ran."""
         for job in jobs:
             if not job.running and (task := job.task) is not None and task.cancelled():
                 self._running.discard(job)
@@ -302,10 +301,11 @@ class Runner:
             self._connection.answer_all(answers, self._loop)
 
     def _cancel(self, job: Job) -> None:
-        if job.task is not None and job.running:  # else its first step will see it
+        if job.task is not None and job.running:  # else its first step checks the scope
             job.task.cancel(job.cancel_reason)
 
-    def _go_on(self, item: tuple[Job, Unfinished, Context]) -> None:
+    def _await_rest(self, item: tuple[Job, Unfinished, Context]) -> None:
+        """Awaits what a plain function has returned."""
         job, unfinished, context = item
         self._running.add(job)
         job.task = self._loop.create_task(self._finish_plain(job, unfinished), context=context)
@@ -314,22 +314,22 @@ class Runner:
     # On a worker's thread.
 
     def _run_plain(self, job: Job) -> None:
-        """Runs a plain function here from beginning to end: no loop, no task, no hop."""
+        """Runs a plain function from beginning to end on this thread, without a loop or a task."""
         if not job.begin(time.monotonic()):
             return
-        context = Context()  # of its own: what one call sets, the next on this thread must not see
+        context = Context()  # of its own, so that the next call on this thread sees no variable of this one
         if job.trace is not None:
             job.trace.attach(context)
         outcome = context.run(run_plain, job.spec, job.arguments_json, job)
-        if isinstance(outcome, Unfinished):  # it handed back something to wait for, which needs the loop
-            self._inbox.put(self._go_on, (job, outcome, context))
+        if isinstance(outcome, Unfinished):  # the function returned an awaitable, which needs the loop
+            self._inbox.put(self._await_rest, (job, outcome, context))
         else:
             if job.trace is not None:
                 job.trace.end(outcome)
             self._plain_answers.append((job.session, job.call_id, outcome))
 
     def _send_plain_answers(self) -> None:
-        """Sends what has ended since the last time; the watch of the workers calls it too."""
+        """Sends the answers since the last time; the watch of the workers calls it too."""
         waiting = self._plain_answers
         if waiting and self._connection is not None:
             answers: list[Answer] = []

@@ -1,7 +1,7 @@
-"""Adds the host's fields to the calls of extensions, and holds the record that their handlers get.
+"""Adds the host's fields to the calls of extensions, and defines the record that their handlers get.
 
-A model cannot set these fields: what it writes under one of their names is removed or replaced. The user of a call is
-beside the arguments, never in them.
+A model cannot set these fields: values that it writes under their names are removed or replaced. The user of a call is
+never in its arguments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from toolbus.tool import USER_KEYS
 CONTEXT = "context"
 DEADLINE = "__deadlineMs"
 
-# The fields of a council member, with the values of those that the host has not sent.
+# The fields of a council member, with the values for those that the host has not sent.
 _MEMBER_FIELDS: Mapping[str, Any] = MappingProxyType(
     {
         "memberId": "",
@@ -57,14 +57,14 @@ class ToolInvocation(Mapping[str, Any]):
     """One call, as a handler for all tools gets it: a mapping with the keys that extensions know.
 
     Attributes:
-        tool_name: `toolName`, the bare name that was registered.
-        args: what the model wrote, with the host's `context` and `__deadlineMs`.
+        tool_name: `toolName`, the registered name, without the source.
+        args: the model's arguments, with the host's `context` and `__deadlineMs`.
         request_id: `requestId`, the caller's id of the call.
-        council_member: `councilMember`, the member that the call is made for, with exactly twelve fields; None outside
-            a council.
-        context_messages: `contextMessages`, the conversation as the host sent it, each with role and content, and name
-            where there is one; None where it sent none.
-        scope: the call itself: progress, cancelling, calls of other tools, for whom it is made. Not in the mapping.
+        council_member: `councilMember`, the member that makes the call, with exactly twelve fields; None outside a
+            council.
+        context_messages: `contextMessages`, the conversation as the host sent it, each with role and content, and
+            perhaps a name; None if it sent none.
+        scope: progress, cancellation, calls of other tools, the user. Not in the mapping.
     """
 
     tool_name: str
@@ -76,7 +76,7 @@ class ToolInvocation(Mapping[str, Any]):
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], scope: ToolScope, *, keeps_context: bool = False) -> ToolInvocation:
-        """Returns what handlers get of a call.
+        """Returns the record of a call for its handlers.
 
         Args:
             keeps_context: as for `with_host_fields`.
@@ -102,10 +102,10 @@ class ToolInvocation(Mapping[str, Any]):
 
 
 def with_host_fields(arguments: Mapping[str, Any], scope: ToolScope, *, keeps_context: bool = False) -> dict[str, Any]:
-    """Returns arguments with the host's fields, and without what only a host may state.
+    """Returns arguments with the host's fields, and without fields that only a host may set.
 
     Args:
-        keeps_context: whether `context` is the model's to write where the host sent none: the tool declares it.
+        keeps_context: whether the model may write `context` if the host sent none: the tool declares it.
     """
     fields = {key: value for key, value in arguments.items() if key not in USER_KEYS and key != DEADLINE}
     if scope.context.messages:
@@ -118,9 +118,9 @@ def with_host_fields(arguments: Mapping[str, Any], scope: ToolScope, *, keeps_co
 
 
 def taking_host_fields(spec: ToolSpec) -> ToolSpec:
-    """Returns a tool whose handler gets `context` and `__deadlineMs` as arguments, as far as it takes them.
+    """Returns a tool whose handler gets `context` and `__deadlineMs` as arguments, if it takes them.
 
-    They are the host's: its schema does not show them to a model.
+    Its schema does not show them to a model.
     """
     host_fields = {CONTEXT, DEADLINE}
     schema = spec.tool.parameters
@@ -137,13 +137,13 @@ def taking_host_fields(spec: ToolSpec) -> ToolSpec:
 
 
 def council_member(member: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a member with exactly its twelve fields, whatever the host sent."""
+    """Returns a member with exactly twelve fields, with defaults for those that the host has not sent."""
     fields = _MEMBER_FIELDS.items()
     return MappingProxyType({key: other if member.get(key) is None else member[key] for key, other in fields})
 
 
 def context_text(messages: Iterable[ContextMessage]) -> str:
-    """Returns messages as one text, a blank line between them, each but the system's with its role in front."""
+    """Returns messages as one text, with blank lines between them, each but the system's with its role before it."""
     return "\n\n".join(each.content if each.role == "system" else f"{each.role}: {each.content}" for each in messages)
 
 

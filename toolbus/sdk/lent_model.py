@@ -1,7 +1,7 @@
 """Lends a host's model to plugins, as the tool ``host:generate``.
 
-A host that lends its model offers the tool in a session of its own, so that the session in which it calls for users is
-as before. Tokens, time and calls at once are bounded by the lender.
+The host offers the tool in a session of its own, so the session in which it calls for users does not change. The host
+limits tokens, time and calls at once.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _DESCRIPTION = (
 async def lend(
     settings: ConnectionSettings, generate: Generate, max_tokens: int, timeout: float, max_in_flight: int
 ) -> Plugin:
-    """Offers a host's model in a session of its own, with the settings of the host; returns what ends that.
+    """Offers a host's model in a session of its own, with the settings of the host; returns the plugin that does.
 
-    Waits until the bus has the tool, or 10 s.
+    Waits until the bus has the tool, 10 s at most.
 
     Raises:
         SetupError: a bound is out of range.
@@ -70,18 +70,18 @@ async def lend(
     return plugin
 
 
-def _handler(generate: Generate, most: int) -> Callable[..., Any]:
+def _handler(generate: Generate, max_lent: int) -> Callable[..., Any]:
     async def handler(
         scope: ToolScope,
         messages: list[dict[str, str]],
         mode: Mode = "quiet",
-        max_tokens: int = most,
+        max_tokens: int = max_lent,
         temperature: float | None = None,
         stop: tuple[str, ...] = (),
         model: str = "",
     ) -> Any:
-        asked = GenerationRequest(tuple(messages), mode, max_tokens, temperature, tuple(stop), model, scope)
-        answer: Any = await generate(asked)  # a program's own function: it may return anything
+        request = GenerationRequest(tuple(messages), mode, max_tokens, temperature, tuple(stop), model, scope)
+        answer: Any = await generate(request)  # a program's own function: it may return anything
         if isinstance(answer, str):
             answer = Generation(answer)
         if not isinstance(answer, Generation):

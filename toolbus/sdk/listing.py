@@ -12,25 +12,25 @@ from toolbus.tool import Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-_ANY_SIZE = Limits(schema_bytes=1 << 62, description_bytes=1 << 62)  # what the bus has accepted is not checked again
+_ANY_SIZE = Limits(schema_bytes=1 << 62, description_bytes=1 << 62)  # the bus has checked the tools
 
 
 @dataclass(frozen=True, slots=True)
 class ListedTool:
-    """A tool together with who offers it.
+    """A tool together with its source and its sessions.
 
     Attributes:
-        tool: as it is offered now, under its listed name.
-        source: whose it is.
+        tool: its current declaration, under its listed name.
+        source: the source that offers it.
         state: the best of the sessions that offer it: ``live``, ``suspect``, ``draining`` or ``offline``; ``waiting``
-            for a role that does not exist yet, ``unconfirmed`` until its plugin has shown that it is there.
+            for a role that does not exist yet, ``unconfirmed`` until its plugin has answered.
         roles: the roles that have it.
-        schema_hash: names this declaration; a call may carry it, to be refused once the tool has changed.
-        last_error: why the tool was last lost; empty where it was not.
+        schema_hash: names this declaration; a call with it is refused once the tool has changed.
+        last_error: why the tool was last lost; empty if it never was.
         sessions: how many sessions offer it.
         in_flight: calls of those sessions that are in flight.
         stuck: calls that ended for their caller but not for the plugin.
-        warnings: what an operator should know about it, one text each; it can still be called.
+        warnings: texts for operators about it; it can still be called.
     """
 
     tool: Tool
@@ -74,7 +74,7 @@ class ListedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolRef:
-    """Names a tool that is gone."""
+    """Names a removed tool."""
 
     name: str
     source: str
@@ -84,11 +84,11 @@ class Listing(Sequence[ListedTool]):
     """The tools that a listing found, in the order in which their names were first registered.
 
     Attributes:
-        revision: the catalog's; pass it as ``if_revision`` to learn only whether anything changed.
-        unchanged: whether it is the known revision; it has no tools then.
-        notices: what sources want an operator to know: (source, text) of each.
+        revision: the catalog's; with it as ``if_revision`` the next listing tells whether anything changed.
+        unchanged: whether the catalog still has the revision of the request; the listing is empty then.
+        notices: (source, text) of each notice of a source for operators.
         refused: the declared tools that the bus refused, if the request asked for them.
-        refused_total: how many there are; `refused` may have fewer.
+        refused_total: how many the bus refused; `refused` may have fewer.
     """
 
     __slots__ = ("_tools", "notices", "refused", "refused_total", "revision", "unchanged")
@@ -142,12 +142,12 @@ class Listing(Sequence[ListedTool]):
 
 @dataclass(frozen=True, slots=True)
 class CatalogChange:
-    """What changed in the catalog.
+    """A change of the catalog.
 
     Attributes:
         revision: the catalog's, after the change.
-        full: whether ``added`` is the whole catalog, to replace what was known; so the first one is, and the first
-            one after each new connection.
+        full: whether ``added`` is the whole catalog and replaces everything before, as in the first change after each
+            connect.
     """
 
     revision: int

@@ -1,9 +1,9 @@
-"""Finds the plugin in a Python file or in a folder with a plugin.toml, for ``toolbus run``.
+"""Loads the plugin of a Python file or of a folder with a plugin.toml, for ``toolbus run``.
 
-A file is a plugin in one of three ways, looked for in this order: it makes a `Plugin`, it defines a class as N.E.K.O.
-plugins do, or it has functions with `llm_tool`. The file is imported as a module of its own; a folder is a plugin of
-N.E.K.O., and imported as the package that it is there. ``import plugin.sdk`` finds toolbus from then on. Whatever is
-wrong ends in a `SetupError` that names the file, the problem and how to fix it.
+A file can be a plugin in three ways, tried in this order: it makes a `Plugin`, it defines a class as N.E.K.O. plugins
+do, or it has functions with `llm_tool`. The file is imported as a module of its own; a folder is a plugin of N.E.K.O.
+and imported as its package. ``import plugin.sdk`` finds toolbus from then on. Every failure is a `SetupError` that
+names the file, the problem and how to fix it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from toolbus.neko.sdk_finder import use_sdk
 
 log = logging.getLogger(__name__)
 
-# Files whose part of a traceback says nothing to the author: those that only led to the import.
+# Files whose part of a traceback does not help the author: those that only lead to the import.
 _NOT_THE_AUTHORS = (__file__, str(Path(plugin_base.__file__).parent), importlib.__file__, "<frozen")
-_FRAMES = 4  # of the author's traceback: enough to see the line and who led there
+_FRAMES = 4  # of the author's traceback: enough to see the line and its callers
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPlugin:
-    """What a file or folder holds. Exactly one of `plugin` and `neko` is set, or neither where it only has functions.
+    """The plugin of a file or folder: either `plugin` or `neko` is set, or neither if it only has functions.
 
     Attributes:
         path: the file or folder.
         source: whose tools these are.
-        plugin: a `Plugin` that the file made; it brings its own tools and knows how to run.
+        plugin: a `Plugin` that the file made, with its own tools.
         neko: an instance of the file's plugin class.
-        tools: the live set of tools; None where `plugin` has them.
+        tools: the live set of tools; None if `plugin` has them.
         module: the imported file.
     """
 
@@ -63,15 +63,15 @@ class LoadedPlugin:
 
 
 def load_plugin(path: str | Path, *, entries: bool = False) -> LoadedPlugin:
-    """Imports a file, or the package of a folder with a plugin.toml, and returns the plugin that it holds.
+    """Imports a file, or the package of a folder with a plugin.toml, and returns its plugin.
 
-    The folder goes to `sys.path` and stays there: a plugin may import its neighbours at any time.
+    The folder is added to `sys.path` and stays there: a plugin may import the modules beside it at any time.
 
     Args:
         entries: whether methods with `plugin_entry` are tools too.
 
     Raises:
-        SetupError: no such file, an import that raised, no plugin or several in it, an id that breaks its rule.
+        SetupError: there is no such file, its import raised, it has no plugin or several, or an id breaks its rule.
     """
     file = Path(path).expanduser().resolve()
     if file.is_dir():
@@ -87,7 +87,7 @@ def load_plugin(path: str | Path, *, entries: bool = False) -> LoadedPlugin:
 
 
 def _with_entries(loaded: LoadedPlugin, entries: bool) -> LoadedPlugin:
-    """Offers a plugin object's entries where they are wanted, and says which of its methods are not used."""
+    """Offers a plugin object's entries if ``entries``, and logs which of its methods are never called."""
     if loaded.neko is not None:
         if entries:
             offer_entries(loaded.neko)
@@ -167,8 +167,8 @@ def _import(file: Path) -> ModuleType:
     return module
 
 
-def _import_text(file: Path, problem: BaseException) -> str:
-    """Returns why a file could not be imported, with the author's part of the traceback."""
+def _import_text(file: Path, problem: BaseException, step: str = "imported") -> str:
+    """Returns why a file could not be imported, or another step failed, with the author's part of the traceback."""
     trace = traceback.TracebackException.from_exception(problem, compact=True)
     frames = [each for each in trace.stack if not each.filename.startswith(_NOT_THE_AUTHORS)]
     lines = traceback.StackSummary.from_list(frames[-_FRAMES:]).format()
@@ -180,7 +180,7 @@ def _import_text(file: Path, problem: BaseException) -> str:
             fix = problem.absence.remedy[0].lower() + problem.absence.remedy[1:].rstrip(".")
     elif isinstance(problem, SystemExit):
         fix = 'it ends the process while it is imported: guard that part with `if __name__ == "__main__":`'
-    return f"{file} could not be imported: {fix}\n{shown}"
+    return f"{file} could not be {step}: {fix}\n{shown}"
 
 
 def _is_plugin(value: object) -> bool:
@@ -240,12 +240,12 @@ def _made(path: Path, cls: type[NekoPluginBase], context: PluginContext) -> Neko
         if not plugin.plugin_id:
             plugin.plugin_id = context.plugin_id
     except Exception as problem:
-        raise SetupError(_import_text(path, problem).replace("imported", f"started: {cls.__name__}()", 1)) from problem
+        raise SetupError(_import_text(path, problem, f"started: {cls.__name__}()")) from problem
     return plugin
 
 
 def _takes_one(cls: type) -> bool:
-    """Tells whether a constructor takes a `ctx`; authors also write ones without."""
+    """Tells whether a constructor takes a `ctx`; some authors write one without."""
     try:
         inspect.signature(cls).bind(None)
     except TypeError:

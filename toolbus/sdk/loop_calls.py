@@ -1,8 +1,8 @@
 """Passes the calls of a program's loop to the connection and their results back, once for each turn of the loop.
 
-`Host` has a `LoopCalls` for each loop that it is used on. What the tasks of one turn call goes to the connection
-together; what one message brings is delivered at once where the connection runs in the program's own turns
-(`SharedLoop`), and with one wake-up where it runs on its thread. `SyncHost` has one `ThreadCaller`.
+`Host` has a `LoopCalls` for each loop on which it is used. The calls of one turn go to the connection together. If the
+connection runs in the program's own turns (`SharedLoop`), the results of a message are delivered at once; if it runs on
+its thread, with one wake-up. `SyncHost` has one `ThreadCaller`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TOGETHER_SECONDS = 0.0008  # that calls of threads wait for each other: selectors make a millisecond of it
+TOGETHER_SECONDS = 0.0008  # that calls of threads wait for each other; selectors round it up to a millisecond
 
 OnProgress = Callable[[Progress], object]
 Arguments = Mapping[str, Any] | str | None
@@ -46,7 +46,7 @@ class LoopCalls:
         self.shared = connection.shared
         self._inbox = Inbox(loop)
         self._begun: list[OutgoingCall] = []  # in this turn of the loop
-        self._context = Context()  # of what runs here: no variable of a caller is seen in it
+        self._context = Context()  # of the callbacks, so that none sees a variable of a caller
         self.shared.join(loop)
 
     def begin(self, out: OutgoingCall) -> None:
@@ -61,14 +61,14 @@ class LoopCalls:
             self.begin(out)
 
     def run(self, function: Callable[[Any], object], argument: Any = None) -> None:
-        """Has this loop call a function soon; on the connection's loop."""
+        """Calls a function soon on this loop; called on the connection's loop."""
         if self.shared.in_turn_of is self.loop:
             self.loop.call_soon(function, argument, context=self._context)
         else:
             self._inbox.put(function, argument)
 
     def set_result(self, future: asyncio.Future[Any], result: Any) -> None:
-        """Ends what a task of this loop waits for; on the connection's loop."""
+        """Sets the result of a future of this loop; called on the connection's loop."""
         if self.shared.in_turn_of is self.loop:  # on the thread of the task
             if not future.done():
                 future.set_result(result)
@@ -80,58 +80,58 @@ class LoopCalls:
         self._connection.begin_many(calls, self.loop)
 
 
-def deliver(out: OutgoingCall, came: Result | Progress) -> None:
+def deliver(out: OutgoingCall, item: Result | Progress) -> None:
     """Delivers to the task that waits for a call; the target is its `LoopCalls`, future and ``on_progress``."""
     caller, future, on_progress = out.target
-    if isinstance(came, Result):
+    if isinstance(item, Result):
         if caller.shared.in_turn_of is not caller.loop:
-            caller.set_result(future, came)
+            caller.set_result(future, item)
         elif not future.done():  # as `set_result` does it
-            future.set_result(came)
+            future.set_result(item)
     else:
-        caller.run(_report, (future, on_progress, came))
+        caller.run(_report, (future, on_progress, item))
 
 
 class ThreadCaller:
-    """The calls that threads make on one connection, each blocking until its result is there.
+    """The calls that threads make on one connection; each thread blocks until it has its result.
 
-    Threads that got their results together call again together: the first of them waits for the others, for
-    `TOGETHER_SECONDS` at most, since the bus pays more for a message than for a call.
+    Threads that got their results together often call again together. So the first of them waits for the others,
+    `TOGETHER_SECONDS` at most: one message for all costs the bus less than one for each.
     """
 
     __slots__ = ("_begun", "_connection", "_expected", "_timed")
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._begun: deque[OutgoingCall] = deque()  # that the connection has not taken yet
+        self._begun: deque[OutgoingCall] = deque()  # those that the connection has not taken yet
         self._expected = 0  # results that were just delivered; as many calls may follow
-        self._timed = False  # whether a timer sends what was begun
+        self._timed = False  # whether a timer will send the calls
 
     def begin(self, out: OutgoingCall) -> None:
         """Sends a call; from any thread."""
-        self._begun.append(out)  # before the look at `_expected`: `_taken` looks the other way round
+        self._begun.append(out)  # before it reads `_expected`: `_taken` resets that, then takes the calls
         if len(self._begun) >= self._expected:
             self.send()
 
     def send(self) -> None:
-        """Sends what was begun, now; from any thread, and once more when the connection is closed."""
+        """Sends the waiting calls now; from any thread, and once more when the connection is closed."""
         self._connection.begin_many(self._taken())
 
-    def deliver(self, out: OutgoingCall, came: Result | Progress) -> None:
+    def deliver(self, out: OutgoingCall, item: Result | Progress) -> None:
         """Delivers to the queue that is a call's target; on the connection's loop."""
-        if isinstance(came, Result):
+        if isinstance(item, Result):
             self._expected += 1
             if self._expected > 1 and not self._timed:
                 self._timed = True
                 self._connection.loop.call_later(TOGETHER_SECONDS, self._send_rest)
-        out.target.put(came)
+        out.target.put(item)
 
     def _send_rest(self) -> None:
         self._timed = False
         self._connection.calls.begin_many(self._taken())
 
     def _taken(self) -> Iterator[OutgoingCall]:
-        """Yields what was begun; by the time that the connection asks for it."""
+        """Yields the waiting calls, as the connection takes them."""
         self._expected = 0
         with suppress(IndexError):
             while True:
@@ -139,7 +139,7 @@ class ThreadCaller:
 
 
 class Batch:
-    """Calls that are waited for together."""
+    """Calls whose caller waits for all of them together."""
 
     __slots__ = ("_done", "_left", "_spans", "calls")
 
@@ -170,7 +170,7 @@ class Batch:
         return [out.target for out in self.calls]
 
     def give_up(self) -> None:
-        """Ends the spans of the calls whose callers wait no more."""
+        """Ends the spans of the calls that are not answered: their caller waits no more."""
         while self._spans:
             out, span = self._spans.popitem()
             span.end(out.call_id, None)

@@ -1,4 +1,4 @@
-"""Defines what a plugin says to a user outside a call, and sends it to the bus."""
+"""Defines the notifications that plugins send to users outside calls, and sends them to the bus."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ NOTIFY_SECONDS = 10.0  # for the bus to take one, waiting for a connection inclu
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """What a plugin says to a user outside a call.
+    """A message of a plugin to a user outside a call.
 
     Attributes:
         source: the plugin's, as the bus knows it.
-        user: whom it is for; "" for everyone.
-        text: what the user should read.
-        data: JSON beside the text, for programs; None where there is none.
+        user: the user whom it is for; "" for everyone.
+        text: the text for the user.
+        data: JSON for programs; None without any.
         time_seconds: when the bus got it, since the epoch.
-        number: rises with each, also over restarts of the bus.
-        lost: how many before it this host will not get, because it read too slowly or was away too long.
+        number: rises with each notification, also over restarts of the bus.
+        lost: how many notifications before it this host will not get: it read too slowly or was disconnected too long.
     """
 
     source: str
@@ -54,7 +54,7 @@ class Notification:
 
 
 def notify(connection: Connection, user: str, text: str, data: Any) -> Future[int]:
-    """Sends a notification; the future ends in how many hosts got it, or in the exceptions of `Plugin.notify`.
+    """Sends a notification; the future's result is how many hosts got it, or an exception of `Plugin.notify`.
 
     Raises:
         TypeError, ValueError: JSON cannot hold the data.
@@ -73,7 +73,7 @@ def notify(connection: Connection, user: str, text: str, data: Any) -> Future[in
 
 
 def say(connection: Connection, text: str, data: Any) -> None:
-    """Sends a notification for everyone, and logs why where it fails; from any thread, without waiting."""
+    """Sends a notification for everyone and logs a failure; from any thread, without waiting."""
 
     def log_failure(sent: Future[int]) -> None:
         if problem := sent.exception():

@@ -1,9 +1,9 @@
 """Makes the calls of this peer: sends them, retries where that is safe, and ends each in exactly one Result.
 
-`OutgoingCalls` runs on the connection's loop and knows no sockets: the connection says which session is open and hands
-over what the bus sends back. Two deadlines bound a call. It waits for a connection, for room and for its retries until
-its *soft deadline*. Once it is with the bus, the bus keeps its timeout, and the *guard deadline*, slightly later, only
-ends the calls of a bus that hangs.
+`OutgoingCalls` runs on the connection's loop and knows no sockets: the connection opens its session and passes on the
+messages of the bus. Two deadlines limit a call. Until its *soft deadline* it waits for a connection, for room and for
+its retries. Once the bus has it, the bus applies its timeout, and the *guard deadline*, slightly later, only ends the
+calls of a bus that hangs.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 
 PeerSession = Session[wire.InvokeRequest]
 
-GUARD_SLACK = 1.0  # seconds that the bus's own timeout may come late: loaded machines, garbage collection
-LATE_SECONDS = 0.5  # that the timer for the deadlines may come late
-SWEEP_PAUSE = 0.005  # a sweep looks at every call that waits, so many that time out share one
+GUARD_SLACK = 1.0  # seconds that the bus's own timeout may be late: loaded machines, garbage collection
+LATE_SECONDS = 0.5  # that the timer for the deadlines may be late; later means that this process stood still
+SWEEP_PAUSE = 0.005  # between two sweeps: each looks at every call that waits
 OVERHEAD = 256  # bytes of a call beside its arguments and context: name, ids, tags
 _RETRIED = (Code.UNAVAILABLE, Code.OVERLOADED)
 _FIRST_PAUSE = 0.01
@@ -59,21 +59,21 @@ class OutgoingCall:
 
     Attributes:
         deliver: takes each progress and then the one result, on the connection's loop, and must not block.
-        target: whatever ``deliver`` needs to find the caller.
+        target: the data by which ``deliver`` finds the caller.
         wants_progress: whether progress is delivered.
         timeout: seconds, for the bus; None means the tool's own.
         parent_session: the session of the call that this one is part of; None for a call of its own.
         started_at: when it was made, by ``time.monotonic()``.
         soft_deadline: until when it may wait or be retried, by the same clock.
-        guard_deadline: when it ends whatever the bus does.
+        guard_deadline: when it ends even if the bus has not answered.
         call_id: the id of the latest attempt; empty before the first.
         frame: the number of the frame that the latest attempt went into.
         attempts: how often the bus refused it and it was retried.
         last_refusal: the newest refusal of those at the latest stage; None before the first.
         accepted: whether progress has shown that the plugin works on it.
-        ended: whether the caller has its result, or has gone.
+        ended: whether the caller has its result, or has cancelled the call.
 
-    What most calls never change is set on the class: every call would pay for it.
+    The class holds the values that most calls never change: setting them would cost each call time.
     """
 
     timeout: float | None = None
@@ -132,10 +132,10 @@ class OutgoingCall:
             if error is not None and last is not None and last.error is not None:
                 refusal = last.error
                 if error.stage < refusal.stage:
-                    result = last  # an earlier attempt may have run, which the caller has to know
+                    result = last  # the caller has to know that an earlier attempt may have run
                 elif self.options.schema_hash or not refusal.retry_after_seconds:
-                    # A hint comes with names that a bus does not know that has just started: they may be wrong ones,
-                    # except where the caller has seen the declaration.
+                    # A bus that has just started refuses unknown names with a time for the retry. Such a name may be
+                    # wrong, unless the caller has seen the declaration.
                     result = replace(result, error=error.after(refusal))
             self.deliver(self, result)
 
@@ -158,14 +158,14 @@ class OutgoingCalls:
 
     Args:
         address: the bus's, for error texts.
-        prefix: begins the ids; no other connection of any process may have it, since callbacks show them.
+        prefix: of the call ids. It is unique among all connections of all processes, since callbacks show the ids.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: str, prefix: str) -> None:
         self._loop = loop
         self._address = address
         self._ids = map(f"{prefix}-{{}}".format, itertools.count(1))
-        self._session: PeerSession | None = None  # the session that takes calls; None while there is none
+        self._session: PeerSession | None = None  # the session that takes calls; None without one
         self._arguments_bytes = 0  # the bus's limit for arguments; 0 while unknown
         self._unmeasured = 0  # a call of so many characters is below every limit, whatever they are
         self._waiting: deque[OutgoingCall] = deque()  # for a connection or for room, oldest first
@@ -190,7 +190,7 @@ class OutgoingCalls:
             out.fail(Code.UNAVAILABLE, self._closed_reason, Stage.NOT_DISPATCHED)
         elif out.ended:
             pass
-        elif out.parent_session is not None:  # also taken while the bus drains, so never behind calls that are not
+        elif out.parent_session is not None:  # a draining bus still takes it, so it waits before calls that it refuses
             if not self._send(out):
                 self._waiting.appendleft(out)
                 self._watch(out.soft_deadline)
@@ -216,17 +216,17 @@ class OutgoingCalls:
             self.cancel(out)
 
     def cancel(self, out: OutgoingCall, reason: str = _CANCELLED) -> None:
-        """Cancels a call: its caller has gone, so nothing is delivered any more."""
+        """Cancels a call for its caller; nothing is delivered any more."""
         if out.ended:
             return
         out.ended = True
         self._send_cancel(out, reason)
 
     def opened(self, session: PeerSession, arguments_bytes: int) -> None:
-        """A session is open: what waited goes out."""
+        """Takes a session that is open now, and sends the waiting calls."""
         self._session = session
         self._arguments_bytes = arguments_bytes
-        # A character has at most 4 bytes; only what may be too large is measured.
+        # A character has at most 4 bytes; only calls that may be too large are measured.
         self._unmeasured = min(arguments_bytes, session.max_item_bytes) // 4
         self._send_waiting()
 
@@ -236,7 +236,7 @@ class OutgoingCalls:
         for message in results:
             out = pending.pop(message.call_id, None)
             if out is None or out.ended:
-                continue  # cancelled, timed out here, or nothing of ours
+                continue  # it was cancelled or timed out here, or the id is unknown
             result = Result.from_wire(message)
             error = result.error
             if error is None:
@@ -259,7 +259,7 @@ class OutgoingCalls:
     def lost(self, session: PeerSession, pending: Iterable[OutgoingCall], *, all_read: bool) -> None:
         """Handles the end of a session: calls that the bus cannot have read are retried on the next one.
 
-        A nested call is not: on another session the id of its parent names no call, or that of another user.
+        A nested call is not retried: on another session its parent's id is unknown, or the id of another user's call.
 
         Args:
             pending: the calls without a result, oldest first.
@@ -267,7 +267,7 @@ class OutgoingCalls:
         """
         if self._session is session:
             self._session = None
-        again = []
+        retried = []
         broke = f"the connection to the bus at {self._address} broke"
         parent_ended = f"{broke}, and with it the call that made this one"
         for out in list(self._waiting):
@@ -281,16 +281,16 @@ class OutgoingCalls:
             if out.parent_session is not None:
                 out.fail(Code.UNAVAILABLE, parent_ended if unread else f"{parent_ended}; {_MAY_HAVE_RUN}", stage)
             elif unread:
-                again.append(out)
+                retried.append(out)
             else:
                 text = f"{broke} before the result of {out.name!r} came; {_MAY_HAVE_RUN}"
                 out.fail(Code.UNAVAILABLE, text, stage)
-        self._waiting.extendleft(reversed(again))
-        for out in again:
+        self._waiting.extendleft(reversed(retried))
+        for out in retried:
             self._watch(out.soft_deadline)
 
     def close(self, reason: str, code: Code = Code.UNAVAILABLE) -> None:
-        """Ends all calls, and those that are still made; the first reason stays."""
+        """Ends all calls, and those that are made later; the first reason stays."""
         self._closed_reason = self._closed_reason or reason
         pending: list[OutgoingCall] = list(self._session.pending.values()) if self._session else []
         for out in pending:
@@ -307,12 +307,12 @@ class OutgoingCalls:
 
     @property
     def unfinished(self) -> int:
-        """The number of callers that still wait."""
+        """The number of calls whose callers still wait."""
         pending = self._session.pending.values() if self._session else ()
         return sum(not out.ended for out in [*pending, *self._waiting, *self._pausing])
 
     def _send(self, out: OutgoingCall) -> bool:
-        """Puts a call into a frame; returns False where it has to wait."""
+        """Puts a call into a frame; returns False if it has to wait."""
         session = self._session
         if out.parent_session is not None:
             if session is not out.parent_session or session.state is State.CLOSED:
@@ -343,7 +343,7 @@ class OutgoingCalls:
                 if out.timeout is not None:
                     call.timeout_seconds = self._time_left(out, out.timeout)
                 options.fill(call)
-            except (TypeError, ValueError) as problem:  # it would end the calls behind it, too
+            except (TypeError, ValueError) as problem:  # not only this call: it would break its whole message
                 outbox.recall(outbox.opened, call_id)
                 text = f"the options of the call of {out.name!r} cannot be sent: {problem}"
                 out.fail(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED)
@@ -355,12 +355,12 @@ class OutgoingCalls:
         return True
 
     def _time_left(self, out: OutgoingCall, timeout: float) -> float:
-        """Returns the timeout for the message: the caller's own number, unless the call has had to wait."""
+        """Returns the timeout for the message: the caller's, without the time that the call has waited."""
         waited = self._loop.time() - out.started_at
         return timeout if waited < 0.005 else max(timeout - waited, 0.001)
 
     def _too_large(self, session: PeerSession, out: OutgoingCall) -> bool:
-        """Ends a call that would break a limit, and with it perhaps the stream; returns whether it did."""
+        """Ends a call that breaks a limit of the bus, which could end the stream; returns whether it did."""
         size = len(out.arguments_json.encode())
         limit = self._arguments_bytes
         if size > limit:
@@ -386,7 +386,7 @@ class OutgoingCalls:
         """Retries a refused call after a pause; returns False if its soft deadline is nearer."""
         assert refusal.error is not None  # only refusals come here
         longest = min(_MAX_PAUSE, _FIRST_PAUSE * 2 ** min(out.attempts, 10))
-        pause = max(random.uniform(0.0, longest), refusal.error.retry_after_seconds)  # in this order NaN is ignored
+        pause = max(random.uniform(0.0, longest), refusal.error.retry_after_seconds)  # this order ignores NaN
         if self._loop.time() + pause >= out.soft_deadline:
             return False
         out.attempts += 1
@@ -419,11 +419,11 @@ class OutgoingCalls:
             self._timer = self._loop.call_at(moment, self._sweep)
 
     def _sweep(self) -> None:
-        """Ends what has waited too long, and sets the timer for the next."""
+        """Ends the calls whose deadline has passed, and sets the timer for the next deadline."""
         now = self._loop.time()
         late = now - self._timer_at
         self._timer, self._timer_at = None, math.inf
-        if late > LATE_SECONDS:  # this process stood still: the results may lie in the socket, so they are read first
+        if late > LATE_SECONDS:  # this process stood still: results may wait in the socket and are read first
             self._watch(now + GUARD_SLACK)
             return
         for out in self._waiting:
@@ -458,7 +458,7 @@ class OutgoingCalls:
             out.fail(Code.UNAVAILABLE, text, Stage.NOT_DISPATCHED, retry_safe=True)
 
     def unanswered(self, seconds: float) -> str:
-        """Returns the text that no bus answered within so many seconds: its address, why, and how to fix it."""
+        """Returns the text that no bus answered within some seconds: its address, why, and how to fix it."""
         reason = f" ({self.no_bus_reason})" if self.no_bus_reason else ""
         return (
             f"no bus answered at {self._address} within {seconds:g} s{reason}: start one with `toolbus serve`, or "
@@ -467,7 +467,7 @@ class OutgoingCalls:
 
 
 class BeginsCalls(Protocol):
-    """A connection, as far as it sends calls."""
+    """Sends calls: a connection."""
 
     def begin(self, out: OutgoingCall) -> None:
         """Sends a call; its result comes through ``out.deliver``."""
@@ -476,16 +476,16 @@ class BeginsCalls(Protocol):
 def future_call(
     connection: BeginsCalls, name: str, arguments: Mapping[str, Any] | str | None, timeout: float | None
 ) -> Future[Result]:
-    """Makes a call of its own from any thread; the future ends in its result, and never in an exception of the call's.
+    """Makes a call from any thread; the future's result is the call's, and a failed call is no exception.
 
     Raises:
         TypeError, ValueError: JSON cannot hold the arguments, or the timeout is not above 0.
     """
-    arrived: Future[Result] = Future()
-    connection.begin(OutgoingCall(name, dump_arguments(arguments), set_result, arrived, CallOptions(timeout)))
-    return arrived
+    future: Future[Result] = Future()
+    connection.begin(OutgoingCall(name, dump_arguments(arguments), set_result, future, CallOptions(timeout)))
+    return future
 
 
-def set_result(out: OutgoingCall, came: Any) -> None:
-    """Delivers a result to a call whose target is a future."""
-    out.target.set_result(came)
+def set_result(out: OutgoingCall, result: Any) -> None:
+    """Delivers the result of a call whose target is a future."""
+    out.target.set_result(result)

@@ -1,7 +1,7 @@
 """Offers tools on a bus: `Plugin`.
 
-It joins a set of tools, the connection and the runner of handlers, and starts and stops them: `run` for a process that
-is only the plugin, `start` and `close` for a program that also does other things.
+It joins a set of tools, the connection and the runner of handlers. `run` is for a process that is only a plugin,
+`start` and `close` are for a program that also does other things.
 """
 
 from __future__ import annotations
@@ -44,41 +44,41 @@ log = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 GRACE_SECONDS = 10.0  # for calls in flight at a graceful shutdown
-HOOK_SECONDS = 1.0  # for hooks that still run when the plugin has ended: the last event is why it was refused
+HOOK_SECONDS = 1.0  # for hooks that still run when the plugin has ended: the last event may be its refusal
 WORKERS = 32
-MAX_IN_FLIGHT = 256  # what the bus gives a session that asks for nothing
+MAX_IN_FLIGHT = 256  # the bus's default for a session
 
 
 class Plugin:
     """A plugin of this process: its tools, and the connection over which they are called.
 
-    Async handlers run on the loop that `start` was awaited on (`run` makes one), plain functions on up to ``workers``
-    threads; one that blocks does not make the plugin look dead.
+    Async handlers run on the loop on which `start` was awaited (`run` makes one), plain functions on up to ``workers``
+    threads. A handler that blocks does not stop the plugin's heartbeats.
 
     Args:
         source: whose tools these are, `[A-Za-z0-9_.:-]{1,128}`.
-        address: where the bus listens; None means TOOLBUS_ADDRESS, then as the credential says, then 127.0.0.1:48930.
-        instance: tells several processes of one source apart; None draws one.
+        address: where the bus listens; None means TOOLBUS_ADDRESS, then the credential's, then 127.0.0.1:48930.
+        instance: tells several processes of one source apart; None generates one.
         max_in_flight: calls that it takes at once; 0 means 256.
         qualified: lists the tools as ``source:name``, so that they never collide with another plugin's.
-        token: proves the right to a bound source; None means TOOLBUS_TOKEN.
-        credential: proves who this plugin is, to a bus beyond this machine: a file of `toolbus keys add`. None means
-            TOOLBUS_CREDENTIAL. The file is read anew at each connection.
+        token: proves that this plugin may use a bound source; None means TOOLBUS_TOKEN.
+        credential: proves who this plugin is, to a bus on another machine: a file of `toolbus keys add`. None means
+            TOOLBUS_CREDENTIAL. The file is read again at each connection.
         workers: threads for handlers that are plain functions.
-        tools: a set that the caller owns; by default one of its own.
-        notices: what an operator should know about it, one text each; `toolbus list` shows them.
+        tools: a set that the caller owns; None makes one.
+        notices: texts about it for operators; `toolbus list` shows them.
         all_or_none: whether the bus offers none of the tools if it refuses one of them; `ready` and `run` then raise.
 
     Attributes:
         tools: the set of its tools.
-        permissions: of its source, as far as the bus has reported them: ``permissions.has("tools")``.
+        permissions: those of its source, as the bus has reported them: ``permissions.has("tools")``.
 
     Raises:
         SetupError: an argument breaks its rule, or the credential cannot be used.
     """
 
     __toolbus_plugin__ = True  # how `toolbus run` finds it in a file
-    _operations: ClassVar[Mapping[str, str]] = {}  # names for operations that the bus may deny, by the bus's names
+    _operations: ClassVar[Mapping[str, str]] = {}  # names of denied operations for authors, by the bus's names
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class Plugin:
         self._workers = Workers(workers, f"toolbus-{source}-worker")
         self._hooks = Hooks(self._workers.run)
         self._standing = Standing(source, lambda names, reason: self._hooks.fire("refused", tuple(names), reason))
-        self._lifecycle = Workers(1, f"toolbus-{source}-lifecycle")  # a handler that hangs must not hold up the end
-        self._owner: NekoPluginBase | None = None  # the object whose tools these are; None where there is none
+        self._lifecycle = Workers(1, f"toolbus-{source}-lifecycle")  # apart from handlers, which may hang
+        self._owner: NekoPluginBase | None = None  # the object whose tools these are; None without one
         self._connection: Connection | None = None  # None before the start
         self._closed = False
 
@@ -177,7 +177,7 @@ class Plugin:
 
         Args:
             tool: a function, decorated with `llm_tool` or not, a `ToolDefinition` or a `ToolSpec`.
-            replace: takes the place of the tool of that name, if there is one, without a moment in which there is none.
+            replace: takes the place of the tool of that name, if there is one, without a moment without that tool.
             options: described in `ToolOptions`, for a function.
 
         Raises:
@@ -191,11 +191,11 @@ class Plugin:
         return spec
 
     def remove_tool(self, name: str) -> bool:
-        """Withdraws a tool, from any thread; returns whether it was there. Calls that it has are finished."""
+        """Withdraws a tool, from any thread; returns whether it existed. Its calls in flight are finished."""
         return self.tools.remove(name)
 
     def on_permission_denied(self, function: F) -> F:
-        """Registers a hook ``(permission, operation)`` for what the bus denied to this plugin; a decorator.
+        """Registers a hook ``(permission, operation)`` for operations that the bus denied; a decorator.
 
         Hooks may be async or plain. The exception of one is logged, and the others still run.
         """
@@ -204,16 +204,16 @@ class Plugin:
     def on_permission_changed(self, function: F) -> F:
         """Registers a hook ``(permission, granted, all_granted)`` for granted or revoked permissions; a decorator.
 
-        Tools are declared anew automatically when the permission to offer them is granted again.
+        When the permission to offer tools is granted again, the plugin declares them again by itself.
         """
         return self._hooks.add("permission_changed", function)
 
     def on_refused(self, function: F) -> F:
         """Registers a hook ``(names, reason)`` for tools that the bus refused; a decorator.
 
-        It is called once for each reason, and not again for a tool that is refused in the same way after a reconnect.
-        It is also called if the bus refuses the plugin itself, or with ``all_or_none`` all tools: `names` are then
-        those that the reason names, else all.
+        It is called once for each reason, and not again if a tool is refused for the same reason after a reconnect. It
+        is also called if the bus refuses the plugin itself, or with ``all_or_none`` all tools: `names` are then those
+        that the reason names, else all.
         """
         return self._hooks.add("refused", function)
 
@@ -231,7 +231,7 @@ class Plugin:
 
         Args:
             on_ready: called once, when `ready` returns for the first time.
-            grace_seconds: how long it gives its calls.
+            grace_seconds: how long the calls in flight may take after the first signal.
 
         Raises:
             RequestError: the bus refuses this plugin; the text is the bus's.
@@ -241,9 +241,9 @@ class Plugin:
         asyncio.run(self._run(on_ready, grace_seconds))
 
     async def start(self) -> None:
-        """Begins to connect, and reconnects without end; handlers run on the loop that this is awaited on.
+        """Begins to connect, and reconnects without end; handlers run on the loop on which this is awaited.
 
-        Returns before the bus has answered, and whether or not there is one; see `ready`.
+        Returns before a bus has answered; see `ready`.
 
         Raises:
             SetupError: a startup method of the plugin object failed, or the plugin was started before.
@@ -266,8 +266,7 @@ class Plugin:
     async def ready(self) -> None:
         """Waits until the bus has answered for the tools that the plugin has now.
 
-        It offers them, except for those in `refused`, which were logged with what is wrong and how to fix it, and those
-        in `waiting`.
+        The bus then offers them, except for those in `refused`, whose reasons are in the log, and those in `waiting`.
 
         Raises:
             RequestError: the bus refuses the plugin, or with ``all_or_none`` one of its tools; the text has the reason.
@@ -277,17 +276,17 @@ class Plugin:
         await asyncio.wrap_future(connection.submit(connection.ready()))
 
     async def notify(self, user: str, text: str, data: Any = None) -> int:
-        """Says something to a user outside a call; hosts that follow show it, or give it to the model.
+        """Sends a notification to a user outside a call; hosts that follow show it, or give it to the model.
 
-        Waits up to 10 s for a connection. For a plain function that runs on a thread there is `notify_sync`.
+        Waits up to 10 s for a connection. A plain function on a thread uses `notify_sync`.
 
         Args:
-            user: whom it is for; "" for everyone.
-            text: what the user should read, 1 to 16,384 bytes.
+            user: the user whom it is for; "" for everyone.
+            text: the text for the user, 1 to 16,384 bytes.
             data: JSON for programs, at most 262,144 bytes; None for none.
 
         Returns:
-            How many hosts it was sent to; 0: no host follows notifications, or none may see this user.
+            The number of hosts that got it; 0: no host follows notifications, or none may see this user.
 
         Raises:
             CallFailed: the bus refuses it (too large, too often, a user who may not use this source), or no bus took it
@@ -317,13 +316,13 @@ class Plugin:
         Args:
             messages: a text, or messages with ``role`` and ``content``, oldest first, at most 256.
             mode: ``quiet``: with the host's own instructions and settings, the default; ``raw``: these messages alone.
-            max_tokens: of the answer; None: as many as the host lends.
-            temperature, stop, model: None leaves them to the host, which need not follow ``model``.
-            timeout: seconds; None: as long as the host lends.
-            scope: of the call that this is part of: it then ends with that call, and counts for its user.
+            max_tokens: of the answer; None means the host's limit.
+            temperature, stop, model: None means the host's own; the host need not follow ``model``.
+            timeout: seconds; None means the host's limit.
+            scope: of the call that this request is part of: it ends with that call, and counts for its user.
 
         Raises:
-            CallFailed: no host lends a model, the source lacks the permission, a bound was hit, or the model failed.
+            CallFailed: no host lends a model, the source lacks the permission, a limit was hit, or the model failed.
         """
         options = {"mode": mode, "max_tokens": max_tokens, "temperature": temperature, "stop": stop, "model": model}
         return await ask(scope or self._started(), request_of(messages, options), timeout)
@@ -336,8 +335,7 @@ class Plugin:
     def leave(self, reason: str = "closed", grace_seconds: float = GRACE_SECONDS) -> bool:
         """Starts a graceful shutdown, which finishes the calls in flight and ends `run` and `ended`; from any thread.
 
-        Does not wait, not even for a loop that is blocked. Returns False where it is not connecting: not yet, or not
-        any more.
+        Does not wait, not even for a loop that is blocked. Returns False if the plugin was not started, or has ended.
         """
         if self._connection is None:
             return False
@@ -394,7 +392,7 @@ class Plugin:
 
 
 def made_of(tool: Callable[..., Any] | ToolDefinition | ToolSpec, options: ToolOptions) -> ToolSpec:
-    """Returns how to offer and run what an author hands in; see `Plugin.add_tool`."""
+    """Returns the specification of an author's tool; see `Plugin.add_tool`."""
     if isinstance(tool, ToolSpec):
         return tool
     if isinstance(tool, ToolDefinition):
@@ -404,9 +402,9 @@ def made_of(tool: Callable[..., Any] | ToolDefinition | ToolSpec, options: ToolO
 
 @contextmanager
 def _signals(drain: Callable[[str], object]) -> Iterator[None]:
-    """Makes the first SIGINT or SIGTERM drain, and the second end the process.
+    """Lets the first SIGINT or SIGTERM drain the plugin, and the second end the process.
 
-    Plain handlers, not the loop's: an async handler that blocks its loop must not block signals.
+    The signal handlers are plain ones, not the loop's: an async tool that blocks its loop must not block signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -19,10 +19,10 @@ TOOLS = "tools"  # the permission to offer tools
 
 
 class Permissions:
-    """The permissions of a source, as far as the bus has reported them; safe from any thread."""
+    """The permissions of a source, as the bus has reported them; safe from any thread."""
 
     def __init__(self) -> None:
-        self._granted = frozenset((TOOLS,))  # a bus reports what it denies, not what it grants
+        self._granted = frozenset((TOOLS,))  # a bus reports only that it denies this permission, not that it grants it
 
     def __repr__(self) -> str:
         return f"<Permissions {', '.join(sorted(self._granted)) or 'none'}>"
@@ -48,7 +48,7 @@ class PluginDelegate:
         operations: the names that authors know for denied operations, by the bus's names.
 
     Attributes:
-        declare: declares the tools anew; None before there is a connection.
+        declare: declares the tools again; None before there is a connection.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class PluginDelegate:
         self._standing.added(response.refused, response.waiting)
 
     def refused(self, names: Sequence[str], reason: str) -> None:
-        # Where the reason of a refusal of all names some of them, those are the ones to fix.
+        # If the reason for refusing all names some of them, the author has to fix those.
         named = tuple(name for name in names if f"tool {name!r}" in reason or f"tool name {name!r}" in reason)
         self._hooks.fire("refused", named or tuple(name for name in names if name), reason)
 
@@ -95,8 +95,8 @@ class PluginDelegate:
             case "tools_reviewed":
                 self._standing.reviewed(event.tools_reviewed)
             case "tool_overwritten":
-                lost = event.tool_overwritten
-                log.warning("tool %s is no longer offered: source %s registered the name", lost.name, lost.by_source)
+                taken = event.tool_overwritten
+                log.warning("tool %s is no longer offered: source %s registered the name", taken.name, taken.by_source)
             case "tool_removed":
                 log.warning("tool %s was withdrawn by another peer or an operator", event.tool_removed.name)
             case "permission_denied":
@@ -105,15 +105,15 @@ class PluginDelegate:
                 self._changed(event.permission_changed)
 
     def _denied(self, denied: wire.PermissionDenied) -> None:
-        log.error("the bus refuses %s: this source lacks the right %r", denied.operation, denied.permission)
+        log.error("the bus refuses %s: this source lacks the permission %r", denied.operation, denied.permission)
         self._permissions.set(self._permissions.granted - {denied.permission})
         operation = self._operations.get(denied.operation, denied.operation)
         self._hooks.fire("permission_denied", denied.permission, operation)
 
     def _changed(self, changed: wire.PermissionChanged) -> None:
-        level, what = (logging.INFO, "granted") if changed.granted else (logging.WARNING, "revoked")
-        log.log(level, "the right %r was %s", changed.permission, what)
+        level, change = (logging.INFO, "granted") if changed.granted else (logging.WARNING, "revoked")
+        log.log(level, "the permission %r was %s", changed.permission, change)
         self._permissions.set(changed.all_granted)
         self._hooks.fire("permission_changed", changed.permission, changed.granted, tuple(changed.all_granted))
         if changed.permission == TOOLS and changed.granted and self.declare is not None:
-            self.declare()  # a bus may have forgotten them meanwhile
+            self.declare()  # the bus may have withdrawn them meanwhile

@@ -1,4 +1,4 @@
-"""Reconnects: makes attempt after attempt with backoff between them, until the connection is to end for good."""
+"""Reconnects: makes one attempt after another, with backoff between them, until the connection ends for good."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a con
 
 PROBE_SECONDS = 15.0  # for all of a probe
 
-# Statuses of a bus that is there and cannot take this peer now; gRPC libraries and proxies make all others themselves.
+# Statuses of a bus that cannot take this peer now; all others also come from gRPC libraries and proxies.
 _LONG_PAUSES = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
 
 # Reasons of the bus's drain after which this peer must not come back.
@@ -45,12 +45,12 @@ class Reconnect:
     """The attempts of one connection. Everything runs on its loop.
 
     Args:
-        calls: learn why there is no bus.
+        calls: get the reason why there is no bus, for their error texts.
         changes: fires when the connection changes, `ending` included.
         run_attempt: runs an attempt from its handshake to its end.
 
     Attributes:
-        ending: whether this peer wants to end the connection.
+        ending: whether this peer ends the connection.
     """
 
     def __init__(
@@ -67,18 +67,18 @@ class Reconnect:
         self._calls = calls
         self._changes = changes
         self._run_attempt = run_attempt
-        self._failures = 0  # attempts in a row that never were live for long
-        self._absence_logged = False  # whether the log has already reported that there is no bus
-        self._credential: Credential | None = settings.credential  # as its file held it last
+        self._failures = 0  # attempts in a row without a steady session
+        self._absence_logged = False  # whether the log has reported that there is no bus
+        self._credential: Credential | None = settings.credential  # as its file had it last
         self._renewal_error = ""  # why the credential file could not be read the last time
-        self._diagnosed = ""  # what grpc reported when the server was probed last
-        self._diagnosis = ""  # what the probe found out; "" where it found nothing, or there was none
+        self._diagnosed = ""  # grpc's text when the server was probed last
+        self._diagnosis = ""  # the result of that probe; "" if it found nothing, or before the first
         self._foreign_owner: int | None = None  # another user that the log has named as the owner of the bus
-        self._withheld_from: int | None = None  # the user whose program the log has said gets no token
-        self._key_ended = False  # whether a session ended because its key is not accepted any more
+        self._withheld_from: int | None = None  # the user of whom the log has reported that its program gets no token
+        self._key_ended = False  # whether the last session ended because the bus no longer accepts its key
 
     async def run(self) -> ToolBusError | None:
-        """Makes attempts until the connection closes (None) or must end; then returns why."""
+        """Makes attempts until the connection closes, and returns None; or until it must end, and returns why."""
         while not self.ending:
             attempt = Attempt(self._settings, asyncio.get_running_loop(), self._usable_credential())
             end = await self._run_attempt(attempt)
@@ -99,7 +99,7 @@ class Reconnect:
         return self.ending
 
     def connected(self) -> None:
-        """Notes that the bus has answered an attach."""
+        """Resets the state of failures after the bus has answered an attach; warns of a foreign owner."""
         self._absence_logged = False
         self._diagnosed = self._diagnosis = ""
         address = self._settings.bus
@@ -107,15 +107,15 @@ class Reconnect:
         if owner not in (None, self._foreign_owner):
             self._foreign_owner = owner
             log.warning(
-                "the program that listens at %s belongs to %s, not to this program's %s: it sees all that is sent to "
-                "the bus. If it is not your bus, use another address, or a unix socket in a directory of your own",
+                "the program that listens at %s belongs to %s, not to this program's %s, and can read everything that "
+                "is sent to it. If it is not your bus, use another address, or a unix socket in a directory of yours",
                 address,
                 show_user(owner),
                 show_user(os.geteuid()),
             )
 
     def lost(self, end: AttemptEnd) -> None:
-        """Notes that an attempt has ended and another will follow; logs it, a missing bus only once."""
+        """Logs that an attempt has ended and another will follow; a missing bus only once."""
         address = self._settings.address
         self._calls.no_bus_reason = end.cause
         if end.seconds >= 0:
@@ -126,7 +126,7 @@ class Reconnect:
             log.warning("no bus at %s yet: %s; retrying until there is one", address, clean_line(end.cause))
 
     def _final_error(self, attempt: Attempt, end: AttemptEnd) -> ToolBusError | None:
-        """Returns why no further attempt may follow, and logs it; None where one may."""
+        """Returns why no further attempt may follow, and logs it; None if one may."""
         source, address = self._settings.source, self._settings.address
         if attempt.drain_reason in _FINAL_DRAINS:
             reason = _FINAL_DRAINS[attempt.drain_reason]
@@ -153,16 +153,16 @@ class Reconnect:
         return error
 
     def _key_ended_again(self, end: AttemptEnd) -> bool:
-        """Tells whether the bus ended a live session for its key, right after it had done so before.
+        """Tells whether the bus ended two sessions in a row because it does not accept their key.
 
-        After the first time the peer attaches once more, with the credential file as it is then.
+        After the first one the peer attaches once more, with the credential file as it is then.
         """
         before = self._key_ended and end.seconds < self._settings.timings.steady
         self._key_ended = end.code is grpc.StatusCode.UNAUTHENTICATED
         return before and self._key_ended
 
     def _renewed_credential(self) -> Credential | None:
-        """Returns the credential as its file holds it now, or as before where the file cannot be used."""
+        """Returns the credential as its file has it now, or as before if the file cannot be used."""
         if self._credential is not None:
             try:
                 renewed = self._credential.renewed()
@@ -170,7 +170,7 @@ class Reconnect:
             except SetupError as error:
                 if str(error) != self._renewal_error:
                     self._renewal_error = str(error)
-                    log.warning("%s; using what it held before", error)
+                    log.warning("%s; using the credential that was read before", error)
             else:
                 self._renewal_error = ""
                 if renewed != self._credential:
@@ -178,7 +178,7 @@ class Reconnect:
         return self._credential
 
     def _usable_credential(self) -> Credential | None:
-        """Returns the credential for the next attempt: none where another user's program would get its token."""
+        """Returns the credential for the next attempt; None if another user's program would get its token."""
         credential, bus = self._renewed_credential(), self._settings.bus
         if credential is None or not credential.token or (owner := foreign_owner(bus)) is None:
             return credential
@@ -186,15 +186,15 @@ class Reconnect:
             self._withheld_from = owner
             log.warning(
                 "the token of %s is not sent to %s: the program that listens there belongs to %s; use a tls: or mtls: "
-                "address, where a certificate proves the bus",
+                "address, at which a certificate proves the bus",
                 *(credential.place, bus, show_user(owner)),
             )
         return None
 
     async def _explained(self, end: AttemptEnd) -> AttemptEnd:
-        """Returns the end of an attempt, with the reason that a probe finds where grpc does not know it.
+        """Returns the end of an attempt, with the reason that a probe finds if grpc does not know it.
 
-        The server is probed once for each thing that grpc reports, until the bus answers or the credential changes.
+        The server is probed once for each text of grpc, until the bus answers or the credential changes.
         """
         if not end.unexplained:
             return end
@@ -203,7 +203,7 @@ class Reconnect:
         return replace(end, text=self._diagnosis, probed=True) if self._diagnosis else end
 
     async def _probe(self, cause: str) -> str:
-        from toolbus.sdk.tls_probe import diagnose  # few need it
+        from toolbus.sdk.tls_probe import diagnose  # few peers need it
 
         worker = Workers(1, "toolbus-probe")
         probe = asyncio.create_task(worker.run(partial(diagnose, self._settings.bus, self._credential, cause)))
@@ -228,13 +228,13 @@ class Reconnect:
 
 
 def foreign_owner(address: BusAddress, owner_of: Callable[[Address], int | None] = listener_owner) -> int | None:
-    """Returns the uid of another user whose program listens at an address of a bus, beside root.
+    """Returns the uid of another user, not root, whose program listens at the address of a bus.
 
-    Asked by the address alone, since grpcio does not say which port a connection has at this end.
+    It knows only the address: grpcio does not report the local port of a connection.
 
     Returns:
-        None for this user and root, where the system does not say, and where something else decides: the certificate
-        of a bus with TLS, the directory of a unix socket.
+        None for this user and root, if the system does not report the owner, and if something else proves the bus: a
+        certificate, the directory of a unix socket.
     """
     if address.tls or address.is_unix or not address.is_local:
         return None
@@ -248,7 +248,7 @@ def backoff(failures: int, timings: ConnectionTimings, *, refused: bool) -> floa
 
     Args:
         failures: attempts in a row that failed before the last one.
-        refused: whether the bus is there and refuses this peer, which is retried less often.
+        refused: whether the bus is there and refuses this peer; the pauses are longer then.
     """
     longest, first = timings.max_pause, timings.first_pause
     if refused:

@@ -1,10 +1,10 @@
-"""Runs the connection's loop in turns of the program's own loop, and on a thread whenever that one is held up.
+"""Runs the connection's loop in turns of the program's own loop, and on a thread whenever the program blocks its loop.
 
 A switch of threads costs more than a call: a wake-up each way, and two threads that wait for one interpreter lock. So a
-program on asyncio lends its loop (`join`): what is ready in the connection's loop then runs in one turn of the
-program's, on the program's thread. A guard looks every `GUARD_SECONDS` whether something is due that nobody runs,
-because the program computes or blocks. It then runs the loop on its own thread, until the program's loop asks for it
-back. So heartbeats are answered whatever the program does.
+program on asyncio lends its loop (`join`): the callbacks that are ready in the connection's loop then run in one turn
+of the program's, on the program's thread. Every `GUARD_SECONDS` the connection's thread, the guard, checks whether a
+callback is due and does not run because the program computes or blocks. It then runs the loop itself, until the
+program's loop requests it again. So heartbeats are answered whatever the program does.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from toolbus.functions.threads import submit_to
 
 T = TypeVar("T")
 
-GUARD_SECONDS = 0.1  # a program that holds its loop up is noticed after one to two of these: far below a stall
+GUARD_SECONDS = 0.1  # the guard notices a blocked loop after one to two of these: far below a stall
 
-_CAN_SHARE = hasattr(selectors.DefaultSelector, "fileno")  # epoll and kqueue: another loop can wait for all of it
+_CAN_SHARE = hasattr(selectors.DefaultSelector, "fileno")  # epoll and kqueue: another loop can wait for its events
 
 
 class _TurnSelector(selectors.DefaultSelector):
-    """Waits, where the loop has a thread to itself; where it runs in turns, it ends the turn instead."""
+    """Waits for events while the loop runs on its thread; in a turn of a program it ends the turn instead."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.end_turn: Callable[[], None] | None = None  # None while the loop has a thread to itself
-        self.looks = False  # whether this turn has yet to look what is ready; once is enough, and it goes on for ever
+        self.end_turn: Callable[[], None] | None = None  # None while the loop runs on its thread
+        self.looks = False  # whether this turn has yet to look for ready events: only once, or it might never end
         self.pause: float | None = None  # how long the loop would have waited when its turn ended; None is for ever
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -69,19 +69,19 @@ class SharedLoop:
         self.loop: asyncio.AbstractEventLoop = loop
         self.in_turn_of: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._lock = threading.Lock()  # whoever runs the loop holds it
-        self._joining = threading.Lock()  # programs on several threads may begin to call at once
+        self._lock = threading.Lock()  # held by the thread that runs the loop
+        self._joining = threading.Lock()  # programs on several threads may make their first calls at once
         self._program: asyncio.AbstractEventLoop | None = None  # the loop that lends its turns; None while none does
-        self._fd = -1  # readable while something is ready; the program's own, so that it may outlive the loop
+        self._fd = -1  # readable while an event is ready; a duplicate for the program, which may outlive the loop
         self._lent = False  # whether the program runs the loop; read and written on the program's thread
-        self._asked = False  # whether the program has asked for the loop and does not have it yet
+        self._requested = False  # whether the program has requested the loop and does not have it yet
         self._timer: asyncio.TimerHandle | None = None  # the program's, for the nearest timer of the loop
         self._timer_at = 0.0  # when that fires, by `time.monotonic()`
         self._due = 0.0  # when a turn is due at the latest, by the same clock
-        self._turns = 0  # so far, by which the guard sees that the program runs
+        self._turns = 0  # so far; the guard sees by them that the program's loop runs
         self._stopped = threading.Event()
         self._finishing = False  # whether the loop only runs its last tasks
-        self._context = Context()  # what the program's turns begin in; nothing of a caller's
+        self._context = Context()  # of the program's turns, without any variable of a caller
 
     def start(self) -> None:
         """Starts the thread."""
@@ -93,7 +93,7 @@ class SharedLoop:
         return self._thread.is_alive()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Runs a coroutine on the loop; the future may be waited for on any other thread.
+        """Runs a coroutine on the loop; any other thread may wait for the future.
 
         Raises:
             RuntimeError: the loop is closed.
@@ -101,7 +101,7 @@ class SharedLoop:
         return submit_to(self.loop, coroutine)
 
     def join(self, program: asyncio.AbstractEventLoop) -> None:
-        """Has the running loop run this one in its turns from now on; the first to join does, until it is closed."""
+        """Lets the running loop run this one in its turns; only the first loop that joins, until it is closed."""
         with self._joining:
             if not _CAN_SHARE or self._stopped.is_set():
                 return
@@ -111,13 +111,13 @@ class SharedLoop:
                 self._forget_program()
             self._program = program
             self._fd = os.dup(self._selector.fileno())
-        self._ask_back()
+        self._request_loop()
 
     def turn(self, program: asyncio.AbstractEventLoop, function: Callable[[Any], object], argument: Any) -> bool:
-        """Runs a function of one argument in a turn of the loop that calls this, at once.
+        """Runs a function of one argument at once, in a turn of the loop that calls this.
 
         Returns:
-            False where it did not, because the loop runs elsewhere now.
+            False if it did not, because the loop runs elsewhere now.
         """
         if program is not self._program or self.in_turn_of is not None or not self._may_run():
             return False
@@ -141,12 +141,12 @@ class SharedLoop:
     # -- on the program's thread ---------------------------------------------------------------------------------
 
     def _may_run(self) -> bool:
-        """Takes the lock; where the guard has it, asks for the loop, as soon as the guard can give it."""
+        """Takes the lock; if the guard has it, requests the loop from the guard."""
         if self._lent and self._lock.acquire(blocking=False):
             if not self._stopped.is_set():
                 return True
             self._lock.release()
-        self._ask_back()
+        self._request_loop()
         return False
 
     def _run_turn(self, program: asyncio.AbstractEventLoop, *, looks: bool) -> None:
@@ -164,14 +164,14 @@ class SharedLoop:
             self._plan(program, selector.pause)
 
     def _plan(self, program: asyncio.AbstractEventLoop, pause: float | None) -> None:
-        """Has the program run a turn when the loop's next timer is due, or soon where it was interrupted."""
+        """Plans a turn for the loop's next timer, or soon if the turn was interrupted."""
         if pause is None:
             self._due = math.inf
             return
         self._due = due = time.monotonic() + pause
         if self._timer is not None:
             if self._timer_at <= due:
-                return  # it fires early, and plans anew
+                return  # it fires earlier, and plans again
             self._timer.cancel()
         self._timer_at = due
         self._timer = program.call_later(pause, self._timer_fires)
@@ -181,7 +181,7 @@ class SharedLoop:
         self._look()
 
     def _look(self) -> None:
-        """Runs what is ready."""
+        """Runs the callbacks that are ready."""
         program = self._program
         if program is not None and self._may_run():
             try:
@@ -189,35 +189,35 @@ class SharedLoop:
             finally:
                 self._lock.release()
 
-    def _ask_back(self) -> None:
-        self._let_go()
-        if not self._asked and not self._stopped.is_set():
-            self._asked = True
+    def _request_loop(self) -> None:
+        self._stop_reading()
+        if not self._requested and not self._stopped.is_set():
+            self._requested = True
             with suppress(RuntimeError):  # it was closed just now
                 self.loop.call_soon_threadsafe(self._interrupt)
 
-    def _get_back(self) -> None:
-        """Takes over from the guard."""
+    def _take_loop(self) -> None:
+        """Takes the loop over from the guard."""
         if self._program is not None and self._fd >= 0 and not self._stopped.is_set():
             try:
                 self._program.add_reader(self._fd, self._look)
-            except NotImplementedError:  # not every loop waits for files: the thread keeps this one, asked as it is
+            except NotImplementedError:  # the program's loop cannot wait for files: the thread runs this one for good
                 return
-            self._asked, self._lent = False, True
+            self._requested, self._lent = False, True
             self._look()
 
-    def _let_go(self) -> None:
+    def _stop_reading(self) -> None:
         if self._lent and self._program is not None:
             self._lent = False
             self._program.remove_reader(self._fd)
 
     def _forget_program(self) -> None:
-        """Lends nothing any more; on the program's thread, or once its loop is closed."""
+        """Ends the lending; on the program's thread, or once its loop is closed."""
         if self._program is not None and not self._program.is_closed():
-            self._let_go()
+            self._stop_reading()
             if self._timer is not None:
                 self._timer.cancel()
-        self._lent, self._asked, self._program, self._timer = False, False, None, None
+        self._lent, self._requested, self._program, self._timer = False, False, None, None
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -240,27 +240,27 @@ class SharedLoop:
             self._forget_program()
 
     def _run_alone(self) -> None:
-        """Runs the loop until the program asks for it, or all is over."""
+        """Runs the loop until the program requests it, or until the end."""
         self._selector.end_turn = None
         asyncio.set_event_loop(self.loop)
         try:
             while not self._stopped.is_set():
                 self.loop.run_forever()
-                if self._asked:
+                if self._requested:
                     break
         finally:
             asyncio.set_event_loop(None)
-        self._due = 0.0  # there may be more to do
+        self._due = 0.0  # callbacks may wait already
         self._selector.end_turn = self.loop.stop
 
     def _lend(self) -> None:
-        """Gives the loop to the program; returns when something is due and the program does not run it."""
+        """Gives the loop to the program; returns when a callback is due and the program does not run it."""
         program = self._program
         try:
             if program is not None:
-                program.call_soon_threadsafe(self._get_back)
+                program.call_soon_threadsafe(self._take_loop)
         except RuntimeError:  # it is closed
-            self._asked = False
+            self._requested = False
             return
         turns = -1
         while not self._stopped.wait(GUARD_SECONDS):
@@ -269,7 +269,7 @@ class SharedLoop:
             turns = self._turns
 
     def _interrupt(self) -> None:
-        """Ends the run of the loop, so that whoever runs it looks what is wanted; not that of its last tasks."""
+        """Ends the run of the loop, so that its thread checks what to do next; the last tasks are not interrupted."""
         if not self._finishing:
             self.loop.stop()
 
@@ -278,10 +278,10 @@ class SharedLoop:
         self._selector.end_turn = None
         asyncio.set_event_loop(self.loop)
         try:
-            left = asyncio.all_tasks(self.loop)
-            for task in left:
+            tasks = asyncio.all_tasks(self.loop)
+            for task in tasks:
                 task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self.loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         finally:
             asyncio.set_event_loop(None)
             self.loop.close()

@@ -1,4 +1,4 @@
-"""Tracks which of a peer's declared tools the bus refused or lets wait, as far as it has reported.
+"""Tracks which of a peer's declared tools the bus has refused or lets wait for a role.
 
 Written on the connection's loop and read from any thread. Each refusal is logged once, until its reason changes.
 """
@@ -24,8 +24,8 @@ class RefusedTool:
     Attributes:
         name: as it was declared.
         error: the value, the rule and how to fix it.
-        role: that it was declared for; None means every role.
-        source: whose it is; empty except in listings.
+        role: the role for which it was declared; None means every role.
+        source: the source that declared it; empty except in listings.
     """
 
     name: str
@@ -41,11 +41,11 @@ class RefusedTool:
 
 @dataclass(frozen=True, slots=True)
 class WaitingTool:
-    """A declared tool that the bus has taken, but whose role does not exist yet.
+    """A declared tool that the bus has accepted, but whose role does not exist yet.
 
     Attributes:
         name: as it was declared.
-        role: that it waits for.
+        role: the role for which it waits.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Standing:
 
     Args:
         source: whose tools these are, for the log.
-        on_refused: called with the names and the reason of tools that were not refused for it before.
+        on_refused: called with the names of newly refused tools, and the reason.
     """
 
     def __init__(self, source: str, on_refused: Callable[[Sequence[str], str], object]) -> None:
@@ -69,7 +69,7 @@ class Standing:
         self._refused: dict[_Key, RefusedTool] = {}
         self._waiting: dict[_Key, WaitingTool] = {}
         self._logged: dict[_Key, str] = {}  # the reasons that were logged, across reconnects
-        self._logged_waiting: set[_Key] = set()  # the tools of which it was logged that they wait
+        self._logged_waiting: set[_Key] = set()  # the waiting tools that were logged
 
     def __repr__(self) -> str:
         return f"<Standing refused={len(self._refused)} waiting={len(self._waiting)}>"
@@ -85,22 +85,22 @@ class Standing:
         return tuple(self._waiting.values())
 
     def attached(self, refused: Iterable[wire.RefusedTool], waiting: Iterable[wire.WaitingTool]) -> None:
-        """Takes the answer to an attach, which replaces everything that was known."""
+        """Takes the answer to an attach, which replaces all answers before."""
         self._refused, self._waiting = {}, {}
         self.added(refused, waiting)
         self._logged = {key: each.error for key, each in self._refused.items()}
 
     def added(self, refused: Iterable[wire.RefusedTool], waiting: Iterable[wire.WaitingTool]) -> None:
-        """Takes the answer to a Register, which adds to what was known."""
-        found = [RefusedTool.from_wire(message) for message in refused]
-        waits = [WaitingTool(message.name, message.role) for message in waiting]
-        self._waiting = {**self._waiting, **{(each.name, each.role): each for each in waits}}
-        self._refused = {**self._refused, **{(each.name, each.role): each for each in found}}
-        self._report(found)
-        self._report_waiting(waits)
+        """Takes the answer to a Register, which adds to the answers before."""
+        new_refused = [RefusedTool.from_wire(message) for message in refused]
+        new_waiting = [WaitingTool(message.name, message.role) for message in waiting]
+        self._waiting = {**self._waiting, **{(each.name, each.role): each for each in new_waiting}}
+        self._refused = {**self._refused, **{(each.name, each.role): each for each in new_refused}}
+        self._report(new_refused)
+        self._report_waiting(new_waiting)
 
     def reviewed(self, event: wire.ToolsReviewed) -> None:
-        """Takes what the bus has judged anew by itself."""
+        """Takes an event that the bus has reviewed tools again by itself."""
         moved = {*event.registered, *(each.name for each in event.refused), *(each.name for each in event.waiting)}
         self._refused = {key: each for key, each in self._refused.items() if each.name not in moved}
         self._waiting = {key: each for key, each in self._waiting.items() if each.name not in moved}
@@ -110,7 +110,7 @@ class Standing:
         self.added(event.refused, event.waiting)
 
     def _report(self, refused: Sequence[RefusedTool]) -> None:
-        """Logs what is new, one warning for each reason, and calls the hook."""
+        """Logs new refusals, one warning for each reason, and calls the hook."""
         news: dict[str, list[str]] = {}
         for each in refused:
             key = each.name, each.role
@@ -123,7 +123,7 @@ class Standing:
             self._on_refused(names, error)
 
     def _report_waiting(self, waiting: Sequence[WaitingTool]) -> None:
-        """Logs which tools wait for a role that were offered, or not known, before: one line for each role."""
+        """Logs which tools newly wait for a role, one line for each role."""
         news: dict[str, list[str]] = {}
         for each in waiting:
             if (each.name, each.role) not in self._logged_waiting:

@@ -2,8 +2,8 @@
 
 grpc reports nearly every mistake around TLS as "Socket closed": plain text sent to a TLS port, a missing, expired or
 foreign client certificate. Servers send no alert, and with TLS 1.3 the client's handshake succeeds before the server
-has judged its certificate. So this opens a connection of its own and looks how far it gets: whether the other side
-speaks TLS, whether its certificate is trusted and has the right name, and whether it then begins HTTP/2.
+has checked its certificate. So this opens a connection of its own and tests each step: whether the server speaks TLS,
+whether its certificate is trusted and has the right name, and whether it then begins HTTP/2.
 
 It blocks, so it runs on a thread.
 """
@@ -21,7 +21,7 @@ from toolbus.sdk.credential import Credential
 from toolbus.text import list_names
 
 PROBE_SECONDS = 3.0  # for each step of the probe
-PLAIN_SECONDS = 1.0  # the same without TLS: there the probe looks for a rare mistake, and must not hold up a reconnect
+PLAIN_SECONDS = 1.0  # the same without TLS, where mistakes are rare and the probe must not delay a reconnect
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and an empty SETTINGS frame
 _FRAME_HEAD = 9  # bytes; the fourth is the frame's type
 _SETTINGS = 4
@@ -32,23 +32,23 @@ _TOO_EARLY, _EXPIRED, _WRONG_NAME, _WRONG_ADDRESS = 9, 10, 62, 64
 class TlsProbeResult(Enum):
     """How far the probe got."""
 
-    UNREACHABLE = auto()  # there is no connection, or nothing came in time
-    NOT_TLS = auto()  # the other side answers something else
-    HANGS_UP = auto()  # it ends the connection during the handshake
-    UNTRUSTED = auto()  # nothing that we trust signed its certificate
+    UNREACHABLE = auto()  # no connection, or no answer in time
+    NOT_TLS = auto()  # the server answers, but not with TLS
+    HANGS_UP = auto()  # the server ends the connection during the handshake
+    UNTRUSTED = auto()  # no authority that we trust signed its certificate
     EXPIRED = auto()  # its certificate is not valid now
     WRONG_NAME = auto()  # its certificate is for other names
-    NOT_HTTP2 = auto()  # TLS, and no HTTP/2 in it
-    REFUSES = auto()  # it ends the connection after the handshake: it wants another client certificate
-    ACCEPTS = auto()  # it speaks HTTP/2 with us
+    NOT_HTTP2 = auto()  # the server speaks TLS, but not HTTP/2
+    REFUSES = auto()  # the server ends the connection after the handshake: it requires another client certificate
+    ACCEPTS = auto()  # the server speaks HTTP/2 with us
 
 
 def diagnose(address: BusAddress, credential: Credential | None, cause: str = "", seconds: float | None = None) -> str:
     """Returns why a client with a credential cannot talk to the server at an address, and how to fix it; "" if unknown.
 
     Args:
-        cause: what grpc reported, for the text that nothing is wrong now; "" returns no text then.
-        seconds: for each step; None means those of a peer.
+        cause: grpc's text, which is returned if the probe succeeds; "" returns no text then.
+        seconds: for each step; None means the usual ones.
     """
     if address.is_unix:
         return ""
@@ -68,7 +68,7 @@ def diagnose(address: BusAddress, credential: Credential | None, cause: str = ""
         return _refused(address, credential)
     if finding is TlsProbeResult.ACCEPTS and not cause:
         return ""
-    return _SENTENCES[finding].format(
+    return _TEXTS[finding].format(
         address=address,
         target=address.target,
         cause=cause,
@@ -79,7 +79,7 @@ def diagnose(address: BusAddress, credential: Credential | None, cause: str = ""
     )
 
 
-_SENTENCES = {
+_TEXTS = {
     TlsProbeResult.UNREACHABLE: "",
     TlsProbeResult.NOT_TLS: (
         "the server at {address} does not speak TLS: name the port of a listener of the bus with TLS, or write "
@@ -109,7 +109,7 @@ _SENTENCES = {
 
 
 def _diagnose_plain(address: BusAddress, finding: TlsProbeResult) -> str:
-    """Returns what is wrong with plain text at an address; "" where the server does not speak TLS."""
+    """Returns why plain text fails at an address; "" if the server does not speak TLS."""
     if finding is TlsProbeResult.ACCEPTS:
         return (
             f"the server at {address} speaks TLS, and asks for no client certificate: write tls:{address}, and name a "
@@ -121,7 +121,7 @@ def _diagnose_plain(address: BusAddress, finding: TlsProbeResult) -> str:
             "credential file in TOOLBUS_CREDENTIAL (toolbus keys add NAME -o FILE)"
         )
     if finding is TlsProbeResult.NOT_HTTP2:
-        return _SENTENCES[finding].format(address=address)
+        return _TEXTS[finding].format(address=address)
     return ""
 
 
@@ -143,7 +143,7 @@ def _refused(address: BusAddress, credential: Credential | None) -> str:
 
 
 def _wrong_name(address: BusAddress, context: ssl.SSLContext, seconds: float) -> str:
-    """Returns that the server's certificate is for other names, and for which."""
+    """Returns the text about a server whose certificate is for other names."""
     context.check_hostname = False
     names: list[str] = []
     with (
@@ -167,7 +167,7 @@ def _renew(credential: Credential | None) -> str:
 
 
 def _context(address: BusAddress, credential: Credential | None) -> ssl.SSLContext:
-    """Returns what a client with a credential trusts and shows; at a plain address it trusts everybody.
+    """Returns the TLS settings of a client with a credential; at a plain address it trusts every certificate.
 
     Raises:
         OSError: the key is not that of the certificate.
@@ -183,7 +183,7 @@ def _context(address: BusAddress, credential: Credential | None) -> ssl.SSLConte
 
 
 def client_context(credential: Credential | None) -> ssl.SSLContext:
-    """Returns what a TLS client with a credential trusts and shows.
+    """Returns the trusted authorities and the certificate of a TLS client with a credential.
 
     Raises:
         OSError: the key is not that of the certificate.
@@ -204,16 +204,16 @@ def client_context(credential: Credential | None) -> ssl.SSLContext:
 
 
 def _pipe(text: str) -> int:
-    """Returns the reading end of a pipe that holds a text: ssl reads keys from files only, and none is written."""
+    """Returns the reading end of a pipe with a text: ssl reads keys from files only, and no secret goes to the disk."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    with suppress(BlockingIOError), open(writing, "wb", buffering=0) as file:  # more than a pipe holds: ssl refuses it
+    with suppress(BlockingIOError), open(writing, "wb", buffering=0) as file:  # ssl refuses a text that a pipe cuts off
         file.write(text.encode())
     return reading
 
 
 def _probe(address: BusAddress, context: ssl.SSLContext, seconds: float) -> TlsProbeResult:
-    """Opens a connection and looks how far it gets."""
+    """Opens a connection and returns how far it gets."""
     try:
         raw = socket.create_connection((address.host, address.port), seconds)
     except (OSError, ValueError):  # no such name, or one that cannot be a name
@@ -234,7 +234,7 @@ def _probe(address: BusAddress, context: ssl.SSLContext, seconds: float) -> TlsP
 
 
 def _first_frame(tls: ssl.SSLSocket) -> TlsProbeResult:
-    """Begins HTTP/2 and looks at what the server answers."""
+    """Begins HTTP/2 and judges the server's answer."""
     if tls.selected_alpn_protocol() != "h2":
         return TlsProbeResult.NOT_HTTP2
     head = b""

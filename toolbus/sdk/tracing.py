@@ -1,8 +1,8 @@
-"""Makes spans of calls and tools in programs that use OpenTelemetry, which is found and never imported.
+"""Makes spans of calls and tools in programs that have imported OpenTelemetry; it never imports it itself.
 
 A host's call is a span of kind CLIENT, a plugin's tool one of kind SERVER. Without a sampled trace no span is made: the
-flag is read first, since a span that is not recorded costs as much as a call. Where OpenTelemetry is not there, each
-call pays one look into `sys.modules`, and each message of calls another.
+flag is read first, since a span that is not recorded costs as much as a call. Without OpenTelemetry each call costs one
+look-up in `sys.modules`, and each message of calls another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SAMPLED = 1  # the flag of W3C trace context
 
 
 def find_api() -> Any:
-    """Returns OpenTelemetry's module `trace`, where this program has imported it; else None."""
+    """Returns OpenTelemetry's module `trace` if this program has imported it; else None."""
     return sys.modules.get(API)
 
 
@@ -51,7 +51,7 @@ class CallSpan:
 
     def __init__(self, api: Any, span: Any, context: Any) -> None:
         self._api = api
-        self._span = span  # None: the trace is carried on, and no span is recorded
+        self._span = span  # None if the trace is passed on and no span is recorded
         self.traceparent = _text_of(context)
         self.tracestate = read_tracestate(context.trace_state.to_header())
 
@@ -66,8 +66,8 @@ class CallSpan:
         """Ends the span.
 
         Args:
-            call_id: of the latest attempt; empty where none was made.
-            result: None where the caller did not wait for it.
+            call_id: of the latest attempt; empty before the first.
+            result: None if the caller did not wait for it.
         """
         if self._span is not None:
             if result is None:
@@ -83,14 +83,14 @@ class CallSpan:
 
 
 class CallToTrace(Protocol):
-    """A call that was not sent yet."""
+    """A call that is not sent yet."""
 
     name: str
     options: CallOptions
 
 
 def begin_call(call: CallToTrace) -> CallSpan | None:
-    """Begins the span of a call, which carries it from then on; None where the program has no trace and begins none."""
+    """Begins the span of a call and adds it to the call; None if the program has no trace and begins none."""
     span = begin_span(call.name)
     if span is not None:
         call.options = span.carried(call.options)
@@ -98,7 +98,7 @@ def begin_call(call: CallToTrace) -> CallSpan | None:
 
 
 def begin_span(name: str) -> CallSpan | None:
-    """Begins the span of a call of a tool; None where the program has no trace and begins none."""
+    """Begins the span of a call of a tool; None if the program has no trace and begins none."""
     api = sys.modules.get(API)
     if api is None:
         return None
@@ -112,15 +112,15 @@ def begin_span(name: str) -> CallSpan | None:
         context = span.get_span_context()
         return CallSpan(api, span if span.is_recording() else None, context) if context.is_valid else None
     except Exception as fault:
-        _note(fault)
+        _log_fault(fault)
         return None
 
 
 async def in_span(call: pb.ToolCall, make: Callable[[], Awaitable[Result]]) -> Result:
-    """Makes a call of a program in the process of its tools, which go on from the span of the call.
+    """Makes a call to a tool in the same process; the tool's spans are below the call's.
 
     Args:
-        call: carries the trace from then on, if the program has one.
+        call: gets the trace of the program, if it has one.
         make: makes the call, and gives it an id if it has none.
     """
     span = begin_span(call.name)
@@ -137,7 +137,7 @@ async def in_span(call: pb.ToolCall, make: Callable[[], Awaitable[Result]]) -> R
 
 
 def carried(options: CallOptions) -> CallOptions:
-    """Returns the options of a call that belongs to another one with the current span, if there is one."""
+    """Returns the options of a nested call with the current span, if there is one."""
     api = sys.modules.get(API)
     context = None if api is None else _current(api)
     if context is None:
@@ -178,24 +178,24 @@ class ToolSpan:
         context.run(_attach, self._api, self._span)
 
     def end(self, outcome: str | Result) -> None:
-        """Ends the span with what the handler returned, or why there is nothing."""
+        """Ends the span with the outcome of the handler."""
         if self._records:
             _end(self._api, self._span, {}, None if isinstance(outcome, str) else _error_of(outcome))
 
 
 def begin_tool(api: Any, call: pb.ToolCall) -> ToolSpan | None:
-    """Begins the span of a tool that answers a call; None where the call has no trace or nothing records.
+    """Begins the span of a tool that answers a call; None if the call has no trace or nothing records spans.
 
-    Of a trace that is not sampled no span is made. It is the current one all the same, so that what the handler begins
-    is not sampled either.
+    A trace that is not sampled gets no span of its own. It still becomes the current trace, so that the handler's own
+    spans are not sampled either.
     """
     text = call.traceparent
-    came = read_traceparent(text) if text else None
+    trace = read_traceparent(text) if text else None
     try:
-        if came is None or (tracer := _find_tracer(api)) is None:
+        if trace is None or (tracer := _find_tracer(api)) is None:
             return None
-        remote = api.NonRecordingSpan(_context_of(api, came, call.tracestate))
-        if not came.sampled:
+        remote = api.NonRecordingSpan(_context_of(api, trace, call.tracestate))
+        if not trace.sampled:
             return ToolSpan(api, remote, records=False)
         span = tracer.start_span(
             execute_name(call.name),
@@ -205,12 +205,12 @@ def begin_tool(api: Any, call: pb.ToolCall) -> ToolSpan | None:
         )
         return ToolSpan(api, span, records=span.is_recording())
     except Exception as fault:
-        _note(fault)
+        _log_fault(fault)
         return None
 
 
 def _find_tracer(api: Any) -> Any:
-    """Returns what makes spans; None where the program has set up nothing that records them."""
+    """Returns the program's tracer; None if the program has set up no provider that records spans."""
     provider = api.get_tracer_provider()
     return None if isinstance(provider, api.ProxyTracerProvider) else _tracer_of(provider)
 
@@ -220,10 +220,10 @@ def _tracer_of(provider: Any) -> Any:
     return provider.get_tracer(SCOPE, VERSION)
 
 
-def _context_of(api: Any, came: TraceContext, tracestate: str) -> Any:
-    flags = api.TraceFlags(_SAMPLED if came.sampled else 0)
+def _context_of(api: Any, trace: TraceContext, tracestate: str) -> Any:
+    flags = api.TraceFlags(_SAMPLED if trace.sampled else 0)
     state = api.TraceState.from_header([tracestate]) if tracestate and is_tracestate(tracestate) else None
-    return api.SpanContext(int(came.trace_id, 16), int(came.span_id, 16), True, flags, state)
+    return api.SpanContext(int(trace.trace_id, 16), int(trace.span_id, 16), True, flags, state)
 
 
 def _text_of(context: Any) -> str:
@@ -250,15 +250,15 @@ def _end(api: Any, span: Any, attributes: Attributes, error: CallError | None) -
             span.set_attributes(attributes)
         span.end()
     except Exception as fault:
-        _note(fault)
+        _log_fault(fault)
 
 
-def _note(fault: Exception) -> None:
-    """Notes a fault of the program's own samplers and processors, which run within spans: no call fails of it."""
+def _log_fault(fault: Exception) -> None:
+    """Logs a fault of the program's own samplers and processors, which run within spans; the call goes on."""
     if not isinstance(fault, AttributeError):  # another thread is still importing OpenTelemetry
         _log_once(f"{type(fault).__name__}: {fault}")
 
 
-@functools.lru_cache(maxsize=100)  # not at each call
+@functools.lru_cache(maxsize=100)  # logs each fault once
 def _log_once(fault: str) -> None:
     log.warning("a call has no span, since OpenTelemetry in this program failed: %s", fault)
