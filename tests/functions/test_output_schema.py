@@ -119,13 +119,13 @@ def test_nothing_is_declared_without_being_asked_for() -> None:
 
 
 @pytest.mark.parametrize("returned", [Any, object, Reply, Reply | Err, Err, Ok, Result, Callable[[], int]])
-def test_an_annotation_that_says_nothing_is_refused(returned: Any) -> None:
-    with pytest.raises(TypeError, match="tool 'tool': output_schema=True reads the return annotation, which says"):
+def test_an_annotation_that_does_not_describe_the_output_is_refused(returned: Any) -> None:
+    with pytest.raises(TypeError, match="tool 'tool': output_schema=True reads the return annotation, which does not"):
         tool_of(returned, None)
 
 
 def test_a_check_without_a_schema_is_refused() -> None:
-    with pytest.raises(ValueError, match="validate_output checks results against output_schema, and there is none"):
+    with pytest.raises(ValueError, match="validate_output checks results against output_schema, which is missing"):
         llm_tool(validate_output=True)
 
 

@@ -1,6 +1,6 @@
-"""Describes the circumstances of a call: the user, the council member, the end of the conversation.
+"""Defines the context of a call: the user, the council member, the end of the conversation.
 
-The host states them and the handler reads them; a model cannot set any of it.
+The host states it and the handler reads it; a model cannot set any of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class ContextMessage:
-    """One message of the conversation that the call came out of."""
+    """One message of the conversation in which the call was made."""
 
     role: str
     content: str
@@ -26,16 +26,15 @@ class ContextMessage:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What the host states about the circumstances of a call; a model cannot set any of it.
+    """The context of a call, as the host states it; a model cannot set any of it.
 
     Attributes:
-        user_id: who the call is made for; empty where that is unknown.
-        attributes: free-form facts (channel, locale …).
-        member: the council member that the call is made for; None outside a council.
+        user_id: the user for whom the call is made; empty if unknown.
+        attributes: any further texts by name (channel, locale …).
+        member: the council member for whom the call is made; None outside a council.
         messages: the end of the conversation, oldest first.
-        traceparent: W3C trace context; empty where there is none.
-        unplanned: whether a council makes the call without arguments, because it plans none; the bus does not check
-            them then.
+        traceparent: W3C trace context; empty without one.
+        unplanned: whether a council makes the call without planned arguments, which the bus then does not check.
     """
 
     user_id: str = ""
@@ -47,7 +46,7 @@ class CallContext:
 
     @classmethod
     def from_wire(cls, message: pb.CallContext) -> CallContext:
-        """Copies a context out of its frame; a member that is not a JSON object reads as None."""
+        """Copies a context out of its message; a member that is not a JSON object becomes None."""
         try:
             member = json.loads(message.member_json) if message.member_json else None
         except (ValueError, RecursionError):

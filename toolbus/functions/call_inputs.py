@@ -1,6 +1,6 @@
-"""Gives a handler the answers to its questions, and ends its run where one is missing.
+"""Gives a handler the answers to its questions, and ends its run if one is missing.
 
-A function that asks runs again from its beginning for each answer. What was answered before comes back in the call's
+A function that asks runs again from its beginning for each answer. The earlier answers come back in the call's
 `request_state`, which the SDK writes and reads as `{"answers": {key: answer}}`.
 """
 
@@ -24,7 +24,7 @@ class InputNeeded(BaseException):
 
     Args:
         questions: `{"method": …, "params": …}` by key.
-        state: what the function gets back with the answers.
+        state: a text that comes back with the answers.
     """
 
     def __init__(self, questions: Mapping[str, Mapping[str, Any]], state: str = "") -> None:
@@ -42,21 +42,21 @@ class InputNeeded(BaseException):
 
 
 class CallInputs:
-    """What a call says about being asked; for one run of its function.
+    """The questions that a caller can answer, and its answers; for one run of the tool's function.
 
     Attributes:
-        accepts: what the caller can answer.
+        accepts: the kinds of questions that the caller can answer.
         state: the request_state, as it came.
     """
 
-    __slots__ = ("_asked", "_known", "_responses_json", "accepts", "state")
+    __slots__ = ("_known", "_responses_json", "_unnamed", "accepts", "state")
 
     def __init__(self, accepts: tuple[str, ...] = (), responses_json: str = "", state: str = "") -> None:
         self.accepts = accepts
         self.state = state
         self._responses_json = responses_json
-        self._known: dict[str, Any] | None = None  # answers by key; None until they are first asked for
-        self._asked = 0  # how many questions without a key of their own the run has come to
+        self._known: dict[str, Any] | None = None  # answers by key; None before they are first read
+        self._unnamed = 0  # how many questions without a key this run has asked
 
     @property
     def responses(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class CallInputs:
         """Returns the answers to questions.
 
         Raises:
-            InputNeeded: some are missing, or not what was asked for.
+            InputNeeded: some are missing, or do not fit their question.
         """
         if self._known is None:
             earlier = _object(self.state).get(_ANSWERS)
@@ -75,8 +75,8 @@ class CallInputs:
         known = self._known
         missing = {}
         for key, question in questions.items():
-            asked = Question(key, str(question.get("method")), question.get("params") or {})
-            if key not in known or fault_of_answer(asked, known[key]):
+            parsed = Question(key, str(question.get("method")), question.get("params") or {})
+            if key not in known or fault_of_answer(parsed, known[key]):
                 missing[key] = question
         if missing:
             rest = {key: answer for key, answer in known.items() if key not in missing}
@@ -84,34 +84,34 @@ class CallInputs:
         return {key: known[key] for key in questions}
 
     def elicited(self, params: Mapping[str, Any], key: str) -> Answer:
-        """Returns what a person answered.
+        """Returns a person's answer.
 
         Args:
             params: of the question.
-            key: names it; "" names it by its place in the run and its text, so that another question at that place
-                never gets this answer.
+            key: names the question; "" names it by its place in the run and its text, so that another question at that
+                place never gets this answer.
 
         Raises:
             InputNeeded: it is not answered yet.
         """
         if not key:
-            self._asked += 1
+            self._unnamed += 1
             digest = hashlib.sha256(json.dumps(params, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
-            key = f"{self._asked}-{digest[:8]}"
+            key = f"{self._unnamed}-{digest[:8]}"
         if params.get("mode") == "url":
             params = {**params, "elicitationId": key}
         return Answer.from_json(self.answers({key: {"method": ELICITATION, "params": params}})[key])
 
 
 def inputs_of(call: pb.ToolCall) -> CallInputs | None:
-    """Returns what a call says about being asked; None where it says nothing."""
+    """Returns the questions that the caller of a call can answer, with its answers; None if it can answer nothing."""
     if not call.accepts:
         return None
     return CallInputs(tuple(call.accepts), call.input_responses_json, call.request_state)
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Returns a JSON object, an empty one where a text is not one: whoever called may have made it up."""
+    """Returns the JSON object of a text, an empty one if the text is something else: callers can send anything."""
     try:
         value = parse_json(text) if text else {}
     except (ValueError, RecursionError):

@@ -16,11 +16,11 @@ from toolbus.v1 import tool_pb2 as pb
 
 
 class Inputs(NamedTuple):
-    """What a call says about being asked by its tool.
+    """The questions of a tool that a call accepts, and its answers.
 
     Attributes:
-        accepts: what its caller can answer: `elicitation.form`, `elicitation.url`, `sampling`, `roots`.
-        answers: to the questions of the call before, by key, as the Model Context Protocol has them.
+        accepts: the kinds that its caller can answer: `elicitation.form`, `elicitation.url`, `sampling`, `roots`.
+        answers: to the questions of the call before, by key, as the Model Context Protocol defines them.
         state: the `request_state` that came with the questions.
     """
 
@@ -30,20 +30,20 @@ class Inputs(NamedTuple):
 
 
 class CallOptions(NamedTuple):
-    """How a tool is to be called, beside its name and arguments.
+    """The options of a call beside the tool's name and arguments.
 
     A named tuple, since calls make one each: a frozen dataclass takes 1.0 µs, this 0.3.
 
     Attributes:
         timeout: seconds; None means the tool's own.
-        role: looks only at the tools of this role; None looks at all.
-        context: what the tool may know about the circumstances, in its wire form; only hosts may state it.
+        role: considers only the tools of this role; None considers all.
+        context: the call's context as a message; only hosts may state it.
         schema_hash: of the declaration that the caller knows; the call is refused once the tool has changed. Empty
             accepts any declaration.
         background_after: seconds after which the call becomes a task, whose id is then the result; None means never.
         parent_call_id: the call that this one is part of; empty for a call of its own.
-        inputs: what the caller can answer, and has answered; None where it can answer nothing.
-        traceparent, tracestate: the span that the call belongs to, as W3C trace context; empty where there is none.
+        inputs: the questions that the caller can answer, and its answers; None if it can answer nothing.
+        traceparent, tracestate: the span of the call, as W3C trace context; empty without one.
     """
 
     timeout: float | None = None
@@ -66,10 +66,10 @@ class CallOptions(NamedTuple):
         background_after: float | None,
         inputs: Inputs | None = None,
     ) -> CallOptions:
-        """Returns the options that a caller gave; `NO_OPTIONS` for none, which costs a call nothing."""
+        """Returns the options of a caller; for none `NO_OPTIONS`, which costs a call nothing."""
         if inputs is not None:
-            known = (context or NO_CONTEXT).to_wire()  # they are read with a context only
-            return cls(timeout, role, known, schema_hash, background_after, inputs=inputs)
+            stated = (context or NO_CONTEXT).to_wire()  # the bus reads inputs only beside a context
+            return cls(timeout, role, stated, schema_hash, background_after, inputs=inputs)
         if context is not None:
             return cls(timeout, role, context.to_wire(), schema_hash, background_after)
         if timeout is None and role is None and not schema_hash and background_after is None:
@@ -77,7 +77,7 @@ class CallOptions(NamedTuple):
         return cls(timeout, role, None, schema_hash, background_after)
 
     def to_wire(self, name: str, arguments_json: str) -> pb.ToolCall:
-        """Returns the call of a tool as a message without a call_id; what is unset stays unset."""
+        """Returns the call of a tool as a message without a call_id."""
         message = pb.ToolCall(name=escape_surrogates(name), arguments_json=escape_surrogates(arguments_json))
         if self.timeout is not None:
             message.timeout_seconds = self.timeout
@@ -85,7 +85,7 @@ class CallOptions(NamedTuple):
         return message
 
     def fill(self, message: pb.ToolCall) -> None:
-        """Sets the options in a message, except for the timeout, of which part may have passed."""
+        """Sets the options in a message, except for the timeout: part of it may have passed."""
         if self.role:
             message.role = self.role
         if self.schema_hash:
@@ -107,7 +107,7 @@ class CallOptions(NamedTuple):
 
     @property
     def size(self) -> int:
-        """About how many bytes the options take in a message, beside those that are always small."""
+        """About how many bytes the options take in a message, without those that are always small."""
         size = self.context.ByteSize() if self.context is not None else 0
         if self.inputs is not None:
             size += len(dump_json(self.inputs.answers)) + len(self.inputs.state)

@@ -1,8 +1,8 @@
-"""Reads what stands beside a hint (`Annotated[int, Field(ge=1)]`) as keywords of JSON Schema.
+"""Reads the annotations beside a hint (`Annotated[int, Field(ge=1)]`) as keywords of JSON Schema.
 
-Whose class it is does not matter and none is imported: texts, mappings of keywords, `annotated_types` (`Ge`, `Len` …),
-`typing_extensions.Doc`, pydantic's `Field` and `StringConstraints` and what looks like them are known by their
-attributes. A `Field` may also be the default of a parameter, and hold the default of its argument.
+Texts and mappings of keywords are read as they are. All others are recognized by their attributes, so no library is
+imported: `annotated_types` (`Ge`, `Len` …), `typing_extensions.Doc`, pydantic's `Field` and `StringConstraints`, and
+similar classes. A `Field` may also be the default of a parameter, and hold the default of its argument.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNDEFINED = ("PydanticUndefinedType", "UndefinedType", "ellipsis")
 
 
 def constrain(schema: dict[str, Any], extras: Iterable[Any]) -> dict[str, Any]:
-    """Adds what stands beside a hint to its schema, and returns it."""
+    """Adds the annotations beside a hint to its schema, and returns the schema."""
     for extra in _flat(extras):
         if isinstance(extra, Mapping):
             schema.update(_json_members(extra))
@@ -58,12 +58,12 @@ def constrain(schema: dict[str, Any], extras: Iterable[Any]) -> dict[str, Any]:
 
 
 def is_field(value: object) -> bool:
-    """Tells whether a value describes an argument, and is not the argument's default itself: pydantic's `Field()`."""
+    """Tells whether a parameter's default is a description of the argument: pydantic's `Field()`."""
     return any(each.__name__ == "FieldInfo" for each in type(value).__mro__)
 
 
 def default_of(field: Any) -> Default | None:
-    """Returns what makes the default that a field holds; None where it holds none."""
+    """Returns a function that makes the default of a field; None if the field has no default."""
     if callable(factory := getattr(field, "default_factory", None)):
         return factory  # type: ignore[no-any-return]
     default = getattr(field, "default", ...)
@@ -73,12 +73,12 @@ def default_of(field: Any) -> Default | None:
 
 
 def is_made(field: Any) -> bool:
-    """Tells whether the default of a field is another one for each call, so that none can be shown."""
+    """Tells whether a factory makes the default of a field anew for each call, so that no schema can show it."""
     return callable(getattr(field, "default_factory", None))
 
 
 def _flat(extras: Iterable[Any]) -> Iterator[Any]:
-    """Yields annotations, each after those that it is made of."""
+    """Yields annotations, each after its own parts."""
     for extra in extras:
         parts = getattr(extra, "metadata", None)
         if isinstance(parts, list | tuple):
@@ -87,14 +87,14 @@ def _flat(extras: Iterable[Any]) -> Iterator[Any]:
 
 
 def _counted(schema: Mapping[str, Any]) -> str:
-    """Returns what a length of a schema's values counts; empty where it has no length, or several kinds of them."""
+    """Returns the unit of a length in a schema's keywords; empty if its values have no length, or several kinds."""
     branches = [each for each in schema.get("anyOf", ()) if isinstance(each, Mapping)]
     counted = {_COUNTED[kind] for each in (schema, *branches) if (kind := str(each.get("type"))) in _COUNTED}
     return counted.pop() if len(counted) == 1 else ""
 
 
 def _json_members(keywords: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Returns what a schema can hold; the rest keeps no plugin from starting."""
+    """Returns the keywords that JSON can hold; a plugin must start although its author wrote others."""
     return {key: value for key, value in keywords.items() if _is_json({key: value})}
 
 

@@ -1,9 +1,9 @@
 """Converts parsed JSON to the types of a handler's type hints.
 
-Used for tools whose schema came from their hints: where that schema says "one of red, green" because the hint is an
-Enum, the handler gets the Enum. JSON Schema counts 3.0 as an integer, so models write it: a handler that takes an int
-gets 3. Hints that JSON already satisfies (str, float, list[str] …) need no converter and cost nothing per call; Python
-itself takes an int where a float is hinted.
+For tools whose schema came from their hints: if the schema says "one of red, green" because the hint is an Enum, the
+handler gets the Enum. JSON Schema counts 3.0 as an integer, so models write it: a handler that takes an int gets 3.
+Hints for which the parsed JSON is right already (str, float, list[str] …) need no converter and cost nothing per call;
+Python itself accepts an int for a float.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _JSON_TYPES: dict[Any, tuple[type, ...]] = {
     types.NoneType: (types.NoneType,),
 }
 _ANY = (str, bool, int, float, list, dict, types.NoneType)
-_Above = dict[Any, Converter]  # the converters of classes and aliases, made or being made
+_Above = dict[Any, Converter]  # the converters of the classes and aliases around a hint, complete or not yet
 
 
 def converter(hint: Any) -> Converter | None:
-    """Returns what turns a JSON value into the hinted type; None where the value is fine as it is.
+    """Returns a function that turns a JSON value into the hinted type; None if the value needs no change.
 
-    The converter raises ValueError, with a text, for a value that does not fit. Values of another JSON type than
-    the schema names are passed on unchanged: the schema refuses them.
+    The converter raises ValueError, with a text, for a value that does not fit. It does not change values of another
+    JSON type than that of the schema: the bus refuses those.
     """
     return _converter(hint, {})
 
@@ -66,7 +66,7 @@ def _converter(hint: Any, above: _Above) -> Converter | None:
         if is_alias(hint):
             return _alias(hint, inside, above)
         hint = inside
-    if not isinstance(hint, Hashable):  # not a hint at all
+    if not isinstance(hint, Hashable):  # it is not a hint
         return None
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
@@ -88,7 +88,7 @@ def _converter(hint: Any, above: _Above) -> Converter | None:
 
 
 def _alias(name: Any, hint: Any, above: _Above) -> Converter | None:
-    if name in above:  # it contains itself: its converter is known by the time that a value comes
+    if name in above:  # it contains itself: its converter is complete when the first value comes
         return lambda value: above[name](value)
     above[name] = _same
     made = _converter(hint, above)
@@ -101,7 +101,7 @@ def _whole(value: Any) -> Any:
 
 
 def _union(members: tuple[Any, ...], above: _Above) -> Converter | None:
-    """Returns what converts each JSON value as the one member that takes its type; where two do, none is guessed."""
+    """Returns the converter of a union: by a value's JSON type, if exactly one member takes that type."""
     kinds: dict[type, list[Any]] = {}
     for member in members:
         for kind in _json_types(unwrapped(member)):
@@ -118,7 +118,7 @@ def _union(members: tuple[Any, ...], above: _Above) -> Converter | None:
 
 
 def _json_types(hint: Any) -> tuple[type, ...]:
-    """Returns the Python types of the parsed JSON values that a member of a union may mean."""
+    """Returns the Python types of the parsed JSON values that fit a member of a union."""
     origin = typing.get_origin(hint) or hint
     if not isinstance(origin, Hashable):
         return _ANY
@@ -147,7 +147,7 @@ def _json_types_of(value: Any) -> tuple[type, ...]:
 
 
 def _literal(values: tuple[Any, ...]) -> Converter | None:
-    """Returns what gives a handler the literal itself: 2 where a model wrote 2.0, an Enum's member for its value."""
+    """Returns the converter to the literal itself: 2 for a model's 2.0, an Enum's member for its value."""
     own = {each.value if isinstance(each, enum.Enum) else each: each for each in values if not isinstance(each, bool)}
     if not any(isinstance(each, int | enum.Enum) for each in own.values()):
         return None
@@ -159,7 +159,7 @@ def _literal(values: tuple[Any, ...]) -> Converter | None:
 
 
 def _key(hint: Any) -> Converter | None:
-    """Returns what turns the keys of a JSON object, which are texts, into the hinted type."""
+    """Returns the converter of the keys of a JSON object, which are texts, to the hinted type."""
     hint = unwrapped(hint)
     if hint is int or hint is float:
         return typing.cast(Converter, hint)

@@ -1,7 +1,7 @@
-"""Declares tools: the `llm_tool` decorator, and the record that it leaves on a function.
+"""Declares tools: the `llm_tool` decorator, and the record that it attaches to a function.
 
-The decorator checks all options at once (REST-60) and returns the function itself, so that a tool can still be called
-like any function. `tool_spec` turns a decorated function into a tool that can be offered and run.
+The decorator checks all options at once (REST-60) and returns the function itself, so that programs can still call it.
+`tool_spec` turns a decorated function into a tool that can be offered and run.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _UNCHECKED = (
     *("display_name", "validate", "no_repair", "no_background", "allow_repeat", "council_eligible"),
     *("inline_available", "direct_reply", "validate_output", "always_background"),
 )
-_SAYS_NOTHING = (
-    "output_schema=True reads the return annotation, which says nothing about the output: annotate a dataclass, "
+_NO_OUTPUT_HINT = (
+    "output_schema=True reads the return annotation, which does not describe the output: annotate a dataclass, "
     "TypedDict, pydantic model, list or dict, or give a JSON Schema as output_schema"
 )
 
@@ -36,7 +36,7 @@ class LlmToolMeta:
     name: str
     function: Callable[..., Any] = field(repr=False, compare=False)
     description: str = ""
-    declared_json: str | None = None  # the schema that the author gave; None where the type hints decide
+    declared_json: str | None = None  # the schema that the author gave; None if it comes from the type hints
     timeout: float = DEFAULT_TIMEOUT_SECONDS
     role: str | None = None
     idle_timeout: float = 0.0
@@ -59,7 +59,7 @@ class LlmToolMeta:
 
     @functools.cached_property
     def parameters(self) -> dict[str, Any]:
-        """The JSON Schema of the arguments. Hints are read at first use, when names defined later exist."""
+        """The JSON Schema of the arguments. Hints are read at first use, when all names that they use are defined."""
         if self.declared_json is None:
             return hints.parameters_schema(self.function)
         parsed: dict[str, Any] = json.loads(self.declared_json)
@@ -67,15 +67,15 @@ class LlmToolMeta:
 
     @property
     def output_schema(self) -> dict[str, Any] | None:
-        """The JSON Schema of the output; None where none is declared.
+        """The JSON Schema of the output; None without one.
 
         Raises:
-            TypeError: the return annotation was asked for and says nothing about the output.
+            TypeError: the return annotation, which is the schema here, does not describe the output.
         """
         if self.output_from_hints:
             schema = hints.output_schema(self.function)
             if not schema:
-                raise TypeError(f"tool {self.name!r}: {_SAYS_NOTHING}")
+                raise TypeError(f"tool {self.name!r}: {_NO_OUTPUT_HINT}")
             return schema
         parsed: dict[str, Any] | None = json.loads(self.output_schema_json) if self.output_schema_json else None
         return parsed
@@ -90,8 +90,8 @@ def describe(function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Ll
     """Checks the options of a tool and returns them as one record.
 
     Raises:
-        ValueError: a name or a time that breaks its rule, or a schema that JSON cannot hold.
-        TypeError: an option that does not exist, or a value of the wrong type.
+        ValueError: a name or a time breaks its rule, or JSON cannot hold a schema.
+        TypeError: an option does not exist, or a value has the wrong type.
     """
     if not callable(function):
         raise TypeError(f"llm_tool is put on a function, not on {function!r}: write @llm_tool(name=…) above a def")
@@ -110,7 +110,7 @@ def describe(function: Callable[..., Any], **options: Unpack[ToolOptions]) -> Ll
     parameters, metadata, output = options.get("parameters"), options.get("metadata"), options.get("output_schema")
     if options.get("validate_output") and not output:
         raise ValueError(
-            f"llm_tool {name!r}: validate_output checks results against output_schema, and there is none: give a JSON "
+            f"llm_tool {name!r}: validate_output checks results against output_schema, which is missing: give a JSON "
             "Schema, or output_schema=True for the return annotation"
         )
     needs = options.get("needs", ())
@@ -150,22 +150,19 @@ def llm_tool(function: Callable[..., Any] | None = None, /, **options: Unpack[To
 
     Raises:
         ValueError: a name or a time that breaks its rule.
-        TypeError: `parameters` is not a dict, an option does not exist, or the decorator stands on something that
-            cannot be called.
+        TypeError: `parameters` is not a dict, an option does not exist, or the decorated object cannot be called.
     """
     if options.get("name") == "":
         del options["name"]  # the function's name, as in N.E.K.O.
     if function is not None:
         return _mark(function, options)
-    if options.get("name") == "":  # as N.E.K.O.'s own decorator takes it
-        options = {**options, "name": None}
-    # Checks the options on the line where they are written; the name is the function's where none is given.
+    # Checks the options on the line where they are written; without a name it is the function's, not known yet.
     describe(lambda: None, **options if options.get("name") else {**options, "name": "unnamed"})
     return lambda function: _mark(function, options)
 
 
 def meta_of(function: object) -> LlmToolMeta | None:
-    """Returns what `llm_tool` left on a function or method; None where it left nothing."""
+    """Returns the record that `llm_tool` attached to a function or method; None without one."""
     meta = getattr(function, ATTRIBUTE, None) or getattr(getattr(function, "__func__", None), ATTRIBUTE, None)
     return meta if isinstance(meta, LlmToolMeta) else None
 
@@ -198,7 +195,7 @@ def _check_level(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"tool {name!r}: min_level is {value!r:.40}, it must be a whole number")
     if not 0 <= value <= MAX_LEVEL:
-        raise ValueError(f"tool {name!r}: min_level is {value}, it must be from 0 (everybody) to {MAX_LEVEL}")
+        raise ValueError(f"tool {name!r}: min_level is {value}, it must be from 0 (all users) to {MAX_LEVEL}")
     return value
 
 

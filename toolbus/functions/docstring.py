@@ -1,8 +1,8 @@
 """Reads the docstring of a function: its summary, and the description of each parameter.
 
 It knows the three layouts that Python authors use (Google ``Args:``, reST ``:param name:``, numpy ``Parameters`` with
-a rule below it). Of any other docstring it reads the first paragraph. Nothing here fails: text that cannot be read is
-left out.
+a rule below it). Of any other docstring it reads the first paragraph. It never fails: it leaves out text that it cannot
+read.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _RULE = re.compile(r"-{3,}")
 
 @dataclass(frozen=True, slots=True)
 class Docstring:
-    """The parts of a docstring that a model is shown.
+    """The parts of a docstring for models.
 
     Attributes:
-        summary: the first paragraph on one line.
-        parameters: one line for each parameter that is described.
+        summary: the first paragraph, on one line.
+        parameters: the description of each parameter that has one, on one line.
     """
 
     summary: str

@@ -1,6 +1,6 @@
 """Resolves type hints, and lists the fields of record classes and the values of enums.
 
-Shared by the two readers of type hints: the one that writes a schema and the one that converts what arrives.
+Shared by the two readers of type hints: `schema_builder` and `conversion`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired)
 
 
 def resolved(target: Any, names: dict[str, Any]) -> dict[str, Any]:
-    """Returns the hints of a function or class; one that cannot be resolved, by `names` either, is `Any`."""
+    """Returns the hints of a function or class; one that cannot be resolved, not even with `names`, is `Any`."""
     try:
         return typing.get_type_hints(target, include_extras=True)
-    except Exception:  # whatever evaluating an author's annotations may raise
+    except Exception:  # an author's annotations may raise anything
         pass
     hints: dict[str, Any] = {}
     for name, spelled in dict(getattr(target, "__annotations__", {})).items():
@@ -32,7 +32,7 @@ def resolved(target: Any, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def unwrapped(hint: Any) -> Any:
-    """Returns a hint without what says nothing about its values: `Annotated`, `NotRequired`, `NewType`, an alias.
+    """Returns a hint without wrappers that do not change its values: `Annotated`, `NotRequired`, `NewType`, an alias.
 
     `typing.Dict` alone is `dict`.
     """
@@ -59,7 +59,7 @@ def is_alias(hint: Any) -> bool:
 
 
 def enum_values(kind: type[enum.Enum]) -> dict[Any, enum.Enum]:
-    """Returns what stands for each member in JSON: its value, or its name where a value is not a JSON scalar."""
+    """Returns the members by their JSON form: the value, or for all the name if a value is not a JSON scalar."""
     members = list(kind)
     if all(isinstance(each.value, str | int | float | bool) or each.value is None for each in members):
         return {each.value: each for each in members}
@@ -87,7 +87,7 @@ def record_fields(kind: type) -> dict[str, tuple[Any, bool]] | None:
 
 
 def _needed(hint: Any, otherwise: bool) -> bool:
-    """Looks at the hint first: `__required_keys__` is wrong where annotations are text (PEP 563)."""
+    """Tells whether a key is required, by its hint: `__required_keys__` is wrong if annotations are texts (PEP 563)."""
     origin = typing.get_origin(hint)
     return {typing.Required: True, typing.NotRequired: False}.get(origin, otherwise)
 

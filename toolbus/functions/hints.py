@@ -1,8 +1,8 @@
 """Writes the JSON Schema of a function's arguments from its type hints and docstring.
 
 It reads the signature once, when a tool is declared. A hint that cannot be resolved or expressed in JSON Schema becomes
-``{}`` (anything) and never an error: an unusual hint must not keep a plugin from starting. The parameter that gets the
-`ToolScope` is not an argument and does not appear.
+``{}`` (anything) and never an error: a plugin must start also with an unusual hint. The parameter that gets the
+`ToolScope` is not an argument and is left out.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _BESIDE: Any = Annotated  # as an object, which is subscripted with values
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Signature:
-    """What calling a function takes.
+    """The parameters of a function, as a call by keywords fills them.
 
     Attributes:
-        parameters: those that arguments may fill, in order; without `self` and the injected one. Their defaults are
-            those of arguments: not a `Field`, but the default that it holds.
-        hints: the resolved hints of those that have one; a `Field` that is a default stands beside the hint.
-        scope: the name of the parameter that gets the `ToolScope`; empty where there is none.
+        parameters: those for arguments, in order; without `self` and the scope. The default of a `Field` replaces the
+            `Field` itself.
+        hints: the resolved hints of those that have one; a `Field` that is a default is added to the hint.
+        scope: the name of the parameter that gets the `ToolScope`; empty without one.
         any_keyword: whether the function takes any other keyword (`**kwargs`).
         positional_only: names that cannot be passed by keyword.
-        defaults: what makes the defaults that fields hold, which calling the function would not fill in.
+        defaults: functions that make the defaults of fields, which Python would not fill in.
     """
 
     parameters: tuple[inspect.Parameter, ...]
@@ -54,7 +54,7 @@ class Signature:
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:
-    """Reads a function, method, partial or callable object; one that cannot be read takes anything."""
+    """Returns the signature of a function, method, partial or callable object; an unreadable one takes anything."""
     try:
         listed = list(inspect.signature(function).parameters.values())
     except (ValueError, TypeError):
@@ -84,7 +84,7 @@ def _with_field(parameter: inspect.Parameter, hints: dict[str, Any], defaults: d
     if is_field(field):
         try:
             hints[name] = _BESIDE[hints.get(name, Any), field]
-        except TypeError:  # the hint is not one
+        except TypeError:  # it is not a valid hint
             hints[name] = _BESIDE[Any, field]
     elif field is empty and typing.get_origin(hints.get(name)) is Annotated:
         field = next((each for each in typing.get_args(hints[name])[1:] if is_field(each)), None)
@@ -94,14 +94,14 @@ def _with_field(parameter: inspect.Parameter, hints: dict[str, Any], defaults: d
     if default is None:
         return parameter.replace(default=empty)
     defaults[name] = default
-    return parameter.replace(default=object() if is_made(field) else default())  # an object is not shown
+    return parameter.replace(default=object() if is_made(field) else default())  # no schema shows an object
 
 
 def parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the JSON Schema of a function's arguments.
 
-    A function without any hint has the empty object schema (REST-60); as soon as one parameter has a hint, those
-    without accept anything. Defaults are shown where JSON can hold them.
+    A function without any hint has the empty object schema (REST-60). If one parameter has a hint, those without accept
+    anything. The schema shows the defaults that JSON can hold.
     """
     signature = signature_of(function)
     if not any(each.name in signature.hints for each in signature.parameters):
@@ -128,7 +128,7 @@ def parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def output_schema(function: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the JSON Schema of what a function returns, by its annotation; `{}` where that says nothing."""
+    """Returns the JSON Schema of a function's return annotation; `{}` if that does not describe the output."""
     hint = _hints(function).get("return", Any)
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return {"type": "string"}  # of the joined chunks
@@ -148,7 +148,7 @@ def output_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def without_property(schema: Any, name: str) -> Any:
-    """Returns a schema without one property, in its normal form; one without that property as it is."""
+    """Returns a schema without one property, in its normal form; unchanged if it has no such property."""
     properties = properties_of(schema)
     if name not in properties:
         return schema
@@ -185,7 +185,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         target = target.func
     target = inspect.unwrap(target)
     if not isinstance(target, type) and not hasattr(target, "__annotations__"):
-        target = getattr(type(target), "__call__", target)  # noqa: B004  # where a callable object keeps its hints
+        target = getattr(type(target), "__call__", target)  # noqa: B004  # it has the hints of a callable object
     return resolved(target, getattr(getattr(target, "__func__", target), "__globals__", {}))
 
 

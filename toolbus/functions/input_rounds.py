@@ -1,4 +1,4 @@
-"""Answers the questions of tools for a program that calls them: asks it, and makes the same call again.
+"""Answers the questions of a tool: passes them to the program's ``on_input``, and makes the same call again.
 
 Each round is a call of its own, with its own timeout. `answered` is for programs on asyncio, `answered_sync` for those
 that block.
@@ -15,11 +15,11 @@ from toolbus.functions.call_options import Inputs
 from toolbus.questions import CANCELLED, ELICITATION, NEEDS_INPUT, Answer, Question, explain_questions, read_questions
 from toolbus.tool import CallError, Result
 
-MAX_ROUNDS = 10  # a function that asks something new at every run would ask for ever
+MAX_ROUNDS = 10  # a function that asks a new question in every run would never end
 
 Given = Answer | Mapping[str, Any] | None
 OnInput = Callable[[Question], Given | Awaitable[Given]]
-"""Answers a question: an `Answer`, the fields of a form (accepted) or what else the method returns; None: no answer."""
+"""Answers a question: an `Answer`, the fields of a form (accepted) or another method's result; None is no answer."""
 OnInputSync = Callable[[Question], Given]
 
 
@@ -31,11 +31,11 @@ async def answered(
     inputs: Inputs | None,
     **options: Any,
 ) -> Result:
-    """Makes a call, answers what its tool asks, and makes it again until it is done.
+    """Makes a call, answers the questions of its tool, and makes it again until the tool has its result.
 
     Args:
         call: makes the call; gets the name, the arguments, ``inputs`` as a keyword and the options.
-        inputs: what the first call says; None accepts forms.
+        inputs: of the first call; None accepts forms.
     """
     inputs = inputs or Inputs()
     for _ in range(MAX_ROUNDS):
@@ -49,7 +49,7 @@ async def answered(
         if None in answers.values():
             return _unanswered(name, result)
         inputs = Inputs(inputs.accepts, answers, result.request_state)
-    return _asks_for_ever(name)
+    return _too_many_rounds(name)
 
 
 def answered_sync(
@@ -71,11 +71,11 @@ def answered_sync(
         if None in answers.values():
             return _unanswered(name, result)
         inputs = Inputs(inputs.accepts, answers, result.request_state)
-    return _asks_for_ever(name)
+    return _too_many_rounds(name)
 
 
 def _answer(question: Question, given: Given) -> Mapping[str, Any] | None:
-    """Returns an answer as the call carries it; None where there is none."""
+    """Returns an answer in the form of the call; None without one."""
     if question.method != ELICITATION:
         return given.to_json() if isinstance(given, Answer) else given
     if given is None:
@@ -88,10 +88,10 @@ def _unanswered(name: str, result: Result) -> Result:
     return _failure(result.call_id, text)
 
 
-def _asks_for_ever(name: str) -> Result:
+def _too_many_rounds(name: str) -> Result:
     text = (
-        f"tool {name!r} asked for input {MAX_ROUNDS} times in a row, which is as often as it gets answers: its author "
-        "has it ask the same question in the same words (or with a key), and all that it needs at once"
+        f"tool {name!r} asked for input {MAX_ROUNDS} times in a row, which is the limit: its author should ask all "
+        "questions at once, and the same question always in the same words (or with a key)"
     )
     return _failure("", text)
 

@@ -1,9 +1,8 @@
-"""Defines what a handler may return, and how it becomes the JSON text of a result.
+"""Defines the values that a handler may return, and writes them as the JSON text of a result.
 
-A plain return is the output. `Reply` adds parts that JSON cannot hold (pictures, sound, links), `Ok` and `Err` are the
-results that N.E.K.O. plugins already return. Values that Python authors return every day (dataclasses, Enums, dates,
-paths, sets) are written in their obvious form; whatever else JSON cannot hold is refused with a text that says
-where it sits.
+A plain return value is the output. `Reply` adds parts that JSON cannot hold (pictures, sound, links), `Ok` and `Err`
+are the results of N.E.K.O. plugins. Common Python values (dataclasses, Enums, dates, paths, sets) are written in their
+obvious form. Any other value that JSON cannot hold is refused with a text that names its place.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Reply:
     """A result with parts beside its output.
 
     Attributes:
-        output: what the model reads, as a plain return would be.
+        output: for the model, like a plain return value.
         content: parts made by `text`, `image`, `audio`, `link` and `resource`.
         is_error: whether the model should read this as a failure.
         error: the tool's text of the failure; it sets `is_error`.
@@ -70,14 +69,14 @@ def audio(data: bytes, mime: str = "audio/wav") -> pb.ContentBlock:
 
 
 def link(uri: str, name: str = "", *, description: str = "", mime: str = "") -> pb.ContentBlock:
-    """Returns a part that points to something that can be read elsewhere."""
+    """Returns a part that is a link to a resource."""
     return pb.ContentBlock(
         resource_link=pb.ResourceLink(uri=uri, name=name or uri, description=description, mime_type=mime)
     )
 
 
 def resource(uri: str, body: str | bytes, mime: str = "") -> pb.ContentBlock:
-    """Returns a part that holds something that has an address, with what is in it: text, or bytes (not base64)."""
+    """Returns a part that holds a resource with its address and its content: text, or bytes (not base64)."""
     part = pb.EmbeddedResource(uri=uri, mime_type=mime)
     if isinstance(body, str):
         part.text = body
@@ -89,7 +88,7 @@ def resource(uri: str, body: str | bytes, mime: str = "") -> pb.ContentBlock:
 def pictures_of(returned: Mapping[str, Any]) -> tuple[pb.ContentBlock, ...] | None:
     """Returns the pictures of a dict with `output` and `images`, each below its text; None for any other dict.
 
-    One that is not base64 is a text that says so: the output is still worth something.
+    In place of a picture that is not base64 there is a text that says so, since the output is still useful.
     """
     images = returned["images"]
     if "output" not in returned or not returned.keys() <= {"output", "images", "is_error", "error"}:
@@ -113,7 +112,7 @@ def dump_output(value: Any) -> str:
     """Returns a handler's return value as JSON text.
 
     Raises:
-        TypeError: where JSON cannot hold it; the text names the place, the type and how to fix it.
+        TypeError: JSON cannot hold it; the text names the place, the type and how to fix it.
     """
     try:
         written = _write(value)
@@ -131,7 +130,7 @@ def _bytes(data: object, function: str) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """Returns what stands for a value that `json` does not know."""
+    """Returns the JSON form of a value that `json` does not know."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
@@ -150,11 +149,11 @@ def _plain(value: Any) -> Any:
 
 
 def _writer() -> Callable[[Any], str]:
-    """Returns what writes JSON.
+    """Returns a function that writes JSON.
 
-    `json.dumps` with options makes an encoder per call, and `JSONEncoder.encode` the machine inside of it, which costs
-    as much as writing a small output. So the machine is made once; where Python has another one, the encoder is.
-    A value that contains itself ends in a RecursionError.
+    `json.dumps` with options makes an encoder for each call, and `JSONEncoder.encode` its C encoder for each call,
+    which costs as much as writing a small output. So the C encoder is made once; if this Python has another one, the
+    `JSONEncoder` is. A value that contains itself ends in a RecursionError.
     """
     encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
     try:
@@ -177,7 +176,7 @@ _FIXES: dict[Any, str] = {
 
 
 def _culprit(value: Any, path: str, above: tuple[int, ...]) -> str:
-    """Says which part of a value JSON cannot hold; empty where every part is fine."""
+    """Returns a text about the part of a value that JSON cannot hold; empty if JSON can hold all."""
     if value is None or isinstance(value, bool | int):
         return ""
     if isinstance(value, str):

@@ -1,22 +1,22 @@
-"""Runs one handler and makes exactly one Result of whatever it does.
+"""Runs one handler and makes exactly one Result of it.
 
 A returned value becomes the output, an exception (SystemExit included) the tool's error, a cancelled handler a
 CANCELLED result. Tracebacks go to the log of the plugin, never onto the wire. The module knows no connection:
-`run_handler` runs any handler, in a task of its own. Where thousands of calls a second arrive, `run_plain` and
-`run_async` do what each kind needs and no more.
+`run_handler` runs any handler, in a task of its own. For thousands of calls a second there are `run_plain` and
+`run_async`, which do only what one kind of handler needs.
 
-What a handler may return (REST-62), in the order in which it is looked at:
+A handler may return (REST-62), checked in this order:
 
 - `Reply`, `Ok`, `Err`: as documented there;
 - a `Result`, from calling another tool: passed on, its failure as this tool's, its questions too;
 - a dict with a true `is_error`, or with `is_error` and `output`: an envelope. `error` is the tool's text, `output` the
-  output; a dict without `output` has as its output what is left of it, null if nothing is;
+  output; without `output` the other keys are the output, null if there are none;
 - a dict with `output` and `images` (`data_b64`, `mime`, `vision_prompt`), as newer N.E.K.O. plugins return pictures:
   the output, and each picture below its text;
 - content blocks (`text`, `image` …), alone or as a list: content, with a null output;
 - anything else: the output.
 
-A generator's chunks, each a str, are shown as progress while they come, and joined they are the output.
+A generator yields chunks, each a str: each is reported as progress at once, and joined they are the output.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-_JSON_TYPES = frozenset((dict, str, int, float, bool, type(None)))  # what most handlers return
+_JSON_TYPES = frozenset((dict, str, int, float, bool, type(None)))  # of the values of most handlers
 _read = json.JSONDecoder().raw_decode
 
 MAX_MESSAGE = 4096  # characters of an exception's text that are sent: a model needs a sentence, not a dump
 
 Outcome = str | Result
-"""How a call ended: the JSON text of its output, for nearly all that succeed, or a whole result."""
+"""The end of a call: the JSON text of its output, for nearly all that succeed, or a whole result."""
 
 RunSync = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Runs a function of no arguments off the loop; `functools.partial(loop.run_in_executor, pool)` is one."""
@@ -55,10 +55,10 @@ RunSync = Callable[[Callable[[], Any]], Awaitable[Any]]
 async def run_handler(
     spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolScope, run_sync: RunSync
 ) -> Result:
-    """Runs a tool once. Never raises, apart from GeneratorExit where the coroutine itself is closed.
+    """Runs a tool once. Never raises, except for GeneratorExit if the coroutine itself is closed.
 
-    Cancelling the task that runs this gives a CANCELLED result instead of an exception, so it belongs at the top of
-    its task. A sync handler cannot be interrupted: it can only look at its scope, and should be left to end.
+    If the task that runs this is cancelled, it returns a CANCELLED result, so it must be the outermost of its task.
+    A sync handler cannot be interrupted: it can only check its scope.
 
     Args:
         arguments: parsed, or the JSON text of the call.
@@ -99,7 +99,7 @@ async def run_async(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: T
 
 
 class Unfinished(NamedTuple):
-    """What a plain function handed back that still has to be awaited: it is a lambda or decorator around an async one.
+    """The value of a plain function that still has to be awaited: a lambda or decorator around an async function.
 
     Attributes:
         returned: an awaitable or an async generator.
@@ -111,7 +111,7 @@ class Unfinished(NamedTuple):
 def run_plain(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolScope) -> Outcome | Unfinished:
     """Runs a plain function from beginning to end, on this thread. Never raises.
 
-    Everything is caught here, because some exceptions (StopIteration, SystemExit) do not survive a future.
+    It catches everything, because a future does not pass on some exceptions (StopIteration, SystemExit).
     """
     try:
         if scope.cancel_reason is not None:
@@ -134,11 +134,11 @@ def run_plain(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolSco
 
 
 async def finish_plain(spec: ToolSpec, scope: ToolScope, unfinished: Unfinished) -> Outcome:
-    """Awaits what a plain function handed back, as `run_handler` does."""
+    """Awaits the value of a plain function, as `run_handler` does."""
     returned = unfinished.returned
     try:
         if scope.cancel_reason is not None and (task := asyncio.current_task()) is not None:
-            task.cancel(scope.cancel_reason)  # while the function ran; it ends where it first waits
+            task.cancel(scope.cancel_reason)  # it was cancelled while the function ran, and ends at its first wait
         return _finish(scope, await (_drain_async(returned, scope) if inspect.isasyncgen(returned) else returned))
     except GeneratorExit:
         raise
@@ -149,11 +149,11 @@ async def finish_plain(spec: ToolSpec, scope: ToolScope, unfinished: Unfinished)
 
 
 def _keywords(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolScope) -> dict[str, Any] | Result:
-    """Returns the handler's keyword arguments, or the error result that they do not fit."""
+    """Returns the handler's keyword arguments, or an error result if they do not fit."""
     keywords: dict[str, Any] | None
     if isinstance(arguments, str):
         try:
-            keywords, end = _read(arguments)  # half the time of `json.loads`, but takes no blanks around it
+            keywords, end = _read(arguments)  # half the time of `json.loads`, but accepts no blanks around the value
             if end != len(arguments) or type(keywords) is not dict:
                 keywords = _parse(arguments)
         except (ValueError, RecursionError):
@@ -185,7 +185,7 @@ def _keywords(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolSco
 
 
 def _parse(text: str) -> dict[str, Any] | None:
-    """Returns the object that a JSON text holds; None where it holds something else."""
+    """Returns the object of a JSON text; None if the text is something else."""
     try:
         value = json.loads(text) if text else {}
     except (ValueError, RecursionError):
@@ -203,27 +203,27 @@ def _misfit(spec: ToolSpec, keywords: Mapping[str, Any]) -> str:
 
 
 def _drain(chunks: Generator[Any, Any, Any], scope: ToolScope) -> str:
-    chunks_so_far: list[str] = []
+    texts: list[str] = []
     try:
         while True:
             scope.raise_if_cancelled()
-            chunks_so_far.append(_chunk(next(chunks), scope))
+            texts.append(_chunk(next(chunks), scope))
     except StopIteration as end:
         if end.value is not None:
             raise TypeError("a generator's chunks are its output, it must not return a value: yield it") from None
-        return "".join(chunks_so_far)
+        return "".join(texts)
     finally:
         chunks.close()
 
 
 async def _drain_async(chunks: AsyncGenerator[Any, Any], scope: ToolScope) -> str:
-    chunks_so_far: list[str] = []
+    texts: list[str] = []
     try:
         async for each in chunks:
-            chunks_so_far.append(_chunk(each, scope))
+            texts.append(_chunk(each, scope))
     finally:
         await chunks.aclose()
-    return "".join(chunks_so_far)
+    return "".join(texts)
 
 
 def _chunk(each: Any, scope: ToolScope) -> str:
@@ -234,7 +234,7 @@ def _chunk(each: Any, scope: ToolScope) -> str:
 
 
 def _finish(scope: ToolScope, returned: Any) -> Outcome:
-    """Returns the outcome for what a handler returned.
+    """Returns the outcome of a call from the value of its handler.
 
     Raises:
         TypeError: JSON cannot hold it.
@@ -314,7 +314,7 @@ def _failed(spec: ToolSpec, scope: ToolScope, problem: BaseException) -> Result:
     if isinstance(problem, asyncio.CancelledError):
         why = scope.cancel_reason or "its handler was cancelled inside the plugin"
         return _error(scope, Code.CANCELLED, f"the call of {spec.tool.name} was cancelled: {why}")
-    refuses = isinstance(problem, RequestError)  # the request is wrong, not the tool, and the text is complete
+    refuses = isinstance(problem, RequestError)  # the request is wrong, not the tool, and the text explains it
     level = logging.DEBUG if refuses else logging.WARNING
     log.log(level, "tool %s failed in call %s", spec.tool.name, scope.call_id, exc_info=None if refuses else problem)
     return _error(scope, Code.TOOL, _sentence(problem), type(problem).__name__)

@@ -1,7 +1,7 @@
 """Writes the JSON Schema of a type hint.
 
-A hint that cannot be expressed in JSON Schema becomes ``{}`` (anything) and never an error: an unusual hint must not
-keep a plugin from starting.
+A hint that cannot be expressed in JSON Schema becomes ``{}`` (anything) and never an error: a plugin must start also
+with an unusual hint.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ class SchemaBuilder:
     """Builds the schemas of one function.
 
     Args:
-        of_output: whether what a function returns is described, as it is written, and not what it gets.
+        of_output: whether the schemas describe values that the function returns, not its arguments.
 
     Attributes:
-        defs: shared definitions that a class brought along (`model_json_schema`), for the root's `$defs`.
+        defs: shared definitions of classes with `model_json_schema`, for the root's `$defs`.
     """
 
     def __init__(self, *, of_output: bool = False) -> None:
         self.defs: dict[str, Any] = {}
         self._of_output = of_output
-        self._open: list[Any] = []  # record classes being described, to stop at one that contains itself
+        self._open: list[Any] = []  # the record classes around the current hint, to stop at one that contains itself
 
     def schema(self, hint: Any) -> dict[str, Any]:
-        """Returns a schema of its own for a hint; `{}` for one that it does not know."""
+        """Returns a new schema for a hint; `{}` for an unknown one."""
         origin = typing.get_origin(hint)
         if origin is typing.Annotated:
             inner, *extras = typing.get_args(hint)
@@ -135,7 +135,7 @@ class SchemaBuilder:
         return {"type": "object", "properties": properties} | ({"required": required} if required else {})
 
     def _of_model(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Returns the schema that a class wrote itself; its definitions move to the root, under names of their own."""
+        """Returns the schema that a class wrote itself; its definitions move to the root, under unique names."""
         for name, definition in schema.pop("$defs", {}).items():
             own = name
             while own in self.defs and self.defs[own] != definition:
@@ -147,7 +147,7 @@ class SchemaBuilder:
 
 
 def _renamed(schema: dict[str, Any], name: str, own: str) -> dict[str, Any]:
-    """Returns a schema whose references to one definition lead to another name of it."""
+    """Returns a schema with the references to one definition renamed."""
     text = json.dumps(schema).replace(json.dumps(f"#/$defs/{name}"), json.dumps(f"#/$defs/{own}"))
     return dict(json.loads(text))
 

@@ -1,8 +1,8 @@
-"""Gives a handler its call: context, deadline, cancellation, progress, calls of other tools.
+"""Defines `ToolScope`, a call as its handler sees it: context, deadline, cancellation, progress, calls of other tools.
 
-A handler gets it through a parameter annotated `ToolScope`, or named `ctx` without annotation; the SDK fills that
-parameter and never shows it to a model. Everything here may be used from any thread, and only `call_sync` blocks. The
-connection passes in `send_progress` and `caller`; the scope knows no sockets.
+A handler gets it by a parameter annotated `ToolScope`, or named `ctx` without annotation; the SDK fills that parameter
+and never shows it to a model. All methods may be called from any thread, and only `call_sync` blocks. The scope knows
+no connection: it gets `send_progress` and `caller`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-CANCELLED_SECONDS = 0.1  # between two looks of a blocked thread whether its call was cancelled
+CANCELLED_SECONDS = 0.1  # between two checks of a blocked thread whether its call was cancelled
 
 
 class NestedCaller(Protocol):
-    """How a scope calls other tools: the connection's part.
+    """Calls another tool for a scope; the connection provides it.
 
-    The future ends in the call's result and never in an exception of the call's; cancelling it cancels the call.
+    The future's result is the call's, and a failed call is no exception; cancelling the future cancels the call.
     """
 
     def __call__(self, name: str, arguments_json: str, options: CallOptions) -> concurrent.futures.Future[Result]: ...
@@ -43,12 +43,12 @@ class ToolScope:
 
     Attributes:
         call_id: the bus's id of this call.
-        request_id: the id that the caller gave it, where the plugin is a qualified one; else the bus's.
-        caller_source: the source that made this call, where the tool runs in the bus's own process; else "".
-        tool: the name under which the tool was called.
-        context: what the host states about the circumstances.
+        request_id: the caller's id of this call if the plugin is a qualified one; else the bus's.
+        caller_source: the source that made this call if the tool runs in the bus's own process; else "".
+        tool: the name by which the tool was called.
+        context: the call's context, as the host states it.
         deadline: when the caller stops waiting, by `time.monotonic()`; None without a timeout.
-        cancel_reason: why the call was cancelled; None while it was not.
+        cancel_reason: why the call was cancelled; None unless it was.
     """
 
     __slots__ = (
@@ -68,7 +68,7 @@ class ToolScope:
         "tool",
     )
 
-    # Held only while an event is made, so that two threads cannot each get their own.
+    # Held while an event is made, so that two threads cannot make two.
     _making: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
@@ -85,14 +85,14 @@ class ToolScope:
         request_id: str = "",
         inputs: CallInputs | None = None,
     ) -> None:
-        """Makes a scope; the connection does, and tests of handlers may: `ToolScope()` is enough for one.
+        """Makes a scope; for connections, and for tests of handlers, which may write `ToolScope()`.
 
         Args:
             send_progress: takes each progress, from any thread and without blocking; None drops it.
             caller: calls other tools; None without a bus.
-            principal: who made the outermost call, where the tool runs in the bus's own process; else None.
+            principal: who made the outermost call if the tool runs in the bus's own process; else None.
             request_id: the caller's id of the call; "" if unknown.
-            inputs: what the caller can answer, and has answered; None where it can answer nothing.
+            inputs: the questions that the caller can answer, and its answers; None if it can answer nothing.
         """
         self._inputs = inputs
         self.call_id = call_id
@@ -106,7 +106,7 @@ class ToolScope:
         self._send_progress = send_progress
         self._caller = caller
         self._event: threading.Event | None = None  # None until first used
-        self._ended = False  # True once the handler is done: what a stray thread still reports is dropped
+        self._ended = False  # True once the handler has ended: later progress of its threads is dropped
 
     @classmethod
     def of(
@@ -118,7 +118,7 @@ class ToolScope:
         principal: object = None,
         caller_source: str = "",
     ) -> ToolScope:
-        """Makes the scope of a call that just arrived; it keeps nothing of its frame."""
+        """Makes the scope of a call that has just arrived; it copies all that it needs out of the message."""
         return cls(
             call.call_id,
             call.name,
@@ -136,17 +136,17 @@ class ToolScope:
         state = "ended" if self._ended else f"cancelled: {self.cancel_reason}" if self.is_cancelled else "running"
         return f"<{type(self).__name__} {self.tool} {self.call_id} {state}>"
 
-    if not TYPE_CHECKING:  # type checkers are to find what is not there
+    if not TYPE_CHECKING:  # type checkers then report unknown names
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(
                 f"the ctx of a call has no {name}: it has context, user_id, channel_id, platform, call() and "
-                "progress(); what else a tool needs, the host sends in context.attributes"
+                "progress(); a host sends further values in context.attributes"
             )
 
     @property
     def cancelled(self) -> threading.Event:
-        """Set when the call is cancelled. A sync handler looks at it, or waits on it instead of sleeping."""
+        """Set when the call is cancelled. A sync handler checks it, or waits on it instead of sleeping."""
         if self._event is None:
             with self._making:
                 if self._event is None:
@@ -163,17 +163,17 @@ class ToolScope:
 
     @property
     def user_id(self) -> str:
-        """On whose behalf the call is made; empty if the host has not said so: then assume no user."""
+        """The user for whom the call is made; empty if the host has not stated one: then assume no user."""
         return self.context.user_id
 
     @property
     def channel_id(self) -> str:
-        """The conversation that the call comes from: the attribute `channel_id`, else `channel`; empty if unknown."""
+        """The conversation in which the call was made: the attribute `channel_id`, else `channel`; empty if unknown."""
         return self.context.attributes.get("channel_id") or self.context.attributes.get("channel", "")
 
     @property
     def platform(self) -> str:
-        """The service that the conversation takes place on: the attribute `platform`; empty if unknown."""
+        """The service of the conversation: the attribute `platform`; empty if unknown."""
         return self.context.attributes.get("platform", "")
 
     @property
@@ -182,16 +182,16 @@ class ToolScope:
         return self._caller is not None
 
     def raise_if_cancelled(self) -> None:
-        """Ends a handler whose call was cancelled; the cheap check for loops.
+        """Ends a handler whose call was cancelled; a cheap check for loops.
 
         Raises:
-            asyncio.CancelledError: where it was.
+            asyncio.CancelledError: the call was cancelled.
         """
         if self.cancel_reason is not None:
             raise asyncio.CancelledError(self.cancel_reason)
 
     def time_left(self) -> float:
-        """Returns the seconds until the deadline, never below 0; infinity where there is none."""
+        """Returns the seconds until the deadline, never below 0; infinity without one."""
         return math.inf if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     def progress(
@@ -203,15 +203,15 @@ class ToolScope:
         chunk: str = "",
         content: Sequence[pb.ContentBlock] = (),
     ) -> None:
-        """Shows the caller that work goes on, and resets the idle timeout.
+        """Reports progress to the caller, and resets the idle timeout.
 
-        What UTF-8 cannot carry is left out, with a warning in the log.
+        Progress that UTF-8 cannot encode is left out, with a warning in the log.
 
         Args:
-            progress: how much is done.
-            total: how much there is to do, in the same unit; 0 means unknown.
-            message: what is being done, for people.
-            chunk: the next piece of the output. The result must still carry the whole.
+            progress: the amount of work that is done.
+            total: the whole amount, in the same unit; 0 means unknown.
+            message: a text for people.
+            chunk: the next piece of the output. The result must still have the whole output.
             content: parts that are ready before the result.
         """
         if self._ended or self._send_progress is None:
@@ -232,7 +232,7 @@ class ToolScope:
 
     @property
     def accepts(self) -> tuple[str, ...]:
-        """What the caller can answer: words such as `elicitation.form`, `sampling`; empty where it is nothing."""
+        """The kinds of questions that the caller can answer, such as `elicitation.form`, `sampling`."""
         return self._inputs.accepts if self._inputs is not None else ()
 
     @property
@@ -242,7 +242,7 @@ class ToolScope:
 
     @property
     def request_state(self) -> str:
-        """What this tool gave with its questions, as the caller sent it back: anybody may have made it up."""
+        """The state that this tool returned with its questions, as the caller sent it back: do not trust it."""
         return self._inputs.state if self._inputs is not None else ""
 
     async def elicit(
@@ -250,14 +250,14 @@ class ToolScope:
     ) -> Answer:
         """Asks the person behind the caller, by a form or, with ``url``, by a page to open.
 
-        It ends this run, and the function runs again from its beginning once there is an answer: ask before you change
-        anything. Look at `Answer.accepted`: a person may decline. Where the caller cannot ask anybody, the call ends in
-        an error that says what is needed. An answer that does not fit the form is asked for again.
+        It ends this run, and the function runs again from its beginning with the answer: ask before you change
+        anything. Check `Answer.accepted`: a person may decline. If the caller cannot ask a person, the call ends in an
+        error that names the question. If an answer does not fit the form, the person is asked again.
 
         Args:
             schema: JSON Schema of the form: an object with properties of text, number, integer, boolean, or a list of
-                choices; the properties alone are enough. None asks for no more than an agreement.
-            key: names the question. None is needed, unless ``message`` or ``schema`` differs from run to run.
+                choices; the properties alone are enough. None only asks whether the person agrees.
+            key: names the question; needed only if ``message`` or ``schema`` differs from run to run.
         """
         return self.elicit_sync(message, schema, url=url, key=key)
 
@@ -273,11 +273,11 @@ class ToolScope:
         return self._answerable().elicited(params, key)
 
     async def ask(self, questions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Asks several questions at once, of any kind, and returns the answers by key; else as `elicit`.
+        """Asks several questions of any kind at once, and returns the answers by key; otherwise as `elicit`.
 
         Args:
             questions: for each key an object with ``method`` (``elicitation/create``, ``sampling/createMessage``,
-                ``roots/list``) and ``params``, as the Model Context Protocol has them.
+                ``roots/list``) and ``params``, as the Model Context Protocol defines them.
         """
         return self.ask_sync(questions)
 
@@ -318,11 +318,11 @@ class ToolScope:
         role: str | None = None,
         schema_hash: str = "",
     ) -> Result:
-        """Does what `call` does, for handlers that are plain functions: blocks their thread until the result is in.
+        """Does what `call` does, for handlers that are plain functions: blocks their thread until the result comes.
 
         Raises:
             asyncio.CancelledError: this call was cancelled, and the other one with it.
-            RuntimeError: the thread runs an event loop, which would stand still: perhaps the very one that answers.
+            RuntimeError: the thread runs an event loop, which it would block.
         """
         if asyncio._get_running_loop() is not None:
             raise RuntimeError(f"call_sync({name!r}) would block the event loop of an async handler: await call()")
@@ -351,5 +351,5 @@ class ToolScope:
                 self._event.set()
 
     def end(self) -> None:
-        """Drops whatever is reported from now on; called when the handler is done."""
+        """Drops all progress from now on; called when the handler has ended."""
         self._ended = True

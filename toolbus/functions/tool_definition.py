@@ -19,7 +19,7 @@ from toolbus.functions.tool_options import ToolOptions, ToolTraits
 from toolbus.functions.tool_spec import ToolSpec, converters_of, spec_of
 from toolbus.normal_schema import properties_of
 
-CTX = "ctx"  # the parameter that gets the caller's context and is never shown to a model
+CTX = "ctx"  # the parameter that gets the caller's context; models never see it
 EXTERNAL = "external"  # the source of a tool whose metadata do not name one
 _BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -32,7 +32,7 @@ class RunningCall:
 
     Attributes:
         ctx: the context that its caller passed as ``ctx``.
-        user_id: on whose behalf; calls that the tool makes itself are made for the same user.
+        user_id: the user for whom it is made; the tool's own calls are made for the same user.
         depth: how many calls of tools are nested here, this one included.
     """
 
@@ -50,15 +50,15 @@ class ToolDefinition:
     """One tool with its handler.
 
     Attributes:
-        name: what models call it, `[A-Za-z0-9_.-]{1,64}`.
+        name: its name for models, `[A-Za-z0-9_.-]{1,64}`.
         description: tells a model when to use it.
-        parameters: JSON Schema of the arguments; None reads it from the handler's hints, or means no arguments where
-            the handler takes a dict.
+        parameters: JSON Schema of the arguments; None reads it from the handler's hints, or means no arguments if the
+            handler takes a dict.
         handler: async or plain; takes the arguments as keywords, or as one dict (see `takes_dict`).
         no_background: its calls never become tasks: the caller waits for the result.
         allow_repeat: the guard against repeated identical calls ignores it.
-        metadata: shown to programs, not to models; `source` in it says whose tool it is.
-        dict_handler: whether the handler takes one dict; None: its signature tells.
+        metadata: for programs, not for models; `source` in it names the source.
+        dict_handler: whether the handler takes one dict; None reads its signature.
     """
 
     name: str
@@ -79,8 +79,8 @@ class ToolDefinition:
     def takes_dict(self) -> bool:
         """Whether the handler takes all arguments as one dict.
 
-        It does where its only required parameter is hinted as a dict, or has no hint and is not a property of the
-        schema; or where its signature cannot be read. A handler with a parameter `ctx` takes keywords.
+        It does if its only required parameter is hinted as a dict, or has no hint and is not a property of the schema;
+        also if its signature cannot be read. A handler with a parameter `ctx` takes keywords.
         """
         return _takes_dict(self.handler, self.parameters) if self.dict_handler is None else self.dict_handler
 
@@ -96,10 +96,10 @@ class ToolDefinition:
 
         Args:
             options: described in `ToolTraits`. Without ``timeout`` a call may take as long as its caller waits, unless
-                the handler takes a dict. The flags of this definition count.
+                the handler takes a dict. The flags of this definition win over those of the options.
 
         Raises:
-            TypeError, ValueError: naming the option that breaks its rule, or that there is no handler.
+            TypeError, ValueError: an option breaks its rule, or the handler is missing.
         """
         handler, takes_dict = self.handler, self.takes_dict
         if handler is None:
@@ -143,10 +143,10 @@ class ToolDefinition:
 def with_ctx(spec: ToolSpec, *, has_default: bool) -> ToolSpec:
     """Returns a tool whose handler gets the context of its caller, see `RunningCall`, as ``ctx``.
 
-    A call without one, from another program for instance, gets its `ToolScope`.
+    If the call has no context, for example because another program made it, the handler gets its `ToolScope`.
 
     Args:
-        has_default: whether a caller in this process that passes no context gets the handler's own default instead.
+        has_default: whether ``ctx`` has a default, which is used if a caller in this process passes no context.
     """
     handler, scope = spec.handler, spec.scope or CTX
 
@@ -173,7 +173,7 @@ def _takes_ctx(handler: Callable[..., Any] | None) -> bool:
 
 def _takes_dict(handler: Callable[..., Any] | None, parameters: Any) -> bool:
     own = _parameters(handler)
-    if handler is None or CTX in own:  # which only handlers with keywords get
+    if handler is None or CTX in own:  # only handlers with keywords get it
         return False
     if not own:
         return not _has_signature(handler)
@@ -201,7 +201,7 @@ def _has_signature(handler: Callable[..., Any]) -> bool:
 
 
 def _parameters(handler: Any) -> Mapping[str, inspect.Parameter]:
-    """Returns a handler's parameters; none where it has no signature, or is not callable."""
+    """Returns a handler's parameters; empty if it has no signature, or is not callable."""
     try:
         return inspect.signature(handler).parameters
     except (TypeError, ValueError):

@@ -1,6 +1,6 @@
-"""Defines the options of a tool, for every decorator and every method that offers one.
+"""Defines the options of a tool, for every decorator and every method that offers one: names, types and meaning.
 
-The one place that lists their names, types and meaning. `declaration` checks the values.
+`declaration` checks the values.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ class ToolTraits(TypedDict, total=False):
         display_name: a name for people.
         idle_timeout: seconds without progress or result that end a call; None means no such limit.
         validate: whether the bus checks arguments against the schema; None means that it does.
-        no_repair: arguments that break the schema are refused as they are, even where it is plain what was meant.
+        no_repair: the bus does not repair arguments that break the schema.
         no_background: a host must wait for the result.
         allow_repeat: the guard against repeated identical calls lets it pass.
         council_eligible: members of a council may be offered it.
         inline_available: the main model may be offered it outside a council.
-        direct_reply: the result is shown to the user as it is.
-        min_level: the access level that a user needs to be offered it, as the host states it; 0 means everybody.
-        metadata: anything for hosts, as JSON.
-        output_schema: JSON Schema of what it returns, or True: it is read from the return annotation. Shown to hosts
-            and MCP clients.
+        direct_reply: the result is the reply to the user.
+        min_level: the access level that a user needs, as the host states it; 0 means all users.
+        metadata: any JSON object for hosts.
+        output_schema: JSON Schema of the output, or True: the return annotation's. Hosts and MCP clients see it.
         validate_output: whether the bus refuses results that break it.
-        needs: what its caller must be able to answer during a call (`elicitation.form`, `sampling` …), or the call is
-            refused before it runs.
-        always_background: a call becomes a task at once where its caller takes tasks.
+        needs: the questions that its caller must be able to answer (`elicitation.form`, `sampling` …); other calls are
+            refused before they run.
+        always_background: a call becomes a task at once if its caller accepts tasks.
     """
 
     timeout: float
@@ -67,7 +66,7 @@ class ToolOptions(ToolTraits, total=False):
     """All options of a tool. None of them is required.
 
     Attributes:
-        name: what models call it, `[A-Za-z0-9_.-]{1,64}`; the function's name by default, and where it is `""`.
+        name: its name for models, `[A-Za-z0-9_.-]{1,64}`; the function's by default, and if it is `""`.
         description: tells a model when to use it; the docstring's first paragraph by default.
         parameters: JSON Schema of the arguments; read from the type hints by default.
     """
@@ -81,13 +80,13 @@ OPTION_NAMES = ("name", "description", "parameters", *ToolTraits.__annotations__
 
 
 def check_option_names(tool: object, names: Iterable[str]) -> None:
-    """Refuses an option that no tool has.
+    """Checks that all options exist.
 
     Args:
         tool: the tool's name, for the message.
 
     Raises:
-        TypeError: naming the option and listing those that exist.
+        TypeError: one does not; the text lists those that do.
     """
     for name in names:
         if name not in OPTION_NAMES:

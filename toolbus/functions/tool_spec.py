@@ -1,7 +1,7 @@
-"""Makes tools that are ready to be offered and run: one (`ToolSpec`), an object's (`collect`), a plugin's (`ToolSet`).
+"""Makes tools that can be offered and run: one (`ToolSpec`), those of an object (`collect`) or a plugin (`ToolSet`).
 
-`spec_of` joins the options of `llm_tool` with the signature of the function: the `Tool` that the bus gets, and how to
-run it. `runner` runs it.
+`spec_of` joins the options of `llm_tool` with the signature of the function: the `Tool` for the bus, and how `runner`
+runs it.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class ToolSpec:
     """A tool and how to run it.
 
     Attributes:
-        tool: what the bus and the models get.
-        handler: the function, bound to its object where it has one.
+        tool: the declaration, for the bus and models.
+        handler: the function, bound to its object if it has one.
         kind: how it has to be run.
-        scope: the name of the parameter that gets the `ToolScope`; empty where there is none.
-        names: the keywords it takes; None where it takes any.
-        required: those it cannot do without.
-        converters: what brings an argument into the hinted type, where the schema came from hints.
-        defaults: what makes the arguments that a call leaves out and that the function itself has no default for.
+        scope: the name of the parameter that gets the `ToolScope`; empty without one.
+        names: the keywords that it takes; None if it takes any.
+        required: the keywords that it requires.
+        converters: functions by argument that convert it to the hinted type, if the schema came from hints.
+        defaults: functions by argument that make its default, for arguments without a default in Python.
         takes_dict: whether the handler takes all arguments as one dict (`ToolDefinition`) instead of as keywords.
-        prepare: what becomes of the arguments before they are checked and converted; None where nothing does.
-        is_async: whether cancelling means cancelling a task; a sync handler can only look at its scope.
+        prepare: changes the arguments before they are checked and converted; None changes nothing.
+        is_async: whether cancelling a call cancels a task; a sync handler can only check its scope.
     """
 
     tool: Tool
@@ -69,7 +69,7 @@ class ToolSpec:
 
 
 def spec_of(handler: Callable[..., Any], meta: LlmToolMeta | None = None, *, takes_dict: bool = False) -> ToolSpec:
-    """Returns how to run a decorated function or bound method, or any callable together with its record.
+    """Returns the specification of a decorated function or bound method, or of any callable with its record.
 
     Raises:
         TypeError: the function is not decorated, or has parameters that no keyword can fill.
@@ -108,7 +108,7 @@ def spec_of(handler: Callable[..., Any], meta: LlmToolMeta | None = None, *, tak
 
 
 def spec_of_method(method: Callable[..., Any]) -> ToolSpec:
-    """Returns how to run a decorated method whose first parameter is ``self``; its function is read once per process.
+    """Returns the specification of a decorated method; its function, with ``self`` first, is read once per process.
 
     Every bus offers the same two dozen methods, and reading their hints takes ten milliseconds.
     """
@@ -122,10 +122,10 @@ def _spec_of_function(function: Callable[..., Any]) -> ToolSpec:
 
 
 def collect(owner: object) -> list[ToolSpec]:
-    """Returns an object's decorated methods, base classes first, in the order in which they are written.
+    """Returns an object's decorated methods, base classes first, in the order of the source.
 
-    A method that overrides another takes its place in that order. One that overrides without the decorator takes the
-    tool away. Properties are not touched.
+    A method that overrides another takes its place in that order; if it has no decorator, the tool is removed.
+    Properties are not evaluated.
     """
     metas: dict[str, LlmToolMeta | None] = {}
     for kind in reversed(type(owner).__mro__):
@@ -140,8 +140,8 @@ class ToolSet:
     """The tools that one plugin offers, in order; safe from any thread.
 
     Attributes:
-        on_change: called after each change, outside the lock and on the thread that made it, with the tool's name and
-            its spec, or None where it was withdrawn. None until a connection listens.
+        on_change: called after each change, without the lock and on the thread that made it, with the tool's name and
+            its spec, or None for a withdrawn tool. None until a connection listens.
     """
 
     def __init__(self) -> None:
@@ -159,11 +159,11 @@ class ToolSet:
         return len(self._specs)
 
     def get(self, name: str) -> ToolSpec | None:
-        """Returns a tool by its bare name; None where there is none."""
+        """Returns a tool by its bare name; None if there is no such tool."""
         return self._specs.get(name)
 
     def add(self, spec: ToolSpec, *, replace: bool = False) -> bool:
-        """Offers a tool; returns False, and changes nothing, where the name is taken and may not be replaced."""
+        """Offers a tool; returns False, and changes nothing, if the name is taken and not to be replaced."""
         with self._lock:
             if not replace and spec.tool.name in self._specs:
                 return False
@@ -172,12 +172,12 @@ class ToolSet:
         return True
 
     def remove(self, name: str) -> bool:
-        """Withdraws a tool; returns whether it was there."""
+        """Withdraws a tool; returns whether it existed."""
         with self._lock:
-            gone = self._specs.pop(name, None) is not None
-        if gone:
+            existed = self._specs.pop(name, None) is not None
+        if existed:
             self._notify(name, None)
-        return gone
+        return existed
 
     def _notify(self, name: str, spec: ToolSpec | None) -> None:
         if self.on_change is not None:
@@ -198,7 +198,7 @@ def _kind(handler: Any) -> HandlerKind:
 
 
 def converters_of(signature: hints.Signature) -> tuple[tuple[str, conversion.Converter], ...]:
-    """Returns what brings each argument into the type of its hint, where something has to."""
+    """Returns the converters of the arguments that need one."""
     converters = (
         (each.name, conversion.converter(signature.hints.get(each.name, Any))) for each in signature.parameters
     )
