@@ -221,10 +221,10 @@ def test_the_configuration_page_has_every_variable_of_the_environment() -> None:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Constant) and re.fullmatch(r"TOOLBUS_[A-Z_]*[A-Z]", str(node.value))
     }
-    rows = [row[2] for row in _ROWS.values()] + [row[0] for row in table(CONFIGURATION, "| variable | who reads it |")]
+    rows = [row[2] for row in _ROWS.values()] + [row[0] for row in table(CONFIGURATION, "| variable | read by |")]
     documented = {row.strip("`") for row in rows}
     assert read - between_processes <= documented
-    others = {row[0].strip("`") for row in table(CONFIGURATION, "| variable | who reads it |")}
+    others = {row[0].strip("`") for row in table(CONFIGURATION, "| variable | read by |")}
     assert others <= read
 
 
