@@ -25,7 +25,7 @@ def test_the_page_has_what_each_verb_of_administer_covers() -> None:
         assert _codes(paths) == {f"{method} {path}" for method, path, needed in RULES if needed == verb}
 
 
-def test_the_page_says_where_each_scope_is_asked() -> None:
+def test_the_page_says_where_each_scope_is_checked() -> None:
     asked = " ".join(row[1] for row in table(SECURITY, "| way in | checked scopes |"))
     assert {each.name for each in fields(Scopes)} <= _codes(asked)
 
