@@ -105,9 +105,9 @@ def test_the_command_adds_and_says_what_it_did(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert f"added {tmp_path}/tools/relay_message.py\n" in done.stdout
     assert "granted: write queue.db, queue.db-journal\n" in done.stdout
-    said = json.loads(toolbus("tools", "add", "relay_message", "--dir", tmp_path / "tools", "--json").stdout)
-    assert said["granted"] is False
-    assert said["files"] == [
+    added = json.loads(toolbus("tools", "add", "relay_message", "--dir", tmp_path / "tools", "--json").stdout)
+    assert added["granted"] is False
+    assert added["files"] == [
         {"file": "_common.py", "state": "unchanged"},
         {"file": "relay_message.py", "state": "unchanged"},
     ]

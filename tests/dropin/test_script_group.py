@@ -1,6 +1,6 @@
 """Files in JavaScript: those of a Synchronet BBS, which share a scope, and extensions of Spindle, each with its own."""
 
-# ruff: noqa: F401, F811  # fixtures are imported by name and asked for by name
+# ruff: noqa: F401, F811  # fixtures are imported and requested by name
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-# ruff: noqa: F401, F811  # fixtures are imported by name and asked for by name
+# ruff: noqa: F401, F811  # fixtures are imported and requested by name
 
 import asyncio
 import json
@@ -186,9 +186,12 @@ async def test_an_extension_knows_what_its_manifest_says(tmp_path: Path) -> None
     write(tmp_path / "kb", {"spindle.json": '{"identifier": "lore", "version": "1.2.3"}'})
     text = answering("return spindle.manifest")
     write(tmp_path, {"kb/a.js": text, "other.js": text})
-    for file, said in (("kb/a.js", '{"identifier":"lore","version":"1.2.3"}'), ("other.js", '{"identifier":"other"}')):
+    for file, manifest in (
+        ("kb/a.js", '{"identifier":"lore","version":"1.2.3"}'),
+        ("other.js", '{"identifier":"other"}'),
+    ):
         group = ScriptGroup(tmp_path, [file], is_extension=True)
-        assert (await call(group.load(), "t")).output == said
+        assert (await call(group.load(), "t")).output == manifest
         group.close()
 
 

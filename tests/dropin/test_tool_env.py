@@ -1,12 +1,16 @@
-"""`env`: the user whom a call is made for, set by the host and by no one else."""
+"""`env`: the user whom a call is made for, set by the host alone."""
 
 import json
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from toolbus.dropin import env_of
+from toolbus.errors import Code, Stage, ToolBusError
+from toolbus.functions.call_options import CallOptions
 from toolbus.sdk import CallContext, ContextMessage, ToolScope
+from toolbus.tool import CallError, Result
 
 KEYS = {
     *("user_id", "user", "speaker", "level", "channel", "mode", "member", "messages", "deadline", "attributes"),
@@ -75,6 +79,34 @@ def test_env_is_read_only_at_every_depth() -> None:
     for inner in (call_env, call_env["attributes"], call_env["messages"][0], call_env["member"]):
         with pytest.raises(TypeError):
             inner["user_id"] = "root"
+
+
+def connected(result: Result) -> tuple[Any, list[str]]:
+    """Returns the `env` of a call whose nested calls end in a result, and the names and arguments of those."""
+    calls: list[str] = []
+
+    def call(name: str, arguments_json: str, options: CallOptions) -> Future[Result]:
+        calls.append(f"{name} {arguments_json}")
+        future: Future[Result] = Future()
+        future.set_result(result)
+        return future
+
+    return env_of(ToolScope(caller=call)), calls
+
+
+def test_functions_of_the_bus_return_what_the_tool_for_introspection_does() -> None:
+    call_env, calls = connected(Result(output_json='{"tools": 3}'))
+    assert call_env["bus"]["stats"]() == {"tools": 3}
+    assert list(call_env["bus"]) == ["plugins", "tools", "recent_calls", "stats"]
+    assert calls == ['toolbus:this_bus {"kind":"stats"}']
+    assert env_of(ToolScope())["bus"] == {}
+
+
+def test_a_refusal_of_the_bus_is_an_error_that_names_the_function() -> None:
+    denied = CallError(Code.PERMISSION_DENIED, "level 50 is needed", Stage.NOT_DISPATCHED)
+    call_env, _ = connected(Result(is_error=True, error=denied))
+    with pytest.raises(ToolBusError, match=r"env\['bus'\]\['plugins'\]: level 50 is needed"):
+        call_env["bus"]["plugins"]()
 
 
 def test_its_values_can_be_written_as_json() -> None:

@@ -1,4 +1,4 @@
-"""Finds the bus's address for drop-in tools: asks the bus, and again after each of its restarts."""
+"""Requests the bus's address for drop-in tools, at the start and after each restart of the bus."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ RECONNECT_SECONDS = 10.0  # before connecting again to a bus that refused us, or
 
 async def follow_dropin_address(
     bus: str,
-    found: Callable[[str], object],
+    use: Callable[[str], object],
     log: Callable[[str], object],
     *,
     credential: Credential | None = None,
     retry_seconds: float = RETRY_SECONDS,
     reconnect_seconds: float = RECONNECT_SECONDS,
 ) -> None:
-    """Passes on the bus's address for drop-in tools, each time that the bus has been started; runs until cancelled.
+    """Passes on the bus's address for drop-in tools after each start of the bus; runs until cancelled.
 
-    A bus that was restarted is asked for the port of the one before, so that processes which were attached there find
-    it again. If another program uses that port, the bus opens another one.
+    The request names the port of the previous bus, so that processes which were attached there find it again. If
+    another program uses that port, the bus opens another one.
 
     Args:
         bus: its own address.
-        found: takes the address, which may be the same as before.
+        use: takes the address, which may be the same as before.
         log: takes what an operator should know.
         credential: proves who this process is; None means that of TOOLBUS_CREDENTIAL.
         retry_seconds, reconnect_seconds: pauses, see the constants.
@@ -44,7 +44,7 @@ async def follow_dropin_address(
                     if change.full:  # a new connection
                         address = await _request_address(host, port, log, retry_seconds)
                         port = int(address.rpartition(":")[2])
-                        found(address)
+                        use(address)
         except (PeerLost, RequestError) as error:
             log(f"{error} (trying again in {reconnect_seconds:g} s)")
             await asyncio.sleep(reconnect_seconds)

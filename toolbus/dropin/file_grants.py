@@ -1,7 +1,7 @@
 """Reads what the manifest grants to one file: paths, hosts, secrets and limits, each checked.
 
-A grant is never a pattern, reaches only what it names, and never the tools themselves. The file system is asked only
-where symbolic links lead.
+A grant is never a pattern, reaches only what it names, and never the tools themselves. Of the file system it
+reads only symbolic links.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def extension_entry(folder: Path) -> str:
 
 
 def extension_manifest(folder: Path) -> dict[str, Any]:
-    """Returns what the `spindle.json` of a folder says; empty if there is none that can be read."""
+    """Returns the content of a folder's `spindle.json`; empty if it cannot be read."""
     try:
         with (folder / EXTENSION).open("rb") as file:
             manifest = json.loads(file.read(_MAX_MANIFEST))

@@ -1,4 +1,4 @@
-"""Reads a folder of tool files: what each source is to offer, and what is wrong with the folder or its manifest.
+"""Reads a folder of tool files: which tools each source has to offer, and the faults of the folder or its manifest.
 
 It starts nothing and waits for nothing. Grants that are not available now, of a path in a folder that does not exist
 for example, are left out; `FolderReader.unavailable_grants` says when it is worth reading again.
@@ -31,7 +31,7 @@ MAX_CODE_BYTES = 4 * MIB  # of a file that are read for its fingerprint, in the 
 
 @dataclass(frozen=True, slots=True)
 class FolderPlan:
-    """What a folder is to offer.
+    """The plan of a whole folder.
 
     Attributes:
         sources: by name; None if the folder cannot be read now, so that what runs stays as it is.
@@ -96,7 +96,7 @@ class FolderReader:
         except (SetupError, OSError) as error:
             return FolderPlan(None, [str(error)])
         if self._only is not None:
-            files = [file for file in files if self._is_wanted(file, self._only)]
+            files = [file for file in files if self._is_selected(file, self._only)]
             manifest = manifest.of(files)
         faults = [f"{problem.file} {problem.reason}" for problem in not_loaded(files, manifest)]
         faults += grant_warnings(files, manifest, self._environment)
@@ -108,7 +108,7 @@ class FolderReader:
         return FolderPlan(plans, faults)
 
     @staticmethod
-    def _is_wanted(file: str, only: Collection[str]) -> bool:
+    def _is_selected(file: str, only: Collection[str]) -> bool:
         alike = [each for each in only if is_script(each) == is_script(file) and "/" not in each]
         return file in only or (is_shared(file) and bool(alike))
 

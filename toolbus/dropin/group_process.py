@@ -3,7 +3,7 @@
 The files of a group are all Python or all JavaScript; those in JavaScript have one scope, in `ScriptGroup`.
 
 It reads its `ProcessPlan` from standard input, enters the sandbox, loads the files and offers their tools until it is
-told to end. It reports on a pipe, one line of JSON for each event: ``loading`` with the name of each file, a
+stopped. It reports on a pipe, one line of JSON for each event: ``loading`` with the name of each file, a
 ``problem`` each, a ``tool`` each with its file, then ``loaded`` with what it offers and the protection, then
 ``attached``. If a file takes too long to load, the last lines are not JSON: `faulthandler` ends the process and prints
 where it was, since the file may hang in code that runs no Python. The token of its source is in the plan only.
@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from toolbus.dropin.file_grants import EXTENSION
 from toolbus.dropin.sandbox import Protection, SandboxGrants, apply, run_beside_main
 from toolbus.errors import NotPermitted, PeerLost, RequestError, SetupError
 from toolbus.processes.plugin_process import end_with
@@ -48,7 +49,7 @@ _RETRY_SECONDS = 10.0  # between attempts while the source is bound to another t
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """What a process is to do.
+    """The task of a process.
 
     Attributes:
         folder: of the files.
@@ -57,15 +58,15 @@ class ProcessPlan:
         offering: those of them whose tools are offered.
         bus: its address for drop-in tools.
         token: binds this source and no other.
-        secrets: variables that its tools may read, set here so that they are in no environment that others can read.
+        secrets: variables that its tools may read; here, since other processes can read its first environment.
         report: the descriptor of the pipe that it reports on.
         write, read: absolute paths that it may change, or read besides its files.
         connect: hosts and ports that it may connect to.
         limits: memory_bytes, cpu_seconds_per_call and file_bytes; the default for those that are missing.
         file_seconds: how long one file may take to load.
         heartbeat_seconds: between two heartbeats.
-        grace_seconds: how long calls in flight get when the process is told to end.
-        notices: what else operators should know.
+        grace_seconds: how long calls in flight get when the process is stopped.
+        notices: further notices for operators.
         skipped: files that are not loaded, since they took too long before, each with the reason.
         overridden: names of tools that a file of another group offers, each with that file; they are not offered here.
         is_extension: whether the only file is an extension in JavaScript.
@@ -95,7 +96,7 @@ class ProcessPlan:
     def readable(self) -> list[Path]:
         """What the process reads of the folder: its files, and what describes an extension."""
         folder = Path(self.folder)
-        described = [folder / file.partition("/")[0] / "spindle.json" for file in self.files if "/" in file]
+        described = [folder / file.partition("/")[0] / EXTENSION for file in self.files if "/" in file]
         return [*(folder / file for file in self.files), *(path for path in described if path.is_file())]
 
     @property

@@ -1,6 +1,6 @@
 """Starts, watches and ends the processes of a folder of tools, one for each group of files.
 
-It takes what the processes report and writes it into their `GroupProcess`. What is to run is decided by `ToolFolder`.
+It writes the reports of the processes into their `GroupProcess`. `ToolFolder` decides which of them run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from toolbus.tool import NAME as NAME_RULE
 
 FOLDER_NAME = "tools"  # of the folder itself, in reports
 _MAX_BUS_TEXT = 2_000  # characters of the bus's own error text in a report
-_MAX_TOOLS = 10_000  # names of one process that are kept: its tools can write into its reports
+_MAX_TOOLS = 10_000  # names that are stored for one process: its tools can write into its reports
 _FILE_TIMEOUT = "Timeout ("  # how faulthandler begins the traceback of the process that it ends
 
 
@@ -57,11 +57,11 @@ class GroupSupervisor:
     """Runs the processes of one folder. Belongs to the loop that runs it.
 
     Args:
-        environment: what processes get theirs from, secrets included.
+        environment: the source of their variables and secrets.
         emit: takes what happens to the processes and to the folder as a whole.
         changed: called when a process has been given up or has a new fault.
         restarts: when a process that died is restarted.
-        stop_seconds: how long a process gets to finish its calls when all are asked to end.
+        stop_seconds: how long a process gets to finish its calls when all are stopped.
         timings: may be replaced; processes that start later follow the new ones.
     """
 
@@ -96,7 +96,7 @@ class GroupSupervisor:
         await self._supervisor.run()
 
     def stop(self) -> None:
-        """Asks every process to end; a second time, ends them."""
+        """Stops every process gracefully; the second call kills them."""
         self._supervisor.stop()
 
     async def start(self, source: Source, plan: SourcePlan) -> GroupProcess:
@@ -134,7 +134,7 @@ class GroupSupervisor:
         self._set_fault(process, text)
 
     async def retire(self, process: GroupProcess | None) -> None:
-        """Has a process finish its calls and end, after those that start now: they may take over its tools."""
+        """Lets a process finish its calls and end, after those that start now: they may take over its tools."""
         async with self._turn:
             if process is not None:
                 self._processes.pop(process.name, None)
@@ -154,7 +154,7 @@ class GroupSupervisor:
             group: its name, as `group_report` has it.
 
         Raises:
-            InvalidRequest: there is none of that name.
+            InvalidRequest: no process runs for that group.
         """
         names = [name for name in self._processes if _group_of(name) == group]
         for name in names:
@@ -172,9 +172,7 @@ class GroupSupervisor:
             now = loop.time()
             for process in [each for each in self._processes.values() if each.last_report is not None]:
                 allowed = timings.frozen_seconds if process.has_heartbeat else timings.start_seconds
-                if (
-                    now - last > 2 * timings.heartbeat_seconds
-                ):  # this process stood still: a suspended machine, a debugger
+                if now - last > 2 * timings.heartbeat_seconds:  # this process itself stood still: a suspended machine
                     process.last_report = now
                 elif process.last_report is not None and now - process.last_report > allowed:
                     process.last_report = None

@@ -108,12 +108,12 @@ class ScriptGroup:
 
         @plugin.on_permission_denied
         def denied(permission: str, operation: str) -> None:
-            self._engine.tell("permission_denied", {"permission": permission, "operation": "registerTool"})
+            self._engine.notify("permission_denied", {"permission": permission, "operation": "registerTool"})
 
         @plugin.on_permission_changed
         def changed(permission: str, granted: bool, every: Iterable[str]) -> None:
             fields = {"permission": permission, "granted": granted, "all": sorted(every)}
-            self._engine.tell("permission_changed", fields)
+            self._engine.notify("permission_changed", fields)
 
     def close(self) -> None:
         """Ends the scope."""
@@ -123,7 +123,7 @@ class ScriptGroup:
 
     def _load(self, file: str, guard: Guard, *, offers: bool) -> None:
         posts = self._posts = []
-        self._engine.tell("begin", {})
+        self._engine.notify("begin", {})
         loaded = False
         try:
             with guard(file):
@@ -135,7 +135,7 @@ class ScriptGroup:
         except (ScriptError, SetupError) as error:
             self._problems.append(FileProblem(file, _reason(error)))
         finally:
-            self._engine.tell("end", {"keep": loaded})
+            self._engine.notify("end", {"keep": loaded})
         for post in posts if loaded else ():
             self._apply(file, post, offers=offers)
 
@@ -156,7 +156,7 @@ class ScriptGroup:
         return text
 
     def _apply(self, file: str, post: list[Any], *, offers: bool) -> None:
-        """Does what a file asked for while it was loaded."""
+        """Applies one message that a file sent while it was loaded."""
         match post:
             case ["register", str(record)]:
                 spec = self._spec(file, record)
@@ -253,7 +253,7 @@ class ScriptGroup:
             }
         except (ToolBusError, ValueError, TypeError, KeyError, RecursionError) as error:
             fields["error"] = str(error)
-        self._engine.tell("generated", fields)
+        self._engine.notify("generated", fields)
 
     def _take(self, post: list[Any]) -> None:
         """Takes what a script posts, on the thread of the scope."""
@@ -274,7 +274,7 @@ class ScriptGroup:
                 asyncio.run_coroutine_threadsafe(self._generate(number, text), self._loop)
             case ["generate", number, _]:
                 error = "a model can be asked while a tool is called: move spindle.generate into the handler"
-                self._engine.tell("generated", {"id": number, "error": error})
+                self._engine.notify("generated", {"id": number, "error": error})
             case ["ignored", name]:
                 _write(_WARNING, ignored_text(str(name)))
 
@@ -300,10 +300,10 @@ def _known(record: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     inner = definition.get("function", definition) if isinstance(definition, dict) else None
     if not isinstance(inner, dict):
         return record, []
-    kept = {key: value for key, value in inner.items() if key in DEFINITION_KEYS}
+    described = {key: value for key, value in inner.items() if key in DEFINITION_KEYS}
     options = {key: value for key, value in record.items() if key in ("name", *OPTIONS)}
     unknown = {*record, *inner, *definition} - {*options, *DEFINITION_KEYS, "def", "type", "function"}
-    return {**options, "def": kept}, sorted(unknown)
+    return {**options, "def": described}, sorted(unknown)
 
 
 def _manifest(folder: Path, files: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Holds the state of a folder's sources: what each is to offer, and the process that offers it."""
+"""Holds the state of a folder's sources: the plan of each, and the process that carries it out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from toolbus.dropin.group import Group
 
 @dataclass(frozen=True, slots=True)
 class SourcePlan:
-    """What a source is to offer. A different plan needs a different process.
+    """The tools that a source has to offer. A different plan needs a different process.
 
     Attributes:
         fingerprint: of the files and the grants.
-        bus: the address where it attaches; empty while it is not known.
+        bus: the address where it attaches; empty while it is unknown.
         overridden: names of tools that a later file of another group registers too, each with that file.
-        notices: what operators should know, besides what the process finds itself.
+        notices: for operators, besides those that the process adds.
     """
 
     group: Group

@@ -1,8 +1,8 @@
-"""Keeps a folder of drop-in tools offered: one process for each group of files, replaced when its files change.
+"""Offers the tools of a folder: one process for each group of files, replaced when its files change.
 
-What is in the folder decides what each source is to offer, and a task for each source carries it out. A new process
-attaches beside the old one, and only then the old one is asked to end; it finishes its calls on the old code. A new
-process that fails to offer its tools is ended, and the old one stays, unless a file or a grant was taken away from it.
+The content of the folder is the plan of each source, and a task for each source carries it out. A new process attaches
+beside the old one. Only then the old one is stopped; it finishes its calls on the old code. A new process that fails to
+offer its tools is ended, and the old one stays, unless it has lost a file or a grant.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from toolbus.processes.supervisor import RestartPolicy
 
 
 class ToolFolder:
-    """Keeps the tools of a folder offered. Belongs to the loop that runs it.
+    """Offers the tools of a folder and follows its changes. Belongs to the loop that runs it.
 
     Args:
         bus: the bus's address for drop-in tools, see `Bus.dropin_address`; empty if `move` will give it. Processes can
             connect to nothing else.
         emit: takes what happens to the processes and to the folder as a whole.
-        environment: what processes get theirs from; None means this process's. A TOOLBUS_TOKEN in it binds the sources
+        environment: the source of their variables; None means this process's. A TOOLBUS_TOKEN in it binds the sources
             to programs that know it, each by a token of its own made from it; else they are bound to this object.
         require_manifest: a folder without a manifest loads nothing.
         only: the files that are offered, with their helpers; None means all.
         restarts: when a process that died is restarted; None means the supervisor's default.
-        stop_seconds: how long a process gets to finish its calls when all are asked to end.
+        stop_seconds: how long a process gets to finish its calls when all are stopped.
 
     Attributes:
         processes: starts and ends the processes.
@@ -81,7 +81,7 @@ class ToolFolder:
         self._sources: dict[str, Source] = {}  # by name
         self._faults: list[str] = []  # what is wrong with the folder as a whole
         self._tasks: asyncio.TaskGroup | None = None  # one for each source; None before the run
-        self._notice_source: Source | None = None  # offers nothing and carries notices; None if there are none
+        self._notice_source: Source | None = None  # offers nothing and carries notices; None without notices
 
     def __repr__(self) -> str:
         return f"<ToolFolder {self._folder} sources={len(self._sources)}>"
@@ -102,7 +102,7 @@ class ToolFolder:
         )
 
     def stop(self) -> None:
-        """Asks every process to end; a second time, ends them."""
+        """Stops every process gracefully; the second call kills them."""
         self.processes.stop()
 
     def move(self, bus: str) -> None:
@@ -113,7 +113,7 @@ class ToolFolder:
                 source.set_plan(replace(source.plan, bus=bus))
         self._refresh()
 
-    # -- what each source is to offer ------------------------------------------------------------------------------
+    # -- the plan of each source -------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         async with (
@@ -131,7 +131,7 @@ class ToolFolder:
                 self._apply(await asyncio.to_thread(self._reader.read, current))
 
     def _apply(self, plan: FolderPlan) -> None:
-        """Gives each source its plan; those that are gone come last, since others may take over their tools."""
+        """Gives each source its plan; removed sources come last, since others may take over their tools."""
         faults = plan.faults
         if plan.sources is None:
             effect = "running tools stay as they are" if self._sources else "no tool is loaded"
@@ -140,7 +140,7 @@ class ToolFolder:
             if fault not in self._faults:
                 self.processes.log(fault)
         self._faults = faults
-        gone: list[Source] = []
+        removed: list[Source] = []
         if plan.sources is not None:
             for name, source_plan in plan.sources.items():
                 source = self._sources.get(name)
@@ -148,9 +148,9 @@ class ToolFolder:
                     source = self._sources[name] = self._new_source(name)
                 overridden = source.plan.overridden if source.plan is not None else {}
                 source.set_plan(replace(source_plan, bus=self._bus, overridden=overridden))
-            gone = [self._sources.pop(name) for name in list(self._sources) if name not in plan.sources]
+            removed = [self._sources.pop(name) for name in list(self._sources) if name not in plan.sources]
         self._refresh()
-        for source in gone:
+        for source in removed:
             source.set_plan(None)
 
     def _new_source(self, name: str) -> Source:
@@ -161,7 +161,7 @@ class ToolFolder:
         return source
 
     def _refresh(self) -> None:
-        """Brings what depends on several sources up to date: who offers which name, and what operators are told."""
+        """Updates what depends on several sources: which of them offers each name, and the notices for operators."""
         self._resolve_duplicates()
         self._publish_notices()
 
@@ -181,7 +181,7 @@ class ToolFolder:
                 source.set_plan(replace(source.plan, overridden=overridden))
 
     def _publish_notices(self) -> None:
-        """Has a process without files publish what is wrong and no other process can say; the log has it too."""
+        """Lets a process without files publish the faults that no other process can report; the log has them too."""
         notices = (*self._faults, *(source.fault for source in self._sources.values() if source.fault))
         source, self._notice_source = self._notice_source, None
         if notices:

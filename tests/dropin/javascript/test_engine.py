@@ -24,9 +24,9 @@ class Scope:
         self.engine.install("synchronet.js", ["_common.js"])
 
     def load(self, text: str) -> None:
-        self.engine.tell("begin", {})
+        self.engine.notify("begin", {})
         self.engine.load(text).result(SECONDS)
-        self.engine.tell("end", {"keep": True})
+        self.engine.notify("end", {"keep": True})
 
     def tool(self, body: str) -> None:
         """Loads a file with one tool, `t`."""
@@ -37,7 +37,7 @@ class Scope:
         fields = {"name": "t", "args": args, "env": {"speaker": "Ann"}}
         return self.engine.request("call", fields, deadline=deadline).result(SECONDS)
 
-    def said(self) -> str:
+    def next_line(self) -> str:
         """Waits for the next line of the log."""
         kind, _, text = self.posts.get(timeout=SECONDS)
         assert kind == "log"
@@ -148,7 +148,7 @@ def monotonic() -> Callable[[], float]:
 
 def test_a_timer_without_end_is_stopped_and_reported(scope: Scope) -> None:
     scope.load("setInterval(() => { while (true) {} }, 1)")
-    assert "was interrupted" in scope.said()
+    assert "was interrupted" in scope.next_line()
     scope.tool("return new Promise(done => setTimeout(() => done(1), 30))")
     assert scope.call() == 1
     assert scope.posts.empty()
@@ -203,7 +203,7 @@ def test_a_scope_whose_memory_stays_full_ends() -> None:
 
 def test_a_flood_of_lines_reaches_the_log_in_part_and_is_counted(scope: Scope) -> None:
     scope.load("for (let i = 0; i < 1000; i++) print(i)")
-    lines = [scope.said() for _ in range(201)]
+    lines = [scope.next_line() for _ in range(201)]
     assert lines[:2] == ["0", "1"]
     assert lines[-1] == "800 further lines of the log were dropped"
 

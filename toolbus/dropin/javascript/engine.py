@@ -44,7 +44,7 @@ class ScriptError(Exception):
 
     Attributes:
         message: what was thrown, without the name of its class.
-        stack: where, as far as it is known; for the log.
+        stack: where, for the log; empty if unknown.
         fatal: whether the engine has ended.
     """
 
@@ -99,7 +99,7 @@ def syntax_fault(text: str, *, module: bool) -> SyntaxFault | None:
 
 
 class Engine:
-    """One scope. `request` and `tell` may be used from any thread.
+    """One scope. `request` and `notify` may be used from any thread.
 
     Args:
         take: gets what scripts post apart from the ends of calls, its kind first; on the engine's thread.
@@ -130,8 +130,8 @@ class Engine:
         self._context: Any = None  # of QuickJS, which only the engine's thread may touch; None before the start
         self._host: Any = None  # the one function of the scope that this side calls
         self._has_job = False  # whether another job of the scope may wait
-        self.over = ""  # why it has ended; empty while it runs
-        self._closing = threading.Lock()  # held while a message is put in, and while it ends: none is forgotten
+        self.end_reason = ""  # why it has ended; empty while it runs
+        self._closing = threading.Lock()  # held while a message is put in, and while it ends: so none is lost
         stack = threading.stack_size()
         if not stack:
             threading.stack_size(_THREAD_STACK_BYTES)
@@ -142,7 +142,7 @@ class Engine:
             threading.stack_size(stack)
 
     def __repr__(self) -> str:
-        return f"<Engine calls={len(self._calls)} timers={len(self._timers)} {self.over or 'running'}>"
+        return f"<Engine calls={len(self._calls)} timers={len(self._timers)} {self.end_reason or 'running'}>"
 
     def install(self, file: str, *arguments: Any) -> None:
         """Runs a file of this package that makes globals; its function gets the host's side and these arguments."""
@@ -163,7 +163,7 @@ class Engine:
         """
         return self._submit(_Message(kind, dict(fields), deadline))
 
-    def tell(self, kind: str, fields: Mapping[str, Any]) -> None:
+    def notify(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Passes a message that has no answer."""
         self._inbox.put(_Message(kind, dict(fields), answered=False))
 
@@ -178,8 +178,8 @@ class Engine:
 
     def _submit(self, message: _Message) -> concurrent.futures.Future[Any]:
         with self._closing:
-            if self.over:
-                message.future.set_exception(ScriptError(self.over, fatal=True))
+            if self.end_reason:
+                message.future.set_exception(ScriptError(self.end_reason, fatal=True))
             else:
                 self._inbox.put(message)
         return message.future
@@ -191,7 +191,7 @@ class Engine:
         self._context.set_memory_limit(self._limits.heap_bytes)
         self._context.set_max_stack_size(_STACK_BYTES)
         self._host = self._context.eval((_HERE / "engine.js").read_text("utf-8"))
-        while not self.over:
+        while not self.end_reason:
             message = self._next()
             if message is None:
                 self._end("the scope was closed")
@@ -245,7 +245,7 @@ class Engine:
         """Runs the jobs of a turn, as many as fit into its time; returns what the first failure was, None without."""
         error: ScriptError | None = None
         begin, interrupted = time.thread_time(), 0
-        while not self.over:
+        while not self.end_reason:
             job_error = self._attempt(self._job)
             error = error or job_error
             if job_error is None and not self._has_job:
@@ -279,7 +279,7 @@ class Engine:
             text = f"the script computed for more than {limit:.3g} s without a pause, so it was interrupted"
             error = ScriptError(text, stack=error.stack)
             if message.kind == "timer":
-                self.tell("stop_timer", message.fields)
+                self.notify("stop_timer", message.fields)
         elif _is_out_of_memory(text):
             error = self._out_of_memory(error.stack)
         if number not in self._calls and len(self._calls) == 1:
@@ -296,7 +296,7 @@ class Engine:
         text = f"the scripts of this scope reached their limit of {limit // MIB} MiB of memory: hold less at once"
         if self._context.memory()["malloc_size"] > _FULL * limit:
             self._give_up(text)
-        return ScriptError(text, stack=stack, fatal=bool(self.over))
+        return ScriptError(text, stack=stack, fatal=bool(self.end_reason))
 
     def _deliver(self) -> None:
         """Takes what the scripts have posted."""
@@ -321,7 +321,7 @@ class Engine:
                     self._pass_on(entry)
 
     def _pass_on(self, entry: list[Any]) -> None:
-        """Gives an entry to whom it is for; what that raises is logged, and the scope goes on."""
+        """Passes an entry on; an exception of the receiver is logged, and the scope goes on."""
         try:
             self._take(entry)
         except Exception:
@@ -337,13 +337,13 @@ class Engine:
             future.set_result(value)
 
     def _give_up(self, reason: str) -> None:
-        if not self.over:
+        if not self.end_reason:
             self._end(reason)
             self._ended(reason)
 
     def _end(self, reason: str) -> None:
         with self._closing:
-            self.over = reason
+            self.end_reason = reason
         for number in list(self._calls):
             self._settle(number, ScriptError(reason, fatal=True))
         while not self._inbox.empty():
@@ -366,7 +366,7 @@ def _value(text: str) -> Any:
 
 
 class _Message:
-    """What an engine is to do."""
+    """One message to an engine."""
 
     __slots__ = ("answered", "deadline", "fields", "future", "kind")
 

@@ -1,4 +1,4 @@
-"""Says what to use in place of what a script knows from elsewhere and does not find here."""
+"""Names replacements for functions and objects of other systems, which scripts use and which do not exist here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELPERS = f"{MODULES}, or put helpers into a file like _common.js, which only ex
 SPIDERMONKEY = "write `for (var x of list)`, `catch (error)` with an `if` in it, JSON.stringify, and XML as text"
 _CLOCK = "use setTimeout and a promise"
 
-# Names that scripts use elsewhere → what to do here.
+# Names that scripts use in other systems → what to do here.
 NAMES: Mapping[str, str] = {
     **dict.fromkeys(("File", "Queue", "directory", "file_exists", "fs", "Deno", "Bun"), _FILES),
     **dict.fromkeys(("fetch", "XMLHttpRequest", "WebSocket", "EventSource", "HTTPRequest", "HTTP"), _NETWORK),
@@ -69,13 +69,13 @@ _SYNTAX = re.compile(r"^SyntaxError: .*(?:identifier 'each'|unexpected token in 
 
 
 def with_remedy(text: str) -> str:
-    """Returns the text of an error, and what to use instead where the script used what does not exist here."""
+    """Returns the text of an error, with a replacement where the script used a name that does not exist here."""
     remedy = _remedy(text)
     return f"{text}: {remedy}" if remedy else text
 
 
 def spindle_remedy(member: str) -> str:
-    """Returns what to use in place of a member of `spindle` that is not there."""
+    """Returns what to use instead of a member of `spindle` that does not exist here."""
     return MEMBERS.get(member, _SPINDLE_OTHER)
 
 
@@ -90,7 +90,7 @@ def sentence(remedy: str) -> str:
 
 
 def ignored_text(name: str) -> str:
-    """Returns what the author should know about an announcement of a script that has no effect here."""
+    """Returns the text, for the author of a script, about an announcement that has no effect here."""
     return f"{name} has no effect here: only the tools of an extension are used. The rest of the file works"
 
 

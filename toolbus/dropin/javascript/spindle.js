@@ -1,5 +1,5 @@
-// Makes the object `spindle` as far as it is about tools. What else an extension announces has no effect and a warning;
-// what it asks for throws an error that names it.
+// Makes the object `spindle` as far as it is about tools. Other announcements of an extension have no effect and a
+// warning; other requests throw an error that names them.
 (function (host, manifest, announcements) {
   "use strict";
   const EVENT = "TOOL_INVOCATION";
@@ -50,7 +50,7 @@
     };
   }
 
-  function tell(set, detail) {
+  function notify(set, detail) {
     for (const handler of [...set]) {
       try {
         handler(detail);
@@ -94,10 +94,10 @@
     else waiting.reject(new Error(error));
   };
   host.receivers.invoke = ({ id, payload }) => host.settle(id, () => invoke(payload));
-  host.receivers.permission_denied = (message) => tell(denied, { permission: message.permission, operation: message.operation });
+  host.receivers.permission_denied = (message) => notify(denied, { permission: message.permission, operation: message.operation });
   host.receivers.permission_changed = (message) => {
     granted = message.all;
-    tell(changed, { permission: message.permission, granted: message.granted, allGranted: granted });
+    notify(changed, { permission: message.permission, granted: message.granted, allGranted: granted });
   };
 
   const levels = { debug: DEBUG, info: INFO, warn: WARNING, error: ERROR };

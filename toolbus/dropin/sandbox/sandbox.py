@@ -32,7 +32,7 @@ class Protection:
         landlock: the kernel's Landlock ABI, 0 if it is not active. From 4 on it covers TCP, from 6 on signals.
         landlock_missing: why it is not active; empty if it is.
         audit: whether the audit hook is installed.
-        memory_bytes: the limit on address space, 0 if there is none.
+        memory_bytes: the limit on address space, 0 if unlimited.
         cpu_seconds: the limit on processor time of a call, and of a minute without calls.
         cpu: limits each call, and watches what runs between calls.
     """
@@ -129,13 +129,13 @@ def _create_files(grants: SandboxGrants) -> tuple[str, ...]:
     return tuple(written)
 
 
-def _close_all_but(kept: set[int]) -> None:
+def _close_all_but(excluded: set[int]) -> None:
     """Closes what the process inherited: no layer takes away the access that an open descriptor gives."""
     try:
         inherited = [int(name) for name in os.listdir("/dev/fd")]
     except OSError:
         inherited = list(range(4096))
-    for number in set(inherited) - kept:
+    for number in set(inherited) - excluded:
         try:
             os.close(number)
         except OSError:  # the descriptor of the listing itself
