@@ -117,8 +117,8 @@ def test_a_resource_in_a_result_is_printed_or_described(capsys: pytest.CaptureFi
         ),
     )
     show(Result("1", content=content), as_json=False)
-    said = capsys.readouterr().err
-    assert "file:///a\n  what is in it\n(file:///b, image/png, 1 bytes; --json prints it as base64)" in said
+    printed_error = capsys.readouterr().err
+    assert "file:///a\n  what is in it\n(file:///b, image/png, 1 bytes; --json prints it as base64)" in printed_error
     show(Result("1", content=content), as_json=True)
     assert json.loads(capsys.readouterr().out)["content"] == [
         {"kind": "resource", "uri": "file:///a", "mime_type": "", "text": "what is in it"},

@@ -211,8 +211,10 @@ async def test_requests_for_records_are_not_recorded_and_evict_none(contents: bo
         await bus.call("toolbus:permissions")
         for _ in range(MAX_RECORDS + 1):
             await bus.call("toolbus:calls", {"limit": 0})
-        for asked in ({}, {"since": 0, "wait_seconds": 0.05}):
-            assert [each["name"] for each in (await bus.call("toolbus:calls", asked)).output] == ["toolbus:permissions"]
+        for request in ({}, {"since": 0, "wait_seconds": 0.05}):
+            assert [each["name"] for each in (await bus.call("toolbus:calls", request)).output] == [
+                "toolbus:permissions"
+            ]
         assert (await bus.call("toolbus:calls", {"since": 1})).output == []
         assert (await bus.call("toolbus:calls", {"name": "toolbus:calls"})).output == []
         assert (await bus.call("toolbus:stats")).output["outcomes"] == {"OK": 1}

@@ -12,7 +12,7 @@ def test_check_prints_places_with_the_numbers_of_their_remedies() -> None:
     assert ran.returncode == 1
     assert ran.stdout.splitlines() == [
         "FIX  EFFECT  PLACE          WHAT",
-        "1    stops   __init__.py:2  imports utils.config_manager, which is a part of its main program there",
+        "1    stops   __init__.py:2  imports utils.config_manager, which is a part of its main program in N.E.K.O.",
         "1. Copy what the plugin needs of it into the plugin's folder.",
         "1 file read; something has to be changed: 1 stops, 0 differs, 0 note",
     ]
@@ -31,7 +31,7 @@ def test_the_json_has_every_finding() -> None:
         "path": str(PLUGINS / "diary" / "main.py"),
         "line": 101,
         "effect": "stops",
-        "what": "self.plugins raises: it calls entries of other plugins there",
+        "what": "self.plugins raises: it calls entries of other plugins in N.E.K.O.",
         "remedy": report["findings"][7]["remedy"],
     } in report["findings"]
 

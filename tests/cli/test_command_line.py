@@ -59,13 +59,13 @@ def test_the_grpc_experiments_are_set_unless_the_environment_prevents_it(
 ) -> None:
     file = tmp_path / "asks.py"
     file.write_text("import os\nprint(os.environ.get('GRPC_EXPERIMENTS'), flush=True)\nos._exit(0)\n")
-    kept = {key: value for key, value in environment(env).items() if key != "GRPC_EXPERIMENTS" or key in env}
+    variables = {key: value for key, value in environment(env).items() if key != "GRPC_EXPERIMENTS" or key in env}
     ended = subprocess.run(
         [sys.executable, "-m", "toolbus.cli", "run", str(file)],
         capture_output=True,
         text=True,
         timeout=30,
-        env=kept,
+        env=variables,
         cwd=ROOT,
         check=True,
     )

@@ -84,8 +84,8 @@ def test_claude_codes_servers_of_this_project_are_taken_over_too(tmp_path: Path)
 def test_an_import_shows_what_it_does_asks_and_writes_once(tmp_path: Path) -> None:
     path = write(tmp_path / "client.json", {"mcpServers": {"a": {"command": "x"}, "b": {"type": "sse", "url": "u"}}})
     arguments = ["mount", "--import", str(path), "--data-dir", str(tmp_path / "data")]
-    asked = CliRunner().invoke(app, arguments)
-    assert (asked.exit_code, "--yes" in asked.output) == (2, True)
+    refused = CliRunner().invoke(app, arguments)
+    assert (refused.exit_code, "--yes" in refused.output) == (2, True)
     assert OwnMounts(tmp_path / "data").entries() == {}
     done = CliRunner().invoke(app, [*arguments, "--yes", "--json"])
     assert done.exit_code == 0, done.output

@@ -45,8 +45,8 @@ def test_a_server_is_mounted_changed_approved_and_unmounted(tmp_path: Path) -> N
         assert run("mounts", "restart", "files").exit_code == 0
         until_sync(lambda: shown()["state"] == "degraded")
         assert "approve files send" in run("mounts", "files").output
-        asked = run("approve", "files")
-        assert (asked.exit_code, "--yes" in asked.output) == (2, True)  # nobody is at the terminal
+        refused = run("approve", "files")
+        assert (refused.exit_code, "--yes" in refused.output) == (2, True)  # without a terminal
         approved = run("approve", "files", "send", "--yes")
         assert (approved.exit_code, "approved: tool:send" in approved.output) == (0, True)
         assert '+ "name": "send"' in approved.output

@@ -29,7 +29,7 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def asked(*required: str, **fields: Any) -> Question:
+def question_of(*required: str, **fields: Any) -> Question:
     schema = {"type": "object", "properties": fields, "required": list(required)}
     return Question("q", ELICITATION, {"mode": "form", "message": "Which?", "requestedSchema": schema})
 
@@ -48,7 +48,7 @@ class Typed:
 
 async def test_each_field_is_asked_with_what_is_known_of_it_and_read_as_its_type() -> None:
     person = Typed("Ada", "3", "large", "tea, cake", "yes")
-    answer = await ask_person(asked("name", **FIELDS), person)
+    answer = await ask_person(question_of("name", **FIELDS), person)
     content = {"name": "Ada", "days": 3, "size": "large", "extras": ["tea", "cake"], "now": True}
     assert answer == Answer(content=content)
     assert person.prompts == [
@@ -61,11 +61,11 @@ async def test_each_field_is_asked_with_what_is_known_of_it_and_read_as_its_type
 
 
 async def test_enter_takes_the_default_or_leaves_a_field_out_and_declines_where_it_is_required() -> None:
-    assert await ask_person(asked("name", **FIELDS), Typed("Ada", "", "", "", "")) == Answer(
+    assert await ask_person(question_of("name", **FIELDS), Typed("Ada", "", "", "", "")) == Answer(
         content={"name": "Ada", "days": 2}
     )
-    assert await ask_person(asked("name", **FIELDS), Typed("")) == DECLINED
-    assert await ask_person(asked("name", **FIELDS), Typed("Ada")) == DECLINED
+    assert await ask_person(question_of("name", **FIELDS), Typed("")) == DECLINED
+    assert await ask_person(question_of("name", **FIELDS), Typed("Ada")) == DECLINED
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ async def test_enter_takes_the_default_or_leaves_a_field_out_and_declines_where_
 async def test_what_does_not_fit_is_asked_again_with_the_reason(
     capsys: pytest.CaptureFixture[str], name: str, wrong: str, right: str, value: Any, says: str
 ) -> None:
-    answer = await ask_person(asked(name, **{name: FIELDS[name]}), Typed(wrong, right))
+    answer = await ask_person(question_of(name, **{name: FIELDS[name]}), Typed(wrong, right))
     assert answer == Answer(content={name: value})
     assert says in capsys.readouterr().err
 
 
 async def test_a_form_without_fields_is_a_question_of_yes_or_no() -> None:
-    assert await ask_person(asked(), Typed("yes")) == Answer()
-    assert await ask_person(asked(), Typed("")) == DECLINED
+    assert await ask_person(question_of(), Typed("yes")) == Answer()
+    assert await ask_person(question_of(), Typed("")) == DECLINED
 
 
 @pytest.mark.parametrize(("typed", "output"), [(b"Ada\n", '"Hello Ada"'), (b"\x04", '"declined"')])

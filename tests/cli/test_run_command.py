@@ -293,7 +293,7 @@ def test_a_stopped_terminal_stops_neither_plugins_nor_their_restarts(tmp_path: P
         os.close(terminal)
         shown = b""
         try:
-            until_sync(lambda: len(starts.read_text().split()) >= 3, "two restarts while nobody reads")
+            until_sync(lambda: len(starts.read_text().split()) >= 3, "two restarts while the output is not read")
             running.terminate()
             with suppress(OSError):  # EIO: the other end is closed
                 while read := os.read(master, 65_536):

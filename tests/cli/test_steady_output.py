@@ -1,4 +1,4 @@
-"""Tests what commands print on streams that nobody reads."""
+"""Tests the output of commands on streams that are not read."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def test_a_line_is_written_when_its_print_returns_and_the_beginning_of_one_when_
     assert os.read(pipe.reader, 100) == b"no end"
 
 
-def test_a_stream_that_nobody_reads_holds_its_writer_once_and_says_later_how_much_it_left_out(pipe: Pipe) -> None:
+def test_a_stream_that_is_not_read_holds_its_writer_once_and_reports_later_how_many_lines_it_left_out(
+    pipe: Pipe,
+) -> None:
     watch = Stopwatch()
     for _ in range(3_000):
         pipe.stream.write(LINE)

@@ -21,12 +21,12 @@ from toolbus.text import clean_line
 def _run_in_terminal(*words: str, **env: str) -> str:
     """Returns what a command prints to a terminal of its own."""
     ours, theirs = pty.openpty()
-    kept = {key: value for key, value in environment(env).items() if key != "NO_COLOR" or key in env}
+    variables = {key: value for key, value in environment(env).items() if key != "NO_COLOR" or key in env}
     with subprocess.Popen(
         [sys.executable, "-m", "toolbus.cli", *words],
         stdout=theirs,
         stderr=subprocess.DEVNULL,
-        env={**kept, "TERM": "xterm-256color", "COLUMNS": "120"},
+        env={**variables, "TERM": "xterm-256color", "COLUMNS": "120"},
     ):
         os.close(theirs)
         shown = b""

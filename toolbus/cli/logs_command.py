@@ -67,17 +67,23 @@ def logs(
     if plugin is None:
         if follow:
             terminal.fail("--follow needs a plugin: `toolbus logs` lists them", terminal.USAGE)
-        _print_table(call_bus_tool(target, "plugin_logs", {"source": source or ""}), as_json)
+        print_plugins(call_bus_tool(target, "plugin_logs", {"source": source or ""}), as_json)
         return
     request = {"plugin": plugin, "source": source or "", "lines": lines}
     if follow:
-        bus_client.with_host(target, lambda host: _follow(host, request, as_json))
+        bus_client.with_host(target, lambda host: follow_output(host, request, as_json))
     else:
         _print_lines(call_bus_tool(target, "plugin_logs", request), as_json)
 
 
-async def _follow(host: Host, request: Mapping[str, Any], as_json: bool) -> None:
-    """Prints lines as they come, from wherever the plugin runs at the moment."""
+async def follow_output(
+    host: Host, request: Mapping[str, Any], as_json: bool, *, retry_seconds: float = RETRY_SECONDS
+) -> None:
+    """Prints lines as they come, from wherever the plugin runs at the moment.
+
+    A terminal that Ctrl-S stopped stops the prints too. The session of the host stays, the supervisor stores what comes
+    meanwhile, and its answer counts what it has overwritten.
+    """
     result = await host.call(TOOL, request, timeout=bus_client.REPLY_SECONDS)
     if failure_of(result):
         show(result, as_json=False, of_bus=True)
@@ -91,7 +97,7 @@ async def _follow(host: Host, request: Mapping[str, Any], as_json: bool) -> None
             if failure != problem:
                 problem = failure
                 terminal.print_note(f"{failure} (trying again)")
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(retry_seconds)
             now = await _read(host, request, lines=0)
             if not failure_of(now) and now.output["source"] != place:
                 place, position = now.output["source"], 0
@@ -129,7 +135,8 @@ def _event(line: Mapping[str, Any]) -> str:
     return text if line.get("stream") in ("stdout", "stderr") else f"* {text}"
 
 
-def _print_table(answer: Mapping[str, Any], as_json: bool) -> None:
+def print_plugins(answer: Mapping[str, Any], as_json: bool) -> None:
+    """Prints the table of plugins, and the sources that did not answer."""
     if as_json:
         terminal.print_json(answer)
         return
