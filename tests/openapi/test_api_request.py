@@ -46,8 +46,8 @@ def request_of(
     ],
 )  # fmt: skip
 def test_a_value_of_the_query_is_written_as_its_style_says(style: Any, explode: Any, value: Any, query: str) -> None:
-    said = {"style": style, "explode": explode}
-    parameter = {"in": "query", **{key: each for key, each in said.items() if each is not None}}
+    stated = {"style": style, "explode": explode}
+    parameter = {"in": "query", **{key: each for key, each in stated.items() if each is not None}}
     path = request_of(parameter, value).path
     assert path == (f"/x?{query}" if query else "/x")
 

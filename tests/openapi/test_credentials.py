@@ -1,4 +1,4 @@
-"""Secrets: where they are read, and what is said where there is none."""
+"""Tests where secrets are read, and the errors for missing ones."""
 
 from __future__ import annotations
 

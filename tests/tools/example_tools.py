@@ -44,12 +44,12 @@ class BlockedTool:
 
     async def __call__(self) -> str:
         loop = asyncio.get_running_loop()
-        gone = loop.create_future()
-        self._waiting.append((loop, gone))
+        ended = loop.create_future()
+        self._waiting.append((loop, ended))
         self.begun += 1
         try:
             if not self._go.is_set():
-                await gone
+                await ended
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -57,8 +57,8 @@ class BlockedTool:
 
     def release(self) -> None:
         self._go.set()
-        for loop, gone in self._waiting:
-            loop.call_soon_threadsafe(_end, gone)
+        for loop, ended in self._waiting:
+            loop.call_soon_threadsafe(_end, ended)
 
 
 def _end(waiting: asyncio.Future[None]) -> None:

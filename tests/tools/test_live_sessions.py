@@ -1,4 +1,4 @@
-"""REST-63: whoever registers and syncs knows that every live session has the tools."""
+"""REST-63: after a registration with sync, every live session has the tools."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_two_threads_that_register_the_same_name_leave_one_tool_that_can_be_with
     assert not registry
 
 
-def gone(what: weakref.ref[Any]) -> bool:
+def is_collected(what: weakref.ref[Any]) -> bool:
     gc.collect()
     return what() is None
 
@@ -126,7 +126,7 @@ def test_a_closed_event_loop_is_garbage_collected() -> None:
     registry = with_tools("one")
     registry.tool("plain", "d", ANYTHING)(lambda: "plain")
     for name in ("one", "plain", "nobody"):
-        assert gone(on_a_loop(partial(registry.call, name, {})))
+        assert is_collected(on_a_loop(partial(registry.call, name, {})))
 
 
 def test_a_closed_event_loop_with_a_cancelled_call_is_garbage_collected() -> None:
@@ -144,7 +144,7 @@ def test_a_closed_event_loop_with_a_cancelled_call_is_garbage_collected() -> Non
 
     loop = on_a_loop(give_up)
     held._waiting.clear()
-    assert gone(loop)
+    assert is_collected(loop)
 
 
 def test_an_unused_registry_is_garbage_collected_and_its_threads_end() -> None:
@@ -155,7 +155,7 @@ def test_an_unused_registry_is_garbage_collected_and_its_threads_end() -> None:
     reference = weakref.ref(registry)
     registry.clear_tools()
     del registry
-    assert gone(reference)
+    assert is_collected(reference)
     threads[0].join(WAIT_SECONDS)
     assert not threads[0].is_alive()
 

@@ -1,4 +1,4 @@
-"""Defines what a check finds."""
+"""Defines the findings of a check."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 class Effect(enum.Enum):
     """What a finding means for the code that is checked."""
 
-    STOPS = "stops"  # it does not start, or a call fails there: it has to be changed
-    DIFFERS = "differs"  # it runs, and does something else than there
-    NOTE = "note"  # it runs as there; the operator has to know something
+    STOPS = "stops"  # it does not start, or a call fails at this place: it has to be changed
+    DIFFERS = "differs"  # it runs, but behaves in another way than in its own system
+    NOTE = "note"  # it runs as in its own system; the operator has to know something
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class Finding:
         path: the file or folder.
         line: its line, from 1; 0 means the whole of it.
         effect: what it means.
-        what: what is there, as a sentence without its end.
-        remedy: what to do, as a sentence; empty where there is nothing to do.
+        what: the fact, as a sentence without a full stop.
+        remedy: what to do, as a sentence; empty where nothing has to be done.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Lists what differs for plugins of N.E.K.O.; what toolbus has of that system is in `toolbus.neko`."""
+"""Lists what differs for plugins of N.E.K.O.; `toolbus.neko` holds the parts of that system that toolbus has."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from toolbus.processes.child_environment import PLUGIN, variables_read_by
 from toolbus.tool import MAX_TIMEOUT_SECONDS, NAME
 
 _BASES = ("NekoPluginBase", "PluginBase", "PluginRouter")
-_ONLY_THERE = {*marks.KINDS, "entry", "event"}  # the last two as plugin.entry and plugin.event
+_ONLY_IN_NEKO = {*marks.KINDS, "entry", "event"}  # the last two as plugin.entry and plugin.event
 _LINES = {"type": r"^\s*type\s*=", "id": r"^\s*id\s*=", "entry": r"^\s*entry\s*="}
 _AWAITED = re.compile(r"self\.(store|config)\.[a-z]\w*")
 _OFFER = "Put @llm_tool above it to offer it to models."
 _OFFER_ENTRY = "Run it with --entries, or put @llm_tool above it, to offer it to models."
-_STARTED_THERE = "Name its folder to run it; of a folder of plugins it is left out."
+_START_BY_NAME = "Name its folder to run it; of a folder of plugins it is left out."
 
 
 def _manifest(folder: Path) -> Iterator[Finding]:
@@ -47,7 +47,7 @@ def _manifest(folder: Path) -> Iterator[Finding]:
         return
     runtime = manifest.values.get("plugin_runtime")
     if isinstance(runtime, dict) and runtime.get("enabled") is False:
-        yield Finding(file, _line(text, r"^\s*enabled\s*="), Effect.NOTE, "says enabled = false", _STARTED_THERE)
+        yield Finding(file, _line(text, r"^\s*enabled\s*="), Effect.NOTE, "says enabled = false", _START_BY_NAME)
     inner = manifest.module.split(".")[3:]
     module = folder.joinpath(*inner)
     if not module.is_dir() and not module.with_suffix(".py").is_file():
@@ -58,7 +58,9 @@ def _manifest(folder: Path) -> Iterator[Finding]:
         yield Finding(file, _line(text, _LINES["entry"]), Effect.STOPS, what, "Correct entry.")
     if (folder / "store.db").is_file():
         remedy = "Write what the plugin needs of it with self.store.set() once."
-        yield Finding(folder / "store.db", 0, Effect.DIFFERS, "is not read: values are kept in data/store.json", remedy)
+        yield Finding(
+            folder / "store.db", 0, Effect.DIFFERS, "is not read: values are stored in data/store.json", remedy
+        )
 
 
 def _binds(file: Path, name: str) -> bool:
@@ -84,17 +86,17 @@ def _imports(source: SourceFile) -> Iterator[Finding]:
             name = each.name
             if not name or name == "*" or name in NAMES or name in SUBMODULES:
                 if is_absent(name):
-                    what = f"imports {name}, which raises when it is used: it {NAMES[name].absence.purpose} there"
+                    what = f"imports {name}, which raises when it is used: it {NAMES[name].absence.purpose} in N.E.K.O."
                     yield source.finding(each.line, Effect.DIFFERS, what, NAMES[name].absence.remedy)
             elif name not in ("PluginSettings", "SettingsField"):
-                what = f"imports {each.module}.{name}, which toolbus has not{without}"
+                what = f"imports {each.module}.{name}, which toolbus does not have{without}"
                 yield source.finding(each.line, stops, what, SERVER.remedy)
         elif top == "plugin" and each.module != "plugin" and not f"{each.module}.".startswith(f"{PLUGINS}."):
-            what = f"imports {each.module}, which {SERVER.purpose} there{without}"
+            what = f"imports {each.module}, which {SERVER.purpose} in N.E.K.O.{without}"
             yield source.finding(each.line, stops, what, SERVER.remedy)
         elif top in MAIN_PROGRAM and not source.brings(each):
             absence = main_program(each.module)
-            what = f"imports {each.module}, which {absence.purpose} there{without}"
+            what = f"imports {each.module}, which {absence.purpose} in N.E.K.O.{without}"
             yield source.finding(each.line, stops, what, absence.remedy)
         elif (
             top
@@ -121,7 +123,9 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
             shown = f"{owner}.{node.attr}"
             if node.attr in RAISING:
                 absence = RAISING[node.attr]
-                yield source.finding(node, Effect.STOPS, f"{shown} raises: it {absence.purpose} there", absence.remedy)
+                yield source.finding(
+                    node, Effect.STOPS, f"{shown} raises: it {absence.purpose} in N.E.K.O.", absence.remedy
+                )
             elif node.attr in IGNORED:
                 yield source.finding(node, Effect.DIFFERS, f"{shown}() has no effect", IGNORED[node.attr].reason)
             elif node.attr == "push_message":
@@ -129,7 +133,7 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
                 yield source.finding(node, Effect.NOTE, f"{shown}() reaches hosts as a notification", remedy)
             elif node.attr in ("data_path", "cache_path"):
                 what = f"{shown}() is in data/ of the plugin's folder"
-                yield source.finding(node, Effect.NOTE, what, "Copy old files there.")
+                yield source.finding(node, Effect.NOTE, what, "Copy old files into it.")
 
 
 def _not_awaited(source: SourceFile) -> Iterator[Finding]:
@@ -154,7 +158,7 @@ def _decorators(source: SourceFile) -> Iterator[Finding]:
             tool = next((each for name, each in names.items() if name.split(".")[-1] == "llm_tool"), None)
             for name, node in names.items():
                 shown = name.removeprefix("plugin.")
-                if shown in _ONLY_THERE and tool is None:
+                if shown in _ONLY_IN_NEKO and tool is None:
                     what = f"@{name} {method.name} is called by N.E.K.O. only"
                     entry = shown in (marks.ENTRY, "entry")
                     yield source.finding(node, Effect.DIFFERS, what, _OFFER_ENTRY if entry else _OFFER)

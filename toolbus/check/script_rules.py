@@ -1,4 +1,4 @@
-"""Finds in JavaScript what scripts know from elsewhere and do not find here; the rules that two systems share."""
+"""Finds names in JavaScript that do not exist here; the rules that two systems share."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def bad_names(source: SourceFile, register: str) -> Iterator[Finding]:
 
 
 def missing_names(source: SourceFile, helpers: Sequence[str] = ()) -> Iterator[Finding]:
-    """Yields where a script uses a name that is not there, such as `fetch`, unless it or a helper declares one.
+    """Yields where a script uses a name that does not exist here, such as `fetch`, unless it or a helper declares one.
 
     Args:
         helpers: the code of the files that share its scope.
@@ -65,7 +65,7 @@ def missing_names(source: SourceFile, helpers: Sequence[str] = ()) -> Iterator[F
         name = re.sub(r"^new\s+|[^\w$]+$", "", match[0])
         if not any(_declares(text, name) for text in (code, *helpers)):
             line = line_of(code, match.end() - 1)
-            yield source.finding(line, Effect.STOPS, f"uses {name}, which is not there", sentence(NAMES[name]))
+            yield source.finding(line, Effect.STOPS, f"uses {name}, which does not exist here", sentence(NAMES[name]))
 
 
 def _declares(code: str, name: str) -> bool:

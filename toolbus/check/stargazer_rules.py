@@ -15,7 +15,7 @@ from toolbus.dropin.file_grants import FILE
 from toolbus.functions.scope import ToolScope
 from toolbus.processes.child_environment import PLUGIN, variables_read_by
 
-# What the package `tools` has here, without the modules that would have to be loaded to ask it.
+# The names of `toolbus.tools`, whose modules are not loaded for it.
 NAMES = ("ToolRegistry", "ToolDefinition", "TaskManager", "load_tools", "reload_tools")
 _TASK_METHODS = {"execute", "get_result", "await_result", "list_tasks", "set_output_redirect"}
 _IN_SCOPE = {name for name in dir(ToolScope) if not name.startswith("_")}
@@ -33,7 +33,7 @@ def _imports(source: SourceFile) -> Iterator[Finding]:
         top = each.module.partition(".")[0]
         if top == "tools" and not source.brings(each):
             if each.module != "tools" or each.name not in ("", "*", *NAMES):
-                what = f"imports {each.module}{'.' if each.name else ''}{each.name}, which is not there"
+                what = f"imports {each.module}{'.' if each.name else ''}{each.name}, which does not exist here"
                 yield source.finding(each.line, Effect.STOPS, what, f"From toolbus.tools there are {', '.join(NAMES)}.")
             else:
                 remedy = 'Write toolbus.tools, or put sys.modules["tools"] = toolbus.tools before the first import.'
@@ -90,7 +90,7 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
             yield source.finding(node, Effect.DIFFERS, f"the ctx of the bus has no {node.attr}", remedy)
         elif node.attr == "_tools" and owner != "self":
             remedy = "Use list_tools(), unregister_tool(name) and reload_tools(directory, registry)."
-            yield source.finding(node, Effect.STOPS, f"{owner}._tools is not there", remedy)
+            yield source.finding(node, Effect.STOPS, f"{owner}._tools does not exist here", remedy)
         elif owner.endswith("task_manager") and not node.attr.startswith("_") and node.attr not in _TASK_METHODS:
             remedy = f"There are {', '.join(sorted(_TASK_METHODS))}."
             yield source.finding(node, Effect.STOPS, f"a TaskManager has no {node.attr}", remedy)
@@ -98,7 +98,7 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
 
 def _allow_list(folder: Path) -> Iterator[Finding]:
     if not (folder / FILE).is_file() and any(_assigns_a_tool(file) for file in folder.glob("*.py")):
-        remedy = "Run the folder with --require-manifest to load nothing without one, as there."
+        remedy = "Run the folder with --require-manifest to load nothing without one, as Stargazer does."
         yield Finding(folder, 0, Effect.DIFFERS, f"has no {FILE}, so every file is loaded", remedy)
 
 

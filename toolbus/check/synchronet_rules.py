@@ -69,7 +69,7 @@ def _properties(source: SourceFile, start: int) -> set[str]:
 def _order(folder: Path) -> Iterator[Finding]:
     for file in sorted(folder.glob("*.js")):
         if file.name < "_" and any(other.name.startswith("_") for other in folder.glob("_*.js")):
-            what = "loads after the helpers here, and before them there"
+            what = "loads after the helpers here, and before them on a BBS"
             yield Finding(file, 0, Effect.DIFFERS, what, "Nothing, unless a helper uses what the file declares.")
 
 

@@ -1,4 +1,4 @@
-"""Defines what the rules of one system are, and applies them to a path."""
+"""Defines the rules of one system, and applies them to a path."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class System:
     """A system that code comes from.
 
     Attributes:
-        name: what ``--from`` calls it.
-        title: what people call it.
+        name: its name for ``--from``.
+        title: its name, for people.
         rules: for the files with a suffix, such as ``.py``.
         folder_rules: for each folder that `roots` finds.
         roots: what of a checked folder is one plugin or one folder of tools; by default the folder itself.
@@ -39,7 +39,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         findings: in the order of files and lines.

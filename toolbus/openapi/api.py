@@ -1,4 +1,4 @@
-"""Makes tools of a document's operations: which are offered, as what, and which are left out and why.
+"""Turns the operations of a document into tools, or leaves them out with a reason.
 
 Pure: nothing is sent. An operation that cannot be offered is left out by itself, and its neighbours stay.
 """
@@ -6,7 +6,7 @@ Pure: nothing is sent. An operation that cannot be offered is left out by itself
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolbus.errors import InvalidTool
@@ -74,11 +74,11 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """What becomes of a document.
+    """The tools of a document, and the operations that are left out.
 
     Attributes:
         base_url: where requests go.
-        warnings: what the operator should look at, one text each.
+        warnings: for the operator, one text each.
     """
 
     base_url: str
@@ -107,7 +107,7 @@ def read_api(document: Document, settings: ApiSettings | None = None) -> Api:
     for found in find_operations(document, settings.prefix):
         reason = selection.refusal(found)
         if not reason and len(tools) >= settings.max_tools:
-            reason = f"max_tools is {settings.max_tools}: name the operations that are needed in allow"
+            reason = f"max_tools is {settings.max_tools}: name the needed operations in allow"
         if not reason:
             try:
                 tools.append(maker.make(found))
@@ -151,12 +151,8 @@ class _ToolMaker:
         placements = self._credentials.of_operation(found.content)
         base_url = self._base_url_of(found)
         operation = read_operation(self._document, found, self._budget)
-        operation = Operation(
-            operation.method,
-            operation.path,
-            tuple(each for each in operation.parameters if not self._credentials.is_secret(each.location, each.name)),
-            operation.body,
-        )
+        own = (each for each in operation.parameters if not self._credentials.is_secret(each.location, each.name))
+        operation = replace(operation, parameters=tuple(own))
         schema = self._parameters(operation)
         parameters = dump_json(schema)
         self._budget.spend(len(parameters) // _CHARACTERS_OF_A_STEP)
@@ -230,7 +226,7 @@ class _ToolMaker:
         return schema.get("format") in _BINARY or (bool(media) and not media.endswith("json"))
 
     def _output_schema(self, found: FoundOperation) -> str:
-        """Returns the JSON Schema of a successful response; "" where there is none, or it cannot be read."""
+        """Returns the JSON Schema of a successful response; "" without one, or where it cannot be read."""
         responses = found.content.get("responses")
         if not isinstance(responses, Mapping):
             return ""
@@ -256,7 +252,7 @@ def _description(found: FoundOperation) -> str:
 
 
 def _annotations(method: str) -> Annotations:
-    """Returns what RFC 9110 says of a method: which are safe, and which do no more when they are sent twice."""
+    """Returns the properties of a method by RFC 9110: whether it is safe, and whether it is idempotent."""
     reads = method in SAFE_METHODS
     return Annotations(
         read_only=reads,

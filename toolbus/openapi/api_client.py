@@ -1,7 +1,7 @@
 """Sends requests with httpx: one origin, no cookies, no redirects to elsewhere, bodies and times bounded.
 
-It uses httpx's transport, not its client: a client logs each URL, which may hold a key, and follows what it is told.
-Closing a call closes its connection, so that the API learns that nobody waits.
+It uses httpx's transport, not its client: a client logs each URL, which may hold a key, and follows each redirect.
+Closing a call closes its connection, so that the API learns that its caller has left.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load_httpx() -> ModuleType:
 
 
 class ApiUnreachable(ToolBusError):
-    """No response has come; the text says from where and why."""
+    """No response was received; the text says from where and why."""
 
 
 class ApiClient:
@@ -96,12 +96,12 @@ class ApiClient:
             max_bytes: of the body.
 
         Raises:
-            ApiUnreachable: there is no response.
+            ApiUnreachable: no response was received.
         """
-        given = {name.lower() for name, _ in extra}
-        headers = [(name, value) for name, value in request.headers if name.lower() not in given]
+        replaced = {name.lower() for name, _ in extra}
+        headers = [(name, value) for name, value in request.headers if name.lower() not in replaced]
         fixed = [("Accept", "application/json, */*;q=0.5"), ("User-Agent", f"toolbus/{VERSION}")]
-        headers += [*((name, value) for name, value in fixed if name.lower() not in given), *extra]
+        headers += [*((name, value) for name, value in fixed if name.lower() not in replaced), *extra]
         headers.append(("Accept-Encoding", "gzip"))
         url, path = f"{base_url}{request.path}", base_url + request.path.partition("?")[0]
         try:
@@ -118,7 +118,7 @@ class ApiClient:
         except (TimeoutError, self._httpx.TimeoutException):
             raise ApiUnreachable(f"{self.name} has not answered within {timeout:g} s") from None
         except self._httpx.LocalProtocolError:  # its text repeats the header, which may be a credential
-            raise ApiUnreachable(f"{self.name} cannot be asked: a header or credential cannot be sent") from None
+            raise ApiUnreachable(f"{self.name} cannot be called: a header or credential cannot be sent") from None
         except (self._httpx.HTTPError, self._httpx.InvalidURL, OSError, ValueError, zlib.error) as error:
             reason = clean_line(shorten(str(error) or type(error).__name__, 200))
             raise ApiUnreachable(f"{self.name} cannot be reached: {reason}") from None
@@ -159,7 +159,7 @@ async def _read(response: Any, limit: int) -> tuple[bytes, bool]:
     """Returns the body, decompressed, and whether it has more than the limit: a small one may expand without end."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip", "x-gzip", "deflate", ""):
-        raise ValueError(f"the response has the content encoding {shorten(encoding)}, and only gzip was asked for")
+        raise ValueError(f"the response has the content encoding {shorten(encoding)}, and only gzip was requested")
     inflate = zlib.decompressobj(_ANY_ENCODING) if encoding not in ("identity", "") else None
     body = bytearray()
     async for chunk in response.aiter_raw():

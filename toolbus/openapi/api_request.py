@@ -19,6 +19,7 @@ from toolbus.openapi.request_body import FORM, JSON, MULTIPART, TEXT, Body
 from toolbus.text import dump_json, quote
 
 _SEPARATORS = {"form": ",", "spaceDelimited": "%20", "pipeDelimited": "%7C"}
+FILE_KEYS = frozenset(("filename", "text", "base64"))
 _MAX_WHOLE = 2**53  # a float beyond it is not written as a whole number
 
 Pairs = list[tuple[str, str]]
@@ -35,7 +36,7 @@ class ApiRequest:
 
     Attributes:
         path: below the base URL, with its query, percent-encoded.
-        content: the body; None where there is none, or where it has parts.
+        content: the body; None without one, and for a body of parts.
         parts: of a multipart body: name, file name, bytes.
     """
 
@@ -65,7 +66,7 @@ def build_request(operation: Operation, arguments: Mapping[str, Any], *, slashes
     known = {parameter.argument for parameter in operation.parameters}
     known |= {operation.body.argument} if operation.body else set()
     if unknown := sorted(arguments.keys() - known):
-        raise ArgumentFault(f"there is no argument {quote(unknown[0])}; there are {', '.join(sorted(known)) or 'none'}")
+        raise ArgumentFault(f"unknown argument {quote(unknown[0])}; there are {', '.join(sorted(known)) or 'none'}")
     path = operation.path
     query: list[str] = []
     headers: Pairs = []
@@ -214,9 +215,6 @@ def _parts(fields: Iterable[tuple[str, Any]]) -> Iterable[Part]:
                 yield name, _file(name, each)
             else:
                 yield name, (None, _text(each).encode("utf-8", "replace"))
-
-
-FILE_KEYS = frozenset(("filename", "text", "base64"))
 
 
 def _file(argument: str, value: Any) -> tuple[str, bytes]:

@@ -1,8 +1,8 @@
-"""Holds what an operator says about an API, checked; and decides which operations become tools, and where requests go.
+"""Checks the settings of an operator for an API; decides which operations become tools, and where requests go.
 
 Requests go to one origin (scheme, host and port), which the operator named: that of ``base_url``, or that of the
-document's own URL. Whatever else a document names gets nothing: it could be the way into a private network, or out of
-it with a credential.
+document's own URL. Other servers that a document names get no request: they could be the way into a private network, or
+out of it with a credential.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Patterns = str | Collection[str]
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """What an operator says about an API.
+    """The settings of an operator for an API.
 
     Attributes:
         base_url: where requests go; "" means as the document says, at its own origin.
         allow: patterns of the operations that become tools; None means those that only read (GET and HEAD).
-        deny: patterns of operations that never do; they win.
+        deny: patterns of operations that never become tools; they win.
         auth: see `Auth`.
         headers: sent with each request.
         prefix: begins the name of each tool.
@@ -167,7 +167,7 @@ class OperationFilter:
         """Patterns that no operation has matched so far: mistyped, perhaps."""
 
     def refusal(self, found: FoundOperation) -> str:
-        """Returns why an operation becomes no tool; "" where it does."""
+        """Returns why an operation does not become a tool; "" where it does."""
         denied = self._matches(self._deny, found)
         allowed = found.method in SAFE_METHODS if self._allow is None else self._matches(self._allow, found)
         if denied:

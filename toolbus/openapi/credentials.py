@@ -51,7 +51,7 @@ async def read_secret(secret: Secret) -> str:
     """Returns the value of a secret.
 
     Raises:
-        SetupError: there is none. What a function raised goes to the log only: it may hold the secret.
+        SetupError: it has no usable value. The exception of a function goes to the log only: it may hold the secret.
     """
     try:
         value = secret() if callable(secret) else secret
@@ -180,8 +180,8 @@ class Credentials:
         for choice in sorted(choices, key=len, reverse=True):  # rather with a credential than without
             if all(self._has(name) for name in choice):
                 return tuple(filter(None, map(self._given.get, choice)))
-        wanted = " or ".join(" and ".join(map(quote, choice)) for choice in choices[:4])
-        raise DocumentFault(f"it needs the credential {wanted}: pass auth=")
+        needed = " or ".join(" and ".join(map(quote, choice)) for choice in choices[:4])
+        raise DocumentFault(f"it needs the credential {needed}: pass auth=")
 
     def _has(self, name: str) -> bool:
         location, header, _ = self._place(name)

@@ -1,7 +1,7 @@
-"""Reads an OpenAPI document: JSON or YAML, versions 3.0 to 3.2, and what its references name.
+"""Reads an OpenAPI document, JSON or YAML, versions 3.0 to 3.2, and resolves its references.
 
-Nothing outside the document is followed. Whatever is wrong with the document as a whole is a `SetupError`; what is
-wrong with a part of it is a `DocumentFault`, which takes only the operations that need that part.
+No reference out of the document is followed. A fault of the whole document is a `SetupError`; a fault of a part is a
+`DocumentFault`, which costs only the operations that need that part.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def shown(value: object) -> str:
 
 
 def text_of(content: JsonObject, key: str) -> str:
-    """Returns a text of an object, without blanks around it; "" where there is none."""
+    """Returns a text of an object, without blanks around it; "" without one."""
     value = content.get(key)
     return value.strip() if isinstance(value, str) else ""
 

@@ -46,7 +46,7 @@ async def fetch_document(url: str) -> Document:
 
     Raises:
         SetupError: it is not a document that can be used.
-        ApiUnreachable: its server gave no answer, or said that it is busy.
+        ApiUnreachable: its server gave no answer, or answered that it is busy.
     """
     client = ApiClient(url, 1)
     try:

@@ -100,7 +100,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a request of one operation consists of."""
+    """The parts of a request of one operation."""
 
     method: str
     path: str
@@ -226,7 +226,9 @@ def _parameter(content: JsonObject, taken: set[str]) -> Parameter | None:
         raise DocumentFault(f"the name of its {location} parameter {quote(name)} cannot be sent")
     style = content.get("style", _STYLES[location][0])
     if style not in _STYLES[location]:
-        raise DocumentFault(f"its parameter {quote(name)} has the style {shown(style)}, which {location} has not")
+        raise DocumentFault(
+            f"its parameter {quote(name)} has the style {shown(style)}, which a {location} parameter cannot have"
+        )
     explode = content.get("explode")
     media, schema = _parameter_schema(content)
     return Parameter(

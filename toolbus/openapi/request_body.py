@@ -51,9 +51,9 @@ def read_body(document: Document, operation: JsonObject, budget: ReadBudget) -> 
         return None
     budget.spend(STEPS_OF_A_PART * len(medias))
     kinds = [(_kind_of_body(str(media)), str(media), described) for media, described in medias.items()]
-    for wanted in (JSON, FORM, MULTIPART, TEXT, BYTES):
+    for preferred in (JSON, FORM, MULTIPART, TEXT, BYTES):
         for kind, media, described in kinds:
-            if kind == wanted:
+            if kind == preferred:
                 return Body(
                     argument="body",
                     kind=kind,

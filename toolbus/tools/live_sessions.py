@@ -1,4 +1,4 @@
-"""Tells live sessions of changed tools, each on its own event loop, and waits until all have been told (REST-63)."""
+"""Sends changed tools to live sessions, each on its own event loop, and waits until all have them (REST-63)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LiveSession(Protocol):
 
 
 class LiveSessions:
-    """The sessions that wait for changes."""
+    """The sessions that receive changes."""
 
     def __init__(self) -> None:
         self._loops: dict[LiveSession, asyncio.AbstractEventLoop] = {}  # by session, the loop that it belongs to
@@ -35,10 +35,10 @@ class LiveSessions:
         self._loops.pop(session, None)
 
     async def sync(self) -> None:
-        """Returns when every session has been told of the tools.
+        """Returns when every session has received the tools.
 
         Raises:
-            Exception: the first error of a session; all have been told then.
+            Exception: the first error of a session; the others have received them then.
         """
         syncs = [_sync_on(session, loop) for session, loop in list(self._loops.items())]
         for result in await asyncio.gather(*syncs, return_exceptions=True):

@@ -157,7 +157,7 @@ class ToolRegistry:
         return register(name) if callable(name) else register
 
     def register_tool(self, definition: Definition) -> None:
-        """Registers a tool; live sessions are told later, without waiting (REST-63).
+        """Registers a tool; live sessions receive it later, without waiting (REST-63).
 
         Args:
             definition: a `ToolDefinition`; a dict as tool files write it, `{"name", "description", "parameters",
@@ -169,10 +169,10 @@ class ToolRegistry:
         self._registered.register(definition, {})
 
     async def register_tool_and_sync(self, definition: Definition) -> None:
-        """Registers a tool and waits until every live session has been told (REST-63).
+        """Registers a tool and waits until every live session has received it (REST-63).
 
         Raises:
-            Exception: the first error of a session that refused the new list; all have been told then, and the tool
+            Exception: the first error of a session that refused the new list; the others have it then, and the tool
                 stays registered.
         """
         self._registered.register(definition, {})
@@ -183,7 +183,7 @@ class ToolRegistry:
         return self._registered.unregister(name)
 
     async def unregister_tool_and_sync(self, name: str) -> bool:
-        """Withdraws a tool and waits until every live session has been told.
+        """Withdraws a tool and waits until every live session has received that.
 
         Raises:
             Exception: as for `register_tool_and_sync`.
@@ -253,7 +253,7 @@ class ToolRegistry:
         *,
         nested: bool = False,
     ) -> str:
-        """Calls a tool and returns what a model should read: the result, or why there is none. Never raises.
+        """Calls a tool and returns the text for a model: the result, or why the call failed. Never raises.
 
         Args:
             arguments: what JSON can hold, or JSON text.
@@ -285,7 +285,7 @@ class ToolRegistry:
         """Calls a tool as `call` does, and returns the result as a record.
 
         Args:
-            context: what else the tool may know; its user goes before ``user_id``.
+            context: further circumstances for the tool; its user goes before ``user_id``.
             schema_hash: of the declaration that the caller knows; the call is refused once the tool has changed.
             timeout: seconds; None means the tool's own, or as long as a task may take where it has none, or where the
                 call may become one.
@@ -326,7 +326,7 @@ class ToolRegistry:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def get_openai_tools(self, user_id: str | None = None) -> list[dict[str, Any]]:
-        """Returns the tools as OpenAI's chat completions take them; ``[]`` where there are none. Not to be changed.
+        """Returns the tools as OpenAI's chat completions take them; ``[]`` without tools. Not to be changed.
 
         Args:
             user_id: only what this user may call; None: everything.
