@@ -2,27 +2,31 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from tests.support.processes import ROOT, environment, toolbus
+from toolbus.cli.command_line import app
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("serve", "run", "list", "watch", "call", "health", "calls", "top", "drain", "tools", "--help"),
-        *("export", "search", "tasks", "permissions", "permit", "explain", "notifications", "notify"),
-        *("keys", "keys init", "keys add", "keys renew", "keys list", "keys revoke", "keys rotate-ca"),
-        *("keys show", "keys export", "conformance", "openapi", "console"),
-    ],
-)
+def _commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yields the words of a command and of all commands below it."""
+    yield " ".join(words)
+    for name, each in getattr(command, "commands", {}).items():
+        yield from _commands(each, (*words, name))
+
+
+@pytest.mark.parametrize("command", [*_commands(get_command(app))])
 def test_help_shows_examples_and_exit_codes(command: str) -> None:
     shown = toolbus(*command.split(), "--help").stdout
     assert "Examples" in shown
     assert "Exit codes:" in shown
-    assert ("--json" in shown and f"toolbus {command}" in shown) or command == "--help"
+    assert f"toolbus {command}".removesuffix("mounts show").strip() in shown.partition("Examples")[2]
+    assert "--json" in shown or command in ("", "mcp")
 
 
 @pytest.mark.parametrize("command", ["list", "calls", "health"])

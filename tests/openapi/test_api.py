@@ -385,7 +385,7 @@ def test_500_operations_are_read_in_little_time_and_the_rest_is_named() -> None:
     api = api_of({"openapi": "3.0.0", "paths": paths, "components": {"schemas": schemas}}, allow="*")
     assert time.process_time() - begun < 20
     assert len(api.tools) == 128
-    assert api.left_out[0].reason == "max_tools is 128: name the operations that are needed in allow"
+    assert api.left_out[0].reason == "max_tools is 128: name the needed operations in allow"
     assert len(api.tools[0].tool.parameters["$defs"]) == 60
 
 

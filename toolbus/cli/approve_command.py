@@ -1,4 +1,4 @@
-"""Implements ``toolbus approve``: trusts what a plugin or a mounted MCP server declares now, after showing it."""
+"""Implements ``toolbus approve``: shows what a plugin or a mounted MCP server changed in its tools, and trusts it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def approve(
     credential: CredentialOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Trust what a source declares now; prints the difference first."""
+    """Show the changes in the tools of a source, and trust them."""
     target = BusTarget(bus, credential)
     changes = call_bus_tool(target, "approvals", {"source": source})["changes"]
     pending = [each for each in changes if not tool or tool in (each["subject"], each["tool"])]

@@ -45,7 +45,7 @@ LIST_EPILOG = epilog(
 
     A tool that the bus refuses is not offered; the other tools of its plugin are. --refused lists those instead,
     each with what is wrong and how to fix it. The bus tries it again when its plugin declares it again, or a role, a
-    right or a limit changes.
+    permission or a limit changes.
 
     `toolbus top` shows how often the tools are called, how long that takes and how often it fails; `toolbus console`
     opens a page that shows them with their schemas, and tries them.

@@ -85,7 +85,7 @@ def _common(
 
 
 def _mcp(context: typer.Context) -> None:
-    """Connect an MCP client on standard input and output with the bus."""
+    """Connect an MCP client with the bus, over standard input and output."""
     mcp_command.main(context.args)
 
 

@@ -29,7 +29,7 @@ def confirm(
     credential: CredentialOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Offer a source's unconfirmed tools again, and trust who listens at their callback URLs."""
+    """Offer a source's unconfirmed tools again, and trust the programs at their callback URLs."""
     result = call_bus_tool(BusTarget(bus, credential), "confirm", {"source": source})
     if as_json:
         terminal.print_json(result)
@@ -37,5 +37,6 @@ def confirm(
         terminal.print_lines(f"confirmed {', '.join(clean_line(name) for name in result['confirmed'])}")
     if not result["confirmed"]:
         terminal.fail(
-            f"source {source!r} has no unconfirmed tool without a secret: `toolbus list --all` shows those there are"
+            f"source {source!r} has no unconfirmed tool without a secret: `toolbus list --all` shows the state of each "
+            "tool"
         )

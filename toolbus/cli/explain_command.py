@@ -1,4 +1,4 @@
-"""Implements ``toolbus explain``: why a tool is seen and can be called, or not, step by step."""
+"""Implements ``toolbus explain``: why a tool is listed and can be called, or not, step by step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ EPILOG = epilog(
         "toolbus explain get_weather --identity laptop --json",
     ),
     """
-    Asks the parts of the bus that decide about calls, in their order: whether the tool is registered, whether the
-    caller may use it, and whether its plugin can be reached. The last line is what a call would get. With --dialect it
-    adds the name under which a model sees the tool, and what its schema loses.
+    Shows the decisions of the bus about a call, in their order: whether the tool is registered, whether the caller may
+    use it, and whether its plugin can be reached. For a missing tool it quotes the notices that name it, or a skipped
+    file of that name. The last line is the outcome of a call. With --dialect it adds the name under which a model sees
+    the tool, and the parts of its schema that are lost.
     """,
     "0 a call would reach the tool, 1 it would not, or the bus refused, 2 wrong usage, 3 no bus found.",
 )
@@ -41,7 +42,7 @@ def explain(
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Say why a tool is seen and callable, or not."""
+    """Explain step by step why a tool is listed and can be called, or not."""
     from toolbus.dialects import DIALECTS
 
     if dialect and dialect not in DIALECTS:

@@ -1,4 +1,4 @@
-"""Implements ``toolbus logs``: prints what plugins have written, wherever they run, and follows it."""
+"""Implements ``toolbus logs``: prints the output of plugins, on whatever machine they run, and follows it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def logs(
         bool, typer.Option("--json", help="Print one JSON document for the table, JSON lines for output.")
     ] = False,
 ) -> None:
-    """Show what plugins have written, on whatever machine they run."""
+    """Show the output of plugins, on whatever machine they run."""
     target = BusTarget(bus, credential)
     if plugin is None:
         if follow:

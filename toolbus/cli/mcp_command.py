@@ -18,11 +18,16 @@ bus, else over HTTP at the default address. Clients start it themselves: `toolbu
 configuration needs.
 
 Options:
-  --profile NAME  what the client sees, of [mcp.profiles]; default by default
+  --profile NAME  the profile of [mcp.profiles] that the client sees (default: the profile default)
   --url URL       the endpoint of the bus, such as http://127.0.0.1:48911/mcp
-  --data-dir DIR  the data directory of the bus; TOOLBUS_DATA_DIR, else as for toolbus serve
-  --write         merges the snippet into the client's own file, of which it makes a copy first
+  --data-dir DIR  the data directory of the bus (default: TOOLBUS_DATA_DIR, else as for toolbus serve)
+  --write         merges the snippet into the client's own file, after a copy of it was made
   -h, --help      shows this text
+
+Examples:
+  toolbus mcp config claude-desktop
+  toolbus mcp config vscode --write --profile desk
+  toolbus mcp --url http://127.0.0.1:48911/mcp
 
 Exit codes: 0 the client has ended it, 1 the file cannot be changed, 2 wrong usage.
 """

@@ -88,7 +88,9 @@ def serve(
     ] = None,
     https: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Also listen here for HTTPS, for programs with a key (default: not)."),
+        typer.Option(
+            metavar="HOST:PORT", help="Also listen here for HTTPS, for programs with a key (default: no HTTPS)."
+        ),
     ] = None,
     keys: Annotated[
         Path | None,
