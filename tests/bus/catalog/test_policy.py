@@ -109,7 +109,7 @@ def test_a_denial_names_the_user_the_tool_the_rule_and_who_can_change_it() -> No
     assert message == "user 'bob' may not call 't': source 'p' is open to certain users only, an operator adds them"
     closed, anybody = permitting(tools={"t": []})
     message = denied(closed, anybody, "t", "bob")
-    assert message == "user 'bob' may not call 't': tool 't' is open to nobody, an operator adds them"
+    assert message == "user 'bob' may not call 't': tool 't' is open to no user, an operator adds them"
     message = denied(core, host, "t")
     assert message is not None
     assert message.startswith("a call that names no user (context.user_id) may not call 't'")

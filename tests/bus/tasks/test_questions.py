@@ -75,6 +75,23 @@ async def test_a_task_goes_on_with_its_answers_in_the_context_of_its_call() -> N
         end()
 
 
+async def test_a_task_that_is_cancelled_while_its_answers_arrive_does_not_run_again() -> None:
+    runs: list[Call] = []
+
+    def run(call: Call) -> pb.ToolResult:
+        runs.append(call)
+        return greet(call)
+
+    async with mcp_bench() as bench:
+        tasks, task_id = await begun(bench, run)
+        tasks.follow(lambda task: tasks.cancel(task.task_id))
+        tasks.answer(task_id, {"who": accepted(name="x")}, "ann")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert found(tasks, task_id).status is Status.CANCELLED
+        assert len(runs) == 1
+
+
 async def test_answers_of_another_user_or_of_another_form_change_nothing() -> None:
     async with mcp_bench() as bench:
         tasks, task_id = await begun(bench)

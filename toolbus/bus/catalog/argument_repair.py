@@ -1,9 +1,9 @@
 """Repairs arguments that break a schema where it is plain what was meant, and fills in defaults.
 
-Only what the validator finds wrong is looked at, and four things are done, nothing else: null for an argument that may
-not be null means that it is absent; a text that is exactly an integer, number or boolean of JSON is that value where
-one is asked, or listed; JSON text of an object or array is read where one is asked; a property that is left out gets
-the default that its schema declares. Repaired arguments are checked again.
+Only the errors of the validator are repaired, in four ways: null for an argument that may not be null means that it is
+absent; a text that is exactly an integer, number or boolean of JSON is that value where the schema expects or lists
+one; JSON text of an object or array is read where the schema expects one; a missing property gets the default that its
+schema declares. Repaired arguments are checked again.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class Repair(NamedTuple):
-    """One thing that was done to arguments; it holds no value of theirs."""
+    """One repair of arguments; it holds none of their values."""
 
     path: str
-    before: str  # the type of what was there, or "absent"
+    before: str  # the type of the former value, or "absent"
     after: str
 
     def __str__(self) -> str:
@@ -61,7 +61,7 @@ class RepairedArguments(str):
 
     Attributes:
         original: the text as it came, without keys that only a host may set.
-        repairs: what was done to it.
+        repairs: the repairs of it, in order.
     """
 
     original: str
@@ -76,7 +76,7 @@ class RepairedArguments(str):
 
 
 def repairs_of(text: str) -> tuple[Repair, ...]:
-    """Returns what was done to the arguments of a call."""
+    """Returns the repairs of the arguments of a call."""
     return text.repairs if isinstance(text, RepairedArguments) else ()
 
 
@@ -103,7 +103,7 @@ def repair(checker: ArgumentChecker, text: str, arguments: dict[str, Any], room:
         arguments: the same, parsed; they lack a default or break the schema.
         room: how many characters may be added to them.
     """
-    if checker.defaults is not None:  # first, since it is what most of these calls lack
+    if checker.defaults is not None:  # first, since most of these calls lack defaults
         filled = _with_defaults(checker, checker.defaults, text, arguments, room)
         if filled is not None:
             return filled
@@ -152,7 +152,7 @@ def _with_defaults(
 
 
 def _repaired(checker: ArgumentChecker, value: Any, room: int, *, with_defaults: bool) -> list[Repair]:
-    """Repairs arguments in place, and returns what was done; nothing if it does not help."""
+    """Repairs arguments in place, and returns the repairs; none if they do not help."""
     repairs: list[Repair] = []
     for _ in range(MAX_ROUNDS):
         if with_defaults and checker.defaults is not None:
@@ -164,7 +164,7 @@ def _repaired(checker: ArgumentChecker, value: Any, room: int, *, with_defaults:
             return repairs
         fixes = {fix.path: fix for error in errors for fix in _fixes(error, value) or ()}
         for path in [path for path in fixes if any(path[:length] in fixes for length in range(len(path)))]:
-            del fixes[path]  # inside of what another one replaces
+            del fixes[path]  # another fix replaces the value around it
         if not fixes or len(repairs) + len(fixes) > MAX_REPAIRS:
             return []
         repairs += [apply(fix, value) for fix in fixes.values()]
@@ -202,7 +202,7 @@ def _fixes(error: jsonschema_rs.ValidationError, value: Any) -> list[Fix] | None
         fixes = [_fixes(each, value) for each in branch]
         if fixes and None not in fixes:
             ways.append([fix for each in fixes if each is not None for fix in each])
-    # Two branches that ask for different repairs leave it open what was meant.
+    # Two branches that need different repairs leave open which one was meant.
     return ways[0] if ways and all(_same(way, ways[0]) for way in ways) else None
 
 
@@ -213,7 +213,7 @@ def _same(one: list[Fix], other: list[Fix]) -> bool:
 
 
 def _read(part: Any, types: Iterable[str]) -> Any:
-    """Returns the value that a text stands for where a type is asked; `_NOTHING` where it stands for none of them."""
+    """Returns the value that a text stands for in one of some types; `_NOTHING` where it stands for none of them."""
     if not isinstance(part, str):
         return _NOTHING
     values = [value for kind in types if kind in _READERS and (value := _READERS[kind](part)) is not _NOTHING]
@@ -258,7 +258,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 def apply(fix: Fix, value: Any) -> Repair:
-    """Replaces a part of arguments in place, and returns what was done."""
+    """Replaces a part of arguments in place, and returns the repair."""
     container, key = _at(value, fix.path[:-1]), fix.path[-1]
     before = _type_of(container[key])
     if fix.value is _NOTHING:

@@ -1,6 +1,6 @@
 """Builds listings: the lines of the catalog as callers see them.
 
-Nothing here keeps state: the registry decides when listings are built, and holds its lock meanwhile.
+Stateless: the registry decides when listings are built, and holds its lock meanwhile.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class CatalogView:
         self._index: tuple[tuple[ToolListing, ...], dict[str, list[ToolListing]]] = ((), {})
         registry.shows = lambda entry: policy.denial(OBSERVER, entry) is None
         self._cache: dict[_CacheKey, tuple[int, tuple[ToolListing, ...]]] = {}  # revision and listings
-        self._cached_at = 0  # the revision of the cache: older listings would keep tools in memory that are gone
+        self._cached_at = 0  # the revision of the cache: older listings would hold removed tools in memory
 
     def __repr__(self) -> str:
         return f"<CatalogView revision={self.revision} cached={self.cached}>"
@@ -63,7 +63,7 @@ class CatalogView:
         principal: Principal = OBSERVER,
         include_offline: bool = False,
     ) -> tuple[ToolListing, ...]:
-        """Returns what a caller could call, without the bus's own tools, in the order in which names came.
+        """Returns the tools that a caller could call, without the bus's own, in the order in which names came.
 
         Raises:
             UnknownRole: the role is not configured, or out of the caller's scope.
@@ -100,7 +100,7 @@ class CatalogView:
         return tuple(each for each in visible if each is not None)
 
     def named(self, names: Iterable[str], listings: tuple[ToolListing, ...]) -> list[ToolListing]:
-        """Returns the listings of some names out of what `listings` returned, in its order, without a search."""
+        """Returns the listings of some names out of the result of `listings`, in its order, without a search."""
         indexed = self._index
         if indexed[0] is not listings:
             by_name: dict[str, list[ToolListing]] = {}
@@ -147,9 +147,9 @@ class CatalogView:
         return listing_of(entries)
 
     def hides_source(self, source: str, level: int, principal: Principal = OBSERVER) -> bool:
-        """Whether a caller sees no tool of a source that has some: the source is then hidden too.
+        """Tells whether a caller sees no tool of a source that has some: the source is then hidden too.
 
-        A source without tools is shown to whoever may see everything.
+        A source without tools is shown to callers that may see everything.
         """
         entries = self._registry.offered_by(source)
         if not entries:
@@ -177,11 +177,11 @@ class CatalogView:
         changed = seen(changes.changed)
         remaining = {(each.tool.name, each.source) for each in changed}  # a name of a source may have several listings
         others = dict.fromkeys((each.tool.name, each.source) for each in changes.changed)
-        gone = (*changes.removed, *(each for each in others if each not in remaining))
-        if scopes is not None:  # what it could not see has not gone for it
-            saw = before or scopes
-            gone = tuple((name, source) for name, source in gone if saw.reaches_name(name, source))
-        return replace(changes, added=seen(changes.added), changed=changed, removed=gone)
+        removed = (*changes.removed, *(each for each in others if each not in remaining))
+        if scopes is not None:  # a tool that it could not see is not removed for it
+            former = before or scopes
+            removed = tuple((name, source) for name, source in removed if former.reaches_name(name, source))
+        return replace(changes, added=seen(changes.added), changed=changed, removed=removed)
 
     @property
     def permissions(self) -> AccessRules:
@@ -193,7 +193,7 @@ class CatalogView:
         self.revise(lambda _: permissions)
 
     def scopes_changed(self, changes: Sequence[tuple[Scopes, Scopes]]) -> None:
-        """Announces the tools that identities see from now on, or see no more.
+        """Announces the tools that identities see from now on, or no longer see.
 
         Args:
             changes: the scopes of each before and after.

@@ -1,7 +1,7 @@
 """Describes changes of the catalog.
 
-`ChangeOutcome` and its notices say what one change did. The journal remembers which names changed at which revision,
-and `CatalogChanges` is what a watcher that knows a revision has missed since.
+`ChangeOutcome` is the outcome of one change. The journal stores which names changed at which revision, and
+`CatalogChanges` are the changes since the revision that a watcher knows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_CHANGES = 10_000  # changes that the journal remembers; a watcher further be
 
 @dataclass(frozen=True, slots=True)
 class CatalogChanges:
-    """What a watcher missed since a revision. ``full``: it was too far behind, so ``added`` is the whole catalog."""
+    """The changes since a revision. ``full``: that is too long ago, so ``added`` is the whole catalog."""
 
     revision: int
     full: bool
@@ -40,7 +40,7 @@ class LostTool:
 
 @dataclass(frozen=True, slots=True)
 class ChangeOutcome:
-    """What one change of the catalog did.
+    """The outcome of one change of the catalog.
 
     Attributes:
         names: the tools concerned, by bare name.
@@ -69,7 +69,7 @@ class ChangeOutcome:
 
 
 class Journal:
-    """Remembers which names changed at which revision, the newest MAX_CHANGES of them."""
+    """Stores which names changed at which revision, the newest MAX_CHANGES of them."""
 
     def __init__(self, first_revision: int) -> None:
         self._changes: deque[tuple[int, str, str, bool]] = deque(maxlen=MAX_CHANGES)
@@ -79,7 +79,7 @@ class Journal:
         return f"<Journal changes={len(self._changes)} since={self._floor}>"
 
     def note(self, revision: int, name: str, source: str, existed: bool) -> None:
-        """Remembers that a name of a source changes, and whether it was listed before."""
+        """Adds the change of a name of a source, and whether it was listed before."""
         if len(self._changes) == MAX_CHANGES:
             self._floor = self._changes[0][0]
         self._changes.append((revision, name, source, existed))

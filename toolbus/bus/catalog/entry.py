@@ -1,4 +1,4 @@
-"""Holds what each role has under each name: entries, with their declarations and the handlers that offer them.
+"""Holds the entries of each role by name, with their declarations and the handlers that offer them.
 
 An *entry* belongs to one role table and one source. Its *declarations* are the ways in which sessions of that source
 declare the tool; the newest that has a handler is offered. The entry keeps older declarations for CATALOG_STALE. A
@@ -45,7 +45,7 @@ class Declaration:
         self.is_special = bool(tool.idle_timeout_seconds or tool.needs)  # whether its calls need more than most
 
     def take_over(self, other: Declaration) -> None:
-        """Takes what another declaration of the same name, description and parameters says."""
+        """Takes the other fields of a declaration of the same name, description and parameters."""
         self._set_tool(other.tool)
         self.checker, self.warnings, self.output_checker = other.checker, other.warnings, other.output_checker
 
@@ -71,12 +71,12 @@ class Declaration:
         return min(filter(has_room, handlers), key=in_flight, default=None)
 
     def pick_for(self, caller: object, now: float) -> Handler | None:
-        """Returns the handler with the fewest calls in flight that takes another from a caller; None: not one does."""
+        """Returns the handler with the fewest calls in flight that takes another from a caller; None: none does."""
         return min((one for one in self.handlers if share_of(one, caller, now)), key=in_flight, default=None)
 
 
 class Entry:
-    """What one role has under one listed name."""
+    """The tool that one role has under one listed name."""
 
     __slots__ = (
         *("bare_name", "counts", "current", "declarations", "former", "last_error", "levels", "listing", "name"),
@@ -92,11 +92,11 @@ class Entry:
         self.declarations: dict[str, Declaration] = {}  # by schema_hash, newest last
         self.current: Declaration | None = None  # the newest that has a handler; None while offline
         self.former: dict[str, Tool] = {}  # declarations that are no longer offered, oldest first
-        self.levels: dict[Handler, int] = {}  # the access level that a handler asks for, where it asks for one
+        self.levels: dict[Handler, int] = {}  # the access level that a handler requires, where it requires one
         self.counts: CallCounts | None = None  # of its calls; None before the first
         self.last_error = ""  # why the tool went offline the last time
         self.suspended: Declaration | None = None  # its handler is unreachable; not offered until that resumes
-        self.warnings: dict[str, str] = {}  # what operators should know beside its schema, by topic
+        self.warnings: dict[str, str] = {}  # for operators, beside those about its schema, by topic
         # Cached listings: of this entry alone, and together with the same tool of later roles. Each is valid only for
         # the tool that is stored with it.
         self.listing: tuple[Tool, ToolListing] | None = None
@@ -115,13 +115,13 @@ class Entry:
 
     @property
     def all_warnings(self) -> tuple[str, ...]:
-        """What an operator should know about the tool, one sentence each."""
+        """The warnings about the tool for operators, one sentence each."""
         declaration = self.current or self.suspended
         return (*self.warnings.values(), *(declaration.warnings if declaration is not None else ()))
 
     @property
     def min_level(self) -> int:
-        """The access level that a call needs: the highest that any handler asks for, whichever would take the call."""
+        """The access level that a call needs: the highest of all handlers, whichever would take the call."""
         return max((self.tool.min_level, *self.levels.values()))
 
     def add(self, declaration: Declaration, handler: Handler) -> bool:

@@ -1,4 +1,4 @@
-"""Declares what the registry and the dispatcher expect of a handler: an object that runs tools.
+"""Declares the interface of a handler for the registry and the dispatcher: an object that runs tools.
 
 A stream, a local function and a callback URL are handlers alike. A handler offers tools (see entry.py) and holds the
 calls that it runs; nothing here knows how it runs them.
@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 from toolbus.bus.catalog.slots import Slots
 
-BUS_SOURCE = "toolbus"  # the bus's own tools: listed only when asked for, never under a bare name
+BUS_SOURCE = "toolbus"  # the bus's own tools: listed only for requests that name the source, never by a bare name
 RUN_SOURCES = "run."  # how the sources of supervisors begin, `run.HOST.PID-ID`: their tools are hidden as the bus's own
 HOST_SOURCE = "host"  # of hosts that lend their model, beside other programs of that name
-LENT_MODEL = f"{HOST_SOURCE}:generate"  # the tool that asks it: called with a permission, listed to administrators only
+LENT_MODEL = f"{HOST_SOURCE}:generate"  # the tool that calls it: needs a permission, listed to administrators only
 
 
 def is_operators(source: str) -> bool:
@@ -30,7 +30,7 @@ class Handler(Protocol):
     instance: str
     max_in_flight: int
     pending: dict[str, Any]  # calls that it has not answered, by the bus's id; stuck ones included
-    slots: Slots  # which caller has how many of them
+    slots: Slots  # how many of them each caller has
     stuck: int  # how many of them have ended for their caller, but the handler has not confirmed it
     shares: (
         bool  # whether other handlers of the source may offer the same tool beside it; else the newest replaces them

@@ -1,7 +1,7 @@
-"""Answers what is offered: which tools, by which source, for which role, in which order.
+"""Looks up the catalog: which tools are offered, by which source, for which role, in which order.
 
-Lookups of a name read the live tables without a lock: every change replaces a value in one step. What reads several
-values, such as listings, takes the lock that writers share.
+Lookups of a name read the live tables without a lock: every change replaces a value in one step. A reader of
+several values, such as a listing, takes the lock that writers share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toolbus.tool import Tool
 
 
 class Lookups:
-    """What a catalog offers, for those who look it up.
+    """The lookups in one catalog.
 
     Attributes:
         tables: which role tables there are; only the registry changes them.
@@ -37,12 +37,12 @@ class Lookups:
         self.shows: Callable[[Entry], bool] = lambda entry: True  # whether watchers may see a tool; set by CatalogView
         self.revision = first_revision
         # Cache: revision and listings, by role and whether offline tools are included.
-        self._states: tuple[int, dict[str, int]] = (-1, {})  # a revision, and what `count_states` counted then
+        self._states: tuple[int, dict[str, int]] = (-1, {})  # a revision, and the counts of `count_states` then
         self._listings: dict[tuple[str | None, bool], tuple[int, tuple[ToolListing, ...]]] = {}
         self._publish()
 
     def _publish(self) -> None:
-        """Lets lookups read the tables as they are now, without a step in between: call it when a role came or went."""
+        """Replaces the tables that lookups read, in one step: to be called when a role was added or removed."""
         self._configured, self._shown = self.tables.configured, self.tables.shown
         self.first: dict[str, Entry] = next((table.entries for table in self._configured.values()), {})
 
@@ -134,9 +134,9 @@ class Lookups:
             changed: list[ToolListing] = []
             removed: list[tuple[str, str]] = []
             for (name, source), existed in was_listed.items():
-                found = describe(self._shown, name, source)
-                if found:
-                    (changed if existed else added).extend(found)
+                listings = describe(self._shown, name, source)
+                if listings:
+                    (changed if existed else added).extend(listings)
                 elif existed:
                     removed.append((name, source))
             return CatalogChanges(now, False, tuple(added), tuple(changed), tuple(removed))
@@ -158,7 +158,7 @@ class Lookups:
             ]
 
     def counted(self, handler: Handler) -> list[object]:
-        """Returns what counts against a limit of tools: each name that is offered, and each tool that waits."""
+        """Returns the items that count against a limit of tools: each offered name, and each tool that waits."""
         return [*self.offers(handler), *self.waits(handler)]
 
     def waiting(self, role: str | None = None) -> list[ToolListing]:
@@ -214,8 +214,8 @@ class Lookups:
         """Returns the entries of a handler or a source, in every role, those included that no client sees."""
         with self._lock:
             index = self._index
-            found = index.by_source.get(owner) if isinstance(owner, str) else index.by_handler.get(owner)
-            return list(found or ())
+            entries = index.by_source.get(owner) if isinstance(owner, str) else index.by_handler.get(owner)
+            return list(entries or ())
 
     def places(self, handler: Handler) -> tuple[tuple[str | None, int], ...]:
         """Returns where a handler's tools stand: (role, None for roles that are added later; position in listings)."""

@@ -1,7 +1,7 @@
 """Finds entries by who offers them: those of a handler, those of a source, and those that are offline.
 
-The index also collects which offers changed, for those who come for it: a store, and the sessions whose tools moved. It
-knows nothing of roles. The registry changes it under its lock.
+The index also collects changed offers: for a store, and for the sessions whose tools got or lost their role. The
+registry changes it under its lock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class OfferIndex:
         offline: the end of the grace period and the instance that disconnected, for each entry that is offline; the
             first ends first.
         unsaved: persisted handlers whose offers changed since `take_unsaved`.
-        reviewed: tools whose role came or went since `take_reviewed`, by (name, role): whether they are offered now.
+        reviewed: tools whose role was added or removed since `take_reviewed`, by (name, role): whether each is offered.
     """
 
     __slots__ = ("by_handler", "by_source", "offline", "reviewed", "unsaved")
@@ -43,7 +43,7 @@ class OfferIndex:
         self.offline.pop(entry, None)
         entries = self.by_source[entry.source]
         entries.pop(entry, None)
-        if not entries:  # otherwise every source that ever came would stay in memory
+        if not entries:  # otherwise every former source would stay in memory
             del self.by_source[entry.source]
 
     def link(self, handler: Handler, entry: Entry) -> None:
@@ -72,7 +72,7 @@ class OfferIndex:
         return before
 
     def review(self, handler: Handler, entry: Entry, role: str, is_offered: bool) -> None:
-        """Remembers that the role of a tool came or went."""
+        """Notes that the role of a tool was added or removed."""
         self.reviewed.setdefault(handler, {})[entry.bare_name, role] = is_offered
 
     def take_unsaved(self) -> list[Handler]:
@@ -81,6 +81,6 @@ class OfferIndex:
         return unsaved
 
     def take_reviewed(self) -> dict[Handler, dict[tuple[str, str], bool]]:
-        """Returns the tools whose role came or went since this was last called: whether each is offered now."""
+        """Returns the tools whose role was added or removed since the last call: whether each is offered now."""
         reviewed, self.reviewed = self.reviewed, {}
         return reviewed

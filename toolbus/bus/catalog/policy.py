@@ -19,11 +19,11 @@ from toolbus.text import is_utf8, quote, shorten
 EVERYONE = "*"
 TOOLS, GENERATION = "tools", "generation"  # the permissions of a source: to offer tools, to use models that hosts lend
 EVERYTHING = "*"  # the verb of what no other verb covers
-# Those of the bus's own tools that show each caller only what is its own: every caller may call them.
+# The bus's own tools that show each caller only its own data: every caller may call them.
 PUBLIC_TOOLS = frozenset(
     {"check_task", "await_task", "list_tasks", "cancel_task", "search_tools", "this_bus", "notify"}
 )
-# What an identity's scope `administer` has to hold for each of the others; one that is not named here needs all of it.
+# The verb that the scope `administer` of an identity needs for each of the others; a tool without one needs EVERYTHING.
 VERBS_OF_TOOLS: Mapping[str, str] = {
     **dict.fromkeys(("drain", "cancel_call", "plugin_stop"), "drain"),
     **dict.fromkeys(("calls", "digest", "all_tasks"), "calls"),
@@ -103,7 +103,7 @@ class AccessRules:
         return self.rules_of(entry.name, entry.bare_name, entry.source, entry.table.role or "")
 
     def rules_of(self, name: str, bare_name: str, source: str, role: str) -> list[tuple[str, str, frozenset[str]]]:
-        """Returns the same for what is not a tool, and named like one."""
+        """Returns the same for names that need not be those of a tool."""
         if not self:
             return []
         names = (name,) if name == bare_name else (name, bare_name)
@@ -138,7 +138,7 @@ class Policy:
         self._untrusted = frozenset(untrusted)
         self._untrusted_prefixes = tuple(source[:-1] for source in self._untrusted if source.endswith("*"))
         self._generators = tuple(generators)
-        self._generation: dict[str, bool] = {}  # by source, what an operator has decided beside that; replaced as one
+        self._generation: dict[str, bool] = {}  # by source, the decisions of operators, which win; replaced as one
         self.permissions = permissions or AccessRules()  # replaced in one step by CatalogView.permit
 
     def may_offer(self, source: str) -> bool:
@@ -226,7 +226,7 @@ class Policy:
         for kind, name, users in self.permissions.rules_for(entry):
             if EVERYONE not in users and user_id not in users:
                 who = f"user {quote(user_id)}" if user_id else "a call that names no user (context.user_id)"
-                whom = "certain users only" if users else "nobody"
+                whom = "certain users only" if users else "no user"
                 rule = f"{kind[:-1]} {name!r} is open to {whom}, an operator adds them"
                 return f"{who} may not call {entry.name!r}: {rule}"
         return None

@@ -1,4 +1,4 @@
-"""Changes the catalog: each way in which an offer comes and goes, under one lock.
+"""Changes the catalog: every way to add and remove offers, under one lock.
 
 A role table maps a listed name to an entry; an entry holds the declarations of its source, each with its handlers,
 newest last. A tool whose handlers disconnect stays listed as offline for the grace period, so that a plugin that
@@ -65,7 +65,7 @@ class Registry(Lookups):
             return self._index.take_unsaved()
 
     def take_reviewed(self) -> dict[Handler, dict[tuple[str, str], bool]]:
-        """Returns the tools whose role came or went since this was last called: whether each is offered now."""
+        """Returns the tools whose role was added or removed since the last call: whether each is offered now."""
         if not self._index.reviewed:
             return {}
         with self._lock:
@@ -84,7 +84,7 @@ class Registry(Lookups):
         waits: bool = False,
         roles: Sequence[str | None] | None = None,
     ) -> ChangeOutcome:
-        """Offers tools of a handler; the last writer wins and the place in the list is kept (REST-5).
+        """Offers tools of a handler; the last writer wins, and a name keeps its place in the list (REST-5).
 
         Args:
             declare: these tools replace everything that this handler offered before, or that an older one of the same
@@ -181,7 +181,7 @@ class Registry(Lookups):
         """Withdraws tools of a handler at once, all or some: it drains, has unregistered, or declares them badly.
 
         Args:
-            names: only those with one of these bare names, which are looked up; None: all are gone through.
+            names: only those with one of these bare names, which are looked up; None: all are checked.
         """
         with self._lock:
             entries = list(filter(only, self._entries_of(handler, names)))
@@ -201,18 +201,18 @@ class Registry(Lookups):
             entries = list(self._index.by_handler.pop(handler, ()))
             if entries:
                 self.revision += 1
-            gone = []
+            unoffered = []
             for entry in entries:
                 visible = self._visible(entry)
                 if entry.remove(handler):
                     self._journalize(entry, visible)
                 if entry.current is None:
                     entry.last_error = why
-                    gone.append(entry.name)
+                    unoffered.append(entry.name)
                 if entry.current is None and entry.suspended is None:
                     self._index.offline.pop(entry, None)
                     self._index.offline[entry] = (now + self.grace_seconds, handler.instance)
-            return list(dict.fromkeys(gone))
+            return list(dict.fromkeys(unoffered))
 
     def suspend(self, handlers: Iterable[Handler], why: str) -> list[str]:
         """Takes tools of unreachable handlers offline, without a grace period: they keep their places until `resume`.
@@ -221,7 +221,7 @@ class Registry(Lookups):
             The names that no handler offers any more.
         """
         with self._lock:
-            gone = []
+            unoffered = []
             self.revision += 1
             for handler in handlers:
                 for entry in self._index.by_handler.get(handler, ()):
@@ -230,8 +230,8 @@ class Registry(Lookups):
                         self._journalize(entry, visible)
                     if entry.current is None:
                         entry.last_error = why
-                        gone += [entry.name] if visible is not None else []
-            return list(dict.fromkeys(gone))
+                        unoffered += [entry.name] if visible is not None else []
+            return list(dict.fromkeys(unoffered))
 
     def resume(self, handlers: Iterable[Handler]) -> list[str]:
         """Offers the tools of suspended handlers again. Returns the names that are back."""
@@ -305,7 +305,7 @@ class Registry(Lookups):
             self.revision += 1
             table = self.tables.prepare(role, self._offer_in)
             for entry in table.entries.values():
-                self._journalize(entry, False)  # before the role is shown: what is visible now is what watchers know
+                self._journalize(entry, False)  # before the role is shown: watchers know the tools that are visible now
                 for handler in entry.handlers():
                     if handler.awaits_roles and role in entry.roles_of(handler):
                         self._index.review(handler, entry, role, True)

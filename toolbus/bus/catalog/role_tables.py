@@ -1,4 +1,4 @@
-"""Says which role tables there are, which of them a tool goes to, and whether they have room.
+"""Holds the role tables, decides which of them a tool goes to, and whether they have room.
 
 There is one table for each configured role and one for roles that are added later. Tools for a role that does not exist
 wait in a *hidden* table, which no client sees: a reserved one, which restored tools wait in beside copies of the tools
@@ -23,11 +23,11 @@ Offer = Callable[[RoleTable, Handler, CompiledTool, bool, Lost], object]
 
 
 class RoleTables:
-    """The tables of a catalog: which there are, and what moves between them when a role comes or goes.
+    """The tables of a catalog, and the moves between them when a role is added or removed.
 
     Attributes:
         configured: the tables of the configured roles, in order; replaced as a whole.
-        shown: those; without any role, the table for roles that are added later.
+        shown: the same tables; without any role, the table for roles that are added later.
         future: the table for roles that are added later.
         reserved: tables of roles that restored tools wait for, not configured and never listed.
         waiting: tables of roles that tools of sessions wait for. They have nothing else: copies of the tools for all
@@ -95,7 +95,7 @@ class RoleTables:
         return [table]
 
     def exactly(self, roles: Sequence[str | None]) -> list[RoleTable]:
-        """Returns the tables of these roles as far as there are such; None stands for roles that are added later."""
+        """Returns the tables of these roles, as far as they exist; None stands for roles that are added later."""
         tables = {table.role: table for table in self.targets(None)}
         return [tables[role] for role in roles if role in tables]
 
@@ -169,14 +169,14 @@ class RoleTables:
         """Returns the error of a tool that one role did not take."""
         return f"LimitExceeded: the role has {self.tools_per_role} tools (limit tools_per_role): unregister some"
 
-    # -- roles come and go --------------------------------------------------------------------------------------
+    # -- adding and removing roles ------------------------------------------------------------------------------------
 
     def add(self, role: str, table: RoleTable) -> None:
         """Adds a role with its table: clients see it."""
         self._show({**self.configured, role: table})
 
     def remove(self, role: str, waiting: RoleTable) -> None:
-        """Removes a role; what waits for it from now on is in a table of its own."""
+        """Removes a role; tools that wait for it from now on are in a table of their own."""
         if waiting.entries:
             self.waiting[role] = waiting
         self._show({name: other for name, other in self.configured.items() if name != role})
@@ -244,12 +244,12 @@ class RoleTables:
         table.entries = dict(sorted(table.entries.items(), key=lambda item: item[1].place))
 
     def replace_waiting(self, handler: Handler, name: str, before: dict[Entry, None], lost: Lost) -> None:
-        """Removes what waits under a name that a handler registers for all roles now (REST-5).
+        """Removes tools that wait under a name that a handler now registers for all roles (REST-5).
 
         Args:
             name: as it is listed.
-            before: the entries that an attach of the handler replaces; what is removed leaves it.
-            lost: gets what other sources lose.
+            before: the entries that an attach of the handler replaces; removed entries are taken out of it.
+            lost: gets the losses of other sources.
         """
         index = self._index
         for role, table in self.waiting.items():

@@ -1,8 +1,8 @@
-"""Knows the defaults that a schema declares, and fills them in where arguments leave a property out.
+"""Finds the defaults that a schema declares, and fills them in where arguments leave a property out.
 
 Defaults are found through `properties`, `items`, `additionalProperties`, `allOf` and references inside the schema; not
 inside `anyOf` and the like, since which branch applies would be a guess. A default that does not fit its own schema
-counts as none, and a default that was filled in is taken as it is written.
+is ignored, and a default that was filled in gets no defaults itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Defaults:
     Attributes:
         values: the JSON text of each property's default.
         members: the same with the name, as a member of an object.
-        inner: what is known of a property's value.
+        inner: the defaults inside a property's value.
         items: of the items of an array.
         others: of the values of properties that the schema does not name.
         named: the properties that it names.
@@ -115,8 +115,8 @@ class _Finder:
 
     def __init__(self, root: dict[str, Any]) -> None:
         self._root = root
-        self._found: dict[int, Defaults] = {}  # by the identity of the schema
-        self._waiting: list[tuple[Defaults, dict[str, Any], Path]] = []  # found, and not yet looked into
+        self._defaults: dict[int, Defaults] = {}  # by the identity of the schema
+        self._waiting: list[tuple[Defaults, dict[str, Any], Path]] = []  # to be looked into
         self._nothing = Defaults()  # of all schemas that hold no other
         self._useful: set[int] = set()  # ids of those that have a default, themselves or further down
         self.warnings: list[str] = []
@@ -125,17 +125,17 @@ class _Finder:
         """Returns the defaults of one schema, empty where it has none."""
         if _HOLDING.isdisjoint(schema):
             return self._nothing
-        found = self._found.get(id(schema))
-        if found is None:
-            found = self._found[id(schema)] = Defaults()
-            self._waiting.append((found, schema, place))
-        return found
+        defaults = self._defaults.get(id(schema))
+        if defaults is None:
+            defaults = self._defaults[id(schema)] = Defaults()
+            self._waiting.append((defaults, schema, place))
+        return defaults
 
     def finish(self) -> None:
-        """Looks into everything that was found, and forgets what leads to no default."""
-        for found, schema, place in self._waiting:  # it grows meanwhile
+        """Looks into all schemas that were found, and drops those that lead to no default."""
+        for defaults, schema, place in self._waiting:  # it grows meanwhile
             for part, below in self._in_place(schema, place):
-                self._add(found, part, below)
+                self._add(defaults, part, below)
         self._prune()
 
     def _in_place(self, schema: Any, place: Path) -> Iterator[tuple[dict[str, Any], Path]]:
@@ -174,23 +174,23 @@ class _Finder:
                 value = value.get(step) if isinstance(value, dict) else None
         return value, tuple(steps)
 
-    def _add(self, found: Defaults, schema: dict[str, Any], place: Path) -> None:
+    def _add(self, defaults: Defaults, schema: dict[str, Any], place: Path) -> None:
         properties = schema.get("properties")
         for name, part in properties.items() if isinstance(properties, dict) else ():
-            found.named.add(name)
+            defaults.named.add(name)
             if not isinstance(part, dict):
                 continue
             here = (*place, "properties", name)
             text = self._default(part, here)
             if text is not None:
-                found.values.setdefault(name, text)
-                found.members.setdefault(name, f"{json.dumps(name)}:{text}")
-            found.inner.setdefault(name, self.find(part, here))
+                defaults.values.setdefault(name, text)
+                defaults.members.setdefault(name, f"{json.dumps(name)}:{text}")
+            defaults.inner.setdefault(name, self.find(part, here))
         items, others = schema.get("items"), schema.get("additionalProperties")
         if isinstance(items, dict) and "prefixItems" not in schema:
-            found.items = found.items or self.find(items, (*place, "items"))
+            defaults.items = defaults.items or self.find(items, (*place, "items"))
         if isinstance(others, dict) and "patternProperties" not in schema:
-            found.others = found.others or self.find(others, (*place, "additionalProperties"))
+            defaults.others = defaults.others or self.find(others, (*place, "additionalProperties"))
 
     def _default(self, schema: dict[str, Any], place: Path) -> str | None:
         if "default" not in schema and _ELSEWHERE.isdisjoint(schema):
@@ -211,24 +211,24 @@ class _Finder:
 
     def _prune(self) -> None:
         parents: dict[int, list[Defaults]] = {}
-        for each in self._found.values():
+        for each in self._defaults.values():
             for part in (*each.inner.values(), each.items, each.others):
                 if part is not None:
                     parents.setdefault(id(part), []).append(each)
-        waiting = [each for each in self._found.values() if each.values]
+        waiting = [each for each in self._defaults.values() if each.values]
         self._useful = {id(each) for each in waiting}
         for each in waiting:
             fresh = [parent for parent in parents.get(id(each), ()) if id(parent) not in self._useful]
             self._useful.update(map(id, fresh))
             waiting.extend(fresh)
-        for each in self._found.values():
+        for each in self._defaults.values():
             each.inner = {name: part for name, part in each.inner.items() if self.is_useful(part)}
             each.items = each.items if self.is_useful(each.items) else None
             each.others = each.others if self.is_useful(each.others) else None
 
-    def is_useful(self, found: Defaults | None) -> bool:
-        """Tells whether something has a default, or leads to one."""
-        return found is not None and id(found) in self._useful
+    def is_useful(self, defaults: Defaults | None) -> bool:
+        """Tells whether there is a default here or further down."""
+        return defaults is not None and id(defaults) in self._useful
 
 
 def _fits(schema: dict[str, Any], value: Any) -> bool:

@@ -1,6 +1,6 @@
 """Measures a JSON Schema as a graph: which schemas in it apply which others, and what a check of it can cost.
 
-What leads out of the schema, or is a pattern that does not compile, is left out of it, so that it is not checked.
+A reference out of the schema, and a pattern that does not compile, are left out of it, so that they are not checked.
 
 The validator is native code that cannot be stopped once it runs, follows references wherever they lead by default, and
 ends the process where its stack overflows. So every schema is measured here before it is compiled. Knows the grammar
@@ -88,7 +88,7 @@ class Node:
 
 
 class Size(NamedTuple):
-    """What a node costs with everything below it.
+    """The cost of a node with everything below it.
 
     Attributes:
         nodes: schemas, with references expanded.
@@ -112,8 +112,8 @@ class Graph:
     """The schemas inside a schema, and which of them apply others.
 
     Attributes:
-        unchecked: what was taken out of the schema because it cannot be checked, one sentence each; complete after
-            `measure`. The schema that was given is changed.
+        unchecked: a sentence for each part that was taken out of the schema because it cannot be checked; complete
+            after `measure`. The given schema is changed.
     """
 
     def __init__(self, root: dict[str, Any], limits: Limits) -> None:
@@ -155,7 +155,7 @@ class Graph:
         return size, jsonschema_rs.RegexOptions()
 
     def relax(self) -> None:
-        """Takes out what would refuse more where other parts of the schema allow more: after something was left out."""
+        """Takes out keywords that refuse a value because another part allows it: after a part was left out."""
         changed = False
         for node in self._nodes.values():
             for keyword in _REFUSES_MORE & node.schema.keys():
@@ -177,7 +177,7 @@ class Graph:
         return any(not _BRANCHING.isdisjoint(node.schema) for node in self._nodes.values())
 
     def takes_objects(self) -> bool:
-        """Tells whether the schema could accept an object, as far as its types say; to be asked after `measure`."""
+        """Tells whether the schema could accept an object, as far as its types say; to be called after `measure`."""
         return self._takes(self.root.schema, {})
 
     def _takes(self, schema: object, known: dict[int, bool]) -> bool:

@@ -17,10 +17,10 @@ SHARED_SECONDS = 60.0  # how long a handler counts as shared after two callers m
 
 
 class Slots:
-    """Which caller holds how many slots of a handler, and how many more it may take.
+    """Counts how many slots of a handler each caller holds, and decides how many more it may take.
 
-    A caller that has met no other there lately may take all slots. The dispatcher counts runs of calls, not each call:
-    what it has not counted yet is in its own hands.
+    A caller that has met no other there lately may take all slots. The dispatcher counts runs of calls, not each call,
+    and keeps account of a run that it has not counted here yet.
 
     Attributes:
         held: slots by caller, without those that hold none. Their sum is the number of the handler's pending calls.
@@ -30,7 +30,7 @@ class Slots:
 
     def __init__(self) -> None:
         self.held: dict[object, int] = {}
-        self._shared_until = 0.0  # until when a caller leaves some for others
+        self._shared_until = 0.0  # until when a caller leaves some slots for others
 
     def __repr__(self) -> str:
         return f"<Slots held={sum(self.held.values())} callers={len(self.held)}>"
@@ -51,7 +51,7 @@ class Slots:
         self.held[caller] = self.held.get(caller, 0) + count
 
     def release(self, caller: object, count: int) -> None:
-        """Counts slots that a caller has no more."""
+        """Counts slots that a caller has given back."""
         left = self.held[caller] - count
         if left:
             self.held[caller] = left

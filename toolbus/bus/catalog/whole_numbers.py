@@ -1,7 +1,7 @@
 """Writes 3.0 as 3 where a schema asks for an integer: models write it so, and JSON Schema counts it as one.
 
-A handler that gets it does not: `range(3.0)` raises, and a Go or Rust program cannot read 3.0 into an int. Which
-numbers are meant is asked of the validator: one that stays valid as a fraction is not an integer of the schema.
+A handler that gets it does not: `range(3.0)` raises, and a Go or Rust program cannot read 3.0 into an int. The
+validator tells which numbers are meant: one that stays valid as a fraction is not an integer of the schema.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def with_whole_numbers(checker: ArgumentChecker, text: str, limit: int) -> str:
     fractions = load_arguments(plain)
     for path, number in places:
         apply(Fix(path, number + 0.5 if abs(number) < MAX_WHOLE / 4 else 0.5), fractions)
-    asked = {path for error in checker.errors(fractions, 2 * MAX_REPAIRS) or () for path in _asked(error)}
-    repairs = [apply(Fix(path, int(number)), value) for path, number in places if path in asked]
+    integers = {path for error in checker.errors(fractions, 2 * MAX_REPAIRS) or () for path in _integer_places(error)}
+    repairs = [apply(Fix(path, int(number)), value) for path, number in places if path in integers]
     if not repairs:
         return text
     before = original_of(text)
@@ -56,12 +56,12 @@ def _whole(value: Any, path: Path) -> Iterator[tuple[Path, float]]:
             yield from _whole(each, (*path, index))
 
 
-def _asked(error: jsonschema_rs.ValidationError) -> Iterator[Path]:
-    """Yields where a schema asks for an integer and got a fraction."""
+def _integer_places(error: jsonschema_rs.ValidationError) -> Iterator[Path]:
+    """Yields the places where a schema expects an integer and got a fraction."""
     kind = error.kind
     if isinstance(kind, jsonschema_rs.ValidationErrorKind.Type) and "integer" in kind.types:
         yield tuple(error.instance_path)
     elif isinstance(kind, CHOICES):
         for branch in kind.context:
             for each in branch:
-                yield from _asked(each)
+                yield from _integer_places(each)

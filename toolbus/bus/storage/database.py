@@ -1,7 +1,7 @@
 """Opens SQLite files of the bus: checks their owner and version, migrates them, and explains SQLite's errors.
 
-Its users decide what happens to a damaged file: it is reported as `Damaged`, a `SetupError` like every other refusal,
-and moved aside only where they say so. No error text repeats values of a row, which may hold passwords.
+A damaged file is reported as `Damaged`, a `SetupError` like every other refusal, and moved aside only for a user that
+calls `open_or_replace`. No error text repeats values of a row, which may hold passwords.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Damaged(SetupError):
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """The path of a file and what it has to be. Holds no connection.
+    """The path of a file, its owner and its migrations. Holds no connection.
 
     Attributes:
         application_id: says which program the file belongs to, to us and to file(1).
@@ -73,7 +73,7 @@ class Database:
     restore: str
     label: str = ""
 
-    # -- what is wrong -------------------------------------------------------------------------------------------------
+    # -- errors -------------------------------------------------------------------------------------------------
 
     def refused(self, what: str, fix: str) -> SetupError:
         """Returns the error for a file that is left as it is."""
@@ -85,7 +85,7 @@ class Database:
         return Damaged(self._message(f"it is damaged: {what}", self.restore), what)
 
     def inaccessible(self, error: OSError) -> SetupError:
-        """Returns the error for what the file system refuses."""
+        """Returns the error for a refusal of the file system."""
         return self.refused(error.strerror or str(error), f"{_ACCESS}, or {self.elsewhere}")
 
     @contextmanager
@@ -158,7 +158,7 @@ class Database:
         return [Path(f"{self.path}{suffix}") for suffix in SUFFIXES]
 
     def move_aside(self) -> Path:
-        """Moves a damaged file away, with its logs, and returns where it is; only the newest one is kept."""
+        """Moves a damaged file away, with its logs, and returns its new path; only the newest one stays."""
         aside = Path(f"{self.path}.damaged")
         for part, target in zip(self.parts(), replace(self, path=aside).parts(), strict=True):
             target.unlink(missing_ok=True)

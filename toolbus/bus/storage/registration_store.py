@@ -6,8 +6,8 @@ then has the pages of the write-ahead log. A power cut may lose the last moments
 
 A file that is damaged or another program's is refused with an error that says how to fix it, and is left as it is:
 tools must not vanish silently. Every row has a checksum, because SQLite's own checks detect a damaged structure but not
-a flipped byte inside a value. Damage inside the write-ahead log of a killed bus cannot be told from a power cut: SQLite
-restores what comes before it.
+a flipped byte inside a value. Damage inside the write-ahead log of a killed bus looks like a power cut: SQLite restores
+the part before it.
 
 Callback URLs are stored with their passwords and secrets, so only the owner can read the file (0600). The registry is
 not known here.
@@ -149,7 +149,7 @@ class RegistrationStore:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE
-        self._file = _file(self.path)  # what it has to be
+        self._file = _file(self.path)
         self._guard = threading.Lock()  # close may come from another thread than a commit
         self._connection: sqlite3.Connection | None = None  # None until it is open
         self._lock = _lock(directory)  # dies with the process
@@ -179,8 +179,8 @@ class RegistrationStore:
                 records = [_record(self._file, row) for row in _rows(self._file, connection)]
         return sorted(records, key=lambda each: min((place for _, place in each.offers if place >= 0), default=1 << 63))
 
-    def apply(self, changed: Iterable[StoredRegistration], gone: Iterable[str]) -> None:
-        """Deletes the keys that are gone, then inserts or replaces the changed registrations, all or nothing.
+    def apply(self, changed: Iterable[StoredRegistration], removed: Iterable[str]) -> None:
+        """Deletes the removed keys, then inserts or replaces the changed registrations, all or nothing.
 
         When it returns, a kill -9 of this process can no longer lose the change. Unknown keys are ignored.
 
@@ -188,7 +188,7 @@ class RegistrationStore:
             sqlite3.Error: it could not be written (a full disk, say); nothing has changed, and the store stays usable.
         """
         latest = {record.key: record for record in changed}
-        deleted = [(key,) for key in gone]
+        deleted = [(key,) for key in removed]
         if not latest and not deleted:
             return
         rows = [_row(record) for record in latest.values()]
@@ -266,7 +266,7 @@ def _lock(directory: Path) -> IO[str]:
             lock.close()
             raise SetupError(
                 f"the data directory {directory} is in use by another toolbus, process {holder}: stop that one, "
-                "choose another directory with --data-dir, or keep nothing with --ephemeral"
+                "choose another directory with --data-dir, or persist nothing with --ephemeral"
             ) from None
         except OSError:
             lock.close()

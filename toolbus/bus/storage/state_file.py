@@ -1,4 +1,4 @@
-"""Reads and replaces small JSON files in the data directory: what operators changed, what was registered elsewhere."""
+"""Reads and replaces small JSON files in the data directory, such as the changes of operators."""
 
 from __future__ import annotations
 

@@ -7,12 +7,12 @@ from toolbus.bus.tasks.task_tools import TaskTools
 from toolbus.bus.tasks.task_watchers import TaskEvents
 
 __all__ = [
-    # keeping tasks
+    # holding tasks
     "TaskManager",
     "Task",
     "Status",
     "TaskEvents",
-    # for the bus: who takes the results of a dispatcher's calls, whose they are, and the tools for models
+    # for the bus: the caller that takes the results of a dispatcher's calls, owners of tasks, and the tools for models
     "TaskCaller",
     "owner_of",
     "TaskTools",

@@ -101,7 +101,7 @@ class Delivery:
 
 
 def target_of(target: object) -> Target:
-    """Checks where results are to be delivered.
+    """Checks the target of a delivery.
 
     Raises:
         ValueError: a URL that does not lead to this machine.

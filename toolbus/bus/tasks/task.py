@@ -64,11 +64,11 @@ class Task:
         started, ended: seconds since the epoch; `ended` is None while it runs.
         result: the result of the work; None while it runs, where it failed without one, and where it was dropped.
         error: why it failed, or why a completed task has no result any more; empty otherwise.
-        channel_id, platform: where it was requested, as the caller said.
+        channel_id, platform: where it was requested, as the caller states.
         progress: its last progress; None where it reported none, or has ended.
-        updated: when its state changed last, seconds since the epoch; 0 where it has not changed.
+        updated: when its state last changed, seconds since the epoch; 0 where it has not changed.
         code, reason: of the error of a call that failed, as `CallError` has them, the code by name; empty otherwise.
-        questions: what it asks and nobody has answered yet, by key; empty where it asks nothing.
+        questions: those without an answer yet, by key; empty where it asks nothing.
     """
 
     task_id: str
@@ -145,7 +145,7 @@ class Task:
         return dataclasses.replace(self, result=None, error=f"{self.error}; {dropped}" if self.error else dropped)
 
     def described(self, now: float) -> dict[str, Any]:
-        """Returns what a task tool answers, without the result itself."""
+        """Returns the task as a task tool shows it, without the result itself."""
         fields: dict[str, Any] = {"task_id": self.task_id, "tool": self.tool, "status": self.status.shown}
         fields["seconds"] = round(max(0.0, (now if self.ended is None else self.ended) - self.started), 1)
         progress = self.progress
@@ -182,7 +182,7 @@ def shown_owner(owner: str) -> dict[str, str]:
 
 
 def envelope(task: Task) -> dict[str, str]:
-    """Returns what the caller gets in place of a result; with a note if it might not find the task again."""
+    """Returns the answer in place of a result; with a note if the caller might not find the task again."""
     answer = {
         "status": task.status.shown,
         "task_id": task.task_id,

@@ -57,8 +57,8 @@ class TaskCaller:
         if quota is not None:
             quota.callers.add(self)  # the call goes on
         self.in_flight: dict[str, Any] = {}
-        self.pending: dict[str, Any] = {}  # it answers nothing
-        self.allowed: set[Entry] = set()  # it calls nothing
+        self.pending: dict[str, Any] = {}  # it runs no calls
+        self.allowed: set[Entry] = set()  # it calls no other tools
         self.allowed_at = 0
         self.max_in_flight = 1
         self.max_item_bytes = 1 << 62  # nothing is sent anywhere

@@ -1,7 +1,7 @@
 """Manages background tasks: starts them, holds their results, cancels them and notifies subscribers.
 
 Work comes in two ways. The dispatcher hands over a call that is still running at its soft deadline (`adopt`). A program
-has an awaitable of its own run (`execute`), as Stargazer's programs do. Either way a task ends once: with a result, in
+passes an awaitable of its own (`execute`), as Stargazer's programs do. Either way a task ends once: with a result, in
 failure, cancelled, or at its time limit.
 
 One lock guards the index and the work behind running tasks. No foreign code is called while it is held, and no method
@@ -37,7 +37,7 @@ from toolbus.bus.tasks.task_caller import TaskCaller, owner_of_call
 from toolbus.bus.tasks.task_index import TaskIndex, TaskLimits, check_limit
 from toolbus.bus.tasks.task_store import TaskStore
 from toolbus.bus.tasks.task_watchers import OnFinished, TaskEvents, TaskWatchers
-from toolbus.bus.tasks.task_work import NOBODY_ANSWERED, TaskCall, Work
+from toolbus.bus.tasks.task_work import NO_ANSWERS, TaskCall, Work
 from toolbus.errors import SetupError
 from toolbus.mcp.input_requests import InvalidInput, check_answers, read_requests
 from toolbus.text import dump_json
@@ -59,7 +59,7 @@ class TaskManager:
 
     Args:
         timeout: how long `execute` waits before work becomes a task. It ends no work.
-        path: an SQLite file for what survives a restart; None: nothing does.
+        path: an SQLite file for tasks that survive a restart; None: none does.
         task_seconds, finished_kept, finished_seconds, result_bytes, running, running_per_owner: as in `TaskLimits`.
         max_wait_seconds: how long `await_result` waits at most; no call takes longer.
         clock: seconds since the epoch.
@@ -103,7 +103,7 @@ class TaskManager:
         self._events: set[TaskEvents] = set()  # streams that are open
         self._delivery = Delivery()
         self._closed = False
-        self._store: TaskStore | None = None  # what survives a restart; None: nothing does
+        self._store: TaskStore | None = None  # None: no task survives a restart
         if path is not None:
             self.persist_in(path)
 
@@ -146,12 +146,12 @@ class TaskManager:
         Args:
             now: by the clock of the dispatcher, as the call's times are.
             cancel, calls: the `cancels` and `calls` of the call's dispatcher, called on the loop that runs now, perhaps
-                when the call has ended. None, or no loop: a cancelled task only lets go of its call, and one that asks
-                something has failed.
+                when the call has ended. None, or no loop: a cancelled task leaves its call running, and a task with
+                questions fails.
 
         Returns:
-            The call's caller from now on, its call_id there, and what its caller so far is answered; None above the
-            limits of running tasks.
+            The call's new caller, its call_id there, and the answer for its former caller; None above the limits of
+            running tasks.
         """
         started = self._clock() - (now - call.started)
         task = Task(new_id(), call.entry.name, owner_of_call(call), started)
@@ -241,7 +241,7 @@ class TaskManager:
             timeout: above the manager's ``max_wait_seconds``, 300 by default, that many are meant.
 
         Returns:
-            The task as it then is; None where the id is unknown, or the task is another user's.
+            The task as it is then; None where the id is unknown, or the task is another user's.
         """
         waiter: asyncio.Future[Task] = asyncio.get_running_loop().create_future()
         with self._lock:
@@ -282,10 +282,10 @@ class TaskManager:
             answers: by the keys of the questions; others are ignored, as are those of a task that asks nothing.
 
         Returns:
-            The task as it then is; None where the id is unknown, or the task is another user's.
+            The task as it is then; None where the id is unknown, or the task is another user's.
 
         Raises:
-            InvalidInput: an answer is not what was asked for; none of them counts.
+            InvalidInput: an answer does not fit its question; none of them counts.
         """
         with self._lock:
             task, work = self._index.find(task_id, user_id), self._work.get(task_id)
@@ -403,12 +403,12 @@ class TaskManager:
         try:
             questions = read_requests(result.input_requests_json)
             if not self._ask(task_id, questions, result.request_state):
-                raise InvalidInput("nobody can be asked")
+                raise InvalidInput("its caller answers no questions")
         except InvalidInput as error:
             self._end(task_id, error=f"it asked for input, which failed: {error}")
 
     def _ask(self, task_id: str, questions: Mapping[str, Any], state: str) -> bool:
-        """Has a task wait for answers; returns False where it cannot go on with them."""
+        """Makes a task wait for answers; returns False where its call cannot be made again with them."""
         with self._lock:
             task, work = self._index.find(task_id), self._work.get(task_id)
             if task is None or work is None:
@@ -416,7 +416,7 @@ class TaskManager:
             if work.call is None or not work.call.can_ask:
                 return False
             work.state = state
-            work.call.wait_for_input(lambda: self._end(task_id, error=NOBODY_ANSWERED))
+            work.call.wait_for_input(lambda: self._end(task_id, error=NO_ANSWERS))
             task = self._change(task.with_questions(questions, self._clock()))
         self._followers.notify(task)
         return True
@@ -491,5 +491,5 @@ def _wake(waiter: asyncio.Future[Task], task: Task) -> None:
         if not waiter.done():
             waiter.set_result(task)
 
-    with contextlib.suppress(RuntimeError):  # its loop is closed, and its waiter is gone
+    with contextlib.suppress(RuntimeError):  # its loop is closed, and its waiter with it
         waiter.get_loop().call_soon_threadsafe(wake)

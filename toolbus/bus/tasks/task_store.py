@@ -4,7 +4,7 @@ No caller waits for the disk: changes are handed to a thread of the store's own,
 one transaction (``synchronous=NORMAL``). So the end of the process may cost the last moments, but never damages the
 file.
 
-Old results must not keep a bus from starting: a damaged file is moved aside, with an error in the log that says where,
+Old results must not keep a bus from starting: a damaged file is moved aside, an error in the log says where,
 and a new one begins. A row whose checksum fails is left out by itself. A file that is another program's, written by a
 newer version or in use is refused and left as it is, because there the operator has to decide.
 
@@ -37,7 +37,7 @@ APPLICATION_ID = 0x54427461  # "TBta"
 MAX_PENDING = 2_000  # changes that wait while the disk is full; there are fewer tasks than that
 CLOSE_SECONDS = 5.0
 
-# Script i lifts a file from version i to i + 1. Never edit one that was released.
+# Script i migrates a file from version i to i + 1. Never edit a released script.
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE tasks (
@@ -190,7 +190,7 @@ def _open(path: Path) -> sqlite3.Connection:
     )
 
     def damaged(what: str, aside: Path) -> None:
-        log.error("%s is damaged (%s): moved to %s, earlier tasks are gone", path, what, aside)
+        log.error("%s is damaged (%s): moved to %s, earlier tasks are lost", path, what, aside)
 
     return file.open_or_replace("tasks", damaged, exclusive=True)  # a second program would mark our tasks as ended
 

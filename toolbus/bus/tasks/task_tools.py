@@ -88,7 +88,7 @@ class TaskTools:
 
     @llm_tool(
         description="Ends a background task that is still running; its result is lost. Use it only when the user "
-        "asks for that, or when nobody needs the result any more. It undoes nothing that the tool has already done.",
+        "asks for that, or when the result is not needed any more. It undoes nothing that the tool has already done.",
         idempotent=True,
     )
     async def cancel_task(self, task_id: TaskId, scope: ToolScope) -> Any:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from toolbus.bus.calls.call import Call, CancelCalls, MakeCalls
 
 INPUT_SECONDS = 3600.0  # how long a task waits for answers: people answer slowly
-NOBODY_ANSWERED = f"it asked for input, and not all of it was answered within {INPUT_SECONDS:g} s"
+NO_ANSWERS = f"it asked for input, and not all of it was answered within {INPUT_SECONDS:g} s"
 
 
 @dataclass(slots=True)
@@ -31,9 +31,9 @@ class Work:
         stop: cancels it, from any thread; may be called after it has ended.
         call: the call that it is; None where it is a program's own.
         target: where its result is delivered; None: nowhere.
-        waiters: who waits for its end.
-        state: what its tool wants back with the answers to its questions.
-        answers: to the questions, as far as they came.
+        waiters: the futures that its end resolves.
+        state: the request_state of its tool, for the call with the answers.
+        answers: to the questions, so far.
     """
 
     stop: Callable[[], None]
@@ -68,7 +68,8 @@ class TaskCall:
         self._calls = calls
         exchange = call.exchange
         self._accepts: tuple[str, ...] = () if exchange is None else exchange.accepts
-        self._call = call if self._accepts else None  # None: its caller cannot be asked anything
+        self._call = call if self._accepts else None  # None: its caller accepts no questions
+        self._stopped = False
         self._timer: asyncio.TimerHandle | None = None  # ends the wait for answers; None while it waits for none
         self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
         try:
@@ -81,19 +82,20 @@ class TaskCall:
 
     @property
     def can_ask(self) -> bool:
-        """Whether its caller can be asked something, and the call made again."""
+        """Whether its caller accepts questions, and the call can be made again with the answers."""
         return self._call is not None and self._calls is not None
 
     def wait_for_input(self, expire: Callable[[], object]) -> None:
-        """Has a function called where it is neither stopped nor made again in time; on its loop."""
+        """Calls a function where the call is neither stopped nor made again in time; to be called on its loop."""
         self._timer = asyncio.get_running_loop().call_later(INPUT_SECONDS, expire)
 
     def stop(self) -> None:
-        """Cancels it, if it runs."""
+        """Cancels the call, if it runs."""
         cancel = self._cancel
         message = pb.ToolCancel(call_id=self.task_id, reason="the task was cancelled")
 
         def stop() -> None:
+            self._stopped = True
             self._stop_timer()
             if cancel is not None:
                 cancel(self.caller, [message], time.monotonic())
@@ -101,7 +103,7 @@ class TaskCall:
         self._soon(stop)
 
     def again(self, answers: Mapping[str, Any], state: str) -> None:
-        """Makes it again with the answers to its questions."""
+        """Makes the call again with the answers to its questions."""
         call, calls = self._call, self._calls
         if call is None or calls is None:
             return
@@ -119,7 +121,8 @@ class TaskCall:
 
         def make() -> None:
             self._stop_timer()
-            calls(self.caller, [message], time.monotonic())
+            if not self._stopped:  # it may have been cancelled while its answers arrived
+                calls(self.caller, [message], time.monotonic())
 
         self._soon(make)
 
