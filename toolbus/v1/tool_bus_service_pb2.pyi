@@ -36,7 +36,9 @@ class _SubscriptionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Subscrip
     """Notifications of plugins for users. A host subscribes and passes them on."""
 
 class Subscription(_Subscription, metaclass=_SubscriptionEnumTypeWrapper):
-    """Names the events that a peer can subscribe to. Events about its own tools and rights come without a subscription."""
+    """Names the events that a peer can subscribe to. Events about its own tools and permissions come without a
+    subscription.
+    """
 
 SUBSCRIPTION_UNSPECIFIED: Subscription.ValueType  # 0
 """Nothing."""
@@ -65,10 +67,10 @@ class _SessionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SessionS
     accepts no connections; the tool returns by itself when it does.
     """
     SESSION_STATE_WAITING: _SessionState.ValueType  # 5
-    """The tool was taken, but its role does not exist yet: no call can reach it. Only with `include_offline`."""
+    """The tool was accepted, but its role does not exist yet, so it cannot be called. Only with `include_offline`."""
     SESSION_STATE_UNCONFIRMED: _SessionState.ValueType  # 6
-    """The tool has a callback_url and was restored; its plugin has not shown yet that it is there and still has the tool.
-    No call can reach it. Only with `include_offline`.
+    """The tool has a callback_url and was restored, and its plugin is not confirmed yet, so it cannot be called. Only
+    with `include_offline`.
     """
 
 class SessionState(_SessionState, metaclass=_SessionStateEnumTypeWrapper):
@@ -87,10 +89,10 @@ SESSION_STATE_OFFLINE: SessionState.ValueType  # 4
 accepts no connections; the tool returns by itself when it does.
 """
 SESSION_STATE_WAITING: SessionState.ValueType  # 5
-"""The tool was taken, but its role does not exist yet: no call can reach it. Only with `include_offline`."""
+"""The tool was accepted, but its role does not exist yet, so it cannot be called. Only with `include_offline`."""
 SESSION_STATE_UNCONFIRMED: SessionState.ValueType  # 6
-"""The tool has a callback_url and was restored; its plugin has not shown yet that it is there and still has the tool.
-No call can reach it. Only with `include_offline`.
+"""The tool has a callback_url and was restored, and its plugin is not confirmed yet, so it cannot be called. Only
+with `include_offline`.
 """
 Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
 
@@ -132,16 +134,16 @@ class InvokeRequest(_message.Message):
 
     @_builtins.property
     def cancels(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolCancel]:
-        """Calls of its own that the peer cancels."""
+        """The peer's own calls that it cancels."""
 
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat:
-        """The echo of a heartbeat of the bus, or a heartbeat of the peer's own with `from_peer`."""
+        """The echo of a heartbeat of the bus, or the peer's own heartbeat with `from_peer`."""
 
     @_builtins.property
     def drain(self) -> Global___Drain:
         """Begins the peer's graceful shutdown: its tools are withdrawn at once, the peer answers the calls that it runs and
-        those that were on their way, and the bus ends the stream. The peer does not half-close before.
+        those in transit, and the bus ends the stream. The peer does not half-close before that.
         """
 
     def __init__(
@@ -185,7 +187,7 @@ class InvokeResponse(_message.Message):
 
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___Event]:
-        """Changes of the catalog, and of the peer's own tools and rights."""
+        """Changes of the catalog, and of the peer's own tools and permissions."""
 
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolCall]:
@@ -262,9 +264,9 @@ class Attach(_message.Message):
     calls.
     """
     instance: _builtins.str
-    """Distinguishes the sessions of a source: 0 to 128 of `[!-~]` (printable ASCII without blanks), drawn at random once
-    for each peer, of which a process may have several. Any other text ends the stream with INVALID_ARGUMENT. A session
-    with the same source and instance replaces the older one. An empty instance never replaces another.
+    """Distinguishes the sessions of a source: 0 to 128 of `[!-~]` (printable ASCII without blanks), generated at random
+    once for each peer, of which a process may have several. Any other text ends the stream with INVALID_ARGUMENT. A
+    session with the same source and instance replaces the older one. An empty instance never replaces another.
     """
     max_in_flight: _builtins.int
     """How many calls this session takes at once, and, counted separately, how many calls of its own it may have in
@@ -273,27 +275,27 @@ class Attach(_message.Message):
     max_message_bytes: _builtins.int
     """The largest message that the peer receives, in bytes. 0 means 4 MiB, the default of gRPC clients."""
     qualified: _builtins.bool
-    """Lists this source's tools as `source:name`, so that they never collide with others. The bare name works if no
+    """Lists this source's tools as `source:name`, so that they never conflict with others. The bare name works if no
     other source has it. On this stream names stay bare.
     """
     token: _builtins.str
-    """Binds the source: while a session that carried a token lives, and for the grace period after it broke off, only
-    attaches with the same token may use the source; others end with PERMISSION_DENIED. Empty binds nothing.
+    """Binds the source: during a session with a token, and for the grace period after it broke, only attaches with the
+    same token may use the source; others end with PERMISSION_DENIED. An empty token does not bind.
     """
     all_or_none: _builtins.bool
-    """Whether one bad tool refuses all: the first attach then ends the stream with INVALID_ARGUMENT, NOT_FOUND or
-    RESOURCE_EXHAUSTED and a text that names each mistake; in a later attach `Attached.refused` names all tools, and
-    everything stays as it was. If the source or identity lacks the right to offer one of them, `Attached.refused`
-    names all, and the stream stays. False means tool by tool.
+    """Whether one invalid tool refuses all: the first attach then ends the stream with INVALID_ARGUMENT, NOT_FOUND or
+    RESOURCE_EXHAUSTED and a text that names each fault; in a later attach `Attached.refused` names all tools, and
+    nothing changes. If the source or identity may not offer one of them, `Attached.refused` names all, and the stream
+    stays open. False means that each tool is checked separately.
     """
     notifications_after: _builtins.int
     """The number of the last notification that the peer has, with SUBSCRIPTION_NOTIFICATIONS. The bus sends the later
-    ones that it still has: at most 1,000, and 4 MiB of them. 0 means only those to come.
+    ones that it still stores: at most 1,000, and 4 MiB of them. 0 means only new ones.
     """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.Tool]:
-        """The tools of this session. They replace those that this source and instance offered before. Each is judged on its
-        own: `Attached.refused` names those that are refused, the others are offered. A tool whose declaration in this
+        """The tools of this session. They replace those that this source and instance offered before. Each is checked
+        separately: `Attached.refused` names the refused tools, the others are offered. A tool whose declaration in this
         attach is refused is not offered, even if it was before. Of several with one name and role the first counts, the
         later ones are refused.
         """
@@ -305,7 +307,7 @@ class Attach(_message.Message):
     @_builtins.property
     def notices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Notices for operators about the source, one sentence each, for example a file that could not be loaded. Listings
-        show it while the session lives. The bus stores the first 100, and the first 500 characters of each.
+        show them during the session. The bus stores the first 100, and the first 500 characters of each.
         """
 
     def __init__(
@@ -362,9 +364,9 @@ class Attached(_message.Message):
     boot_id: _builtins.str
     """Names this run of the bus."""
     heartbeat_seconds: _builtins.float
-    """The longest silence of the bus on this stream, in seconds, whatever the peer sends: half a second later at most
-    comes a heartbeat, until the peer half-closes. A peer that receives nothing for four times as long should consider
-    the bus dead and reconnect. 0 or unset means 10.
+    """The longest time without a message of the bus on this stream, in seconds: at most half a second later it sends a
+    heartbeat, until the peer half-closes. A peer that receives no message for four times as long should treat the bus
+    as dead and reconnect. 0 or unset means 10.
     """
     revision: _builtins.int
     """The catalog's revision after this attach."""
@@ -380,32 +382,32 @@ class Attached(_message.Message):
     """
     refused_total: _builtins.int
     """How many tools of the attach were refused. `refused` has at most 1,000 of them, and at most as many as fit into a
-    quarter of what the peer receives. 0 if the attach itself was refused.
+    quarter of the peer's largest message. 0 if the attach itself was refused.
     """
     echoes: _builtins.bool
-    """Whether the bus echoes heartbeats with `from_peer`. Unset from a bus that ignores them: a peer does not wait then."""
+    """Whether the bus echoes heartbeats with `from_peer`. Unset from a bus that ignores them: the peer then does not
+    wait.
+    """
     @_builtins.property
     def limits(self) -> Global___Limits:
-        """What the bus accepts from this session. What is unset has its default."""
+        """The limits of this session. An unset limit has its default."""
 
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
-        """The tools of the attach that were refused, each with its own reason; the session offers the others. The bus keeps
-        the refused declarations while the session lives, tries them again when a role, a right or a limit changes, and
-        tells the outcome by the event `tools_reviewed`. With a `refused_total` of 0 the single entry refuses the
-        attach itself, and everything stays as it was. A client shows each to its operator once, and stays attached.
+        """The tools of the attach that were refused, each with its own reason; the session offers the others. The bus stores
+        the refused declarations during the session, tries them again when a role, a permission or a limit changes, and
+        reports the outcome by the event `tools_reviewed`. With a `refused_total` of 0 the single entry refuses the attach
+        itself, and nothing changes. A client shows each to its operator once, and stays attached.
         """
 
     @_builtins.property
     def registered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The names that this session now offers. They are left out if they would fill more than half a message of the
-        peer.
-        """
+        """The names that this session now offers. Empty if they would fill more than half of the peer's largest message."""
 
     @_builtins.property
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingTool]:
-        """The tools of the attach that were taken, but are for a role that does not exist yet. They are offered as soon as it
-        does, which the event `tools_reviewed` tells. A client counts them as neither offered nor refused.
+        """Accepted tools of the attach for a role that does not exist yet. They are offered when the role is added, which the
+        event `tools_reviewed` reports. A client counts them as neither offered nor refused.
         """
 
     def __init__(
@@ -475,7 +477,7 @@ Global___RefusedTool: _TypeAlias = RefusedTool  # noqa: Y015
 
 @_typing.final
 class WaitingTool(_message.Message):
-    """Names a tool that was taken, but is for a role that does not exist yet."""
+    """Names an accepted tool for a role that does not exist yet."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -501,7 +503,7 @@ Global___WaitingTool: _TypeAlias = WaitingTool  # noqa: Y015
 
 @_typing.final
 class Limits(_message.Message):
-    """Lists what the bus accepts from a session. More would be refused; the error names the limit. 0 or unset means the
+    """Lists the limits of a session. The bus refuses anything beyond them; the error names the limit. 0 or unset means the
     default of each field.
     """
 
@@ -582,19 +584,19 @@ class Event(_message.Message):
 
     @_builtins.property
     def permission_denied(self) -> Global___PermissionDenied:
-        """The peer did something that its source may not do. The stream stays open."""
+        """The peer tried an operation without permission. The stream stays open."""
 
     @_builtins.property
     def permission_changed(self) -> Global___PermissionChanged:
-        """A right of the peer's source was granted or revoked."""
+        """A permission of the peer's source was granted or revoked."""
 
     @_builtins.property
     def tools_reviewed(self) -> Global___ToolsReviewed:
-        """The standing of this session's own tools changed without its asking."""
+        """The state of this session's own tools changed without a request of the peer."""
 
     @_builtins.property
     def notification(self) -> Global___Notification:
-        """A plugin has something to say to a user outside a call. It needs SUBSCRIPTION_NOTIFICATIONS."""
+        """A plugin notifies a user outside a call. It needs SUBSCRIPTION_NOTIFICATIONS."""
 
     def __init__(
         self,
@@ -619,7 +621,7 @@ Global___Event: _TypeAlias = Event  # noqa: Y015
 
 @_typing.final
 class Notification(_message.Message):
-    """What a plugin says to a user outside a call. A host shows it to the user, or gives it to the user's model."""
+    """Notifies a user outside a call. A host shows it to the user, or passes it to the user's model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -631,21 +633,23 @@ class Notification(_message.Message):
     TIME_SECONDS_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """Rises with each notification, also over restarts of the bus. The largest that a peer has seen belongs into
+    """Rises with each notification, also over restarts of the bus. A peer sends the largest that it got in
     Attach.notifications_after.
     """
     source: _builtins.str
     """The plugin's source, as the bus knows it."""
     user_id: _builtins.str
-    """Whom it is for. Empty means everyone."""
+    """The user. Empty means all users."""
     text: _builtins.str
     """The text: 1 to 16,384 bytes."""
     data_json: _builtins.str
-    """JSON beside the text for programs, at most 262,144 bytes. Empty means none."""
+    """Additional JSON for programs, at most 262,144 bytes. May be empty."""
     time_seconds: _builtins.float
     """When the bus got it, in seconds since the epoch."""
     lost: _builtins.int
-    """How many notifications before this one the peer will not get: it read too slowly, or was away too long."""
+    """How many notifications before this one the peer will not get, because it read too slowly or was disconnected too
+    long.
+    """
     def __init__(
         self,
         *,
@@ -679,7 +683,7 @@ class CatalogChange(_message.Message):
     revision: _builtins.int
     """The revision after the change. Revisions are compared for equality or order within one boot_id."""
     full: _builtins.bool
-    """Whether `added` is the whole catalog, which replaces everything that the watcher knew."""
+    """Whether `added` is the whole catalog, which replaces everything that the watcher stored."""
     @_builtins.property
     def added(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListedTool]:
         """Tools that are new to the watcher."""
@@ -690,7 +694,7 @@ class CatalogChange(_message.Message):
 
     @_builtins.property
     def removed(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolRef]:
-        """Tools that are gone."""
+        """Tools that were removed."""
 
     def __init__(
         self,
@@ -804,9 +808,9 @@ class PermissionDenied(_message.Message):
     PERMISSION_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     permission: _builtins.str
-    """The right that is missing, for example `tools`."""
+    """The missing permission, for example `tools`."""
     operation: _builtins.str
-    """What was tried, for example `attach`."""
+    """The refused operation, for example `attach`."""
     def __init__(
         self,
         *,
@@ -823,7 +827,7 @@ Global___PermissionDenied: _TypeAlias = PermissionDenied  # noqa: Y015
 
 @_typing.final
 class PermissionChanged(_message.Message):
-    """Says that a right of the source changed."""
+    """Says that a permission of the source changed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -831,12 +835,12 @@ class PermissionChanged(_message.Message):
     GRANTED_FIELD_NUMBER: _builtins.int
     ALL_GRANTED_FIELD_NUMBER: _builtins.int
     permission: _builtins.str
-    """The right."""
+    """The permission."""
     granted: _builtins.bool
     """Whether the source has it now."""
     @_builtins.property
     def all_granted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """All rights that the source has now."""
+        """All permissions that the source has now."""
 
     def __init__(
         self,
@@ -855,9 +859,8 @@ Global___PermissionChanged: _TypeAlias = PermissionChanged  # noqa: Y015
 
 @_typing.final
 class ToolsReviewed(_message.Message):
-    """Says which of this session's declared tools have another standing now, because a role, a right or a limit changed.
-    Each tool stands in one of the lists; those whose standing is the same are left out. A client updates what it shows;
-    it has nothing to send.
+    """Reports the declared tools of this session whose state changed, because a role, a permission or a limit changed. Each
+    of them is in one of the lists. A client updates its display and sends no answer.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -874,7 +877,9 @@ class ToolsReviewed(_message.Message):
 
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
-        """Tools that are refused now, or for another reason than before, and all that is refused of a name in `registered`."""
+        """Tools that are refused now, or for another reason than before, and all refused declarations of a name in
+        `registered`.
+        """
 
     @_builtins.property
     def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingTool]:
@@ -898,9 +903,9 @@ Global___ToolsReviewed: _TypeAlias = ToolsReviewed  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
-    """Proves that a stream is alive. The bus sends it after a silence of either side, the peer echoes it. A peer that stood
-    still itself may send one as well: whatever comes before the echo may be older than the heartbeat, what comes after
-    it is newer.
+    """Checks that a stream is alive. The bus sends it when either side has sent no message for some time, the peer echoes
+    it. A peer that stood still may send one as well: messages before the echo may be older than the heartbeat, messages
+    after it are newer.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -910,8 +915,8 @@ class Heartbeat(_message.Message):
     sequence: _builtins.int
     """A number that the echo repeats."""
     from_peer: _builtins.bool
-    """Whether the peer sent it first. The bus echoes such a heartbeat unchanged, behind everything that it has sent
-    before, if `Attached.echoes` is set; an older bus ignores it.
+    """Whether the peer sent it first. The bus echoes such a heartbeat unchanged, after all earlier messages, if
+    `Attached.echoes` is set; an older bus ignores it.
     """
     def __init__(
         self,
@@ -941,7 +946,7 @@ class Drain(_message.Message):
     peer does not reconnect by itself). From a peer: free text.
     """
     grace_seconds: _builtins.float
-    """How long the sender waits for calls in flight, in seconds. 0 means not given."""
+    """How long the sender waits for calls in flight, in seconds. 0 means unknown."""
     def __init__(
         self,
         *,
@@ -967,7 +972,7 @@ class RegisterRequest(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     ALL_OR_NONE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
-    """The session that offers them (Attached.session_id). Empty: tools with a callback_url, which outlive sessions and
+    """The session that offers them (Attached.session_id). Empty: tools with a callback_url, which survive sessions and
     restarts of the bus until they are unregistered.
     """
     source: _builtins.str
@@ -975,13 +980,13 @@ class RegisterRequest(_message.Message):
     `[A-Za-z0-9_.:-]`, empty means `external`.
     """
     all_or_none: _builtins.bool
-    """Whether one bad tool refuses the request, which then ends with INVALID_ARGUMENT, NOT_FOUND or RESOURCE_EXHAUSTED
-    and changes nothing. False means tool by tool.
+    """Whether one invalid tool refuses the request, which then ends with INVALID_ARGUMENT, NOT_FOUND or
+    RESOURCE_EXHAUSTED and changes nothing. False means that each tool is checked separately.
     """
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.Tool]:
-        """The tools. Each is judged on its own, as in an attach: a refused declaration takes the place of what the session
-        offered under that name and role.
+        """The tools. Each is checked separately, as in an attach: a refused declaration replaces the session's tool with that
+        name and role, which is then not offered.
         """
 
     def __init__(
@@ -1033,8 +1038,8 @@ class RegisterResponse(_message.Message):
 
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
-        """The tools of the request that were refused, each with its own reason; see Attached.refused. Of a session the bus
-        keeps the declarations, of tools with a callback_url it does not.
+        """The tools of the request that were refused, each with its own reason; see Attached.refused. The bus stores refused
+        declarations of a session, but not those of tools with a callback_url.
         """
 
     @_builtins.property
@@ -1124,7 +1129,7 @@ Global___UnregisterRequest: _TypeAlias = UnregisterRequest  # noqa: Y015
 
 @_typing.final
 class UnregisterResponse(_message.Message):
-    """Says what was withdrawn."""
+    """Answers Unregister."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1194,7 +1199,7 @@ Global___ClearRequest: _TypeAlias = ClearRequest  # noqa: Y015
 
 @_typing.final
 class ClearResponse(_message.Message):
-    """Says how much was withdrawn."""
+    """Answers Clear."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1255,18 +1260,14 @@ class ListRequest(_message.Message):
     source: _builtins.str
     """Tools of this source only. Empty means all."""
     if_revision: _builtins.int
-    """The revision that the caller has. If it is still the newest, the response has nothing but `revision`. 0 means
-    none.
-    """
+    """The revision that the caller has. If it is still the newest, the response has only `revision`. 0 means no revision."""
     include_offline: _builtins.bool
-    """Adds tools that no call can reach: those whose plugin is offline, that wait for their role, or that are
-    unconfirmed.
-    """
+    """Adds tools that cannot be called: those whose plugin is offline, that wait for their role, or that are unconfirmed."""
     page_token: _builtins.str
     """Continues a list where the last response ended (ListResponse.next_page_token). Empty begins."""
     include_refused: _builtins.bool
-    """Adds the refused declarations (ListResponse.refused), for operators. A caller whose scopes show it only some
-    sources gets theirs.
+    """Adds the refused declarations (ListResponse.refused), for operators. A caller gets only those of sources within its
+    scopes.
     """
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1274,7 +1275,7 @@ class ListRequest(_message.Message):
 
     @_builtins.property
     def context(self) -> _tool_pb2.CallContext:
-        """The context of the user: listed are the tools that a call with this context can reach."""
+        """The context of the user: the list has the tools that a call with this context can use."""
 
     def __init__(
         self,
@@ -1315,7 +1316,7 @@ class ListResponse(_message.Message):
     next_page_token: _builtins.str
     """The token of the next page; a page ends at about 3 MiB. Empty means that this was the last page."""
     refused_total: _builtins.int
-    """How many refused declarations meet the request, with `include_refused`; `refused` may have fewer. Set on the first
+    """How many refused declarations match the request, with `include_refused`; `refused` may have fewer. Set on the first
     page only.
     """
     @_builtins.property
@@ -1330,8 +1331,8 @@ class ListResponse(_message.Message):
 
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RefusedTool]:
-        """The declarations that the bus refused and keeps, of attached sessions, with `include_refused`. They meet the
-        request's role, names and source, and are on the first page only, at most 512 KiB of them.
+        """The stored refused declarations of attached sessions, with `include_refused`. They match the request's role, names
+        and source, and are on the first page only, at most 512 KiB of them.
         """
 
     def __init__(
@@ -1399,7 +1400,7 @@ class ListedTool(_message.Message):
     session_state: Global___SessionState.ValueType
     """The state of the sessions that offer it: the best one counts."""
     schema_hash: _builtins.str
-    """Names this declaration. It depends on name, description and parameters as they are listed, not on order or
+    """Identifies this declaration. It depends on name, description and parameters as they are listed, not on order or
     restarts.
     """
     last_error: _builtins.str

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ToolBusServiceStub:
-    """Connects peers to the bus. A peer holds one connection. On it, one Invoke stream carries everything that happens
-    while it lives; the other RPCs change and read the catalog.
+    """Connects peers to the bus. A peer holds one connection with one Invoke stream, which carries its whole session; the
+    other RPCs change and read the catalog.
     """
 
     def __init__(self, channel):
@@ -64,30 +64,30 @@ class ToolBusServiceStub:
 
 
 class ToolBusServiceServicer:
-    """Connects peers to the bus. A peer holds one connection. On it, one Invoke stream carries everything that happens
-    while it lives; the other RPCs change and read the catalog.
+    """Connects peers to the bus. A peer holds one connection with one Invoke stream, which carries its whole session; the
+    other RPCs change and read the catalog.
     """
 
     def Register(self, request, context):
-        """Offers tools, replacing those of the same name in each role concerned; the last writer wins and the place in the
-        list is kept. Each tool is judged on its own: RegisterResponse.refused names those that are refused, the others are
-        offered. With `all_or_none` one bad tool refuses the request.
+        """Offers tools, replacing those of the same name in each of their roles; the last writer wins and the place in the
+        list stays. Each tool is checked separately: RegisterResponse.refused names the refused tools, the others are
+        offered. With `all_or_none` one invalid tool refuses the request.
 
-        With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url
-        on loopback.
+        With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url on
+        loopback.
 
-        Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach
-        again), PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered
-        until the bus stops); with `all_or_none` also INVALID_ARGUMENT (a bad tool; the message names each mistake),
-        NOT_FOUND (a role that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
+        Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach again),
+        PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered until the
+        bus stops); with `all_or_none` also INVALID_ARGUMENT (an invalid tool; the message names each fault), NOT_FOUND (a
+        role that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unregister(self, request, context):
-        """Withdraws one tool, and forgets refused declarations of that name. With a session_id only among the tools of the
-        session's source, without one whatever its source is; its owner gets an event. An unknown tool is not an error.
+        """Withdraws one tool, and removes refused declarations of that name. With a session_id only a tool of the session's
+        source, without one a tool of any source; its owner gets an event. An unknown tool is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,12 +108,12 @@ class ToolBusServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Invoke(self, request_iterator, context):
-        """Carries calls and results in both directions for as long as the peer lives. The first message must be `attach`,
-        else the stream ends with INVALID_ARGUMENT. Either side may call: a plugin that offers tools, a host that offers
-        none, a plugin that calls other tools.
+        """Carries calls and results in both directions for the whole session. The first message must be `attach`, otherwise
+        the stream ends with INVALID_ARGUMENT. Either side may call: a plugin that offers tools, a host that offers none, a
+        plugin that calls other tools.
 
         The bus sends its response headers at once; a client does not wait for them. The stream ends with OK after a drain
-        or a half-close with nothing left to do, or with
+        or a half-close when no call is pending, or with
         - INVALID_ARGUMENT: a message breaks a rule; the text says how. With `all_or_none` also: a tool does.
         - FAILED_PRECONDITION: the bus does not speak this version of the protocol.
         - NOT_FOUND: with `all_or_none`, a tool is for a role that is not configured.
@@ -127,7 +127,7 @@ class ToolBusServiceServicer:
 
         After UNAVAILABLE, a broken connection and every status that is not in this list the peer attaches again, with
         backoff and jitter; after RESOURCE_EXHAUSTED and INTERNAL too, with longer pauses. After the others it stops and
-        shows the text; after UNAUTHENTICATED it first tries once more where the session was live.
+        shows the text; after UNAUTHENTICATED of a live session it first tries once more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -170,8 +170,8 @@ def add_ToolBusServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ToolBusService:
-    """Connects peers to the bus. A peer holds one connection. On it, one Invoke stream carries everything that happens
-    while it lives; the other RPCs change and read the catalog.
+    """Connects peers to the bus. A peer holds one connection with one Invoke stream, which carries its whole session; the
+    other RPCs change and read the catalog.
     """
 
     @staticmethod

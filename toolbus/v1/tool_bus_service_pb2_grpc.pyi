@@ -29,8 +29,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ToolBusServiceStub:
-    """Connects peers to the bus. A peer holds one connection. On it, one Invoke stream carries everything that happens
-    while it lives; the other RPCs change and read the catalog.
+    """Connects peers to the bus. A peer holds one connection with one Invoke stream, which carries its whole session; the
+    other RPCs change and read the catalog.
     """
 
     @_typing.overload
@@ -38,33 +38,33 @@ class ToolBusServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ToolBusServiceAsyncStub: ...
     Register: _grpc.UnaryUnaryMultiCallable[_tool_bus_service_pb2.RegisterRequest, _tool_bus_service_pb2.RegisterResponse]
-    """Offers tools, replacing those of the same name in each role concerned; the last writer wins and the place in the
-    list is kept. Each tool is judged on its own: RegisterResponse.refused names those that are refused, the others are
-    offered. With `all_or_none` one bad tool refuses the request.
+    """Offers tools, replacing those of the same name in each of their roles; the last writer wins and the place in the
+    list stays. Each tool is checked separately: RegisterResponse.refused names the refused tools, the others are
+    offered. With `all_or_none` one invalid tool refuses the request.
 
-    With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url
-    on loopback.
+    With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url on
+    loopback.
 
-    Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach
-    again), PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered
-    until the bus stops); with `all_or_none` also INVALID_ARGUMENT (a bad tool; the message names each mistake),
-    NOT_FOUND (a role that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
+    Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach again),
+    PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered until the
+    bus stops); with `all_or_none` also INVALID_ARGUMENT (an invalid tool; the message names each fault), NOT_FOUND (a
+    role that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
     """
     Unregister: _grpc.UnaryUnaryMultiCallable[_tool_bus_service_pb2.UnregisterRequest, _tool_bus_service_pb2.UnregisterResponse]
-    """Withdraws one tool, and forgets refused declarations of that name. With a session_id only among the tools of the
-    session's source, without one whatever its source is; its owner gets an event. An unknown tool is not an error.
+    """Withdraws one tool, and removes refused declarations of that name. With a session_id only a tool of the session's
+    source, without one a tool of any source; its owner gets an event. An unknown tool is not an error.
     """
     Clear: _grpc.UnaryUnaryMultiCallable[_tool_bus_service_pb2.ClearRequest, _tool_bus_service_pb2.ClearResponse]
     """Withdraws every tool of a source. Owners get an event."""
     List: _grpc.UnaryUnaryMultiCallable[_tool_bus_service_pb2.ListRequest, _tool_bus_service_pb2.ListResponse]
     """Lists the tools that are offered, in the order in which their names were first registered."""
     Invoke: _grpc.StreamStreamMultiCallable[_tool_bus_service_pb2.InvokeRequest, _tool_bus_service_pb2.InvokeResponse]
-    """Carries calls and results in both directions for as long as the peer lives. The first message must be `attach`,
-    else the stream ends with INVALID_ARGUMENT. Either side may call: a plugin that offers tools, a host that offers
-    none, a plugin that calls other tools.
+    """Carries calls and results in both directions for the whole session. The first message must be `attach`, otherwise
+    the stream ends with INVALID_ARGUMENT. Either side may call: a plugin that offers tools, a host that offers none, a
+    plugin that calls other tools.
 
     The bus sends its response headers at once; a client does not wait for them. The stream ends with OK after a drain
-    or a half-close with nothing left to do, or with
+    or a half-close when no call is pending, or with
     - INVALID_ARGUMENT: a message breaks a rule; the text says how. With `all_or_none` also: a tool does.
     - FAILED_PRECONDITION: the bus does not speak this version of the protocol.
     - NOT_FOUND: with `all_or_none`, a tool is for a role that is not configured.
@@ -78,44 +78,44 @@ class ToolBusServiceStub:
 
     After UNAVAILABLE, a broken connection and every status that is not in this list the peer attaches again, with
     backoff and jitter; after RESOURCE_EXHAUSTED and INTERNAL too, with longer pauses. After the others it stops and
-    shows the text; after UNAUTHENTICATED it first tries once more where the session was live.
+    shows the text; after UNAUTHENTICATED of a live session it first tries once more.
     """
 
 @_typing.type_check_only
 class ToolBusServiceAsyncStub(ToolBusServiceStub):
-    """Connects peers to the bus. A peer holds one connection. On it, one Invoke stream carries everything that happens
-    while it lives; the other RPCs change and read the catalog.
+    """Connects peers to the bus. A peer holds one connection with one Invoke stream, which carries its whole session; the
+    other RPCs change and read the catalog.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Register: _aio.UnaryUnaryMultiCallable[_tool_bus_service_pb2.RegisterRequest, _tool_bus_service_pb2.RegisterResponse]  # type: ignore[assignment]
-    """Offers tools, replacing those of the same name in each role concerned; the last writer wins and the place in the
-    list is kept. Each tool is judged on its own: RegisterResponse.refused names those that are refused, the others are
-    offered. With `all_or_none` one bad tool refuses the request.
+    """Offers tools, replacing those of the same name in each of their roles; the last writer wins and the place in the
+    list stays. Each tool is checked separately: RegisterResponse.refused names the refused tools, the others are
+    offered. With `all_or_none` one invalid tool refuses the request.
 
-    With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url
-    on loopback.
+    With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url on
+    loopback.
 
-    Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach
-    again), PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered
-    until the bus stops); with `all_or_none` also INVALID_ARGUMENT (a bad tool; the message names each mistake),
-    NOT_FOUND (a role that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
+    Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach again),
+    PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered until the
+    bus stops); with `all_or_none` also INVALID_ARGUMENT (an invalid tool; the message names each fault), NOT_FOUND (a
+    role that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
     """
     Unregister: _aio.UnaryUnaryMultiCallable[_tool_bus_service_pb2.UnregisterRequest, _tool_bus_service_pb2.UnregisterResponse]  # type: ignore[assignment]
-    """Withdraws one tool, and forgets refused declarations of that name. With a session_id only among the tools of the
-    session's source, without one whatever its source is; its owner gets an event. An unknown tool is not an error.
+    """Withdraws one tool, and removes refused declarations of that name. With a session_id only a tool of the session's
+    source, without one a tool of any source; its owner gets an event. An unknown tool is not an error.
     """
     Clear: _aio.UnaryUnaryMultiCallable[_tool_bus_service_pb2.ClearRequest, _tool_bus_service_pb2.ClearResponse]  # type: ignore[assignment]
     """Withdraws every tool of a source. Owners get an event."""
     List: _aio.UnaryUnaryMultiCallable[_tool_bus_service_pb2.ListRequest, _tool_bus_service_pb2.ListResponse]  # type: ignore[assignment]
     """Lists the tools that are offered, in the order in which their names were first registered."""
     Invoke: _aio.StreamStreamMultiCallable[_tool_bus_service_pb2.InvokeRequest, _tool_bus_service_pb2.InvokeResponse]  # type: ignore[assignment]
-    """Carries calls and results in both directions for as long as the peer lives. The first message must be `attach`,
-    else the stream ends with INVALID_ARGUMENT. Either side may call: a plugin that offers tools, a host that offers
-    none, a plugin that calls other tools.
+    """Carries calls and results in both directions for the whole session. The first message must be `attach`, otherwise
+    the stream ends with INVALID_ARGUMENT. Either side may call: a plugin that offers tools, a host that offers none, a
+    plugin that calls other tools.
 
     The bus sends its response headers at once; a client does not wait for them. The stream ends with OK after a drain
-    or a half-close with nothing left to do, or with
+    or a half-close when no call is pending, or with
     - INVALID_ARGUMENT: a message breaks a rule; the text says how. With `all_or_none` also: a tool does.
     - FAILED_PRECONDITION: the bus does not speak this version of the protocol.
     - NOT_FOUND: with `all_or_none`, a tool is for a role that is not configured.
@@ -129,12 +129,12 @@ class ToolBusServiceAsyncStub(ToolBusServiceStub):
 
     After UNAVAILABLE, a broken connection and every status that is not in this list the peer attaches again, with
     backoff and jitter; after RESOURCE_EXHAUSTED and INTERNAL too, with longer pauses. After the others it stops and
-    shows the text; after UNAUTHENTICATED it first tries once more where the session was live.
+    shows the text; after UNAUTHENTICATED of a live session it first tries once more.
     """
 
 class ToolBusServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Connects peers to the bus. A peer holds one connection. On it, one Invoke stream carries everything that happens
-    while it lives; the other RPCs change and read the catalog.
+    """Connects peers to the bus. A peer holds one connection with one Invoke stream, which carries its whole session; the
+    other RPCs change and read the catalog.
     """
 
     @_abc_1.abstractmethod
@@ -143,17 +143,17 @@ class ToolBusServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_bus_service_pb2.RegisterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_bus_service_pb2.RegisterResponse, _abc.Awaitable[_tool_bus_service_pb2.RegisterResponse]]:
-        """Offers tools, replacing those of the same name in each role concerned; the last writer wins and the place in the
-        list is kept. Each tool is judged on its own: RegisterResponse.refused names those that are refused, the others are
-        offered. With `all_or_none` one bad tool refuses the request.
+        """Offers tools, replacing those of the same name in each of their roles; the last writer wins and the place in the
+        list stays. Each tool is checked separately: RegisterResponse.refused names the refused tools, the others are
+        offered. With `all_or_none` one invalid tool refuses the request.
 
-        With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url
-        on loopback.
+        With a session_id the tools belong to that session and end with it. Without one, every tool needs a callback_url on
+        loopback.
 
-        Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach
-        again), PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered
-        until the bus stops); with `all_or_none` also INVALID_ARGUMENT (a bad tool; the message names each mistake),
-        NOT_FOUND (a role that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
+        Ends with INVALID_ARGUMENT (a request that breaks a rule), FAILED_PRECONDITION (the session is gone: attach again),
+        PERMISSION_DENIED, UNAVAILABLE (tools with a callback_url that could not be persisted: they are offered until the
+        bus stops); with `all_or_none` also INVALID_ARGUMENT (an invalid tool; the message names each fault), NOT_FOUND (a
+        role that is not configured) and RESOURCE_EXHAUSTED (a limit that the message names).
         """
 
     @_abc_1.abstractmethod
@@ -162,8 +162,8 @@ class ToolBusServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tool_bus_service_pb2.UnregisterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tool_bus_service_pb2.UnregisterResponse, _abc.Awaitable[_tool_bus_service_pb2.UnregisterResponse]]:
-        """Withdraws one tool, and forgets refused declarations of that name. With a session_id only among the tools of the
-        session's source, without one whatever its source is; its owner gets an event. An unknown tool is not an error.
+        """Withdraws one tool, and removes refused declarations of that name. With a session_id only a tool of the session's
+        source, without one a tool of any source; its owner gets an event. An unknown tool is not an error.
         """
 
     @_abc_1.abstractmethod
@@ -188,12 +188,12 @@ class ToolBusServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_tool_bus_service_pb2.InvokeRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_tool_bus_service_pb2.InvokeResponse], _abc.AsyncIterator[_tool_bus_service_pb2.InvokeResponse]]:
-        """Carries calls and results in both directions for as long as the peer lives. The first message must be `attach`,
-        else the stream ends with INVALID_ARGUMENT. Either side may call: a plugin that offers tools, a host that offers
-        none, a plugin that calls other tools.
+        """Carries calls and results in both directions for the whole session. The first message must be `attach`, otherwise
+        the stream ends with INVALID_ARGUMENT. Either side may call: a plugin that offers tools, a host that offers none, a
+        plugin that calls other tools.
 
         The bus sends its response headers at once; a client does not wait for them. The stream ends with OK after a drain
-        or a half-close with nothing left to do, or with
+        or a half-close when no call is pending, or with
         - INVALID_ARGUMENT: a message breaks a rule; the text says how. With `all_or_none` also: a tool does.
         - FAILED_PRECONDITION: the bus does not speak this version of the protocol.
         - NOT_FOUND: with `all_or_none`, a tool is for a role that is not configured.
@@ -207,7 +207,7 @@ class ToolBusServiceServicer(metaclass=_abc_1.ABCMeta):
 
         After UNAVAILABLE, a broken connection and every status that is not in this list the peer attaches again, with
         backoff and jitter; after RESOURCE_EXHAUSTED and INTERNAL too, with longer pauses. After the others it stops and
-        shows the text; after UNAUTHENTICATED it first tries once more where the session was live.
+        shows the text; after UNAUTHENTICATED of a live session it first tries once more.
         """
 
 def add_ToolBusServiceServicer_to_server(servicer: ToolBusServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

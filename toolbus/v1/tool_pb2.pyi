@@ -46,7 +46,7 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     `retry_after_seconds`.
     """
     ERROR_CODE_UNAVAILABLE: _ErrorCode.ValueType  # 7
-    """The plugin is gone, offline or draining, or the bus is. `retry_safe` says whether a retry is safe."""
+    """The plugin is lost, offline or draining, or the bus is. `retry_safe` says whether a retry is safe."""
     ERROR_CODE_DEADLINE_EXCEEDED: _ErrorCode.ValueType  # 8
     """A time limit passed. `limit` says which."""
     ERROR_CODE_CANCELLED: _ErrorCode.ValueType  # 9
@@ -80,7 +80,7 @@ ERROR_CODE_OVERLOADED: ErrorCode.ValueType  # 6
 `retry_after_seconds`.
 """
 ERROR_CODE_UNAVAILABLE: ErrorCode.ValueType  # 7
-"""The plugin is gone, offline or draining, or the bus is. `retry_safe` says whether a retry is safe."""
+"""The plugin is lost, offline or draining, or the bus is. `retry_safe` says whether a retry is safe."""
 ERROR_CODE_DEADLINE_EXCEEDED: ErrorCode.ValueType  # 8
 """A time limit passed. `limit` says which."""
 ERROR_CODE_CANCELLED: ErrorCode.ValueType  # 9
@@ -106,9 +106,9 @@ class _CallStageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallStage.V
     CALL_STAGE_NOT_DISPATCHED: _CallStage.ValueType  # 1
     """The plugin has not seen the call."""
     CALL_STAGE_DISPATCHED: _CallStage.ValueType  # 2
-    """The call was handed to the plugin's connection; whether the plugin began is not known."""
+    """The call was passed to the plugin's connection; it is not known whether the plugin began."""
     CALL_STAGE_ACCEPTED: _CallStage.ValueType  # 3
-    """The plugin has shown that it works on the call: by progress or by a result."""
+    """The plugin works on the call: it sent progress or a result."""
     CALL_STAGE_UNKNOWN: _CallStage.ValueType  # 4
     """The sender of this result cannot know the stage."""
 
@@ -120,9 +120,9 @@ CALL_STAGE_UNSPECIFIED: CallStage.ValueType  # 0
 CALL_STAGE_NOT_DISPATCHED: CallStage.ValueType  # 1
 """The plugin has not seen the call."""
 CALL_STAGE_DISPATCHED: CallStage.ValueType  # 2
-"""The call was handed to the plugin's connection; whether the plugin began is not known."""
+"""The call was passed to the plugin's connection; it is not known whether the plugin began."""
 CALL_STAGE_ACCEPTED: CallStage.ValueType  # 3
-"""The plugin has shown that it works on the call: by progress or by a result."""
+"""The plugin works on the call: it sent progress or a result."""
 CALL_STAGE_UNKNOWN: CallStage.ValueType  # 4
 """The sender of this result cannot know the stage."""
 Global___CallStage: _TypeAlias = CallStage  # noqa: Y015
@@ -163,13 +163,13 @@ class Tool(_message.Message):
     """Tells the model what the tool does and when to use it. At most 16 KiB of UTF-8; may be empty."""
     parameters_json: _builtins.str
     """JSON Schema (draft 2020-12) of the arguments, as JSON text of an object. Empty means `{"type":"object"}` with no
-    properties named. At most 256 KiB and 64 levels deep; nothing outside the schema itself is fetched. What other
-    systems write instead (`"type":"float"`, properties without their wrapper) is read as what it means, and what
-    cannot be checked is not checked: ListedTool.warnings says so, and listings have the schema as it is read. A type
-    that is unknown is refused, and so is a schema that could harm the bus; the error says where and why.
+    properties named. At most 256 KiB and 64 levels deep; nothing outside the schema itself is fetched. Notations of
+    other systems (`"type":"float"`, properties without their wrapper) are converted to JSON Schema, and parts that
+    cannot be checked are removed: ListedTool.warnings lists both, and listings have the converted schema. An unknown
+    type is refused, and so is a schema that could harm the bus; the error says where and why.
     """
     role: _builtins.str
-    """The role (persona) that the tool is for. Unset or empty means every role, those added later included. A role that
+    """The role (persona) that the tool is for. Unset or empty means every role, also those added later. A role that
     is not configured is refused with NOT_FOUND.
     """
     timeout_seconds: _builtins.float
@@ -186,7 +186,7 @@ class Tool(_message.Message):
     """A name for people. Empty means that `name` is shown."""
     validate: _builtins.bool
     """Whether the bus checks arguments against `parameters_json` before it sends a call. Unset means yes for tools that
-    came over gRPC, from a file or in-process, and no for tools that came by REST.
+    came over gRPC, from a file or in-process, and no for tools that came over REST.
     """
     no_background: _builtins.bool
     """Keeps calls of this tool in the foreground: a host waits for the result, however long it takes."""
@@ -206,31 +206,32 @@ class Tool(_message.Message):
     no listing, and a call ends in NOT_FOUND. 0 means every user.
     """
     no_repair: _builtins.bool
-    """Has the bus refuse arguments that break `parameters_json`, instead of repairing them first ("5" where an integer
-    is asked, null for an optional argument, a default for a missing one). Without effect where `validate` is false or
-    the bus repairs nothing.
+    """Makes the bus refuse arguments that break `parameters_json`, instead of repairing them first ("5" for an integer,
+    null for an optional argument, a default for a missing one). No effect if `validate` is false or the bus does not
+    repair.
     """
     output_schema_json: _builtins.str
-    """JSON Schema of ToolResult.output_json, as JSON text of an object. Empty means that nothing is promised. At most
-    256 KiB; read as `parameters_json` is.
+    """JSON Schema of ToolResult.output_json, as JSON text of an object. Empty means any output. At most 256 KiB;
+    converted as `parameters_json` is.
     """
     always_background: _builtins.bool
-    """Has a call become a task at once where its caller takes tasks (ToolCall.background_after_seconds is set). Without
-    effect together with `no_background`.
+    """Makes a call a task at once if its caller takes tasks (ToolCall.background_after_seconds is set). No effect
+    together with `no_background`.
     """
     validate_output: _builtins.bool
-    """Has the bus check results against `output_schema_json`. A successful result that breaks it is replaced by
-    ERROR_CODE_TOOL with the reason `output_schema`. Without effect where the schema is empty.
+    """Makes the bus check results against `output_schema_json`. A successful result that breaks it is replaced by
+    ERROR_CODE_TOOL with the reason `output_schema`. No effect if the schema is empty.
     """
     @_builtins.property
     def annotations(self) -> Global___ToolAnnotations:
-        """What calling the tool may do. Unset means nothing is known."""
+        """The effects that a call of the tool may have. Unset means unknown."""
 
     @_builtins.property
     def needs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What the tool may ask of its caller in the middle of a call, in words of ToolCall.accepts. A call of a caller that
-        does not accept all of it is refused before a plugin sees it, with ERROR_CODE_INVALID_ARGUMENTS and the reason
-        `needs_input`. At most 16 words of 1 to 64 characters. A tool may ask without naming it here.
+        """The kinds of questions that the tool needs to ask its caller in the middle of a call, in words of ToolCall.accepts.
+        A call whose caller does not accept all of them is refused before a plugin sees it, with
+        ERROR_CODE_INVALID_ARGUMENTS and the reason `needs_input`. At most 16 words of 1 to 64 characters. A tool may also
+        ask questions of kinds that it does not list here.
         """
 
     def __init__(
@@ -276,7 +277,7 @@ Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
 @_typing.final
 class ToolAnnotations(_message.Message):
-    """Says what a call of a tool may do. Each is a promise of the tool's author; unset means unknown."""
+    """Describes the effects of a tool's calls. Each is a promise of the tool's author; unset means unknown."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -356,60 +357,58 @@ class ToolCall(_message.Message):
     arguments_json: _builtins.str
     """The arguments, as JSON text of an object. Empty means `{}`. At most 1 MiB."""
     role: _builtins.str
-    """Looks only at tools of this role. Unset or empty means the first role, in configured order, that has the tool."""
+    """Uses only tools of this role. Unset or empty means the first role, in configured order, that has the tool."""
     timeout_seconds: _builtins.float
-    """How long the caller waits, in seconds; this wins over the tool's own timeout. Unset or 0 means the tool's, then
-    30; more than 300 counts as 300. Towards a plugin: the time that is left.
+    """How long the caller waits, in seconds; this overrides the tool's own timeout. Unset or 0 means the tool's, then 30;
+    more than 300 counts as 300. Towards a plugin: the remaining time.
     """
     schema_hash: _builtins.str
-    """The hash of the declaration that the caller knows (ListedTool.schema_hash). If no live session has declared it,
-    the call ends in ERROR_CODE_CATALOG_STALE before it reaches a plugin. Empty means the tool that is offered now.
+    """The hash of the declaration that the caller knows (ListedTool.schema_hash). If no live session has declared it, the
+    call ends in ERROR_CODE_CATALOG_STALE before it reaches a plugin. Empty means the currently offered declaration.
     """
     parent_call_id: _builtins.str
-    """From a plugin that calls another tool while it answers a call: the id of that call, as the bus sent it. The
-    nested call shares its context, ends no later than it, is cancelled with it and is taken while draining. It is
-    never sent, or sent again, on another stream than the one that brought its parent: there the id names no call,
-    which ends in ERROR_CODE_INVALID_ARGUMENTS.
+    """From a plugin that calls another tool while it answers a call: the id of that parent call, as the bus sent it. The
+    nested call has its parent's context, ends no later than the parent, is cancelled with it and is accepted while
+    draining. It is only sent on the stream of its parent: on another stream the id names no call, and the nested call
+    ends in ERROR_CODE_INVALID_ARGUMENTS.
     """
     background_after_seconds: _builtins.float
-    """How long the caller waits before the call becomes a task, in seconds: more than 0, and more than 300 counts as
-    300. The caller then gets a result at once, an object with `status` "running" and a `task_id`, while the call
-    goes on for at most 24 hours; `timeout_seconds`, if given, limits that work. With 0 or unset, for nested calls
-    and for tools with `no_background` the call never becomes a task: the caller waits for the result. The result of
-    a task is read with the tools `toolbus:check_task` and `toolbus:await_task`. A bus without room for another task
-    lets the caller wait.
+    """How long the caller waits before the call becomes a task, in seconds: more than 0, and more than 300 counts as 300.
+    The caller then gets a result at once, an object with `status` "running" and a `task_id`, while the call continues
+    for at most 24 hours; `timeout_seconds`, if set, limits that work. With 0 or unset, for nested calls and for tools
+    with `no_background` the call never becomes a task: the caller waits for the result. The tools `toolbus:check_task`
+    and `toolbus:await_task` return the result of a task. If the limit of tasks is reached, the caller waits.
     """
     request_id: _builtins.str
     """Towards a plugin that attached as qualified: the `call_id` that the caller chose. Ignored in what callers send."""
     traceparent: _builtins.str
     """W3C trace context: the span of the sender that this call belongs to, as `traceparent` of
-    https://www.w3.org/TR/trace-context/ writes it. It names no user and grants nothing, so it is taken from plugins as
-    well: in a nested call it is the span in which the plugin makes that call. Towards a plugin: the bus's span where
-    the bus records one, and a span that is not sampled where the caller's was and the bus has recorded too many;
-    otherwise what the caller sent. Empty, and any value that breaks the format, means none; the call is then part of
-    the trace that the parent call or `CallContext.traceparent` names, if any.
+    https://www.w3.org/TR/trace-context/ writes it. It names no user and gives no permission, so the bus accepts it
+    from plugins as well: in a nested call it is the span in which the plugin makes that call. Towards a plugin: the
+    bus's span if the bus records one; a span that is not sampled if the caller's is sampled and the bus has recorded
+    too many; otherwise the caller's value. If it is empty or breaks the format, the call is part of the trace of the
+    parent call or of `CallContext.traceparent`, if any.
     """
     tracestate: _builtins.str
     """Passed on unread beside a valid `traceparent`: W3C `tracestate`, at most 512 bytes; a longer one is dropped."""
     input_responses_json: _builtins.str
-    """Answers to ToolResult.input_requests_json, as JSON text of an object with the same keys. The call is then the same
-    one again, with the same name and arguments, under an id of its own. At most 1 MiB. Read with `accepts` only.
+    """Answers to ToolResult.input_requests_json, as JSON text of an object with the same keys. The call repeats the
+    earlier one, with the same name and arguments and a new id. At most 1 MiB. Read with `accepts` only.
     """
     request_state: _builtins.str
     """The ToolResult.request_state that came with the questions, unchanged. At most 16 KiB. Read with `accepts` only."""
     @_builtins.property
     def context(self) -> Global___CallContext:
-        """What the host tells the tool about user and conversation. The bus accepts it from hosts only: a session that
-        offers tools cannot set it, and its nested calls carry the context of the call that they belong to. At most 1
-        MiB.
+        """The user and the conversation, for the tool. The bus accepts it from hosts only: a session that offers tools cannot
+        set it, and its nested calls have the context of their parent call. At most 1 MiB.
         """
 
     @_builtins.property
     def accepts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What the caller can answer in the middle of a call: `elicitation.form`, `elicitation.url`, `sampling`, `roots`.
-        Words that the bus does not know are passed on; of more than 16 the first count. It is a part of what a host states
-        about a call: the bus reads it, `input_responses_json` and `request_state` only in a call that has a `context` (an
-        empty one is enough), and takes them from hosts only. A nested call has none of the three.
+        """The kinds of questions that the caller can answer in the middle of a call: `elicitation.form`, `elicitation.url`,
+        `sampling`, `roots`. Unknown words are passed on; of more than 16 the first count. Like the context, only hosts can
+        set it: the bus reads it, `input_responses_json` and `request_state` only in a call of a host that has a `context`
+        (an empty one is enough). A nested call has none of the three.
         """
 
     def __init__(
@@ -443,7 +442,7 @@ Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class CallContext(_message.Message):
-    """Carries what a host knows and a model must not be able to set."""
+    """Carries values that a host knows and a model must not be able to set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -478,10 +477,10 @@ class CallContext(_message.Message):
     member_json: _builtins.str
     """The council member that the call is made for, as JSON text of an object. Empty outside a council."""
     traceparent: _builtins.str
-    """W3C trace context of the root call: what a call without a `traceparent` of its own belongs to."""
+    """W3C trace context of the root call, for calls without their own `traceparent`."""
     unplanned: _builtins.bool
-    """Whether a council makes the call without arguments, because it plans none. The bus then does not check that a
-    tool with `council_eligible` gets what its schema requires; other arguments than `{}` are checked all the same.
+    """Whether a council makes the call without arguments, because it plans none. For a tool with `council_eligible`, the
+    bus then does not check that required arguments are set; arguments other than `{}` are still checked.
     """
     @_builtins.property
     def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -555,23 +554,23 @@ class ToolResult(_message.Message):
     call_id: _builtins.str
     """The call that this answers. A result for a call that is not pending is dropped and counted."""
     output_json: _builtins.str
-    """What the tool returned, as JSON text. Empty means null. Together with `content` at most the limit `result_bytes`.
-    A client replaces a larger one by ERROR_CODE_RESULT_TOO_LARGE before it writes, or else the bus does. What does not
-    fit into `message_bytes`, or is not valid UTF-8, ends the stream.
+    """What the tool returned, as JSON text. Empty means null. Together with `content` at most the limit `result_bytes`. A
+    client replaces a larger one by ERROR_CODE_RESULT_TOO_LARGE before it writes; otherwise the bus does. A result that
+    does not fit into `message_bytes`, or is not valid UTF-8, ends the stream.
     """
     is_error: _builtins.bool
     """Whether the model should read this as a failure. The bus sets it whenever `error` is set."""
     input_requests_json: _builtins.str
-    """Questions that the tool has before it can go on, as JSON text of an object: for each key of the tool's choice an
-    object with `method` (`elicitation/create`, `sampling/createMessage`, `roots/list`) and `params`. The result is then
-    neither a success nor a failure, and its output says nothing: the caller calls again, with the answers. At most 8
-    questions and 64 KiB. A caller whose call does not accept them (ToolCall.accepts) gets ERROR_CODE_TOOL instead.
+    """Questions that the tool has before it can continue, as JSON text of an object: for each key of the tool's choice an
+    object with `method` (`elicitation/create`, `sampling/createMessage`, `roots/list`) and `params`. The result is
+    then neither a success nor a failure, and its output is ignored: the caller calls again, with the answers. At most
+    8 questions and 64 KiB. A caller whose call does not accept them (ToolCall.accepts) gets ERROR_CODE_TOOL instead.
     """
     request_state: _builtins.str
-    """What the tool wants to know again when it is called with the answers. Opaque to everyone else. At most 16 KiB."""
+    """The tool's own state, which it gets back in the call with the answers. Opaque to all others. At most 16 KiB."""
     @_builtins.property
     def error(self) -> Global___CallError:
-        """What went wrong. It is set in every failure that the bus passes to a caller."""
+        """The error. It is set in every failure that the bus passes to a caller."""
 
     @_builtins.property
     def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentBlock]:
@@ -616,16 +615,16 @@ class CallError(_message.Message):
     message: _builtins.str
     """A text that a person can read and a model can act on."""
     retry_safe: _builtins.bool
-    """Whether the same call can be sent again without running the tool twice. A client may retry without asking for
-    ERROR_CODE_UNAVAILABLE and ERROR_CODE_OVERLOADED, within its deadline: 30 s where the call states none.
+    """Whether the same call can be sent again without running the tool twice. A client may retry by itself after
+    ERROR_CODE_UNAVAILABLE and ERROR_CODE_OVERLOADED, within its deadline: 30 s if the call has none.
     """
     retry_after_seconds: _builtins.float
     """When a retry may succeed, in seconds from now. 0 means no hint. A client waits at least this long, and at least as
     long as its own pause.
     """
     reason: _builtins.str
-    """The tool's own name for the failure: an error string that it returned, or the class of an exception that it
-    raised. `needs_input` where the caller cannot answer what the tool asks, or is declared to need. Otherwise set for
+    """The tool's own name for the failure: an error string that it returned, or the class of an exception that it raised.
+    `needs_input` if the caller cannot answer the questions that the tool asks or declares to need. Otherwise set for
     ERROR_CODE_TOOL only.
     """
     @_builtins.property
@@ -691,7 +690,7 @@ class ContentBlock(_message.Message):
     ANNOTATIONS_JSON_FIELD_NUMBER: _builtins.int
     annotations_json: _builtins.str
     """For whom the part is and how much it matters, as JSON text of an object (`audience`, `priority`, `lastModified`).
-    Empty means nothing is said. The bus does not read it.
+    Empty means unknown. The bus does not read it.
     """
     @_builtins.property
     def text(self) -> Global___TextContent:
@@ -711,7 +710,7 @@ class ContentBlock(_message.Message):
 
     @_builtins.property
     def resource(self) -> Global___EmbeddedResource:
-        """Something that could be read elsewhere, together with what is in it."""
+        """Something that could be read elsewhere, together with its content."""
 
     def __init__(
         self,
@@ -843,7 +842,7 @@ Global___ResourceLink: _TypeAlias = ResourceLink  # noqa: Y015
 
 @_typing.final
 class EmbeddedResource(_message.Message):
-    """Holds something that has an address, together with what is in it."""
+    """Holds something that has an address, together with its content."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -879,8 +878,8 @@ Global___EmbeddedResource: _TypeAlias = EmbeddedResource  # noqa: Y015
 
 @_typing.final
 class ToolProgress(_message.Message):
-    """Shows that a call is being worked on. The first one, even an empty one, makes the call ACCEPTED; each one resets
-    the idle timeout.
+    """Reports progress of a call. The first one, even an empty one, makes the call ACCEPTED; each one resets the idle
+    timeout.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -898,9 +897,9 @@ class ToolProgress(_message.Message):
     total: _builtins.float
     """How much there is to do, in the unit of `progress`. 0 means unknown."""
     message: _builtins.str
-    """What is being done, for people."""
+    """The current step, for people."""
     output_chunk: _builtins.str
-    """The next piece of an output that the tool produces in pieces, in order. The result still carries all of it."""
+    """The next chunk of an output that the tool produces in chunks, in order. The result still has all of it."""
     @_builtins.property
     def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentBlock]:
         """Content that is ready before the result."""
