@@ -1,10 +1,16 @@
+"""One plugin as a process: how it ends, and which exit code its supervisor reads."""
+
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import until, within
 from toolbus.processes.plugin_process import main
+from toolbus.processes.program_starter import CANNOT_START
+from toolbus.testing import running_bus
 
 RUNS_ITSELF = """
 import asyncio
@@ -12,12 +18,72 @@ from toolbus import Plugin
 plugin = Plugin("itself")
 asyncio.run(plugin.close())  # as at the end of a `plugin.run()` outside of a `__main__` guard
 """
+FUNCTIONS = """
+from toolbus.sdk import llm_tool
+@llm_tool
+def hello() -> str:
+    return "hello"
+"""
+CLASS = """
+from toolbus.sdk import NekoPluginBase, llm_tool, neko_plugin
+@neko_plugin
+class Hello(NekoPluginBase):
+    @llm_tool
+    def hello(self) -> str:
+        return "hello"
+"""
+MADE = """
+from toolbus import Plugin
+plugin = Plugin("hello")
+@plugin.tool
+def hello() -> str:
+    return "hello"
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    file = folder / "hello.py"
+    file.write_text(text)
+    return str(file)
 
 
 def test_a_plugin_that_its_file_has_run_already_is_not_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "itself.py"
-    file.write_text(RUNS_ITSELF)
-    assert main([str(file)]) == 0
+    assert main([written(tmp_path, RUNS_ITSELF)]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "shown"),
+    [
+        ("x = 1", CANNOT_START, "holds no plugin"),
+        ("raise KeyboardInterrupt", 130, ""),
+        ("from toolbus.errors import RequestError\nraise RequestError('no key')", CANNOT_START, "no key"),
+    ],
+)
+def test_a_file_that_cannot_start_ends_with_a_code_and_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, code: int, shown: str
+) -> None:
+    assert main([written(tmp_path, text)]) == code
+    assert shown in capsys.readouterr().err
+
+
+def test_without_a_path_it_shows_its_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "plugin_process PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [FUNCTIONS, CLASS, MADE], ids=["functions", "class", "plugin"])
+async def test_a_plugin_of_each_form_runs_until_an_operator_drains_it_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    async with running_bus() as bus:
+        monkeypatch.setenv("TOOLBUS_ADDRESS", bus.grpc_addresses[0])
+        running = asyncio.create_task(asyncio.to_thread(main, [written(tmp_path, text)]))
+        await until(lambda: "hello" in {each.tool.name for each in bus.list()}, "the tool")
+        assert (await bus.call("hello")).output == "hello"
+        source = next(each.source for each in bus.list() if each.tool.name == "hello")
+        assert (await bus.call("toolbus:drain", {"source": source})).error is None
+        assert await within(running) == 0
+    assert "an operator asked this peer to disconnect" in capsys.readouterr().err

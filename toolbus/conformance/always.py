@@ -1,4 +1,4 @@
-"""Checks what a client keeps in every scenario, on each of its streams, and names the rule that it breaks otherwise."""
+"""Checks the rules of every scenario on each stream of a client, and names the rule that a message breaks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ ITEM_BYTES = 1024 * 1024  # of a message of several items
 MESSAGE_BYTES = 16 * 1024 * 1024  # of any message, where the answer to the attach names no other limit
 RESULT_BYTES = 4 * 1024 * 1024  # of a result, likewise
 ID_CHARACTERS = 128
-IDENTITY = ("protocol_version", "source", "instance", "token")  # what each attach of a stream repeats
-INSTANCE = re.compile(r"[!-~]{16,128}")  # 128 random bits, however they are written
+IDENTITY = ("protocol_version", "source", "instance", "token")  # the same in each attach of a stream
+INSTANCE = re.compile(r"[!-~]{16,128}")  # 128 random bits, in any form
 
 
 class Always:
-    """What is known of one stream for the checks of every scenario.
+    """The state of one stream for the checks of every scenario.
 
     Attributes:
-        pending: the ids of calls that the client was sent and has not answered.
+        pending: the ids of calls that the client got and has not answered.
         attached: whether the attach was answered.
     """
 
@@ -38,7 +38,7 @@ class Always:
         self._result_bytes, self._message_bytes = RESULT_BYTES, MESSAGE_BYTES
 
     def sent(self, message: wire.InvokeResponse) -> None:
-        """Notes what a message of the bus asks of the client."""
+        """Records the calls, heartbeats and limits that a message of the bus has for the client."""
         self.pending.update(call.call_id for call in message.calls)
         if message.HasField("heartbeat"):
             (self._echoes if message.heartbeat.from_peer else self._beats).add(str(message.heartbeat.sequence))
@@ -49,7 +49,7 @@ class Always:
             self._message_bytes = limits.message_bytes or MESSAGE_BYTES
 
     def message(self, request: wire.InvokeRequest, items: int, number: int) -> tuple[str, str]:
-        """Judges a message as a whole; returns the rule that it breaks and why, "" where it breaks none."""
+        """Checks a message as a whole; returns the rule that it breaks and why, "" if it breaks none."""
         size = request.ByteSize()
         if not 1 <= items <= MESSAGE_ITEMS:
             return "FRAME-1", f"a message of {items} items: a message has 1 to {MESSAGE_ITEMS}"
@@ -72,17 +72,17 @@ class Always:
                 return "CALL-14", f"{payload} bytes of call {call_id!r}: the limit result_bytes is {self._result_bytes}"
         return "", ""
 
-    def item(self, arm: str, item: Any) -> None:
-        """Judges one item, in the order in which they came.
+    def item(self, field: str, item: Any) -> None:
+        """Checks one item; items have to come in their order.
 
         Raises:
             Mismatch: it breaks a rule, which the error names.
         """
-        match arm:
+        match field:
             case "attach":
                 self._check_attach(item)
             case "results" | "progress":
-                self._check_answer(arm, item)
+                self._check_answer(field, item)
             case "calls":
                 self._check_call(item)
             case "cancels" if item["call_id"] not in self._calls:
@@ -107,19 +107,19 @@ class Always:
             _broken("OPEN-9", "an attach after the client's own drain: it ends the stream")
         self._attach = self._attach or attach
 
-    def _check_answer(self, arm: str, item: Mapping[str, Any]) -> None:
+    def _check_answer(self, field: str, item: Mapping[str, Any]) -> None:
         if item["call_id"] not in self.pending:
-            rule = "CALL-1" if arm == "results" else "CALL-12"
-            _broken(rule, f"{arm} for a call that this stream does not have, or that was answered: {item}")
-        if arm == "progress":
+            rule = "CALL-1" if field == "results" else "CALL-12"
+            _broken(rule, f"{field} for a call that this stream does not have, or that was answered: {item}")
+        if field == "progress":
             return
         self.pending.remove(item["call_id"])
         if item["output_json"] and not is_json(item["output_json"]):
             _broken("CALL-3", f"the output is not JSON: {item['output_json'][:200]!r}")
         error = item.get("error", {})
-        cancelled = error.get("code") == "ERROR_CODE_CANCELLED"  # its caller has gone
+        cancelled = error.get("code") == "ERROR_CODE_CANCELLED"  # no caller reads it
         if item["is_error"] and not cancelled and not item["output_json"] and not error.get("message"):
-            _broken("CALL-7", f"a failed call without a message or an output says nothing: {item}")
+            _broken("CALL-7", f"a failed call has neither a message nor an output: {item}")
 
     def _check_call(self, call: Mapping[str, Any]) -> None:
         call_id, parent = call["call_id"], call["parent_call_id"]

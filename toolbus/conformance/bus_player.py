@@ -1,7 +1,7 @@
-"""Plays bus.jsonl against any bus: a raw client on the generated stubs, with nothing of an SDK.
+"""Plays bus.jsonl against any bus: a raw client on the generated stubs, without an SDK.
 
-`toolbus conformance --bus ADDRESS` plays all of it, `run_scenario` one scenario of it for tests. Every scenario uses
-names of its own, so one bus serves them all and they leave nothing behind.
+`toolbus conformance --bus ADDRESS` plays all scenarios, `run_scenario` one of them, for tests. Every scenario uses
+names of its own, so one bus serves them all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toolbus.conformance.script import bus_scenarios
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 
-PATIENCE_SECONDS = 5.0
+STEP_SECONDS = 5.0
 SETTLING_SECONDS = 15.0  # longer than the grace period of a bus that has just started
 REQUESTS = {
     "Register": wire.RegisterRequest,
@@ -40,18 +40,18 @@ class RawStream:
     async def _read(self) -> None:
         try:
             async for frame in self._call:
-                for arm, item in items_of(frame):
-                    if arm == "heartbeat":
+                for field, item in items_of(frame):
+                    if field == "heartbeat":
                         await self.send({"heartbeat": item})
                     else:
-                        self._arrived.put_nowait((arm, item))
+                        self._arrived.put_nowait((field, item))
             ending = (await self._call.code()).name, await self._call.details()
         except grpc.aio.AioRpcError as error:
             ending = error.code().name, error.details()
         self._arrived.put_nowait(("end", ending))
 
     async def send(self, frame: dict[str, Any]) -> None:
-        """Sends a frame; one that the bus no longer wants is shown by how the stream ends, not here."""
+        """Sends a frame. If the stream has ended, nothing happens here: `next` returns the end."""
         message = json_format.ParseDict(frame, wire.InvokeRequest())
         try:
             await self._call.write(message)
@@ -61,9 +61,9 @@ class RawStream:
     async def headers(self) -> None:
         """Waits for the response headers."""
         try:
-            await asyncio.wait_for(self._call.initial_metadata(), PATIENCE_SECONDS)
+            await asyncio.wait_for(self._call.initial_metadata(), STEP_SECONDS)
         except TimeoutError:
-            raise Mismatch(f"no response headers came for {PATIENCE_SECONDS:g} s") from None
+            raise Mismatch(f"no response headers came for {STEP_SECONDS:g} s") from None
 
     async def half_close(self) -> None:
         """Ends this direction."""
@@ -72,12 +72,12 @@ class RawStream:
     async def next(self, waiting_for: str) -> Item:
         """Returns the next item, or the end of the stream."""
         try:
-            return await asyncio.wait_for(self._arrived.get(), PATIENCE_SECONDS)
+            return await asyncio.wait_for(self._arrived.get(), STEP_SECONDS)
         except TimeoutError:
-            raise Mismatch(f"nothing came for {PATIENCE_SECONDS:g} s; waiting for {waiting_for}") from None
+            raise Mismatch(f"nothing came for {STEP_SECONDS:g} s; waiting for {waiting_for}") from None
 
     async def close(self) -> None:
-        """Breaks the stream off, as the death of this process would."""
+        """Cancels the stream, as the death of this process would."""
         self._call.cancel()
         await asyncio.wait({self._reading})
 
@@ -94,7 +94,7 @@ class RawClient:
         """Plays the steps.
 
         Raises:
-            Mismatch: naming the first step at which the bus does something else.
+            Mismatch: the bus does something else; the text names the first such step.
         """
         kinds: dict[str, Callable[[str, Any], Awaitable[None]]] = {
             "send": self._send,
@@ -114,7 +114,7 @@ class RawClient:
                 raise Mismatch(f"step {number} ({kind}): {problem}") from None
 
     async def close(self) -> None:
-        """Ends whatever streams are open."""
+        """Ends all open streams."""
         for stream in self._streams.values():
             await stream.close()
 
@@ -129,13 +129,13 @@ class RawClient:
 
     async def _expect(self, on: str, frame: dict[str, Any]) -> None:
         expectation = Expectation(frame)
-        while expectation.wanted:
+        while expectation.missing:
             expectation.take(*await self._streams[on].next(repr(expectation)), self._bindings)
 
     async def _expect_end(self, on: str, expected: dict[str, Any]) -> None:
-        arm, ending = await self._streams[on].next(f"the end of the stream: {expected}")
-        if arm != "end":
-            raise Mismatch(f"came: {arm} {ending}; expected: the end of the stream")
+        field, ending = await self._streams[on].next(f"the end of the stream: {expected}")
+        if field != "end":
+            raise Mismatch(f"came: {field} {ending}; expected: the end of the stream")
         check(expected, {"status": ending[0], "message": ending[1]}, self._bindings, "end")
 
     async def _half_close(self, on: str, _: bool) -> None:
@@ -151,7 +151,7 @@ class RawClient:
         name = step["rpc"]
         request = json_format.ParseDict(step.get("request", {}), REQUESTS[name]())
         try:
-            response = await getattr(self._stub, name)(request, timeout=PATIENCE_SECONDS)
+            response = await getattr(self._stub, name)(request, timeout=STEP_SECONDS)
         except grpc.aio.AioRpcError as error:
             actual: dict[str, Any] = {"status": error.code().name, "message": error.details()}
         else:
@@ -159,15 +159,15 @@ class RawClient:
                 response, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
             )
             actual = {"status": "OK", "response": shown}
-        wanted = {key: step[key] for key in ("status", "message", "response") if key in step}
-        check({"status": "OK", **wanted}, actual, self._bindings, name)
+        expected = {key: step[key] for key in ("status", "message", "response") if key in step}
+        check({"status": "OK", **expected}, actual, self._bindings, name)
 
 
 async def run_scenario(address: str, scenario: dict[str, Any]) -> None:
     """Plays one scenario against the bus at an address.
 
     Raises:
-        Mismatch: where the bus does something else.
+        Mismatch: the bus does something else.
     """
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         client = RawClient(channel)
@@ -180,19 +180,19 @@ async def run_scenario(address: str, scenario: dict[str, Any]) -> None:
 
 
 async def settled(address: str) -> None:
-    """Waits until a bus that has just started says NOT_FOUND for a name that nobody offers."""
+    """Waits until a bus that has just started answers NOT_FOUND for an unknown name."""
     attach = {"attach": {"protocol_version": 1, "source": "vectors.settling"}}
     call = {"call_id": "1", "name": "vectors.settling", "arguments_json": "{}"}
     async with grpc.aio.insecure_channel(address) as channel, asyncio.timeout(SETTLING_SECONDS):
         while True:
             stream = RawStream(rpc.ToolBusServiceStub(channel).Invoke())  # type: ignore[call-arg]  # as above
             await stream.send({**attach, "calls": [call]})
-            arm: str = ""
+            field: str = ""
             item: Any = None
-            while arm not in ("results", "end"):
-                arm, item = await stream.next("a result")
+            while field not in ("results", "end"):
+                field, item = await stream.next("a result")
             await stream.close()
-            if arm == "end":
+            if field == "end":
                 raise Mismatch(f"the bus ended the stream: {': '.join(map(str, item))}")
             if item["error"]["code"] != "ERROR_CODE_UNAVAILABLE":
                 return
@@ -203,10 +203,10 @@ async def play_all(address: str, done: Callable[[str, Mismatch | None], object])
     """Plays every scenario; returns how many failed.
 
     Args:
-        done: is told of each, with what the bus did instead.
+        done: called after each, with the mismatch if it failed.
 
     Raises:
-        Mismatch, TimeoutError: there is no bus at the address.
+        Mismatch, TimeoutError: no bus answers at the address.
     """
     await settled(address)
     failed = 0

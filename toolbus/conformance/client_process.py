@@ -9,12 +9,12 @@ import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-KEPT_LINES = 200
+MAX_LINES = 200
 LINE_BYTES = 1 << 20
 
 
 class ClientProcess:
-    """One process of the client under test, in a group of its own; its end takes its children along.
+    """One process of the client under test, in a group of its own, which `stop` kills with its children.
 
     Attributes:
         lines: the last lines of its output and its errors, in the order in which they came.
@@ -23,7 +23,7 @@ class ClientProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._changed = asyncio.Condition()
-        self.lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.lines: deque[str] = deque(maxlen=MAX_LINES)
         self.exited = asyncio.create_task(process.wait())
         self._reading = asyncio.create_task(self._read())
 

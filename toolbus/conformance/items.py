@@ -1,6 +1,6 @@
-"""Takes frames apart into items, and waits for the items that a scenario expects.
+"""Splits frames into items, and compares them with the items that a scenario expects.
 
-How items are spread over frames is the sender's choice, so both players compare items, never frames.
+A sender may put its items into frames as it likes, so both players compare items, never frames.
 """
 
 from __future__ import annotations
@@ -14,59 +14,67 @@ from toolbus.conformance.match import Bindings, Mismatch, check, matches
 
 Item = tuple[str, Any]
 
-# The order in which the arms of a frame are read, on either side.
-ARMS = ("attach", "attached", "events", "calls", "progress", "results", "cancels", "heartbeat", "drain")
+# The order in which the fields of a frame are read, on either side.
+FIELDS = ("attach", "attached", "events", "calls", "progress", "results", "cancels", "heartbeat", "drain")
 SHOWN_ITEMS = 5
 REPEATED = frozenset({"events", "calls", "progress", "results", "cancels"})
 
 
 def items_of(frame: Message) -> list[Item]:
-    """Returns what came in a frame, in reading order, in the JSON mapping with every default written out."""
+    """Returns the items of a frame, in reading order, in the JSON mapping with all defaults."""
     shown = json_format.MessageToDict(
         frame, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
-    return [(arm, item) for arm in ARMS if arm in shown for item in (shown[arm] if arm in REPEATED else [shown[arm]])]
+    return [
+        (field, item)
+        for field in FIELDS
+        if field in shown
+        for item in (shown[field] if field in REPEATED else [shown[field]])
+    ]
 
 
 class Expectation:
     """Items that must come, and items that may come meanwhile.
 
     Args:
-        in_order: whether those that must come have to come in the order in which they stand.
+        in_order: whether those that must come have to come in this order.
+
+    Attributes:
+        missing: those that must come and have not come yet.
     """
 
     def __init__(self, frame: dict[str, Any], *, in_order: bool = False) -> None:
-        self.wanted = _listed(frame)
+        self.missing = _listed(frame)
         self._in_order = in_order
         self._optional = _listed(frame.get("optional", {}))
 
     def __repr__(self) -> str:
-        shown = [f"{arm} {item}" for arm, item in self.wanted[:SHOWN_ITEMS]]
-        more = len(self.wanted) - len(shown)
+        shown = [f"{field} {item}" for field, item in self.missing[:SHOWN_ITEMS]]
+        more = len(self.missing) - len(shown)
         return "; ".join((*shown, f"and {more} more") if more else shown)
 
-    def take(self, arm: str, item: Any, bindings: Bindings) -> None:
+    def take(self, field: str, item: Any, bindings: Bindings) -> None:
         """Takes an item that came.
 
         Raises:
-            Mismatch: it is not one of those that were expected.
+            Mismatch: it is not an expected one.
         """
-        for expected in (self.wanted, self._optional):
-            reach = 1 if self._in_order and expected is self.wanted else len(expected)
+        for expected in (self.missing, self._optional):
+            reach = 1 if self._in_order and expected is self.missing else len(expected)
             for index, (kind, pattern) in enumerate(expected[:reach]):
-                if kind == arm and matches(pattern, item, bindings):
+                if kind == field and matches(pattern, item, bindings):
                     del expected[index]
                     return
-        near = [pattern for kind, pattern in self.wanted if kind == arm]
+        near = [pattern for kind, pattern in self.missing if kind == field]
         if len(near) == 1:
-            check(near[0], item, dict(bindings), arm)
-        raise Mismatch(f"came: {arm} {item}; expected: {self}")
+            check(near[0], item, dict(bindings), field)
+        raise Mismatch(f"came: {field} {item}; expected: {self}")
 
 
 def _listed(frame: dict[str, Any]) -> list[Item]:
     return [
-        (arm, item)
-        for arm, value in frame.items()
-        if arm in ARMS
+        (field, item)
+        for field, value in frame.items()
+        if field in FIELDS
         for item in (value if isinstance(value, list) else [value])
     ]

@@ -1,6 +1,6 @@
-"""Gives the client under test a credential, and the scripted bus the certificates of one.
+"""Writes the credential of the client under test, and loads the certificates of the scripted bus.
 
-The certificates were made for this program, are valid for 127.0.0.1 until 2126, and are trusted nowhere else.
+The certificates are for this program only, and valid for 127.0.0.1 until 2126.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from pathlib import Path
 import grpc
 
 HERE = Path(__file__).parent / "certificates"
-# How a bus is reached: on this machine without a key, or with what a credential holds.
+# How a client reaches a bus: on this machine without a key, or with a part of its credential.
 ACCESS = ("none", "token", "tls", "mtls", "foreign")
 FIRST_TOKEN = "first-token"
 
 
 def server_credentials(access: str) -> grpc.ServerCredentials | None:
-    """Returns what the scripted bus listens with; None for no TLS.
+    """Returns the TLS credentials of the scripted bus; None without TLS.
 
     Args:
         access: one of `ACCESS`; `foreign` shows a certificate of another authority than that of the credential.
@@ -32,7 +32,7 @@ def server_credentials(access: str) -> grpc.ServerCredentials | None:
 
 
 def address_of(access: str, place: str) -> str:
-    """Returns the address of a place with what a peer writes before it."""
+    """Returns an address with the prefix for an access."""
     prefix = {"tls": "tls:", "foreign": "tls:", "mtls": "mtls:"}.get(access, "")
     return f"{prefix}{place}"
 

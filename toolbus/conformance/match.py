@@ -1,4 +1,4 @@
-"""Compares what came over the wire with what a scenario expects, and fills remembered values into what it sends.
+"""Compares values of the wire with those that a scenario expects, and fills remembered values into its messages.
 
 The placeholders are explained in README.md beside this file. Nothing here knows gRPC: both players use it.
 """
@@ -12,10 +12,10 @@ Bindings = dict[str, Any]
 
 
 class Mismatch(AssertionError):
-    """Something that came is not what a scenario expects; the text names the path.
+    """A value is not what a scenario expects; the text names the path.
 
     Args:
-        rule: the rule that it breaks; "" for those of the scenario.
+        rule: the rule that it breaks; "" for the rules of the scenario.
     """
 
     def __init__(self, text: str, rule: str = "") -> None:
@@ -24,7 +24,7 @@ class Mismatch(AssertionError):
 
 
 class Missed(Mismatch):
-    """A bound of time or number was missed, which another try may keep."""
+    """A limit of time or number was missed, which another try may keep."""
 
 
 def fill(value: Any, bindings: Bindings) -> Any:
@@ -42,10 +42,10 @@ def fill(value: Any, bindings: Bindings) -> Any:
 
 
 def check(expected: Any, actual: Any, bindings: Bindings, path: str = "$") -> None:
-    """Checks one value; binds what {"$bind": name} names.
+    """Checks one value; {"$bind": name} stores it under that name.
 
     Raises:
-        Mismatch: naming the path, what was expected and what came.
+        Mismatch: naming the path, the expected and the actual value.
     """
     if isinstance(expected, dict):
         if any(key.startswith("$") for key in expected):
@@ -140,10 +140,10 @@ def _fits_parsed(rule: Any, text: str, bindings: Bindings) -> bool:
     return matches(rule, parsed, bindings)
 
 
-def _has(wanted: list[Any], actual: list[Any], bindings: Bindings) -> bool:
-    """Every wanted item fits an item of its own, in any order."""
+def _has(expected: list[Any], actual: list[Any], bindings: Bindings) -> bool:
+    """Tells whether every expected item fits an actual item of its own, in any order."""
     rest = list(actual)
-    for each in wanted:
+    for each in expected:
         index = next((index for index, item in enumerate(rest) if matches(each, item, bindings)), None)
         if index is None:
             return False

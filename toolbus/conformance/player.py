@@ -1,4 +1,4 @@
-"""Plays one scenario: a client in a process of its own, against a scripted bus of its own."""
+"""Plays one scenario: a new client process against a new scripted bus."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toolbus.conformance.world_verbs import WorldVerbs
 
 FENCE = "9000000000000000001"  # the heartbeat that ends a scenario: nothing but its echo may come
 STDERR_LINES = 20  # in a report
-STARVED_SECONDS = 0.25  # the player itself was late by so much: what it measured then says little
+STARVED_SECONDS = 0.25  # if the player itself was late by so much, its measurements are not reliable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class Played:
     """How a scenario went.
 
     Attributes:
-        broken: the rules that the client broke there, each with the reason; empty where it kept all.
-        unclaimed: the tool that the client does not offer; "" where it offered all.
+        broken: the rules that the client broke there, each with the reason; empty if it kept all.
+        unclaimed: the missing tool of the client; "" if it offered all.
         exited_early: whether the client opened no stream.
-        code: its exit code; None where it still ran at the end.
-        tools: the names that it offered.
-        trace: what was exchanged, newest last.
+        code: its exit code; None if it still ran at the end.
+        tools: the names of the tools that it offered.
+        trace: the messages in both directions, newest last.
         stderr: the client's last lines.
-        starved: whether this process did not get the processor while it measured.
-        about: what the client says of itself, where it was asked.
+        starved: whether this process did not get enough processor time to measure.
+        about: the output of the client's tool `about`, if the scenario called it.
     """
 
     scenario: Scenario
@@ -57,7 +57,7 @@ class Player:
     """Plays a scenario once.
 
     Args:
-        patience: by what all times that a client may take are multiplied.
+        patience: multiplies all times that a client may take.
     """
 
     def __init__(self, command: Sequence[str], scenario: Scenario, *, patience: float = 1.0) -> None:
@@ -66,7 +66,7 @@ class Player:
         self._streams, self._world = StreamVerbs(stage), WorldVerbs(stage)
 
     async def play(self) -> Played:
-        """Plays all steps; whatever the client does is in what this returns.
+        """Plays all steps, and returns what the client did; a client at fault raises nothing.
 
         Raises:
             OSError: the client cannot be started.
@@ -132,7 +132,7 @@ class Player:
             await getattr(verbs, verb)(line, step)
 
     async def _close(self) -> None:
-        """Checks that nothing is left over: every call answered, and nothing behind the echo of a last heartbeat."""
+        """Checks that every call was answered, and that nothing but its echo follows a last heartbeat."""
         for line in self._stage.lines.values():
             stream = line.current
             if stream is None or stream.over:
@@ -147,14 +147,14 @@ class Player:
                 raise type(problem)(text, problem.rule) from None
 
     async def _best_of(self, step: Mapping[str, Any]) -> None:
-        """Plays steps several times; one time without a bound that is missed is enough."""
+        """Plays steps several times, until one time keeps all limits."""
         for left in reversed(range(step["best_of"])):
             began = time.monotonic()
             try:
                 await self._steps(step["steps"])
-                seconds, most = time.monotonic() - began, step.get("at_most", math.inf) * self._stage.patience
-                if seconds > most:
-                    raise Missed(f"the quickest of {step['best_of']} times took {seconds:.3f} s; expected: {most} s")
+                seconds, limit = time.monotonic() - began, step.get("at_most", math.inf) * self._stage.patience
+                if seconds > limit:
+                    raise Missed(f"the quickest of {step['best_of']} times took {seconds:.3f} s; expected: {limit} s")
                 return
             except Missed:
                 if not left:
@@ -162,7 +162,7 @@ class Player:
 
 
 class _Starvation:
-    """Notes whether this process's loop was late."""
+    """Measures how late this process's loop was."""
 
     def __init__(self) -> None:
         self._late = 0.0
@@ -175,6 +175,6 @@ class _Starvation:
             self._late = max(self._late, time.monotonic() - due)
 
     def stop(self) -> bool:
-        """Ends the watch; returns whether it was late by much."""
+        """Ends the watch; returns whether the loop was too late for reliable measurements."""
         self._task.cancel()
         return self._late > STARVED_SECONDS

@@ -1,6 +1,6 @@
-"""Stands between a client and the scripted bus, and does what networks and dead buses do: refuse, reset, go silent.
+"""Connects a client to the scripted bus, and acts like a network or a dead bus: it refuses, resets, goes silent.
 
-The port stays reserved while it is closed, so nothing else can answer there meanwhile.
+The port stays reserved while it is closed, so no other program can answer there meanwhile.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Proxy:
         path: of a unix socket to listen at; None for a free port on loopback.
 
     Attributes:
-        attempts: when clients have connected, by ``loop.time()``.
-        attempted: set once there was one.
+        attempts: when clients connected, by ``loop.time()``.
+        attempted: set at the first of them.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -86,7 +86,7 @@ class Proxy:
                 _reset(writer)
 
     def stall(self, stalled: bool) -> None:
-        """Passes nothing on from now on, or goes on with what waited."""
+        """Stops passing bytes on, or continues with those that waited."""
         (self._flowing.clear if stalled else self._flowing.set)()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Writes what came of a client: JSON for machines, JUnit for CI, a badge, and the table of all clients."""
+"""Writes the outcome of a client: JSON for machines, JUnit for CI, a badge, and the table of all clients."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def as_junit(outcome: ClientOutcome) -> str:
 
 
 def as_badge(outcome: ClientOutcome) -> dict[str, Any]:
-    """Returns what the endpoint badges of shields.io read."""
+    """Returns the JSON of an endpoint badge of shields.io."""
     kept = sum(each.verdict is RuleVerdict.KEPT for each in outcome.judged)
     judged = sum(each.verdict is not RuleVerdict.UNCLAIMED for each in outcome.judged)
     color = "brightgreen" if outcome.kept and kept == judged else "yellow" if outcome.kept else "red"
@@ -93,11 +93,11 @@ def as_badge(outcome: ClientOutcome) -> dict[str, Any]:
 
 
 def table(proven: Sequence[Mapping[str, Any]], reported: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Returns the page that shows what each client keeps, a line for each report.
+    """Returns the page with the rules that each client keeps, a line for each report.
 
     Args:
-        proven: reports that this project's own runs made.
-        reported: those that others have sent.
+        proven: reports of this project's own runs.
+        reported: reports that authors of clients have sent.
     """
     lines = [
         "# Conformance of the clients",
@@ -122,7 +122,7 @@ def table(proven: Sequence[Mapping[str, Any]], reported: Sequence[Mapping[str, A
 
 
 def write(path: Path, text: str) -> None:
-    """Writes a report, with the folder that it is in."""
+    """Writes a report, and makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 

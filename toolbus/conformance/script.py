@@ -1,4 +1,4 @@
-"""Reads the rules and the scenarios, and checks that they are what the player can play."""
+"""Reads the rules and the scenarios, and checks that the player can play them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from toolbus.conformance.keys import ACCESS
 HERE = Path(__file__).parent
 LEVELS = ("must", "should")
 ROLES = ("plugin", "host", "remote")
-PREPARED = ("on", "within", "not_before", "rule")  # what every step may have beside its verb
-# The verbs of steps, each with what else it may have.
+COMMON_KEYS = ("on", "within", "not_before", "rule")  # that every step may have beside its verb
+# The verbs of steps, each with further keys.
 VERBS: Mapping[str, tuple[str, ...]] = {
     "accept": ("with", "metadata"),
     "stream": ("metadata",),
@@ -59,7 +59,7 @@ class ProtocolRule:
         level: `must` or `should`.
         role: `plugin`, `host`, or `remote` for clients that reach a bus on another machine.
         says: the rule, in a sentence.
-        anchor: the section of docs/protocol.md that it is from.
+        anchor: its section of docs/protocol.md.
     """
 
     id: str
@@ -75,10 +75,10 @@ class Scenario:
 
     Attributes:
         name: a sentence with the outcome.
-        rules: the ids of the rules that it shows.
-        steps: what happens, in order.
+        rules: the ids of the rules that it tests.
+        steps: in order.
         unix: whether the address is a unix socket.
-        access: how the bus is reached, one of `keys.ACCESS`.
+        access: how clients reach the bus, one of `keys.ACCESS`.
         mode: of the credential file.
         late_headers: whether the response headers come only with the first message, as older buses send them.
     """
@@ -95,14 +95,14 @@ class Scenario:
 @cache
 def rules() -> Mapping[str, ProtocolRule]:
     """Returns all rules by their ids, in the order of the file."""
-    read = tomllib.loads((HERE / "rules.toml").read_text(encoding="utf-8"))
-    found: dict[str, ProtocolRule] = {}
-    for each in read["rule"]:
+    document = tomllib.loads((HERE / "rules.toml").read_text(encoding="utf-8"))
+    by_id: dict[str, ProtocolRule] = {}
+    for each in document["rule"]:
         rule = ProtocolRule(**each)
-        if rule.id in found or rule.level not in LEVELS or rule.role not in ROLES:
+        if rule.id in by_id or rule.level not in LEVELS or rule.role not in ROLES:
             raise ScenarioError(f"rules.toml: {rule} has an id that is taken, or an unknown level or role")
-        found[rule.id] = rule
-    return found
+        by_id[rule.id] = rule
+    return by_id
 
 
 @cache
@@ -122,7 +122,7 @@ def bus_scenarios() -> list[dict[str, Any]]:
 
 
 def verb_of(step: Mapping[str, Any]) -> str:
-    """Returns what a step does."""
+    """Returns the verb of a step."""
     return next(verb for verb in VERBS if verb in step)
 
 
@@ -130,7 +130,7 @@ def _scenario(read: dict[str, Any]) -> Scenario:
     read = repeated(read)
     name = read["scenario"]
     if unknown := read.keys() - {"scenario", "rules", "steps", "unix", "access", "mode", "late_headers"}:
-        raise ScenarioError(f"the scenario {name!r} has {sorted(unknown)}, which means nothing")
+        raise ScenarioError(f"the scenario {name!r} has {sorted(unknown)}, which are unknown keys")
     steps = tuple(read["steps"])
     named = {*read["rules"], *(step["rule"] for step in _all(steps) if "rule" in step)}
     if not read["rules"] or (unknown := named - rules().keys()):
@@ -139,7 +139,7 @@ def _scenario(read: dict[str, Any]) -> Scenario:
         )
     for step in _all(steps):
         verbs = [verb for verb in VERBS if verb in step]
-        if len(verbs) != 1 or (unknown := step.keys() - {*PREPARED, verbs[0], *VERBS[verbs[0]]}):
+        if len(verbs) != 1 or (unknown := step.keys() - {*COMMON_KEYS, verbs[0], *VERBS[verbs[0]]}):
             raise ScenarioError(f"the scenario {name!r} has a step that no player can play: {step}")
     access = read.get("access", "none")
     if access not in ACCESS:
@@ -157,10 +157,10 @@ def _all(steps: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def repeated(value: Any) -> Any:
-    """Writes out what a scenario has in short.
+    """Expands the short forms of a scenario.
 
     In a list {"$times": n, "item": …} stands for n items, in which `<n>` in texts and {"$number": true} are the
-    number of the item. {"$repeat": text, "times": n} is a text, with `before` and `after` around it.
+    number of the item. {"$repeat": text, "times": n} is a repeated text, with `before` and `after` around it.
     """
     if isinstance(value, dict):
         if "$repeat" in value:

@@ -1,6 +1,6 @@
-"""Takes the bus's part on a real gRPC server: streams and requests wait here for what a scenario does with them.
+"""Plays the bus on a real gRPC server: streams and requests wait here for the steps of a scenario.
 
-What every client has to keep in every scenario is checked on the way, by always.py.
+The rules of every scenario are checked on the way, by always.py.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 
 TRACED_CHARACTERS = 400  # of each message
 TRACED_MESSAGES = 60
-RECEIVED_BYTES = 64 * 1024 * 1024  # larger than any message of a client may be
-# A field that no version of the protocol has, once as each kind of the wire: a number, 8 bytes, a text, 4 bytes.
+RECEIVED_BYTES = 64 * 1024 * 1024  # more than any message of a client may have
+# Unknown fields, one of each wire type: a number, 8 bytes, a text, 4 bytes.
 UNKNOWN = b"\xc0\x3e\x07\xc9\x3e12345678\xd2\x3e\x05later\xdd\x3e1234"
 RESPONSES: dict[str, type[Any]] = {
     "Register": wire.RegisterResponse,
@@ -38,30 +38,30 @@ RESPONSES: dict[str, type[Any]] = {
 
 
 class Transcript:
-    """The newest messages of a scenario, as people read them."""
+    """The newest messages of a scenario, in a form for people."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self.lines: deque[str] = deque(maxlen=TRACED_MESSAGES)
 
-    def add(self, arrow: str, line: str, what: Any) -> None:
-        """Notes what the client sent (→), what it was sent (←) or what was done to it (!)."""
-        text = " ".join(str(what).split())
+    def add(self, arrow: str, line: str, event: Any) -> None:
+        """Records a message of the client (→), a message to it (←) or an action of the scenario (!)."""
+        text = " ".join(str(event).split())
         text = text if len(text) <= TRACED_CHARACTERS else f"{text[:TRACED_CHARACTERS]}…"
         self.lines.append(f"{time.monotonic() - self._began:7.3f} {line} {arrow} {text}")
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """One thing that came on a stream.
+    """One event on a stream.
 
     Attributes:
-        arm: the field of the message, or `half_close`, or `fault`: what breaks a rule of every scenario.
+        field: the field of the message, or `half_close`, or `fault` for a message that breaks a rule of every scenario.
         item: the value, in protobuf's JSON mapping.
         message: the number of the message on its stream, from 1.
     """
 
-    arm: str
+    field: str
     item: Any
     message: int
     rule: str = ""
@@ -84,7 +84,7 @@ class ClientStream:
         self.over = False  # whether either side has ended its direction
 
     async def read(self, requests: AsyncIterator[wire.InvokeRequest]) -> None:
-        """Takes messages apart into items, in the order in which a bus reads them."""
+        """Splits messages into items, in the order in which a bus reads them."""
         number = 0
         if self._context.time_remaining() is not None:
             self._fault("OPEN-3", "the RPC Invoke has a deadline: it would end every stream", 0)
@@ -97,8 +97,8 @@ class ClientStream:
                 rule, why = self.always.message(request, len(items), number)
                 if rule:
                     self._fault(rule, why, number)
-                for arm, item in items:
-                    self.arrived.put_nowait(Arrived(arm, item, number))
+                for field, item in items:
+                    self.arrived.put_nowait(Arrived(field, item, number))
                 await self.reads.wait()
         except grpc.RpcError:
             pass
@@ -108,7 +108,7 @@ class ClientStream:
         self.arrived.put_nowait(Arrived("fault", text, number, rule))
 
     async def send(self, frame: dict[str, Any], *, unknown: bool = False) -> None:
-        """Sends a message and notes what it asks of the client.
+        """Sends a message, and records it for the checks of every scenario.
 
         Args:
             unknown: adds a field that the client cannot know to the message and to each message in it.
@@ -123,19 +123,19 @@ class ClientStream:
         self._line.trace.add("←", self._line.name, frame)
         try:
             await self._context.write(message)
-        except Exception:  # grpcio raises what it never documents; a future that was cancelled among it
+        except Exception:  # grpcio raises undocumented exceptions here, CancelledError of a future among them
             raise Mismatch("the client has ended the stream; it should have stayed") from None
 
     def take(self, arrived: Arrived) -> None:
-        """Checks something that came against what holds in every scenario.
+        """Checks an event against the rules of every scenario.
 
         Raises:
             Mismatch: it breaks a rule, which the error names.
         """
-        if arrived.arm == "fault":
+        if arrived.field == "fault":
             raise Mismatch(arrived.item, arrived.rule)
-        self.always.item(arrived.arm, arrived.item)
-        self.over = self.over or arrived.arm == "half_close"
+        self.always.item(arrived.field, arrived.item)
+        self.over = self.over or arrived.field == "half_close"
 
     def cut(self) -> None:
         """Resets the connection that carries it."""
@@ -177,7 +177,7 @@ class Line(rpc.ToolBusServiceServicer):
 
     Attributes:
         streams: those that the client has opened and no step has taken yet.
-        requests: those of the other RPCs, likewise.
+        requests: unary requests that no step has taken yet.
     """
 
     def __init__(self, name: str, proxy: Proxy, trace: Transcript, access: str, *, late_headers: bool) -> None:
@@ -215,7 +215,7 @@ class Line(rpc.ToolBusServiceServicer):
         await self._server.stop(0)
 
     def forget(self) -> None:
-        """Takes note that the client's process is another one from now on."""
+        """Forgets the instance and the streams of a client process that was restarted."""
         self.others.add(self.instance)
         self.instance, self.current = "", None
         while not self.streams.empty():
@@ -227,7 +227,7 @@ class Line(rpc.ToolBusServiceServicer):
         return self._sessions
 
     async def set_port(self, how: str) -> None:
-        """Opens its port, closes it, or has it reset whoever connects."""
+        """Opens its port, closes it, or lets it reset each connection."""
         self.trace.add("!", self.name, f"the port is {how}")
         if how == "closed":
             await self.proxy.close()
@@ -237,7 +237,7 @@ class Line(rpc.ToolBusServiceServicer):
         await self.proxy.open(self._port, refusing=how == "refusing")
 
     async def Invoke(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
-        """Hands the stream to the scenario, and ends it as that says."""
+        """Passes the stream to the scenario, and ends it with the scenario's status."""
         stream = ClientStream(self, context)
         self._all.append(stream)
         self.streams.put_nowait(stream)

@@ -73,7 +73,7 @@ class AsyncTools:
         return {"count": count}
 
     async def meet(self, people: int) -> Any:
-        """Returns once so many calls of it are at work together."""
+        """Returns once ``people`` calls of it run at the same time."""
         arrived = asyncio.Event()
         self._waiting.add(arrived)
         if len(self._waiting) >= people:
@@ -157,7 +157,7 @@ class PlainTools:
         return {"count": count}
 
     def meet(self, people: int, ctx: ToolScope) -> Any:
-        """Returns once so many calls of it are at work together."""
+        """Returns once ``people`` calls of it run at the same time."""
         arrived = threading.Event()
         with self._lock:
             self._waiting.add(arrived)
@@ -216,7 +216,7 @@ class Hosts:
         watch: int = 0,
         close: bool = False,
     ) -> Any:
-        """Makes a call by a Host, or lists, watches or closes with it, and returns what the application saw."""
+        """Makes a call by a Host, or lists, watches or closes with it, and returns the application's view."""
         host = self._hosts.get(address)
         if host is None:
             host = self._hosts[address] = Host(address, source="conformance-host")
@@ -255,12 +255,12 @@ async def _changes(host: Host, count: int) -> list[dict[str, Any]]:
 async def _call(
     host: Host, name: str, arguments: dict[str, Any] | None, timeout: float | None, cancel_after: float | None
 ) -> dict[str, Any]:
-    came: list[Progress] = []
+    items: list[Progress] = []
     started = time.monotonic()
     cancelled, result = False, Result()
     try:
         async with asyncio.timeout(cancel_after):
-            result = await host.call(name, arguments, timeout=timeout, on_progress=came.append)
+            result = await host.call(name, arguments, timeout=timeout, on_progress=items.append)
     except TimeoutError:
         cancelled = True
     error = result.error
@@ -272,8 +272,8 @@ async def _call(
         "retry_safe": error.retry_safe if error else False,
         "message": error.message if error else "",
         "output": result.output,
-        "progress": [[each.progress, each.total, each.message] for each in came if not each.chunk],
-        "chunks": [each.chunk for each in came if each.chunk],
+        "progress": [[each.progress, each.total, each.message] for each in items if not each.chunk],
+        "chunks": [each.chunk for each in items if each.chunk],
         "content": [block.image.mime_type for block in result.content if block.HasField("image")],
         "seconds": time.monotonic() - started,
     }
@@ -299,7 +299,7 @@ def main() -> int:
     hosts = Hosts()
     try:
         client(hosts, plain=options.plain).run()
-    except PeerLost:  # replaced, or asked to leave: the log has said it
+    except PeerLost:  # it was replaced, or requested to leave, which the log has reported
         return 0
     except ToolBusError as refusal:
         print(refusal, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Sets the stage for one scenario: a scripted bus, a client in a process of its own, and how to wait for it."""
+"""Sets up one scenario: a scripted bus and a client process, with a method that waits for the client."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from toolbus.conformance.proxy import Proxy
 from toolbus.conformance.script import Scenario
 from toolbus.conformance.scripted_bus import Arrived, ClientStream, Line, Transcript
 
-PATIENCE_SECONDS = 5.0  # for a step that names no time
+STEP_SECONDS = 5.0  # for a step that names no time
 START_SECONDS = 30.0  # for the first stream: some languages take long to start, on a busy machine above all
 TOKEN = "conformance-token"
 DRIVEN = "drive-"  # begins the ids of calls of the tool `host`
-LAST_WORDS_SECONDS = 0.2  # between the end of a client and what still comes of it
+LAST_WORDS_SECONDS = 0.2  # between the end of a client and its last messages
 
 T = TypeVar("T")
 
 
 class ScenarioStage:
-    """What one scenario is played on.
+    """The scripted bus and the client of one scenario.
 
     Args:
         command: starts the client.
-        patience: by what all times that the client may take are multiplied.
+        patience: multiplies all times that the client may take.
 
     Attributes:
         bindings: values that the scenario remembers.
         lines: the addresses of the scripted bus, "plugin" and "host".
         client: the process of the client; None before the start.
-        tools: that the client offers.
-        outcomes: results of driven calls that no step has asked for yet, by their ids.
+        tools: the names of the tools that the client offers.
+        outcomes: results of driven calls that no step has taken yet, by their ids.
         opened: whether the client has ever opened a stream.
-        aside: rules that were broken without harm to the scenario, each with the reason.
+        aside: rules that were broken without effect on the scenario, each with the reason.
     """
 
     def __init__(self, command: Sequence[str], scenario: Scenario, patience: float) -> None:
@@ -57,7 +57,7 @@ class ScenarioStage:
         self._credential: Path | None = None  # the file that the client got; None for none
 
     async def last_words(self) -> str:
-        """Returns what to add to a reason where the client ended by itself."""
+        """Returns a text about the client's end, to add to a reason; "" if the client still runs."""
         assert self.client is not None
         await asyncio.wait({self.client.exited}, timeout=LAST_WORDS_SECONDS)
         code = self.client.code
@@ -91,7 +91,7 @@ class ScenarioStage:
         self.client = await ClientProcess.start(self._command, self._environment)
 
     def address(self, line: str) -> str:
-        """Returns what the client is told to connect to."""
+        """Returns the address to which the client connects."""
         return address_of(self._scenario.access, self.lines[line].proxy.address)
 
     def write_credential(self, token: str) -> None:
@@ -107,14 +107,17 @@ class ScenarioStage:
         for line in self.lines.values():
             await line.stop()
 
-    async def within(self, step: Mapping[str, Any], waiting: Awaitable[T], for_what: object) -> T:
-        """Waits for something of the client, as long as the step allows, or until the client ends.
+    async def within(self, step: Mapping[str, Any], waiting: Awaitable[T], expected: object) -> T:
+        """Waits for an event of the client, as long as the step allows, or until the client ends.
+
+        Args:
+            expected: the event, for the error text.
 
         Raises:
             Mismatch: it did not come, or the client ended.
         """
         assert self.client is not None
-        seconds = step.get("within", PATIENCE_SECONDS) * self.patience
+        seconds = step.get("within", STEP_SECONDS) * self.patience
         if not self.opened:
             seconds = max(seconds, START_SECONDS)
         task = asyncio.ensure_future(waiting)
@@ -129,20 +132,20 @@ class ScenarioStage:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
         if self.client.exited.done():
-            raise Mismatch(f"the client ended; expected: {for_what}")
-        raise Mismatch(f"nothing came for {seconds:g} s; expected: {for_what}")
+            raise Mismatch(f"the client ended; expected: {expected}")
+        raise Mismatch(f"nothing came for {seconds:g} s; expected: {expected}")
 
-    async def next(self, step: Mapping[str, Any], stream: ClientStream, for_what: object) -> Arrived:
-        """Returns the next thing on a stream, after the checks of every scenario."""
+    async def next(self, step: Mapping[str, Any], stream: ClientStream, expected: object) -> Arrived:
+        """Returns the next event on a stream, after the checks of every scenario."""
         while True:
-            arrived = await self.within(step, stream.arrived.get(), for_what)
+            arrived = await self.within(step, stream.arrived.get(), expected)
             stream.take(arrived)
             if not self.is_outcome(arrived):
                 return arrived
 
     def is_outcome(self, arrived: Arrived) -> bool:
-        """Tells whether something is the result of a driven call, and keeps it for the step that asks for it."""
-        if arrived.arm != "results" or not arrived.item["call_id"].startswith(DRIVEN):
+        """Tells whether an event is the result of a driven call, and stores that for the step that takes it."""
+        if arrived.field != "results" or not arrived.item["call_id"].startswith(DRIVEN):
             return False
         self.outcomes[arrived.item["call_id"]] = arrived.item
         return True

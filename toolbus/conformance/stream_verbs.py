@@ -1,4 +1,4 @@
-"""Implements the steps of scenarios that play on streams; each method is the verb of that name (README.md)."""
+"""Implements the steps that act on streams and requests; each method is the verb of that name (README.md)."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class StreamVerbs:
         line.current = stream = await self._stage.within(step, line.streams.get(), f"a new stream ({line.name})")
         self._stage.opened = True
         arrived = await self._stage.next(step, stream, "attach")
-        if arrived.arm != "attach":
-            raise Mismatch(f"the first message has {arrived.arm}: it must have attach", "OPEN-1")
+        if arrived.field != "attach":
+            raise Mismatch(f"the first message has {arrived.field}: it must have attach", "OPEN-1")
         attach = arrived.item
         if attach["token"] != TOKEN:
             self._stage.aside["OPEN-5"] = f"the token of the attach is {attach['token']!r}, not TOOLBUS_TOKEN"
@@ -83,35 +83,35 @@ class StreamVerbs:
         await stream.send({"attached": answer})
 
     async def declared(self, line: Line, step: Mapping[str, Any]) -> None:
-        stream, wanted = self._stage.current(line), step["declared"]
-        has, lacks = set(wanted.get("has", ())), set(wanted.get("lacks", ()))
+        stream, declared = self._stage.current(line), step["declared"]
+        has, lacks = set(declared.get("has", ())), set(declared.get("lacks", ()))
         meanwhile = Expectation(step.get("meanwhile", {}))
         text = f"tools declared again, with {sorted(has)} and without {sorted(lacks)} {meanwhile!r}"
-        came: asyncio.Queue[Arrived | UnaryRequest] = asyncio.Queue()
+        events: asyncio.Queue[Arrived | UnaryRequest] = asyncio.Queue()
         done = False
-        while not done or meanwhile.wanted:
-            waiting = [asyncio.ensure_future(_move(queue, came)) for queue in (stream.arrived, line.requests)]
+        while not done or meanwhile.missing:
+            waiting = [asyncio.ensure_future(_move(queue, events)) for queue in (stream.arrived, line.requests)]
             try:
                 await self._stage.within(step, asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED), text)
             finally:
                 for task in waiting:
                     task.cancel()
-            while not came.empty():
-                each = came.get_nowait()
+            while not events.empty():
+                each = events.get_nowait()
                 if isinstance(each, UnaryRequest):
                     self._changed(stream, each)
                 else:
                     stream.take(each)
-                    if each.arm == "attach":
+                    if each.field == "attach":
                         self._stage.tools = {tool["name"] for tool in each.item["tools"]}
                         await self._answer(stream, self._stage.tools, step)
                     elif not self._stage.is_outcome(each):
-                        meanwhile.take(each.arm, each.item, self._stage.bindings)
+                        meanwhile.take(each.field, each.item, self._stage.bindings)
                         continue
                 done = has <= self._stage.tools and not lacks & self._stage.tools
 
     def _changed(self, stream: ClientStream, request: UnaryRequest) -> None:
-        """Does what a Register or Unregister asks for."""
+        """Answers a Register or Unregister, and updates the client's tools."""
         message = request.message
         if request.method not in ("Register", "Unregister"):
             raise Mismatch(f"came: a request {request.method}; expected: tools declared again")
@@ -121,10 +121,10 @@ class StreamVerbs:
         if request.method == "Register":
             names = {tool["name"] for tool in message["tools"]}
             self._stage.tools |= names
-            request.answer.set_result(("OK", {"registered": sorted(names), "success": True}))
+            request.answer.set_result(("OK", {"registered": sorted(names), "ok": True}))
         else:
             self._stage.tools.discard(message["name"])
-            request.answer.set_result(("OK", {}))
+            request.answer.set_result(("OK", {"name": message["name"], "removed": True, "ok": True}))
 
     async def read(self, line: Line, step: Mapping[str, Any]) -> None:
         reads = self._stage.current(line).reads
@@ -148,10 +148,10 @@ class StreamVerbs:
         stream = self._stage.current(line)
         expectation = Expectation(step["expect"], in_order=step.get("in_order", False))
         messages = set()
-        while expectation.wanted:
+        while expectation.missing:
             arrived = await self._stage.next(step, stream, expectation)
             messages.add(arrived.message)
-            expectation.take(arrived.arm, arrived.item, self._stage.bindings)
+            expectation.take(arrived.field, arrived.item, self._stage.bindings)
         if "messages" in step:
             try:
                 check(step["messages"], len(messages), self._stage.bindings, "the number of messages")
@@ -169,7 +169,7 @@ class StreamVerbs:
                         break
         except TimeoutError:
             return
-        raise Mismatch(f"came: {arrived.arm} {arrived.item}; expected: nothing for {step['quiet']} s")
+        raise Mismatch(f"came: {arrived.field} {arrived.item}; expected: nothing for {step['quiet']} s")
 
     async def end(self, line: Line, step: Mapping[str, Any]) -> None:
         status = step["end"]
@@ -177,8 +177,8 @@ class StreamVerbs:
 
     async def expect_half_close(self, line: Line, step: Mapping[str, Any]) -> None:
         arrived = await self._stage.next(step, self._stage.current(line), "the end of the client's direction")
-        if arrived.arm != "half_close":
-            raise Mismatch(f"came: {arrived.arm} {arrived.item}; expected: the end of the client's direction")
+        if arrived.field != "half_close":
+            raise Mismatch(f"came: {arrived.field} {arrived.item}; expected: the end of the client's direction")
 
     async def rpc(self, line: Line, step: Mapping[str, Any]) -> None:
         request = await self._stage.within(step, line.requests.get(), f"a request {step['rpc']}")
@@ -191,22 +191,23 @@ class StreamVerbs:
         request.answer.set_result((status, answer))
 
     async def drive(self, line: Line, step: Mapping[str, Any]) -> None:
-        wanted = dict(step["drive"])
-        call = {"call_id": f"{DRIVEN}{wanted.pop('id')}", "name": "host"}
-        call["arguments_json"] = json.dumps({"address": self._stage.address("host"), **wanted})
+        arguments = dict(step["drive"])
+        call = {"call_id": f"{DRIVEN}{arguments.pop('id')}", "name": "host"}
+        call["arguments_json"] = json.dumps({"address": self._stage.address("host"), **arguments})
         await self.send(self._stage.lines["plugin"], {"send": {"calls": [call]}})
 
     async def outcome(self, _: Line, step: Mapping[str, Any]) -> None:
-        wanted = dict(step["outcome"])
-        call_id = f"{DRIVEN}{wanted.pop('id')}"
+        expected = dict(step["outcome"])
+        call_id = f"{DRIVEN}{expected.pop('id')}"
         stream = self._stage.current(self._stage.lines["plugin"])
+        text = f"the result of the tool host: {expected}"
         while call_id not in self._stage.outcomes:
-            arrived = await self._stage.within(step, stream.arrived.get(), f"the result of the tool host: {wanted}")
+            arrived = await self._stage.within(step, stream.arrived.get(), text)
             stream.take(arrived)
             if not self._stage.is_outcome(arrived):
-                raise Mismatch(f"came: {arrived.arm} {arrived.item}; expected: the result of the tool host: {wanted}")
+                raise Mismatch(f"came: {arrived.field} {arrived.item}; expected: {text}")
         check(
-            {"is_error": False, "output_json": {"$parsed": wanted} if wanted else {"$any": True}},
+            {"is_error": False, "output_json": {"$parsed": expected} if expected else {"$any": True}},
             self._stage.outcomes.pop(call_id),
             self._stage.bindings,
             "what the application saw",

@@ -1,4 +1,4 @@
-"""Plays all scenarios side by side, and judges each rule by those that show it."""
+"""Plays all scenarios side by side, and judges each rule by the scenarios that test it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolbus.conformance.player import Played, Player
 from toolbus.conformance.script import ROLES, ProtocolRule, Scenario, rules, scenarios
 from toolbus.conformance.stream_verbs import BASIC_TOOLS
 
-UNSAID = "the client's tool about does not name this role among its roles"
+OTHER_ROLE = "the client's tool about does not name this role among its roles"
 REPLAYS = 2  # of a scenario that failed while this process did not get the processor
 ABOUT = Scenario(
     "the client tells about itself",
@@ -26,7 +26,7 @@ ABOUT = Scenario(
 
 
 class RuleVerdict(Enum):
-    """What came of a rule."""
+    """The verdict on a rule."""
 
     KEPT = "kept"
     BROKEN = "broken"
@@ -36,12 +36,12 @@ class RuleVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What came of one rule.
+    """The verdict on one rule, with its reason.
 
     Attributes:
-        why: what the client did instead; "" where it kept the rule.
-        played: the scenario that shows it best: the first that went wrong, or the first of all.
-        stale: whether it was said to be known as broken, and was kept.
+        why: what the client did instead; "" if it kept the rule.
+        played: the scenario that shows it best: the first that failed, or the first of all.
+        stale: whether the rule was declared as known to be broken, and was kept.
     """
 
     rule: ProtocolRule
@@ -53,12 +53,12 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class ClientOutcome:
-    """What came of a client.
+    """The verdicts on a client.
 
     Attributes:
-        about: its name, version and language, as far as it says.
-        starts: whether it opened a stream at all.
-        why: what it did instead; "" where it opened one.
+        about: its name, version and language, if its tool `about` states them.
+        starts: whether it opened a stream.
+        why: what it did instead; "" if it opened one.
     """
 
     about: Mapping[str, Any]
@@ -69,20 +69,20 @@ class ClientOutcome:
 
     @property
     def kept(self) -> bool:
-        """Whether nothing is broken that is not known, and nothing known is kept."""
+        """Whether the broken rules are exactly those that are known to be broken."""
         return self.starts and not any(each.verdict is RuleVerdict.BROKEN or each.stale for each in self.judged)
 
 
 class NoSuchRule(ValueError):
-    """A rule, a group or a role that there is not; the text names those that there are."""
+    """A rule, a group or a role does not exist; the text names those that do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to play.
+    """The rules to play.
 
     Attributes:
-        roles: the client claims to have these: what it lacks for their rules is broken. Empty: what it lacks is
+        roles: the roles that the client claims: a rule for which it lacks a tool is broken. Empty: such a rule is
             unclaimed.
         rules: ids, or groups such as `LIFE`; empty for all.
         known: ids of rules that are known to be broken.
@@ -125,16 +125,17 @@ async def run(
     until_broken: bool = False,
     done: Callable[[Played, int, int], object] = lambda played, number, of: None,
 ) -> ClientOutcome:
-    """Plays what shows the chosen rules.
+    """Plays the scenarios that test the chosen rules.
 
     Args:
         command: starts the client.
         jobs: how many scenarios are played at once.
-        until_broken: plays nothing more once a chosen rule is broken.
-        done: is told of each scenario, with how many are done and how many there are.
+        patience: multiplies all times that a client may take.
+        until_broken: stops once a chosen rule is broken.
+        done: called after each scenario, with how many are done and how many there are.
 
     Raises:
-        NoSuchRule: the choice names one.
+        NoSuchRule: the choice names a rule, group or role that does not exist.
         OSError: the client cannot be started.
         Exception: a fault of this program or of a scenario.
     """
@@ -144,7 +145,7 @@ async def run(
         return ClientOutcome({}, False, (), first.stderr, _no_stream(first))
     claimed = {*choice.roles, *first.about.get("roles", ROLES[:2])}
     played_rules = {rule.id for rule in chosen.values() if rule.role in claimed}
-    wanted = [each for each in scenarios() if played_rules & set(each.rules)]
+    chosen_scenarios = [each for each in scenarios() if played_rules & set(each.rules)]
     room = asyncio.Semaphore(jobs)
     finished = 0
     broken = False  # whether a chosen rule is
@@ -157,14 +158,14 @@ async def run(
             played = await _play(command, scenario, patience)
         finished += 1
         broken = broken or not chosen.keys().isdisjoint(played.broken)
-        done(played, finished, len(wanted))
+        done(played, finished, len(chosen_scenarios))
         return played
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(play(each)) for each in wanted]
+        tasks = [group.create_task(play(each)) for each in chosen_scenarios]
     played = [each for task in tasks if (each := task.result()) is not None]
     judged = [
-        _judge(rule, played, choice) if rule.role in claimed else Judged(rule, RuleVerdict.UNCLAIMED, UNSAID, first)
+        _judge(rule, played, choice) if rule.role in claimed else Judged(rule, RuleVerdict.UNCLAIMED, OTHER_ROLE, first)
         for rule in chosen.values()
     ]
     return ClientOutcome(first.about, True, judged)
@@ -186,7 +187,7 @@ async def _play(command: Sequence[str], scenario: Scenario, patience: float) -> 
 
 
 def _judge(rule: ProtocolRule, all_played: Sequence[Played], choice: Choice) -> Judged:
-    """Judges a rule by the scenarios that show it, and by those in which it was broken on the way."""
+    """Judges a rule by the scenarios that test it, and by others in which the client broke it."""
     shows = [each for each in all_played if rule.id in each.scenario.rules or rule.id in each.broken]
     wrong = next((each for each in shows if rule.id in each.broken), None)
     known = rule.id in choice.known

@@ -1,4 +1,4 @@
-"""Implements the steps of scenarios that are done to the client from outside; each method is the verb of that name."""
+"""Implements the steps that change the network or the client's process; each method is the verb of that name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from toolbus.conformance.match import Mismatch
 from toolbus.conformance.scripted_bus import Line
-from toolbus.conformance.stage import PATIENCE_SECONDS, ScenarioStage
+from toolbus.conformance.stage import STEP_SECONDS, ScenarioStage
 
 
 class WorldVerbs:
@@ -60,14 +60,14 @@ class WorldVerbs:
 
     async def expect_exit(self, _: Line, step: Mapping[str, Any]) -> None:
         assert self._stage.client is not None
-        seconds = step.get("within", PATIENCE_SECONDS) * self._stage.patience
+        seconds = step.get("within", STEP_SECONDS) * self._stage.patience
         await asyncio.wait({self._stage.client.exited}, timeout=seconds)
         code = self._stage.client.code
         if code is None:
             raise Mismatch(f"the client still runs after {seconds:g} s; expected: its end")
         if (code == 0) != (step["expect_exit"] == "done"):
-            wanted = "0" if step["expect_exit"] == "done" else "another"
-            raise Mismatch(f"the exit code is {code}, expected {wanted}")
+            expected = "0" if step["expect_exit"] == "done" else "another"
+            raise Mismatch(f"the exit code is {code}, expected {expected}")
 
     async def renew(self, _: Line, step: Mapping[str, Any]) -> None:
         self._stage.trace.add("!", "client", f"the credential is written anew: {step['renew']}")
