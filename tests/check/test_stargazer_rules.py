@@ -1,5 +1,6 @@
 """`toolbus check --from stargazer`: each rule finds its line, and what runs as it is has no finding."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,15 @@ def test_a_folder_of_tool_files_without_a_manifest_is_a_difference(tmp_path: Pat
     (tmp_path / "_manifest.json").write_text('{"allow": []}')
     (tmp_path / "broken.py").unlink()
     assert check(tmp_path, STARGAZER).findings == ()
+
+
+def test_a_pipe_among_the_files_is_named_and_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.py")
+    os.symlink("missing.py", tmp_path / "b.py")
+    report = check(tmp_path, STARGAZER)
+    assert [(each.path.name, each.effect, each.what) for each in report.findings] == [
+        (name, NOTE, "is not checked: it is not a regular file") for name in ("a.py", "b.py")
+    ]
 
 
 def test_modules_that_the_folder_brings_along_are_not_missing(tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ class SourceFile:
 def read_source(path: Path, root: Path) -> SourceFile | Finding:
     """Returns a file, or the finding that it cannot be read."""
     try:
+        if not path.is_file():  # reading a pipe would block
+            return Finding(path, 0, Effect.NOTE, "is not checked: it is not a regular file")
         if path.stat().st_size > MAX_BYTES:
             return Finding(path, 0, Effect.NOTE, f"is not checked: it has more than {MAX_BYTES} bytes")
         return SourceFile(path, root, path.read_text(encoding="utf-8-sig"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from toolbus.check.finding import Effect, Finding
 from toolbus.check.schema_rule import schemas
-from toolbus.check.source_file import SourceFile, dotted, is_installed
+from toolbus.check.source_file import SourceFile, dotted, is_installed, read_source
 from toolbus.check.system import System
 from toolbus.dropin.file_grants import FILE
 from toolbus.functions.scope import ToolScope
@@ -103,9 +103,10 @@ def _allow_list(folder: Path) -> Iterator[Finding]:
 
 
 def _assigns_a_tool(file: Path) -> bool:
+    source = read_source(file, file.parent)
     try:
-        return _is_tool_file(ast.parse(file.read_text("utf-8-sig")))
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return isinstance(source, SourceFile) and _is_tool_file(source.tree)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
 
 

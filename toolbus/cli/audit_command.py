@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from toolbus.cli import terminal
+from toolbus.cli.data_directory import DataDirOption, data_directory
 from toolbus.cli.help_text import epilog
 
 EPILOG = epilog(
@@ -44,17 +45,6 @@ _COLUMNS = (
     ("TIME", 19), ("ACT", 9), ("OUTCOME", 7), ("WHO", 12), ("HOW", 5), ("SOURCE", 12), ("TARGET", 24), ("WHY", 0),
 )  # fmt: skip
 
-DataDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir",
-        metavar="DIR",
-        envvar="TOOLBUS_DATA_DIR",
-        show_default=False,
-        help="The data directory of the bus (default: the platform's data folder).",
-    ),
-]
-
 app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
 
 
@@ -71,7 +61,7 @@ def audit(
     """Show who did what to a bus, or check that these records were not changed."""
     if context.invoked_subcommand is not None:
         return
-    directory = _directory(data_dir)
+    directory = _audit_directory(data_dir)
     if not as_json:
         terminal.print_row([head for head, _ in _COLUMNS], [width for _, width in _COLUMNS])
     try:
@@ -95,7 +85,7 @@ def verify(
     head = head.lower()
     if head and (len(head) != 64 or set(head) - set("0123456789abcdef")):
         terminal.fail(f"--head is {head!r}, it must be the 64 hexadecimal digits of a SHA-256", terminal.USAGE)
-    directory = _directory(data_dir)
+    directory = _audit_directory(data_dir)
     try:
         verdict = audit_chain.verify(directory, head)
     except OSError as error:
@@ -111,16 +101,12 @@ def verify(
         terminal.print_lines(f"{verdict.lines} lines are whole, head {verdict.head}")
 
 
-def _directory(data_dir: Path | None) -> Path:
+def _audit_directory(option: Path | None) -> Path:
     try:
         from toolbus.bus.audit.audit_chain import FOLDER, files_of
-
-        if data_dir is None:
-            import platformdirs
-
-            data_dir = platformdirs.user_data_path("toolbus")
     except ModuleNotFoundError as missing:
         terminal.fail(f"audit needs {missing.name}, which is not installed: pip install 'toolbus[server]'")
+    data_dir = data_directory(option)
     directory = data_dir / FOLDER
     try:
         has_audit = directory.is_dir() and bool(files_of(directory))

@@ -12,8 +12,9 @@ import typer
 
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import JsonOption
+from toolbus.cli.data_directory import DataDirOption
 from toolbus.cli.help_text import epilog
-from toolbus.cli.keys_command import DataDirOption, KeysOption, keys_directory, print_sentences, refusing
+from toolbus.cli.keys_command import KeysOption, keys_directory, print_sentences, refusing
 
 if TYPE_CHECKING:
     from toolbus.bus.keys.keys_file import KeyRecord, KeysFile

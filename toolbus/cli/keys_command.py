@@ -13,6 +13,7 @@ import typer
 
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import SOURCE, JsonOption
+from toolbus.cli.data_directory import DataDirOption, data_directory
 from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
@@ -108,13 +109,6 @@ KeysOption = Annotated[
     typer.Option(
         "--keys", metavar="DIR", envvar="TOOLBUS_KEYS", show_envvar=False,
         help="The keys directory (default: keys in the data directory).",
-    ),
-]  # fmt: skip
-DataDirOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-dir", metavar="DIR", envvar="TOOLBUS_DATA_DIR", show_envvar=False,
-        help="The data directory of the bus (default: the platform's data folder).",
     ),
 ]  # fmt: skip
 DaysOption = Annotated[float, typer.Option("--days", metavar="N", help="How many days the credential is valid.")]
@@ -286,15 +280,7 @@ def rotate_ca(
 
 def keys_directory(keys: Path | None, data_dir: Path | None) -> Path:
     """Returns the keys directory that the options name."""
-    if keys is not None:
-        return keys.expanduser()
-    if data_dir is not None:
-        return data_dir.expanduser() / "keys"
-    try:
-        import platformdirs
-    except ImportError:
-        terminal.fail("the platform's data folder is not known without `toolbus[server]`: name it with --data-dir")
-    return platformdirs.user_data_path("toolbus") / "keys"
+    return keys.expanduser() if keys is not None else data_directory(data_dir) / "keys"
 
 
 def _store(directory: Path) -> KeyStore:

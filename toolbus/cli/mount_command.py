@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from toolbus.cli import terminal
-from toolbus.cli.audit_command import DataDirOption
 from toolbus.cli.bus_client import BusOption, BusTarget, JsonOption
+from toolbus.cli.data_directory import DataDirOption
 from toolbus.cli.help_text import epilog
 
 EPILOG = epilog(

@@ -59,6 +59,7 @@ class RuleKind(StrEnum):
 
 _MEANING = {"tools": "offer tools", "generation": "use the models that hosts lend"}
 
+SourceArgument = Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source, as in `toolbus list`.")]
 PermissionArgument = Annotated[
     str, typer.Argument(metavar="tools|generation", help="Which permission (default: tools, to offer tools).")
 ]
@@ -111,7 +112,7 @@ def permit(
 
 
 def grant(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source, as in `toolbus list`.")],
+    source: SourceArgument,
     permission: PermissionArgument = "tools",
     bus: BusOption = None,
     credential: CredentialOption = None,
@@ -126,7 +127,7 @@ def grant(
 
 
 def revoke(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Name of the source, as in `toolbus list`.")],
+    source: SourceArgument,
     permission: PermissionArgument = "tools",
     bus: BusOption = None,
     credential: CredentialOption = None,
