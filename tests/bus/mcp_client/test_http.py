@@ -329,7 +329,7 @@ async def test_a_killed_server_ends_its_calls_at_once_and_serves_the_next_when_i
         assert owner.closed == ["the connection was closed"]
 
 
-async def test_a_forgotten_session_is_opened_again_once_and_each_call_runs_once() -> None:
+async def test_a_lost_session_is_opened_again_once_and_each_call_runs_once() -> None:
     async with serving(modern=False) as server:
         owner = Owner()
         async with connected(server, owner) as connection:
@@ -355,18 +355,18 @@ async def test_a_server_that_says_400_for_a_session_that_it_does_not_know_gets_a
         assert server.made_sessions == 2
 
 
-async def test_a_server_that_comes_back_in_another_version_ends_the_connection() -> None:
+async def test_a_server_that_restarts_with_another_version_ends_the_connection() -> None:
     async with serving(modern=False) as server:
         owner = Owner()
         async with connected(server, owner) as connection:
             server.sessions.clear()
             server.modern = True
-            with pytest.raises(Lost, match="forgotten the session"):
+            with pytest.raises(Lost, match="lost the session"):
                 await call(connection)
             assert len(owner.closed) == 1
 
 
-async def test_the_stream_of_notifications_is_opened_again_and_what_was_missed_is_asked_for() -> None:
+async def test_the_stream_of_notifications_is_opened_again_and_the_lists_are_read_again() -> None:
     async with serving(modern=True) as server:
         owner = Owner()
         opened = asyncio.Event()
@@ -435,20 +435,20 @@ class Names(AbstractResolver):
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.0.0.7", "169.254.169.254", "::1", "fd00::1", "100.64.0.1"])
 async def test_a_public_name_does_not_lead_to_an_address_that_is_not_public(address: str) -> None:
     resolver = PublicResolver(frozenset({"mcp.example.com"}), Names(address))
-    with pytest.raises(OSError, match="not a public address"):
+    with pytest.raises(OSError, match="is not public"):
         await resolver.resolve("mcp.example.com", 443)
 
 
-async def test_names_of_the_network_around_and_public_addresses_are_reached() -> None:
+async def test_configured_private_names_and_public_addresses_are_reached() -> None:
     inside = PublicResolver(frozenset({"tools.internal"}), Names("10.0.0.7"))
     assert (await inside.resolve("tools.internal"))[0]["host"] == "10.0.0.7"
-    with pytest.raises(OSError, match="not a public address"):
-        await inside.resolve("other.internal")  # nobody wrote it
+    with pytest.raises(OSError, match="is not public"):
+        await inside.resolve("other.internal")  # not in the configuration
     mixed = PublicResolver(frozenset({"mcp.example.com"}), Names("127.0.0.1", "93.184.216.34"))
     assert [each["host"] for each in await mixed.resolve("mcp.example.com")] == ["93.184.216.34"]
 
 
-def test_a_host_tells_by_itself_whether_it_is_private() -> None:
+def test_private_hosts_are_recognized_without_a_name_service() -> None:
     for host in ("127.0.0.1", "10.1.2.3", "::1", "localhost", "nas", "a.local", "b.internal", "c.home.arpa"):
         assert is_private_host(host)
     for host in ("example.com", "93.184.216.34", "mcp.internal.example.com"):

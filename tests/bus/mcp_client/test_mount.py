@@ -377,7 +377,7 @@ class TestStart:
         async with house_of(MountManifest(None), timings) as house:
             mount = await house.mount("mute")
             await until(lambda: mount.state is MountState.FAILED)
-            assert "did not say within 0.2 s what it offers" in mount.reason
+            assert "did not list its tools within 0.2 s" in mount.reason
 
     async def test_a_server_that_installs_itself_gets_more_time(self) -> None:
         timings = MountTimings(start_seconds=1.0, restarts=RestartPolicy(max_deaths=1))

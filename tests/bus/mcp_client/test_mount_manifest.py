@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from toolbus.bus.mcp_client.mount_manifest import FILE, MAX_COMMANDS, MountManifest, Remembered
+from toolbus.bus.mcp_client.mount_manifest import FILE, MAX_COMMANDS, MountManifest, StoredServer
 from toolbus.bus.pins.fingerprints import Pinned
 from toolbus.errors import SetupError
 
-SAID = Remembered({"modern": True}, {"tools": [{"name": "read", "description": "\ud800 ü"}]})
+SAID = StoredServer({"modern": True}, {"tools": [{"name": "read", "description": "\ud800 ü"}]})
 KNOWN = {"tool:read": Pinned("{}", ""), "instructions": Pinned("", '"x"')}
 
 
@@ -63,14 +63,14 @@ def test_a_kill_loses_nothing_that_was_saved(path: Path) -> None:
     program = (
         "import sys, os, signal; from pathlib import Path\n"
         "from toolbus.bus.mcp_client.mount_manifest import *; from toolbus.bus.pins.fingerprints import Pinned\n"
-        f"m = MountManifest(Path({str(path)!r})); m.save('files', 'c', Remembered({{'modern': True}}, {{}}))\n"
+        f"m = MountManifest(Path({str(path)!r})); m.save('files', 'c', StoredServer({{'modern': True}}, {{}}))\n"
         "m.save_fingerprints('files', 'c', {'tool:a': Pinned('{}', '')})\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     ended = subprocess.run([sys.executable, "-c", program], check=False, env=os.environ)
     assert ended.returncode == -signal.SIGKILL
     manifest = MountManifest(path)
-    assert manifest.load("files", "c") == Remembered({"modern": True}, {})
+    assert manifest.load("files", "c") == StoredServer({"modern": True}, {})
     assert manifest.fingerprints("files", "c") == {"tool:a": Pinned("{}", "")}
     manifest.close()
 

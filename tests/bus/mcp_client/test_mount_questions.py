@@ -102,7 +102,7 @@ class TestQuestions:
         again = await self.call(house, accepts=["elicitation.form"], user="owner")
         assert again.request_state
 
-    async def test_a_parked_call_is_gone_with_its_server(self, house: House) -> None:
+    async def test_a_parked_call_ends_with_its_server(self, house: House) -> None:
         mount = await house.live()
         asked = await self.call(house, accepts=["elicitation.form"])
         os.kill(mount.status().pid, signal.SIGKILL)
@@ -112,4 +112,4 @@ class TestQuestions:
             house, accepts=["elicitation.form"], input_responses_json="{}", request_state=asked.request_state
         )
         assert late.error is not None
-        assert "started again" in late.error.message
+        assert "was restarted" in late.error.message

@@ -85,7 +85,7 @@ def test_what_is_replaced_is_not_replaced_again() -> None:
         ({"command": "x", "args": ["${MISSING}"]}, "args needs the variable MISSING, which is not set"),
         ({"command": "x", "env": {"K": "${env:EMPTY}"}}, "env.K needs the variable EMPTY"),
         ({"command": "x", "args": ["${input:key}"]}, "write ${NAME} instead"),
-        ({"command": "x", "args": ["${workspaceFolder}/a"]}, "write the value out"),
+        ({"command": "x", "args": ["${workspaceFolder}/a"]}, "write its value"),
         ({"command": "x", "args": ["${no name}"]}, "is not a variable"),
         ({"type": "sse", "url": "https://a.example/sse"}, 'try type "http"'),
         ({"type": "ws", "url": "https://a.example/sse"}, 'must be "stdio" (a command) or "http" (a url)'),
@@ -102,7 +102,7 @@ def test_what_is_replaced_is_not_replaced_again() -> None:
         ({"command": "x", "env": {"A": ["s3cret"]}}, "env.A is not text"),
         ({"command": "x", "env": {"A=B": "s3cret"}}, "is not a variable name"),
         ({"command": "x", "env": {"A": "s3cret\0"}}, "holds a NUL"),
-        ({"url": "https://a.example", "headers": {"A": "s3cret\r\nX: y"}}, "headers.A holds what a header cannot"),
+        ({"url": "https://a.example", "headers": {"A": "s3cret\r\nX: y"}}, "headers.A is not a valid header value"),
         ({"url": "https://a.example", "headers": {"A b": "s3cret"}}, "is not the name of a header"),
         ({"command": "x", "cwd": "here"}, "must be an absolute path"),
         ({"command": "x", "disabled": "yes"}, "must be true or false"),
@@ -128,10 +128,10 @@ def test_unknown_keys_are_a_notice_which_says_the_key_that_was_meant() -> None:
         assert said in text
 
 
-def test_a_name_that_is_no_source_is_changed_with_a_notice_and_a_second_one_is_refused() -> None:
+def test_a_name_that_is_not_a_source_is_changed_with_a_notice_and_a_second_one_is_refused() -> None:
     reading = read({"My Files!": {"command": "x"}, "My-Files": {"command": "y"}, "toolbus": {"command": "z"}, "—": {}})
     assert list(reading.entries) == ["My-Files", "toolbus-mcp"]
-    assert "named My-Files here" in reading.notices[0]
+    assert "is named My-Files" in reading.notices[0]
     assert "has the name My-Files already" in reading.refused["My-Files (2)"]
     assert "no letter or digit" in reading.refused["—"]
 

@@ -39,7 +39,7 @@ def test_both_files_count_and_of_one_name_the_bus_own_entry_is_used(files: tuple
     write(named, a="named", b="named")
     configured = MountsFollower(own, named, {}).read_first()
     assert commands(configured) == {"a": "own", "b": "named"}
-    assert "stands in" in configured.notices[0]
+    assert "is ignored" in configured.notices[0]
 
 
 def test_a_missing_or_broken_own_file_does_not_keep_a_bus_from_starting(files: tuple[Path, Path]) -> None:

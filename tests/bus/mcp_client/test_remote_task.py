@@ -38,13 +38,13 @@ class _Server:
         return {**CREATED, **answer}
 
     async def move(self) -> tuple[Mapping[str, Any], Exception | None]:
-        """Waits for the next thing that the call hears."""
+        """Waits for the next change of the task's state."""
         await until(lambda: self.moves, "a state of the task")
         state, error = self.moves.pop(0)
         return {key: value for key, value in state.items() if key not in CREATED}, error
 
 
-async def test_a_task_tells_each_new_message_once_and_then_its_result() -> None:
+async def test_a_task_reports_each_new_message_once_and_then_its_result() -> None:
     working, done = {"status": "working", "statusMessage": "half"}, {"status": "completed", "result": {}}
     server = _Server(Busy("full"), working, working, done)
     assert await server.move() == (working, None)
@@ -69,21 +69,30 @@ async def test_a_task_without_a_result_fails_with_the_reason_of_its_server(
     assert (error.code, error.message) == (code, message)
 
 
+@pytest.mark.parametrize("interval", [10**400, "soon", True, None])
+async def test_an_interval_that_is_not_a_usable_number_does_not_stop_the_polls(interval: object) -> None:
+    working = {"status": "working", "statusMessage": "half"}
+    server = _Server({**working, "pollIntervalMs": interval}, {"status": "completed", "result": {}})
+    for _ in range(2):
+        _, error = await server.move()
+        assert error is None
+
+
 @pytest.mark.parametrize("error", [RpcError(-32602, "unknown task"), Lost("the server has ended")])
-async def test_a_task_that_cannot_be_asked_for_any_more_fails_at_once(error: Exception) -> None:
+async def test_a_task_that_cannot_be_read_fails_at_once(error: Exception) -> None:
     server = _Server(error)
     assert await server.move() == ({}, error)
     assert len(server.requests) == 1
 
 
-async def test_a_server_that_takes_no_poll_is_lost_after_several() -> None:
+async def test_a_task_fails_after_several_polls_that_its_server_does_not_read() -> None:
     server = _Server(Busy("its pipe is full"))
     _, error = await server.move()
     assert isinstance(error, Lost)
     assert len(server.requests) == MAX_FAILURES
 
 
-async def test_a_task_that_asks_waits_for_the_answers_and_goes_on() -> None:
+async def test_a_task_that_asks_continues_after_the_answers() -> None:
     asks, done = {"status": "input_required", "inputRequests": {"name": {}}}, {"status": "completed", "result": {}}
     server = _Server(asks, done)
     assert await server.move() == (asks, None)
@@ -92,7 +101,7 @@ async def test_a_task_that_asks_waits_for_the_answers_and_goes_on() -> None:
     assert server.requests[1] == ("tasks/update", {"taskId": "t-1", "inputResponses": {"name": "Ann"}})
 
 
-async def test_a_cancelled_task_is_cancelled_at_its_server_and_says_nothing_more() -> None:
+async def test_a_cancelled_task_is_cancelled_at_its_server_and_reports_nothing_more() -> None:
     server = _Server({"status": "completed", "result": {}})
     server.task.cancel()
     await until(lambda: server.requests, "the cancel")

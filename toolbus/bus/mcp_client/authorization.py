@@ -1,7 +1,7 @@
-"""Sends the token of a mount, and has a helper process renew it: early, and whenever the server asks for another one.
+"""Provides the token of a mount, and has a helper process renew it: early, and whenever the server refuses it.
 
-The bus reads the token from the mount's file. What a renewal needs of OAuth is in the helper (`oauth_program.py`),
-which runs for a moment only.
+The bus only reads the token from the mount's file. OAuth itself is in the helper (`oauth_program.py`), which runs for a
+moment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from toolbus.text import clean_line, quote
 
 log = logging.getLogger("toolbus.mounts")
 
-EARLY_SECONDS = 60.0  # before its end a token is renewed
+EARLY_SECONDS = 60.0  # a token is renewed so long before it expires
 HELPER_SECONDS = 90.0
 RETRY_SECONDS = 60.0  # between attempts to renew early
 COMMAND = (sys.executable, "-m", "toolbus.bus.mcp_client.oauth_program")
@@ -37,12 +37,12 @@ EXTRA = "mcp-oauth"
 
 
 def has_extra() -> bool:
-    """Tells whether the packages of the extra are installed; they are not loaded."""
+    """Tells whether the packages of the extra are installed, without importing them."""
     return importlib.util.find_spec("mcp") is not None and importlib.util.find_spec("httpx2") is not None
 
 
 def login_command(name: str, url: str) -> str:
-    """Returns what a user runs to log in."""
+    """Returns the command with which a user logs in."""
     install = "" if has_extra() else f"`pip install 'toolbus[{EXTRA}]'` and "
     return f"run {install}`toolbus mount {name} --url {url} --login`"
 
@@ -70,17 +70,17 @@ class TokenAuthorization:
         self._path = token_path(directory, name)
         self._command = command
         self._clock = clock
-        self._stamp: Stamp = None  # of the file as it was read
-        self._tokens: Tokens | None = None  # None without a file of this server
+        self._stamp: Stamp = None  # of the file when it was last read
+        self._tokens: Tokens | None = None  # None if there is no file with tokens for this server
         self._renewing = asyncio.Lock()
-        self._early: asyncio.Task[None] | None = None  # renews before the end
-        self._early_at = 0.0  # when that was begun, by the clock
+        self._early: asyncio.Task[None] | None = None  # renews before the token expires
+        self._early_at = 0.0  # when it was started, by the clock
 
     def __repr__(self) -> str:
         return f"<TokenAuthorization {self._name} {'token' if self._tokens else 'no token'}>"
 
     def header(self) -> str:
-        """Returns the header of now, and has a token renewed that ends soon."""
+        """Returns the Authorization header, and starts a renewal if the token expires soon."""
         self._read()
         tokens = self._tokens
         if tokens is None or not tokens.access:
@@ -92,10 +92,10 @@ class TokenAuthorization:
         return f"Bearer {tokens.access}"
 
     async def renew(self, challenge: Challenge) -> bool:
-        """Gets another token after a refusal; False where the server did not ask for one.
+        """Gets another token after a refusal; False if the refusal does not ask for one.
 
         Raises:
-            NeedsLogin: only a user can get it.
+            NeedsLogin: a user has to log in.
         """
         if challenge.status == 403 and not any(
             name.lower() == "www-authenticate" and "insufficient_scope" in value for name, value in challenge.headers
@@ -106,25 +106,25 @@ class TokenAuthorization:
             if header and header != challenge.used:
                 return True
             if self._tokens is None:
-                raise NeedsLogin(f"server {self._name!r} wants a login: {login_command(self._name, self._url)}")
+                raise NeedsLogin(f"server {self._name!r} requires a login: {login_command(self._name, self._url)}")
             error = await self._run(challenge)
             if not error and self.header() in ("", challenge.used):
-                error = "the helper brought no other token"
+                error = "the helper did not get another token"
             if error:
                 log.warning("%s: no new token: %s", self._name, error)
                 raise NeedsLogin(
-                    f"server {self._name!r} wants a new login ({error}): {login_command(self._name, self._url)}"
+                    f"server {self._name!r} requires a new login ({error}): {login_command(self._name, self._url)}"
                 )
         return True
 
     async def close(self) -> None:
-        """Ends a renewal."""
+        """Ends an early renewal."""
         if self._early is not None:
             self._early.cancel()
             await asyncio.gather(self._early, return_exceptions=True)
 
     async def _renew_early(self, used: str) -> None:
-        with contextlib.suppress(NeedsLogin):  # it is logged, and the token is good for a while
+        with contextlib.suppress(NeedsLogin):  # `renew` has logged it, and the token is still valid
             await self.renew(Challenge(401, (), b"", used))
 
     def _read(self) -> None:
@@ -137,15 +137,15 @@ class TokenAuthorization:
         except SetupError as error:
             log.warning("%s: its tokens are not used: %s", self._name, error)
             tokens = None
-        # Tokens are for the server that they were given for: its URL may have changed in the configuration.
+        # Tokens are sent only to the server that they were issued for: the configured URL may have changed.
         self._tokens = tokens if tokens is not None and origin_of(tokens.url) == origin_of(self._url) else None
 
     async def _run(self, challenge: Challenge) -> str:
-        """Runs the helper; returns why it has failed, "" where it has not."""
+        """Runs the helper. Returns why it failed; "" on success."""
         if not has_extra():
             return f"the extra {EXTRA} is not installed"
         request = helper_request(self._name, self._url, self._path, challenge, interactive=False)
-        # -P: nothing is imported from the directory in which the bus happens to run.
+        # -P: nothing is imported from the bus's current directory.
         process = await asyncio.create_subprocess_exec(
             self._command[0], "-P", *self._command[1:],
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
@@ -165,7 +165,7 @@ class TokenAuthorization:
 
 
 def helper_request(name: str, url: str, path: Path, challenge: Challenge, **more: Any) -> bytes:
-    """Returns what the helper reads."""
+    """Returns the request that the helper reads."""
     refusal = {
         "status": challenge.status,
         "headers": challenge.headers,
@@ -177,12 +177,12 @@ def helper_request(name: str, url: str, path: Path, challenge: Challenge, **more
 
 
 def helper_environment() -> dict[str, str]:
-    """Returns the environment of the helper: nothing of the bus's credentials."""
+    """Returns the environment of the helper, without the bus's credentials."""
     return {name: value for name, value in os.environ.items() if name not in NEVER_PASSED_ON}
 
 
 def outcome_of(output: bytes) -> str:
-    """Reads the helper's last line; returns its error, "" where it has done what it was asked."""
+    """Returns the error in the helper's last line; "" if it succeeded."""
     lines = output.decode("utf-8", "replace").splitlines()
     try:
         message = json.loads(lines[-1]) if lines else {}

@@ -1,4 +1,4 @@
-"""Writes calls of the bus as params of `tools/call`, and reads what servers answer as results of the bus."""
+"""Writes calls of the bus as params of `tools/call`, and reads the answers of servers as results of the bus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolbus.text import clean_line, dump_json, shorten
 from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
-MAX_MESSAGE = 4000  # characters of a server's own words about a failure
+MAX_MESSAGE = 4000  # characters of a server's error message
 _UNKNOWN_TOOL = re.compile(r"unknown tool|tool .{0,200}not found|no such tool", re.IGNORECASE | re.DOTALL)
 
 
@@ -31,13 +31,13 @@ def write_params(call: Call, name_json: str) -> bytes:
         state = f',"requestState":{dump_json(exchange.state)}' if exchange.state else ""
         more = f',"inputResponses":{exchange.responses_json}{state}'
     params = f'{{"name":{name_json},"arguments":{call.arguments_json or "{}"}{more}}}'
-    if "\n" in params or "\r" in params:  # between values only: inside texts JSON escapes them
+    if "\n" in params or "\r" in params:  # only between values: inside strings JSON escapes them
         params = params.replace("\n", " ").replace("\r", " ")
     return params.encode()
 
 
 def write_trace(trace: Trace) -> bytes:
-    """Returns the trace of a call as `_meta` carries it (SEP-414)."""
+    """Returns the trace of a call as fields of `_meta` (SEP-414)."""
     fields = {"traceparent": trace.traceparent, "tracestate": trace.tracestate}
     return dump_json({name: value for name, value in fields.items() if value}).encode()
 
@@ -46,7 +46,7 @@ def read_answer(answer: Mapping[str, Any]) -> pb.ToolResult:
     """Returns an answer to `tools/call` as a result: complete, or with questions.
 
     Raises:
-        ValueError, TypeError, RecursionError: it is not what the protocol says.
+        ValueError, TypeError, RecursionError: it breaks the protocol.
     """
     if answer.get("resultType") != "input_required":
         return content.read_result(answer).to_wire()
@@ -57,16 +57,16 @@ def read_answer(answer: Mapping[str, Any]) -> pb.ToolResult:
 
 
 def is_stale(error: RpcError) -> bool:
-    """Tells whether a server says that it does not have the tool."""
-    known = error.code in (McpCode.INVALID_PARAMS, McpCode.METHOD_NOT_FOUND)
-    return known and _UNKNOWN_TOOL.search(error.message) is not None
+    """Tells whether an error means that the server does not have the tool."""
+    codes = (McpCode.INVALID_PARAMS, McpCode.METHOD_NOT_FOUND)
+    return error.code in codes and _UNKNOWN_TOOL.search(error.message) is not None
 
 
 def read_error(source: str, call: Call, error: RpcError) -> pb.ToolResult:
     """Returns the result of a call that a server answered with a JSON-RPC error."""
     message = shorten(clean_line(error.message), MAX_MESSAGE) or f"the server answered with error {error.code}"
     if is_stale(error):
-        text = f"server {source!r} does not have tool {call.entry.bare_name!r} any more ({message}): list again"
+        text = f"server {source!r} no longer has tool {call.entry.bare_name!r} ({message}): list again"
         return failure(Code.CATALOG_STALE, text, Stage.ACCEPTED, retry_safe=True)
     result = failure(Code.TOOL, message, Stage.ACCEPTED, reason=f"jsonrpc:{error.code}")
     if error.data is not None:
@@ -75,7 +75,7 @@ def read_error(source: str, call: Call, error: RpcError) -> pb.ToolResult:
 
 
 def unreadable(call: Call, fault: Exception) -> pb.ToolResult:
-    """Returns the result of a call whose answer cannot be read."""
+    """Returns the result of a call whose answer breaks the protocol."""
     shown = shorten(clean_line(str(fault)), 300)
     text = f"tool {call.entry.name!r} gave a result that cannot be read: {shown}"
     return failure(Code.TOOL, text, Stage.ACCEPTED)
@@ -94,7 +94,7 @@ def failure(
 
 
 def number_of(value: object) -> float:
-    """Returns a number of a server; 0 for whatever else it sends."""
+    """Returns a number that a server sent; 0 for any other value."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return 0.0
     try:

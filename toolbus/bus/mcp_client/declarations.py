@@ -1,7 +1,7 @@
-"""Turns what an MCP server declares into tools of the bus, each judged alone.
+"""Turns the declarations of an MCP server into tools of the bus, each checked alone.
 
-A name that breaks our rules gets one that keeps them, always the same; a schema that cannot be taken leaves its tool
-out; characters that nobody sees are written out, since models read them. Nothing here knows connections.
+A name that breaks our rules is replaced by one that fits, always the same one. A tool whose schema is refused is left
+out. Invisible characters are made visible, since models read them. Nothing here knows connections.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from toolbus.text import mark_unsafe, quote
 from toolbus.tool import MAX_NAME, NAME, Tool
 
 MAX_TOOLS = 10_000  # of one mount
-_HASH_DIGITS = 8  # of a name that is not the server's own
+_HASH_DIGITS = 8  # in a name that replaces the server's
 _READ_BY_MODELS = ("title", "description")
 
 
@@ -39,14 +39,14 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a server declares, as the bus offers it.
+    """The declarations of a server as the bus offers them.
 
     Attributes:
-        compiled: what the registry takes, in the server's order.
-        server_names: by our name, the server's.
-        left: what cannot be taken, or waits for an approval.
+        compiled: the tools for the registry, in the server's order.
+        server_names: the server's name of each tool, by our name.
+        left: tools that are refused, or wait for an approval.
         hidden: how many tools `allow` and `deny` leave out.
-        notices: by our name, what a person should know of a tool that is offered.
+        notices: hints for people about tools that are offered, by our name.
     """
 
     compiled: tuple[CompiledTool, ...] = ()
@@ -69,11 +69,11 @@ def tools_of(
     *,
     max_tools: int = MAX_TOOLS,
 ) -> Declared:
-    """Returns what is offered of the declarations of a server.
+    """Returns the tools that the bus offers for the declarations of a server.
 
     Args:
-        declarations: objects of `tools/list`; whatever a server sends.
-        blocked: subjects that wait for an approval, see `fingerprints.review`.
+        declarations: entries of `tools/list`; a server may send any value.
+        blocked: subjects that wait for an approval; see `fingerprints.review`.
     """
     compiled: list[CompiledTool] = []
     names: dict[str, str] = {}
@@ -101,21 +101,21 @@ def tools_of(
         try:
             if ours in names:
                 raise InvalidTool([f"tool {quote(theirs)} is declared twice: the first one is offered"])
-            item, said = _compile(entry, declaration, ours, limits)
+            item, hints = _compile(entry, declaration, ours, limits)
         except InvalidTool as fault:
             left.append(Left(ours, "; ".join(fault.faults)))
             continue
         compiled.append(item)
         names[ours] = theirs
-        if said:
-            notices[ours] = said
+        if hints:
+            notices[ours] = hints
     return Declared(tuple(compiled), names, tuple(left), hidden, notices)
 
 
 def our_name(theirs: str) -> str:
-    """Returns the name of a server's tool on the bus: its own, or one that depends on nothing but its own.
+    """Returns the name of a server's tool on the bus: its own, or one that depends only on its own.
 
-    A name with a hash cannot come to mean another tool when a neighbour goes.
+    Such a name never becomes that of another tool when the server's other tools change.
     """
     if NAME.fullmatch(theirs):
         return theirs
@@ -125,7 +125,7 @@ def our_name(theirs: str) -> str:
 
 
 def is_allowed(entry: MountEntry, theirs: str, ours: str) -> bool:
-    """Tells whether the globs of a mount offer a tool; they may name it as the server does or as the bus does."""
+    """Tells whether the globs of a mount allow a tool; they may use the server's name or the bus's."""
     if entry.allow and not _matches(entry.allow, theirs, ours):
         return False
     return not _matches(entry.deny, theirs, ours)
@@ -138,10 +138,10 @@ def _matches(globs: Sequence[str], *names: str) -> bool:
 def _compile(
     entry: MountEntry, declaration: Mapping[str, Any], name: str, limits: Limits
 ) -> tuple[CompiledTool, tuple[str, ...]]:
-    """Returns a tool and what a person should know of it.
+    """Returns a tool and hints for people about it.
 
     Raises:
-        InvalidTool: the bus cannot take it.
+        InvalidTool: the tool breaks a rule of the bus.
     """
     notices = []
     if name != declaration["name"]:
@@ -149,17 +149,17 @@ def _compile(
     try:
         visible = {key: _visible(value, key) for key, value in declaration.items()}
         if visible != dict(declaration):
-            notices.append("its texts hold invisible or direction-changing characters, which are written as [U+…]")
+            notices.append("its texts have invisible or direction-changing characters, which are written as [U+…]")
         tool = read_declaration(visible, name)
         tool, dropped = _within(tool, limits)
-        # The wire's own rules of size hold for it too.
+        # The size limits of the wire apply too.
         tool = replace(Tool.from_wire(tool.to_wire(), limits), **_overrides(entry, tool))
         item = compile_tool(tool, limits)
     except RecursionError:
         raise InvalidTool(
             [f"tool {quote(name)} is nested too deep: a bus takes {limits.schema_depth} levels"]
         ) from None
-    except ValueError as error:  # what JSON or UTF-8 cannot hold
+    except ValueError as error:  # a value that JSON or UTF-8 cannot represent
         raise InvalidTool([f"tool {quote(name)} cannot be written: {type(error).__name__}"]) from None
     return item, (*notices, *dropped, *item.warnings)
 
@@ -175,7 +175,7 @@ def _overrides(entry: MountEntry, tool: Tool) -> dict[str, Any]:
 
 
 def _within(tool: Tool, limits: Limits) -> tuple[Tool, list[str]]:
-    """Returns a tool without what is beside it and cannot be taken: large icons, a result's schema."""
+    """Returns a tool without the optional parts that break a limit: metadata, the schema of its output."""
     notices = []
     if len(tool.metadata_json.encode()) > limits.schema_bytes:
         tool = replace(tool, metadata_json="")
@@ -190,7 +190,7 @@ def _within(tool: Tool, limits: Limits) -> tuple[Tool, list[str]]:
 
 
 def _visible(value: Any, key: str = "") -> Any:
-    """Returns a part of a declaration; in texts that models read, what nobody sees is written out."""
+    """Returns a part of a declaration; invisible characters in texts that models read are made visible."""
     if isinstance(value, str):
         return mark_unsafe(value) if key in _READ_BY_MODELS else value
     if isinstance(value, Mapping):

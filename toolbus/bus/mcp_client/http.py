@@ -1,9 +1,9 @@
 """Carries MCP over streamable HTTP, in both eras.
 
-Each message is a POST of its own; a request's answer is JSON, or a stream of events that ends with it. A server that
-restarts costs nothing but the calls that it ran: a legacy session that it no longer knows is opened anew and the
-message sent again, a stream of notifications is opened again, and the lists are then to be asked for, since a change
-may have been missed.
+Each message is a POST of its own; the answer to a request is JSON, or a stream of events that ends with it. When a
+server restarts, only the calls that it ran are lost: a new session replaces a legacy one that the server no longer
+knows, and the message is sent again; streams of notifications are opened again, and the lists are then read again,
+since a change may have been missed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from toolbus.bus.mcp_client.http_link import (
     stage_of,
 )
 from toolbus.bus.mcp_client.http_timings import HttpTimings
-from toolbus.bus.mcp_client.legacy_session import LegacySession, missed
+from toolbus.bus.mcp_client.legacy_session import LAST_EVENT, LegacySession, relist
 from toolbus.bus.mcp_client.sse import EventTooLong, SseParser
 from toolbus.bus.mcp_client.transport import (
     Busy,
@@ -49,15 +49,14 @@ from toolbus.text import clean_line, quote, shorten
 log = logging.getLogger("toolbus.mounts")
 
 MAX_IN_FLIGHT = 1024  # messages whose exchange has not ended
-MAX_RESUMES = 5  # failures in a row to resume a stream
+MAX_RESUMES = 5  # consecutive failures to resume a stream
 ACCEPT = "application/json, text/event-stream"
-LAST_EVENT = "Last-Event-ID"
 LISTEN = "subscriptions/listen"
-_SESSION = re.compile(rb"session", re.IGNORECASE)  # in a 400: some servers say so that they do not know a session
+_SESSION = re.compile(rb"session", re.IGNORECASE)  # in the body of a 400: how some servers refuse an unknown session
 
 
 class _Head(msgspec.Struct):
-    """What tells one message from another."""
+    """The fields that tell the kinds of messages apart."""
 
     id: int | str | None = None
     method: str = ""
@@ -69,12 +68,12 @@ _head = msgspec.json.Decoder(_Head)
 
 
 class HttpTransport:
-    """The way to one MCP server over HTTP, as `Transport` has it.
+    """The `Transport` to one MCP server over HTTP.
 
     Args:
         name: of the mount, for texts and the log.
-        headers: as the operator wrote them.
-        authorization: where tokens come from; None: nowhere.
+        headers: those of the operator.
+        authorization: provides tokens; None: requests have none.
     """
 
     shares_one_pipe = False
@@ -93,32 +92,32 @@ class HttpTransport:
         self._receiver: Receiver | None = None  # None until started
         self._closed = False
         self._modern = True
-        self._version = ""  # "" until it is agreed
-        self._session = LegacySession(name, self._link, self._timings, lambda: self._told, self._read_events)
-        self._posts: dict[RequestId, asyncio.Task[None]] = {}  # requests without an answer
-        self._others: set[asyncio.Task[None]] = set()  # notifications and answers on their way
+        self._version = ""  # of the protocol; "" before the handshake
+        self._session = LegacySession(name, self._link, self._timings, lambda: self._owner, self._read_events)
+        self._posts: dict[RequestId, asyncio.Task[None]] = {}  # pending requests
+        self._others: set[asyncio.Task[None]] = set()  # notifications and responses that are being sent
 
     def __repr__(self) -> str:
         return f"<HttpTransport {self._name} {self._version or '?'} posts={len(self._posts)}>"
 
     async def start(self, receiver: Receiver) -> None:
-        """Makes ready; nothing is sent before the first message."""
+        """Opens the link; nothing is sent before the first message."""
         self._receiver = receiver
         self._link.open()
 
     def send(self, message: Outgoing) -> None:
-        """Begins to send a message.
+        """Starts to send a message.
 
         Raises:
-            Busy: too many are on their way.
+            Busy: too many messages are pending.
             Lost: the transport is closed.
         """
         if self._closed or self._receiver is None:
             raise Lost("the connection was closed", Stage.NOT_DISPATCHED)
         if self._modern and message.method == "notifications/cancelled":
-            return  # the closed stream says it; this era has no notifications of clients over HTTP
+            return  # the closed stream cancels it; this era has no notifications of clients over HTTP
         if len(self._posts) + len(self._others) >= MAX_IN_FLIGHT:
-            raise Busy(f"{MAX_IN_FLIGHT} messages to server {self._name!r} have no answer: retry later")
+            raise Busy(f"{MAX_IN_FLIGHT} messages to server {self._name!r} are pending: retry later")
         if message.method == "initialize":
             self._modern, self._session.opening = False, message.data
         elif message.method == "server/discover":
@@ -131,7 +130,7 @@ class HttpTransport:
             self._posts[message.id] = task
 
     def cancel(self, request: RequestId) -> None:
-        """Closes the stream of a request; in the legacy era a moment after the notification."""
+        """Closes the stream of a request; in the legacy era some time after the notification."""
         task = self._posts.get(request)
         if task is None:
             return
@@ -141,7 +140,7 @@ class HttpTransport:
             asyncio.get_running_loop().call_later(self._timings.cancel, task.cancel)
 
     def agreed(self, version: str, *, modern: bool) -> None:
-        """Says which version is spoken. In the legacy era calls wait for the standing stream from now on."""
+        """Takes the version of the handshake. In the legacy era calls now wait for the standing stream."""
         self._version, self._modern = version, modern
         if not modern:
             self._session.agreed(version)
@@ -163,7 +162,7 @@ class HttpTransport:
     # -- one message --------------------------------------------------------------------------------------------------
 
     async def _carry(self, message: Outgoing) -> None:
-        """Sends a message and takes what comes back; whatever goes wrong ends its request."""
+        """Sends a message and reads the answer; any failure ends its request."""
         error: Lost | None = None
         try:
             if message.method == LISTEN and self._modern:
@@ -176,9 +175,9 @@ class HttpTransport:
             error = Lost(f"server {self._name!r}: {too_long}: ask for less", Stage.ACCEPTED)
         except (aiohttp.ClientError, OSError, TimeoutError) as failure:
             error = self._failed(failure)
-        except Exception:  # of ours: the request must end all the same
-            log.exception("%s: internal error with %s", self._name, message.method or "an answer")
-            error = Lost("internal error: the log of the bus says more")
+        except Exception:  # a bug of the bus: the request must still end
+            log.exception("%s: internal error with %s", self._name, message.method or "a response")
+            error = Lost("internal error: the log of the bus has the details")
         finally:
             if message.id is not None:
                 self._posts.pop(message.id, None)
@@ -187,11 +186,11 @@ class HttpTransport:
         if error is None:
             return
         if message.id is not None:
-            self._told.lost(message.id, error)
-            if isinstance(error, NeedsLogin) and self._version:  # nothing goes on without a user
-                self._told.closed(str(error))
+            self._owner.lost(message.id, error)
+            if isinstance(error, NeedsLogin) and self._version:  # only a user can continue
+                self._owner.closed(str(error))
         elif not self._closed:
-            log.info("%s: %s did not arrive: %s", self._name, message.method or "an answer", clean_line(str(error)))
+            log.info("%s: %s did not arrive: %s", self._name, message.method or "a response", clean_line(str(error)))
 
     async def _exchange(self, message: Outgoing) -> None:
         for attempt in range(2):
@@ -205,18 +204,18 @@ class HttpTransport:
                     await self._take_response(message, response)
                     return
                 body = await read_body(response, MAX_ERROR_BYTES)
-            is_gone = response.status == 404 or (response.status == 400 and _SESSION.search(body) is not None)
-            if not session or not is_gone:
+            is_unknown = response.status == 404 or (response.status == 400 and _SESSION.search(body) is not None)
+            if not session or not is_unknown:
                 self._take_refusal(message, response.status, body)
                 return
             if attempt == 0:
                 await self._session.renew(session)
-        raise SessionLost(f"server {self._name!r} does not know the session that it has just opened: restart it")
+        raise SessionLost(f"server {self._name!r} refuses the session that it has just opened: restart it")
 
     async def _take_response(self, message: Outgoing, response: aiohttp.ClientResponse) -> None:
         kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if message.id is None:
-            await read_body(response, MAX_ERROR_BYTES)  # 202, and nothing more
+            await read_body(response, MAX_ERROR_BYTES)  # 202 without content
         elif kind == EVENTS:
             parser = SseParser(MAX_EVENT_BYTES)
             if not await self._read_events(response, parser, message.id):
@@ -235,7 +234,7 @@ class HttpTransport:
             with contextlib.suppress(RpcError):
                 answer = jsonrpc.decode(body)
                 if answer.rpc_error is not None:  # its id may be null, where the message could not be read
-                    self._told.received(jsonrpc.refusal(message.id, answer.rpc_error), str(message.id))
+                    self._owner.received(jsonrpc.refusal(message.id, answer.rpc_error), str(message.id))
                     return
         shown = shorten(body.decode("utf-8", "replace"), 200)
         raise HttpRefused(status, f"server {self._name!r} answered {status}" + (f": {quote(shown)}" if shown else ""))
@@ -245,7 +244,7 @@ class HttpTransport:
             head = _head.decode(body)
         except (msgspec.DecodeError, RecursionError):
             head = None
-        if head is not None and head.id is None and head.error:  # it could not read the id
+        if head is not None and head.id is None and head.error:  # the server could not read the id
             self._take_refusal(Outgoing(b"", request), 200, body)
             return
         if head is None or head.id != request or head.method:
@@ -254,14 +253,14 @@ class HttpTransport:
                 f"server {self._name!r} answered with something that is not a response to the request: {shown}",
                 Stage.ACCEPTED,
             )
-        self._told.received(body, str(request))
+        self._owner.received(body, str(request))
 
     # -- streams of events --------------------------------------------------------------------------------------------
 
     async def _read_events(
         self, response: aiohttp.ClientResponse, parser: SseParser, request: RequestId | None
     ) -> bool:
-        """Hands on the messages of a stream until it ends or is cut; tells whether the request's answer was there."""
+        """Delivers the messages of a stream until it ends or breaks; tells whether the request was answered."""
         has_answer = False
         stream = "" if request is None else str(request)
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
@@ -271,29 +270,29 @@ class HttpTransport:
                         has_answer = self._take_event(event.data, stream, request) or has_answer
                 if has_answer:
                     break
-            if has_answer:  # read to its end, so that the connection can be used again
+            if has_answer:  # read the stream to its end, so that the connection can be reused
                 async with asyncio.timeout(self._timings.drain):
                     await read_body(response, MAX_ERROR_BYTES)
         return has_answer
 
     def _take_event(self, data: bytes, stream: str, request: RequestId | None) -> bool:
-        """Hands a message on; tells whether it answers the request of the stream."""
+        """Delivers a message; tells whether it answers the request of the stream."""
         try:
             head = _head.decode(data)
         except (msgspec.DecodeError, RecursionError):
-            head = _Head(method="?")  # who reads it whole says what is wrong
-        self._told.received(data, stream)
+            head = _Head(method="?")  # the receiver logs the message
+        self._owner.received(data, stream)
         if head.method or head.id is None:
             return False
         if head.id == request:
             return True
         other = self._posts.get(head.id)
-        if other is not None:  # its answer has come on this stream, so its own is not waited for
+        if other is not None:  # its answer came on this stream, so its own stream is no longer needed
             other.cancel()
         return False
 
     async def _resume(self, request: RequestId, parser: SseParser) -> None:
-        """Waits for the answer of a request whose stream has ended without it."""
+        """Waits for the answer to a request whose stream has ended without it."""
         text = f"server {self._name!r} ended the stream of a request before its answer"
         if self._modern:
             raise Lost(text, Stage.ACCEPTED)
@@ -316,7 +315,7 @@ class HttpTransport:
         raise Lost(text, Stage.ACCEPTED)
 
     async def _listen(self, message: Outgoing) -> None:
-        """Keeps the stream of notifications of the modern era open, until the server ends it with an answer."""
+        """Holds the stream of notifications of the modern era open, until the server ends it with an answer."""
         backoff, was_open = self._timings.first_backoff, False
         assert message.id is not None
         while True:
@@ -324,7 +323,7 @@ class HttpTransport:
                 async with self._link.request("POST", self._headers(message, ""), message.data) as response:
                     if response.headers.get("Content-Type", "").startswith(EVENTS):
                         if was_open:
-                            missed(self._told)
+                            relist(self._owner)
                         was_open, began = True, time.monotonic()
                         if await self._read_events(response, SseParser(MAX_EVENT_BYTES), message.id):
                             return
@@ -346,7 +345,7 @@ class HttpTransport:
     # -- small parts --------------------------------------------------------------------------------------------------
 
     @property
-    def _told(self) -> Receiver:
+    def _owner(self) -> Receiver:
         assert self._receiver is not None  # nothing is sent before `start`
         return self._receiver
 

@@ -1,8 +1,8 @@
-"""Makes HTTP requests to one MCP server: with its headers, with a token where it wants one, and to its origin only.
+"""Makes HTTP requests to one MCP server: with its headers, with a token if it requires one, and only to its origin.
 
-What the answers mean is not known here. A 401, and a 403 for want of scopes, are answered with a new token at most
-three times for each request; a redirect to another origin is refused, since headers and tokens are for the server that
-the operator wrote.
+It does not know the meaning of answers. A 401, and a 403 for missing scopes, are repeated with a new token at most
+three times. Redirects to another origin are refused, since headers and tokens are for the server that the operator
+wrote.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from toolbus.text import quote, shorten
 MAX_ROUNDS = 3  # new tokens for one request
 MAX_REDIRECTS = 3
 MAX_ERROR_BYTES = 64 * 1024  # of the body of a refusal
-MAX_EVENT_BYTES = 16 * 1024 * 1024  # of one event, and of an answer that is not a stream
+MAX_EVENT_BYTES = 16 * 1024 * 1024  # of an event, and of an answer that is not a stream
 EVENTS = "text/event-stream"
 
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """A refusal that asks for another token.
+    """A refusal that requires another token.
 
     Attributes:
         status: 401 or 403.
-        headers: those of the answer, in order.
+        headers: of the answer, in order.
         used: the Authorization header of the request; "" without one.
-        version: of the protocol, as the request named it.
+        version: of the protocol, as in the request.
     """
 
     status: int
@@ -47,28 +47,28 @@ class Challenge:
 
 
 class Authorization(Protocol):
-    """Knows the token for one server."""
+    """Provides the token for one server."""
 
     def header(self) -> str:
-        """Returns the Authorization header of now; "" where there is none."""
+        """Returns the Authorization header; "" without a token."""
 
     async def renew(self, challenge: Challenge) -> bool:
-        """Gets another token after a refusal; False where none is to be had for this refusal.
+        """Gets another token after a refusal; False if the refusal does not ask for one.
 
         Raises:
             NeedsLogin: a user has to log in; the text says how.
         """
 
     async def close(self) -> None:
-        """Ends what is being fetched."""
+        """Ends an early renewal."""
 
 
 class HttpLink:
     """The HTTP side of one server.
 
     Args:
-        headers: as the operator wrote them; sent to this server only.
-        authorization: None where the operator's headers are all there is.
+        headers: those of the operator; sent to this server only.
+        authorization: provides tokens; None: the operator's headers are enough.
     """
 
     def __init__(self, name: str, url: str, headers: Mapping[str, str], authorization: Authorization | None) -> None:
@@ -76,10 +76,10 @@ class HttpLink:
         self._url = url
         self._headers = dict(headers)
         self._authorization = authorization
-        self._session: aiohttp.ClientSession | None = None  # None until opened, and once closed
+        self._session: aiohttp.ClientSession | None = None  # None before `open` and after `close`
 
     def open(self) -> None:
-        """Makes ready for requests; nothing is sent."""
+        """Prepares for requests; nothing is sent."""
         self._session = open_session([self._url])
 
     async def close(self) -> None:
@@ -97,15 +97,15 @@ class HttpLink:
         """Makes a request.
 
         Args:
-            headers: they win over those of the operator.
+            headers: override those of the operator.
 
         Yields:
-            The answer, whose body is not read yet.
+            The response; its body is not read yet.
 
         Raises:
-            NeedsLogin: the server wants a user to log in.
-            Lost: it redirects elsewhere, or the link is closed.
-            aiohttp.ClientError, OSError: there is no answer; `stage_of` tells how far the request got.
+            NeedsLogin: a user has to log in.
+            Lost: the server redirects to another origin, or the link is closed.
+            aiohttp.ClientError, OSError: no answer came; `stage_of` tells how far the request got.
         """
         url, rounds, redirects = self._url, 0, 0
         while True:
@@ -149,7 +149,7 @@ class HttpLink:
                 f"{self._url} --login`, or write its Authorization into the headers of the mount"
             )
         raise Lost(
-            f"server {self._name!r} answered 403{detail}: ask its operator for the right to do this",
+            f"server {self._name!r} answered 403{detail}: ask its operator for permission to do this",
             Stage.NOT_DISPATCHED,
         )
 
@@ -179,8 +179,8 @@ async def read_whole(response: aiohttp.ClientResponse) -> bytes:
     """Returns the body of an answer.
 
     Raises:
-        EventTooLong: it is longer than an event may be.
-        Lost: the connection ended before it.
+        EventTooLong: it is longer than the limit of an event.
+        Lost: the connection ended before the end of the body.
     """
     try:
         body = await read_body(response, MAX_EVENT_BYTES + 1)
@@ -192,7 +192,7 @@ async def read_whole(response: aiohttp.ClientResponse) -> bytes:
 
 
 async def first_message(response: aiohttp.ClientResponse) -> bytes:
-    """Returns the only message of an answer, or the first of its stream; empty where there is none."""
+    """Returns the only message of an answer, or the first of its stream; b"" if it has none."""
     if not response.headers.get("Content-Type", "").startswith(EVENTS):
         return await read_whole(response)
     parser = SseParser(MAX_EVENT_BYTES)
@@ -204,7 +204,7 @@ async def first_message(response: aiohttp.ClientResponse) -> bytes:
 
 
 def stage_of(error: BaseException) -> Stage:
-    """Returns how far a request got that ended in an error before its answer began."""
+    """Returns the stage of a request that failed before its answer began."""
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)):
         return Stage.NOT_DISPATCHED
     return Stage.DISPATCHED

@@ -1,8 +1,8 @@
 """Opens HTTP connections to MCP servers of any machine.
 
-Addresses that are not public are reached only where the operator wrote them: a name that the whole world can look up
-could else be turned, by its owner, into an address of this machine or of the network around it. No proxies, no cookies,
-no redirects, no decompression.
+A connection to an address that is not public is opened only if the operator wrote that address: the owner of a public
+name could otherwise point it at this machine or the network around it. Proxies, cookies, redirects and decompression
+are off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from toolbus.version import VERSION
 
 CONNECT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 4.0  # common servers close an idle connection after 5 s
-# Names that no public name service answers, so whoever wrote one meant the network around this machine.
+# Suffixes that public name services do not answer, so the operator who wrote one meant the local network.
 _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".lan", ".home.arpa", ".test", ".intranet", ".corp", ".home")
 
 
@@ -29,8 +29,8 @@ def open_session(urls: Collection[str], *, trusts_private: bool = False) -> aioh
     """Returns a session for the running loop; the caller closes it.
 
     Args:
-        urls: what the operator wrote; the private addresses in them may be reached.
-        trusts_private: whether every private address may be.
+        urls: as the operator wrote them; private addresses in them are allowed.
+        trusts_private: whether every private address is allowed.
     """
     return aiohttp.ClientSession(
         connector=Connector(
@@ -53,14 +53,14 @@ def open_session(urls: Collection[str], *, trusts_private: bool = False) -> aioh
 
 
 def origin_of(url: str) -> tuple[str, str, int]:
-    """Returns scheme, host and port of a URL, as they are compared."""
+    """Returns scheme, host and port of a URL, for comparison."""
     parts = urlsplit(url)
     port = parts.port if parts.port is not None else {"https": 443, "http": 80}.get(parts.scheme, 0)
     return parts.scheme, (parts.hostname or "").lower(), port
 
 
 def is_private_host(host: str) -> bool:
-    """Tells whether a host names, by itself, something that is not public."""
+    """Tells whether a host's own text shows that it is not public."""
     host = host.lower().rstrip(".")
     try:
         return not ipaddress.ip_address(host).is_global
@@ -73,7 +73,7 @@ class PublicResolver(AbstractResolver):
 
     Args:
         written: hosts as the operator wrote them.
-        system: asked for addresses; None: the system's name service.
+        system: resolves the names; None: the system's name service.
     """
 
     def __init__(self, written: frozenset[str], system: AbstractResolver | None = None) -> None:
@@ -83,15 +83,15 @@ class PublicResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await self._system.resolve(host, port, family)
+        addresses = await self._system.resolve(host, port, family)
         if host.lower() in self._may_be_private:
-            return found
-        public = [each for each in found if ipaddress.ip_address(each["host"]).is_global]
+            return addresses
+        public = [each for each in addresses if ipaddress.ip_address(each["host"]).is_global]
         if not public:
             raise OSError(
                 None,
-                f"{quote(host)} is at {found[0]['host']}, which is not a public address: write the address itself into "
-                "the url of the mount, if it is meant",
+                f"{quote(host)} is at {addresses[0]['host']}, which is not public: write the address itself into "
+                "the url of the mount if you mean it",
             )
         return public
 

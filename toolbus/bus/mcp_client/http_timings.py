@@ -1,4 +1,4 @@
-"""Holds the lengths of time of a connection to an MCP server over HTTP."""
+"""Defines the timeouts and pauses of a connection to an MCP server over HTTP."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class HttpTimings:
 
     Attributes:
         gate: how long the first calls of a legacy session wait for the standing stream.
-        handshake: to open a session in place of one that is gone.
-        retry: before a stream is resumed, where the server does not say.
-        min_retry, max_retry: bounds of what a server may say.
-        first_backoff: before a stream that failed is opened again; doubled up to max_retry.
-        steady: how long a stream has to stay open, so that its end is not a failure.
-        drain: how long a stream may go on behind its answer, before its connection is closed.
-        cancel: how long a cancelled request of the legacy era may go on, so that the notification arrives first.
+        handshake: the timeout of a new handshake after the server has lost the session.
+        retry: before a stream is resumed, if the server sends no interval.
+        min_retry, max_retry: bounds of the server's interval.
+        first_backoff: before a failed stream is opened again; doubled up to max_retry.
+        steady: a stream that was open for so long has not failed when it ends.
+        drain: how long a stream may stay open after its answer.
+        cancel: before the connection of a cancelled legacy request is closed, so that the notification arrives first.
     """
 
     gate: float = 2.0
@@ -30,6 +30,6 @@ class HttpTimings:
     drain: float = 1.0
     cancel: float = 1.0
 
-    def pause(self, wanted: float | None) -> float:
-        """Returns how long to wait before a stream is resumed, where the server wants this many seconds."""
-        return min(max(self.retry if wanted is None else wanted, self.min_retry), self.max_retry)
+    def pause(self, interval: float | None) -> float:
+        """Returns how long to wait before a stream is resumed; `interval` is the server's, None if it sent none."""
+        return min(max(self.retry if interval is None else interval, self.min_retry), self.max_retry)

@@ -1,4 +1,4 @@
-"""Keeps the session of a server of the legacy era: its id, its standing stream, and another one when it is gone."""
+"""Holds the session with a legacy server: its id, its standing stream, and a new session when the server loses it."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _LISTS = ("tools", "prompts", "resources")
 
 
 class LegacySession:
-    """One session after the other with one server.
+    """The sessions with one server, one at a time.
 
     Args:
-        receiver: returns who takes messages.
-        read: hands on the messages of a stream until it ends.
+        receiver: returns the receiver of messages.
+        read: delivers the messages of a stream until it ends.
 
     Attributes:
-        id: "" where the server gives none, and before the handshake.
-        opening: the message with which it was opened.
-        gate: not set while calls wait for the standing stream.
+        id: "" before the handshake, and if the server uses none.
+        opening: the `initialize` message, which opens a new session too.
+        gate: calls wait until it is set: until the standing stream is open.
         is_standing: whether that stream is open.
-        standing_ended: set once the stream has ended that is open now.
+        standing_ended: set when the standing stream that is open now has ended.
     """
 
     def __init__(
@@ -66,28 +66,28 @@ class LegacySession:
         self._timings = timings
         self._receiver = receiver
         self._read = read
-        self._version = ""  # "" until it is agreed
-        self._standing: asyncio.Task[None] | None = None  # keeps the stream open; None before the first
-        self._renewing: asyncio.Task[None] | None = None  # opens a session in place of one that is gone
+        self._version = ""  # of the protocol; "" before the handshake
+        self._standing: asyncio.Task[None] | None = None  # holds the stream open; None before the first
+        self._renewing: asyncio.Task[None] | None = None  # opens a new session; None before the first
 
     def __repr__(self) -> str:
         return f"<LegacySession {self._name} {'standing' if self.is_standing else 'no stream'}>"
 
     def agreed(self, version: str) -> None:
-        """Has calls wait for the standing stream from now on, within bounds."""
+        """Takes the version of the handshake. Calls now wait for the standing stream, `HttpTimings.gate` at most."""
         self._version = version
         self.gate.clear()
         asyncio.get_running_loop().call_later(self._timings.gate, self.gate.set)
 
     def headers(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Returns the headers of a request that is not a message."""
+        """Returns the headers of a GET or DELETE."""
         written = {"Accept": EVENTS, headers.VERSION: self._version, **(extra or {})}
         if self.id:
             written[headers.SESSION] = self.id
         return written
 
     async def close(self) -> None:
-        """Ends the session; a server that does not answer is not waited for."""
+        """Ends the session; waits for the server for `HttpTimings.drain` at most."""
         tasks = [*filter(None, (self._standing, self._renewing))]
         for task in tasks:
             task.cancel()
@@ -98,7 +98,7 @@ class LegacySession:
                     pass
 
     def stand(self) -> None:
-        """Opens the standing stream of a legacy session, in place of the one of before."""
+        """Opens the standing stream, in place of an earlier one."""
         if self._standing is not None:
             self._standing.cancel()
         self._standing = asyncio.create_task(self._keep_standing())
@@ -113,7 +113,7 @@ class LegacySession:
                     self.gate.set()
                     if response.status == 200 and response.headers.get("Content-Type", "").startswith(EVENTS):
                         if opened and not parser.last_id:
-                            missed(self._receiver())
+                            relist(self._receiver())
                         opened, began = True, time.monotonic()
                         self.standing_ended = asyncio.Event()
                         self.is_standing = True
@@ -122,10 +122,10 @@ class LegacySession:
                             backoff = self._timings.first_backoff
                         pause = max(self._timings.pause(parser.retry_seconds), backoff)
                     elif response.status == 404 and session:
-                        await self.renew(session)  # it opens a stream of its own
+                        await self.renew(session)  # opens a new standing stream
                         return
                     elif response.status < 500 and response.status not in (408, 429):
-                        return  # 405: the server has no such stream
+                        return  # 405: the server offers no such stream
             except Lost as error:
                 log.info("%s: no stream of notifications: %s", self._name, clean_line(str(error)))
                 return
@@ -143,20 +143,20 @@ class LegacySession:
             backoff = min(2 * backoff, self._timings.max_retry)
 
     async def renew(self, session: str) -> None:
-        """Opens a session in place of one that the server does not know; many that need it share one."""
+        """Opens a new session in place of one that the server lost; callers at the same time share it."""
         if self.id != session:
             return
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._open_session())
-            # Those who wait for it may be gone.
+            # All callers may be cancelled; then the exception is read here.
             self._renewing.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._renewing)
 
     async def _open_session(self) -> None:
         async with asyncio.timeout(self._timings.handshake):
             await self._initialize_again()
-        log.info("%s: the server had forgotten the session, a new one is open", self._name)
-        missed(self._receiver())
+        log.info("%s: the server has lost the session, a new one is open", self._name)
+        relist(self._receiver())
         asyncio.get_running_loop().call_soon(self.stand)
 
     async def _initialize_again(self) -> None:
@@ -164,7 +164,7 @@ class LegacySession:
             session = response.headers.get(headers.SESSION, "")
             version = await self._version_of(response)
         if version != self._version:
-            why = f"server {self._name!r} has forgotten the session, and opens no other of version {self._version}"
+            why = f"server {self._name!r} has lost the session, and opens no new one of version {self._version}"
             self._receiver().closed(why)
             raise SessionLost(why)
         self.id = session
@@ -173,7 +173,7 @@ class LegacySession:
             await read_body(response, MAX_ERROR_BYTES)
 
     async def _version_of(self, response: aiohttp.ClientResponse) -> str:
-        """Returns the version in the answer to `initialize`; "" where it is refused."""
+        """Returns the version in the answer to `initialize`; "" if the server refuses it."""
         if response.status != 200:
             return ""
         try:
@@ -184,7 +184,7 @@ class LegacySession:
         return version if isinstance(version, str) else ""
 
 
-def missed(receiver: Receiver) -> None:
-    """Has the lists asked for again: they may have changed while no stream was open."""
+def relist(receiver: Receiver) -> None:
+    """Has the lists read again: they may have changed while no stream was open."""
     for each in _LISTS:
         receiver.received(jsonrpc.notification(f"notifications/{each}/list_changed"))

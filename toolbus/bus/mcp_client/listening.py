@@ -1,4 +1,4 @@
-"""Keeps a modern server reporting what changes: one `subscriptions/listen`, opened again whenever it ends."""
+"""Subscribes to the changes of a modern server: one `subscriptions/listen`, opened again whenever it ends."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from toolbus.mcp.jsonrpc import McpCode, RpcError
 
 log = logging.getLogger("toolbus.mounts")
 
-FIRST_SECONDS, MAX_SECONDS = 0.25, 30.0  # until a listen that ended is opened again
+FIRST_SECONDS, MAX_SECONDS = 0.25, 30.0  # the backoff before a new listen
 _LISTS = {"tools": "toolsListChanged", "prompts": "promptsListChanged", "resources": "resourcesListChanged"}
 
 
 class Listening:
-    """The listen of one connection.
+    """The subscription of one connection.
 
     Args:
-        uris: returns the resources whose updates somebody wants.
+        uris: returns the resources that MCP clients subscribe to.
     """
 
     def __init__(self, connection: McpConnection, peer: ServerInfo, uris: Callable[[], Collection[str]]) -> None:
         self._connection = connection
         self._lists = {name: True for kind, name in _LISTS.items() if peer.can(kind, "listChanged")}
         self._uris = uris
-        self._request: RequestId | None = None  # the open listen; None while there is none
+        self._request: RequestId | None = None  # the open listen; None while none is open
         self._failures = 0
-        self._timer: asyncio.TimerHandle | None = None  # None unless it waits to open one
+        self._timer: asyncio.TimerHandle | None = None  # opens the next listen; None before the first backoff
         self._closed = False
 
     def open(self) -> None:
-        """Opens the listen, in the place of one that is open; nothing where nothing is to be heard."""
+        """Opens the listen, in place of one that is open; does nothing if there is nothing to subscribe to."""
         self.close()
         self._closed = False
-        wanted: dict[str, Any] = dict(self._lists)
+        subscribed: dict[str, Any] = dict(self._lists)
         if uris := sorted(self._uris()):
-            wanted["resourceSubscriptions"] = uris
-        if not wanted:
+            subscribed["resourceSubscriptions"] = uris
+        if not subscribed:
             return
-        params = json.dumps({"notifications": wanted}).encode()
+        params = json.dumps({"notifications": subscribed}).encode()
         try:
             self._request = self._connection.send("subscriptions/listen", params, self._ended)
         except (Busy, Lost) as error:
@@ -59,10 +59,10 @@ class Listening:
             self._timer.cancel()
         request, self._request = self._request, None
         if request is not None:
-            self._connection.cancel(request, "not needed any more")
+            self._connection.cancel(request, "no longer needed")
 
     def heard(self) -> None:
-        """Notes that the listen works: the next one after its end comes at once."""
+        """Resets the backoff, since a notification has arrived."""
         self._failures = 0
 
     def _ended(self, result: msgspec.Raw | None, error: Exception | None) -> None:

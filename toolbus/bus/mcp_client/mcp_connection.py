@@ -1,8 +1,8 @@
-"""Speaks JSON-RPC with one MCP server, both ways, over any transport.
+"""Speaks JSON-RPC with one MCP server, in both directions, over any transport.
 
-An `McpConnection` matches answers to requests, leads progress to the request that it is about, and hands requests and
-notifications of the server to its owner. Which era of the protocol is spoken is found out by `mcp_handshake.py`, and
-kept here: modern requests carry it in `_meta`. Nothing here knows tools, processes and HTTP.
+An `McpConnection` matches responses and progress to requests, and passes requests and notifications of the server to
+its owner. `mcp_handshake.py` detects the era of the protocol, which is stored here: modern requests have it in `_meta`.
+Nothing here knows tools, processes and HTTP.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from toolbus.version import VERSION
 
 log = logging.getLogger("toolbus.mcp_client")
 
-LEGACY_ACCEPTS = ("elicitation.form", "elicitation.url", "sampling")  # declared once; refused per call where needed
-FEATURE_METHODS = ("prompts/get", "resources/read", "completion/complete")  # on behalf of some user too
-MAX_BAD_MESSAGES_SHOWN = 64  # lines that are not messages, which are logged
+LEGACY_ACCEPTS = ("elicitation.form", "elicitation.url", "sampling")  # declared once; each call may still refuse
+FEATURE_METHODS = ("prompts/get", "resources/read", "completion/complete")  # other requests on behalf of users
+MAX_BAD_MESSAGES_LOGGED = 64
 
-OnResult = Callable[[msgspec.Raw | None, Exception | None], None]  # the result, or why there is none
+OnResult = Callable[[msgspec.Raw | None, Exception | None], None]  # the result, or the error in its place
 OnProgress = Callable[[dict[str, Any]], None]  # params of notifications/progress
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """A request without an answer yet."""
+class _Pending:
+    """A request without a response."""
 
     method: str
     on_result: OnResult
@@ -48,7 +48,7 @@ class Incoming:
     """A request of the server.
 
     Attributes:
-        stream: the request of ours on whose stream it came, as text; "" where the transport cannot say.
+        stream: the id of our request on whose stream it came, as text; "" if the transport has one stream for all.
     """
 
     id: RequestId
@@ -59,13 +59,13 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What the server has said about itself.
+    """The server's description of itself, from the handshake.
 
     Attributes:
-        version: of the protocol that is spoken.
-        capabilities: as the server declares them.
+        version: of the protocol.
+        capabilities: those that it declares.
         info: its name and version.
-        instructions: to models; "" where it gives none.
+        instructions: for models; "" if it sends none.
     """
 
     modern: bool
@@ -86,11 +86,11 @@ class McpConnection:
     """One connection, from its first message until its transport is closed.
 
     Args:
-        on_request: takes a request of the server; it is answered by `respond` or `refuse`, now or later.
-        on_notification: takes a notification other than progress: its method, its params, and the stream that it
-            came on, as of `Incoming`.
-        on_closed: called once when the server is gone; every request has ended by then.
-        on_activity: called whenever the server does something.
+        on_request: takes a request of the server, which needs `respond` or `refuse`, now or later.
+        on_notification: takes a notification other than progress: its method, its params and its stream, see
+            `Incoming`.
+        on_closed: called once when the server has disconnected, after all requests have ended.
+        on_activity: called whenever the server sends or logs something.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class McpConnection:
         self._on_request = on_request
         self._on_notification = on_notification
         self._on_closed = on_closed
-        self._waiting: dict[RequestId, _Waiting] = {}
+        self._pending: dict[RequestId, _Pending] = {}
         self._ids = itertools.count(1)
         self._bad_messages = 0
-        self._meta: dict[tuple[str, ...], bytes] = {}  # the fixed part of `_meta`, by what a caller accepts
+        self._meta: dict[tuple[str, ...], bytes] = {}  # the fixed part of `_meta`, by the questions a caller accepts
 
     def __repr__(self) -> str:
         era = "?" if self.peer is None else self.peer.version
-        return f"<McpConnection {self._name} {era} waiting={len(self._waiting)}>"
+        return f"<McpConnection {self._name} {era} pending={len(self._pending)}>"
 
     # -- requests of ours ---------------------------------------------------------------------------------------------
 
@@ -132,17 +132,17 @@ class McpConnection:
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
-        """Makes a request and waits for its result. Cancelling the wait cancels the request.
+        """Makes a request and waits for its result. A cancelled wait cancels the request.
 
         Args:
             name: for the header `Mcp-Name`.
-            accepts: what the caller can answer in the middle of it.
+            accepts: the questions that the caller answers in the middle of it.
             timeout: seconds; None: no limit.
 
         Raises:
             RpcError: the server answered with an error.
-            Lost: the server is gone.
-            Busy: it does not read.
+            Lost: the server has disconnected.
+            Busy: it does not read its input.
             TimeoutError: it did not answer in time; the request is cancelled.
         """
         future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
@@ -172,7 +172,7 @@ class McpConnection:
 
     @staticmethod
     def text_of(params: Mapping[str, Any]) -> bytes:
-        """Returns params as `send` takes them."""
+        """Returns params as the text that `send` takes."""
         return json.dumps(params, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
     def send(
@@ -192,15 +192,15 @@ class McpConnection:
 
         Args:
             params: a JSON object as text, without `_meta`.
-            request: its id; None: the next number.
-            more_meta: fields of `_meta` that this request has beside those of all; a JSON object as text.
+            request: the id; None: the next number.
+            more_meta: additional fields of `_meta`; a JSON object as text.
 
         Returns:
-            Its id.
+            The id of the request.
 
         Raises:
-            Busy: the server does not read; nothing was sent.
-            Lost: the server is gone; nothing was sent.
+            Busy: the server does not read its input; nothing was sent.
+            Lost: the server has disconnected; nothing was sent.
         """
         if self.closed_why is not None:
             raise Lost(self.closed_why, Stage.NOT_DISPATCHED)
@@ -212,26 +212,26 @@ class McpConnection:
             params = params[:-1] + (b'"_meta":' if len(params) <= 2 else b',"_meta":') + meta + b"}"
         data = jsonrpc.request(request, method, msgspec.Raw(params))
         version = "" if self.peer is None else self.peer.version
-        self._waiting[request] = _Waiting(method, on_result, on_progress)
+        self._pending[request] = _Pending(method, on_result, on_progress)
         try:
             self.transport.send(Outgoing(data, request, method, name, version, headers or {}))
         except (Busy, Lost):
-            self._waiting.pop(request, None)
+            self._pending.pop(request, None)
             raise
         return request
 
-    def asks(self, methods: Collection[str]) -> bool:
-        """Tells whether a request of one of some methods has no answer yet."""
-        return any(each.method in methods for each in self._waiting.values())
+    def has_pending(self, methods: Collection[str]) -> bool:
+        """Tells whether a request of one of these methods is pending."""
+        return any(each.method in methods for each in self._pending.values())
 
     def cancel(self, request: RequestId, reason: str) -> None:
-        """Cancels a request that has no answer yet; a late answer is dropped."""
-        if self._waiting.pop(request, None) is None or self.closed_why is not None:
+        """Cancels a pending request; a late response is dropped."""
+        if self._pending.pop(request, None) is None or self.closed_why is not None:
             return
         try:
             self.notify("notifications/cancelled", {"requestId": request, "reason": reason})
             self.transport.cancel(request)
-        except (Busy, Lost):  # it learns nothing, and its answer is dropped
+        except (Busy, Lost):  # the server continues, and its response is dropped
             log.debug("%s: could not cancel request %.80r", self._name, request)
 
     def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
@@ -249,12 +249,12 @@ class McpConnection:
         self.transport.send(Outgoing(jsonrpc.notification(method, fields), method=method, version=version))
 
     def modern_meta(self, version: str, accepts: Collection[str] = ()) -> dict[str, Any]:
-        """Returns what each modern request says about the bus: version, name, what the caller can answer."""
+        """Returns the `_meta` of each modern request: version, name, and the questions that the caller answers."""
         return {
             eras.META_VERSION: version,
             eras.META_CLIENT: client_info(),
             eras.META_CAPABILITIES: capabilities_of(accepts, modern=True),
-            eras.META_LOG_LEVEL: "info",  # a server sends no log messages unasked
+            eras.META_LOG_LEVEL: "info",  # without it a server sends no log messages
         }
 
     def _meta_of(self, accepts: tuple[str, ...], token: RequestId | None) -> bytes:
@@ -271,7 +271,7 @@ class McpConnection:
     # -- requests of the server ---------------------------------------------------------------------------------------
 
     def respond(self, incoming: Incoming, result: Mapping[str, Any]) -> None:
-        """Answers a request of the server; a server that is gone gets nothing."""
+        """Answers a request of the server; does nothing if the server has disconnected."""
         self._answer(incoming, jsonrpc.answer(incoming.id, result))
 
     def refuse(self, incoming: Incoming, code: int, message: str) -> None:
@@ -285,7 +285,7 @@ class McpConnection:
         except (Busy, Lost) as error:
             log.debug("%s: no answer to %s of the server: %s", self._name, incoming.method, error)
 
-    # -- what arrives (`Receiver`) ------------------------------------------------------------------------------------
+    # -- messages of the server (`Receiver`) ---------------------------------------------------------------------------
 
     def received(self, data: bytes, stream: str = "") -> None:
         """Takes one message of the server."""
@@ -297,8 +297,8 @@ class McpConnection:
         try:
             self.activity()
             self._take(message, stream)
-        except Exception:  # of ours: what comes behind it is for others
-            log.exception("%s: internal error with %.80r of the server", self._name, message.method or "an answer")
+        except Exception:  # a bug of the bus: other requests must continue
+            log.exception("%s: internal error with %.80r of the server", self._name, message.method or "a response")
 
     def _take(self, message: JsonRpcMessage, stream: str) -> None:
         method, request = message.method, message.id
@@ -314,54 +314,54 @@ class McpConnection:
             self._on_request(Incoming(request, method, _object(message.params), stream))
 
     def _take_answer(self, message: JsonRpcMessage) -> None:
-        waiting = self._waiting.pop(message.id, None)  # type: ignore[arg-type]  # None is the id of no request
-        if waiting is not None:  # else it was cancelled meanwhile
+        pending = self._pending.pop(message.id, None)  # type: ignore[arg-type]  # None is never the id of a request
+        if pending is not None:  # else the request was cancelled
             error = message.rpc_error
-            waiting.on_result(message.result if error is None else None, error)
+            pending.on_result(message.result if error is None else None, error)
 
     def _take_progress(self, params: dict[str, Any]) -> None:
         token = params.get("progressToken")
-        waiting = self._waiting.get(token) if isinstance(token, (str, int)) else None
-        if waiting is not None and waiting.on_progress is not None:
-            waiting.on_progress(params)
+        pending = self._pending.get(token) if isinstance(token, (str, int)) else None
+        if pending is not None and pending.on_progress is not None:
+            pending.on_progress(params)
 
     def lost(self, request: RequestId, error: Lost) -> None:
-        """Ends one request, which gets no answer any more."""
-        waiting = self._waiting.pop(request, None)
-        if waiting is not None:
-            waiting.on_result(None, error)
+        """Ends one request that gets no response."""
+        pending = self._pending.pop(request, None)
+        if pending is not None:
+            pending.on_result(None, error)
 
     def closed(self, why: str) -> None:
-        """Ends every request, since the server is gone."""
+        """Ends every request, since the server has disconnected."""
         if self.closed_why is not None:
             return
         self.closed_why = why
-        waiting, self._waiting = self._waiting, {}
-        for each in waiting.values():
+        pending, self._pending = self._pending, {}
+        for each in pending.values():
             each.on_result(None, Lost(why, Stage.DISPATCHED))
         self._on_closed(why)
 
     async def close(self) -> None:
-        """Ends the connection and what its transport started."""
+        """Ends the connection and the processes of its transport."""
         await self.transport.close()
         self.closed("the connection was closed")
 
     def _log_bad(self, data: bytes, why: str) -> None:
         self._bad_messages += 1
-        if self._bad_messages <= MAX_BAD_MESSAGES_SHOWN:
+        if self._bad_messages <= MAX_BAD_MESSAGES_LOGGED:
             line = clean_line(quote(data.decode(errors="replace")))
-            log.warning("%s: not a message of the protocol, so it is left out (%s): %s", self._name, why, line)
-        elif self._bad_messages == MAX_BAD_MESSAGES_SHOWN + 1:
-            log.warning("%s: further lines that are not messages are not shown", self._name)
+            log.warning("%s: a message that breaks the protocol is ignored (%s): %s", self._name, why, line)
+        elif self._bad_messages == MAX_BAD_MESSAGES_LOGGED + 1:
+            log.warning("%s: further messages that break the protocol are not logged", self._name)
 
 
 def client_info() -> dict[str, Any]:
-    """Returns how the bus names itself to servers."""
+    """Returns the name and version of the bus, for servers."""
     return {"name": "toolbus", "title": "toolbus", "version": VERSION}
 
 
 def capabilities_of(accepts: Collection[str], *, modern: bool) -> dict[str, Any]:
-    """Returns what a client declares that can answer these questions of a server."""
+    """Returns the capabilities of a client that accepts these questions."""
     capabilities: dict[str, Any] = {}
     modes: dict[str, Any] = {mode: {} for mode in ("form", "url") if f"elicitation.{mode}" in accepts}
     if modes:
@@ -375,9 +375,9 @@ def capabilities_of(accepts: Collection[str], *, modern: bool) -> dict[str, Any]
 
 
 def _object(params: msgspec.Raw | None) -> dict[str, Any]:
-    """Returns params as an object; whatever else a server sends counts as an empty one."""
+    """Returns params as an object; an empty one for any other value of a server."""
     try:
         decoded = msgspec.json.decode(params) if params else {}
-    except (msgspec.DecodeError, RecursionError):  # numbers without measure, half a character: not seen until now
+    except (msgspec.DecodeError, RecursionError):  # `jsonrpc.decode` does not check numbers and surrogates
         return {}
     return decoded if isinstance(decoded, dict) else {}

@@ -1,14 +1,14 @@
-"""Finds out which era of the protocol a server speaks, and does the handshake of that era.
+"""Detects the era of the protocol that a server speaks, and performs the handshake of that era.
 
-A server whose era is not known is asked `server/discover`. On one pipe a `ping` follows right behind, because some
-servers are silent on methods that they do not know, and every server answers a ping:
+A server of unknown era gets `server/discover`. On one pipe a `ping` follows at once, because some servers do not answer
+unknown methods, and every server answers a ping:
 
 - discover is answered → modern;
 - discover is refused → `initialize` on the same pipe;
-- the ping is answered first → the server is silent on discover → `initialize`;
-- the pipe ends → the server died of a message before `initialize`: `DiedOfProbe`, to be started again as legacy.
+- the ping is answered first → the server does not answer discover → `initialize`;
+- the pipe ends → the server exits at a message before `initialize`: `DiedOfProbe`, start it again as legacy.
 
-Over HTTP there is no order between requests, and a status tells enough: no ping is sent.
+Over HTTP requests have no order, and the status is enough: no ping is sent.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from toolbus.bus.mcp_client.transport import HttpRefused, Lost, NeedsLogin, Sess
 from toolbus.mcp import eras
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 
-DISCOVER_SECONDS = 10.0  # for an answer to discover where a ping was refused, so that the server does read
-AFTER_PING_SECONDS = 0.1  # a server that runs requests side by side may answer the ping first
+DISCOVER_SECONDS = 10.0  # the timeout of discover
+AFTER_PING_SECONDS = 0.1  # a server that runs requests in parallel may answer the ping first
 
 
 class DiedOfProbe(Lost):
-    """The server ended when it was asked for its era: it takes nothing before `initialize`."""
+    """The server exited at `server/discover`: it accepts no other message before `initialize`."""
 
 
 async def open_connection(connection: McpConnection, *, modern: bool | None) -> ServerInfo:
-    """Does the handshake, and sets `McpConnection.peer`.
+    """Performs the handshake, and sets `McpConnection.peer`.
 
     Args:
-        modern: the era, where it is known from the last time; None: it is found out. A server that has changed since is
-            found out again.
+        modern: the era of the last handshake; None: unknown, it is detected. A server that has changed since is
+            detected again.
 
     Raises:
         DiedOfProbe: start the server again, with ``modern=False``.
         NeedsLogin: a user has to log in first.
-        Lost: the server is gone.
-        RpcError: it refuses the handshake.
+        Lost: the server has disconnected.
+        RpcError: the server refuses the handshake.
     """
     peer = None if modern is False else await _discover(connection, probes=modern is None)
     if peer is None:
@@ -60,9 +60,9 @@ async def open_connection(connection: McpConnection, *, modern: bool | None) -> 
 
 
 async def _discover(connection: McpConnection, *, probes: bool) -> ServerInfo | None:
-    """Asks a server for its era; None: it is legacy."""
+    """Sends `server/discover`; returns None for a legacy server."""
     version = eras.NEWEST
-    asking = asyncio.create_task(_ask(connection, version))
+    asking = asyncio.create_task(_request_discover(connection, version))
     try:
         if probes and connection.transport.shares_one_pipe:
             return await _before_ping(connection, asking)
@@ -92,8 +92,8 @@ async def _before_ping(connection: McpConnection, asking: asyncio.Task[ServerInf
         await asyncio.gather(ping, return_exceptions=True)
 
 
-async def _ask(connection: McpConnection, version: str, *, again: bool = True) -> ServerInfo | None:
-    """Sends `server/discover`; once more where the server refuses the version and names one that we know."""
+async def _request_discover(connection: McpConnection, version: str, *, again: bool = True) -> ServerInfo | None:
+    """Sends `server/discover`; once more if the server refuses the version and names one that the bus knows."""
     params = {"_meta": connection.modern_meta(version)}
     try:
         result = await connection.request("server/discover", params, timeout=DISCOVER_SECONDS)
@@ -103,7 +103,7 @@ async def _ask(connection: McpConnection, version: str, *, again: bool = True) -
         other = _common(_supported(error)) if error.code == McpCode.UNSUPPORTED_VERSION else None
         if other is None or not again:
             return None
-        return await _ask(connection, other, again=False)
+        return await _request_discover(connection, other, again=False)
     offered = result.get("supportedVersions")
     known = _common(offered if isinstance(offered, list) else [version])
     if known is None:
@@ -147,7 +147,7 @@ def _supported(error: RpcError) -> list[Any]:
 
 
 def _common(versions: list[Any]) -> str | None:
-    """Returns the newest modern version that both sides speak; None where there is none."""
+    """Returns the newest modern version that both sides speak; None if they share none."""
     return next((version for version in reversed(eras.MODERN_VERSIONS) if version in versions), None)
 
 

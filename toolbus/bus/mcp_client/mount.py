@@ -1,7 +1,7 @@
-"""Keeps one MCP server mounted: starts it when it is needed, offers what it declares, restarts it when it dies.
+"""Runs one mounted MCP server: starts it when it is needed, offers its declarations, restarts it when it dies.
 
-The tools of the last time are offered before the server has started; the first call starts it. A server that comes
-back with the same declarations is noticed by nobody.
+The tools of the last run are offered before the server has started; the first call starts it. A restart with the same
+declarations changes nothing in the catalog.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ FIX_LOGIN = "run `toolbus mount {name} --url … --login`"
 
 @dataclass(frozen=True, slots=True)
 class MountTimings:
-    """How long a mount waits for what, in seconds.
+    """Timeouts and pauses of a mount, in seconds.
 
     Attributes:
-        start_seconds: until a server has said what it declares.
-        longest_start_seconds: the same, as long as its log moves: `npx` and `uvx` install first.
-        relist_seconds: for further notifications, before a list that changed is read again.
-        restarts: when a server that died is started again, and when no more.
+        start_seconds: until a server has listed its declarations.
+        longest_start_seconds: the same while its log grows: `npx` and `uvx` install first.
+        relist_seconds: before a changed list is read again, so that several changes are one.
+        restarts: when a server that died is started again, and when it is given up.
     """
 
     start_seconds: float = 60.0
@@ -56,11 +56,10 @@ class Mount:
     """One mounted server. All methods belong to the bus's loop.
 
     Args:
-        open_transport: makes a way to the server, each time it is started.
-        offer: what of the server's declarations the bus offers.
-        features: what it has beside tools.
-        first_start: held while a server whose tools are not known starts: installers lock their caches.
-        on_state: called whenever the state has changed.
+        open_transport: makes the transport of each start.
+        offer: its declarations in the catalog.
+        first_start: held during the first start of a server: installers lock their caches.
+        on_state: called at each change of the state.
     """
 
     def __init__(
@@ -87,20 +86,20 @@ class Mount:
         self._first_start = first_start or asyncio.Lock()
         self._on_state = on_state
         self._timings = timings or MountTimings()
-        self._peer: ServerInfo | None = None  # as of the last start; None before the first that is known
-        self._transport: Transport | None = None  # to the newest server; None before the first
-        self._closing: set[asyncio.Task[None]] = set()  # servers that are being ended
+        self._peer: ServerInfo | None = None  # from the last handshake; None before the first
+        self._transport: Transport | None = None  # of the newest start; None before the first
+        self._closing: set[asyncio.Task[None]] = set()  # each ends one server
         self._connection: McpConnection | None = None  # None unless a server is ready
-        self._current: McpConnection | None = None  # the one that the server's end is about
-        self._died = ""  # why the server that runs has died; "" while it lives
-        self._wanted = asyncio.Event()  # set when a server has to run
+        self._current: McpConnection | None = None  # of the newest start, ready or not
+        self._died = ""  # why the running server died; "" while it lives
+        self._needed = asyncio.Event()  # set when a server has to run
         self._ready = asyncio.Event()  # set while one is ready
-        self._was_ready = False  # whether the newest one was
-        self._over = asyncio.Event()  # set when the server that runs has ended, or has to
-        self._deadline: asyncio.Timeout | None = None  # of the start; None while it does not start
-        self._began = 0.0  # when the start did
-        self._relisting: asyncio.Task[None] | None = None  # None while no list is read again
-        self._stale: set[str] = set()  # kinds of lists that changed
+        self._was_ready = False  # whether the newest server became ready
+        self._over = asyncio.Event()  # set when the running server has ended, or has to end
+        self._deadline: asyncio.Timeout | None = None  # of a start; None while no server starts
+        self._began = 0.0  # when that start began
+        self._relisting: asyncio.Task[None] | None = None  # reads changed lists again; None while none changed
+        self._stale: set[str] = set()  # kinds of changed lists
         self._running: asyncio.Task[None] | None = None  # None until `start`, and after `stop`
 
     def __repr__(self) -> str:
@@ -114,10 +113,10 @@ class Mount:
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Offers what is known of the server, and starts it where it is not known or eager."""
+        """Offers the declarations of the last run; starts the server if it has none, or is eager."""
         self._peer = self.offer.restore()
         if self._peer is None or self.entry.eager:
-            self._wanted.set()
+            self._needed.set()
         self._running = asyncio.create_task(self._run(), name=f"mount {self.name}")
 
     async def stop(self) -> None:
@@ -130,20 +129,20 @@ class Mount:
         self.offer.withdraw()
 
     def restart(self) -> None:
-        """Starts the server anew, also one that was given up or waits for a login."""
+        """Restarts the server, also one that was given up or waits for a login."""
         self._over.set()
-        self._wanted.set()
+        self._needed.set()
 
     def wake(self) -> None:
-        """Has a server run: something waits for it. One that was given up stays so."""
+        """Starts the server if it does not run. One that was given up stays so."""
         if self.state not in (MountState.FAILED, MountState.NEEDS_LOGIN):
-            self._wanted.set()
+            self._needed.set()
 
     async def connected(self) -> McpConnection:
-        """Returns the connection to a server that is ready, and starts one first if none runs.
+        """Returns the connection to the server, which is started first if it does not run.
 
         Raises:
-            Lost: it cannot be started.
+            Lost: the server cannot be started.
         """
         while self._connection is None:
             if self.state in (MountState.FAILED, MountState.NEEDS_LOGIN) or self._running is None:
@@ -161,9 +160,9 @@ class Mount:
         deaths: deque[float] = deque(maxlen=self._timings.restarts.max_deaths)
         attempt = 0
         while True:
-            if not self._wanted.is_set():
-                await self._wanted.wait()
-            self._wanted.clear()
+            if not self._needed.is_set():
+                await self._needed.wait()
+            self._needed.clear()
             self._over.clear()
             self._set(MountState.RESTARTING if deaths else MountState.STARTING, self.last_error if deaths else "")
             self._was_ready = False
@@ -175,10 +174,10 @@ class Mount:
             except (Lost, Busy, RpcError, TimeoutError, OSError, ToolBusError) as error:
                 death = f"cannot be started: {_explain(error)}"
             except Exception as error:
-                log.exception("a fault of the bus in mount %s", self.name)
-                death = f"cannot be used by a fault of the bus: {_explain(error)}"
-            if not death:  # it was idle, or is to be restarted
-                self._set(MountState.STOPPED, "idle" if not self._wanted.is_set() else "restarted")
+                log.exception("internal error in mount %s", self.name)
+                death = f"cannot be used because of a bug of the bus: {_explain(error)}"
+            if not death:  # the server was idle, or an operator restarts it
+                self._set(MountState.STOPPED, "idle" if not self._needed.is_set() else "restarted")
                 deaths.clear()
                 continue
             if self.log_lines:
@@ -187,7 +186,7 @@ class Mount:
             now = time.monotonic()
             deaths.append(now)
             log.warning("mount %s: server %s", self.name, death)
-            if self.entry.is_remote:  # others run it, so it is tried for as long as it is configured
+            if self.entry.is_remote:  # other operators restart it, so the bus tries as long as it is configured
                 self.handler.fail_waiting(f"server {self.name!r} {death}")
             elif self._timings.restarts.give_up_reason(1, tuple(deaths), ""):
                 text = f"died {len(deaths)} times within {self._timings.restarts.window_seconds:g} s: {death}"
@@ -195,26 +194,26 @@ class Mount:
                 deaths.clear()
                 attempt = 0
                 continue
-            attempt = 0 if self._was_ready else attempt  # only a server that cannot start waits ever longer
+            attempt = 0 if self._was_ready else attempt  # the backoff grows only while the server cannot start
             self._set(MountState.RESTARTING, death)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._over_again(), self._timings.restarts.backoff(attempt))
+                await asyncio.wait_for(self._until_retry(), self._timings.restarts.backoff(attempt))
             attempt += 1
             self.restarts += 1
-            self._wanted.set()
+            self._needed.set()
 
-    async def _over_again(self) -> None:
-        """Waits until an operator restarts the mount, or a call needs a server elsewhere, which is cheap to try."""
+    async def _until_retry(self) -> None:
+        """Waits until an operator restarts the mount, or a call needs a remote server, which is cheap to try."""
         self._over.clear()
         if not self.entry.is_remote:
             await self._over.wait()
             return
-        self._wanted.clear()
+        self._needed.clear()
         await asyncio.sleep(self._timings.restarts.backoff(0))
-        await self._wanted.wait()
+        await self._needed.wait()
 
     def _give_up(self, state: MountState, reason: str, fix: str) -> None:
-        self._wanted.clear()
+        self._needed.clear()
         self.last_error = reason
         self._set(state, reason, fix)
         log.error("mount %s: %s: %s; %s", self.name, state.value, reason, fix)
@@ -225,13 +224,13 @@ class Mount:
         self.state, self.reason, self.fix = state, reason, fix
         self._on_state(self)
 
-    # -- one server, from its start to its end ------------------------------------------------------------------------
+    # -- one run of the server ----------------------------------------------------------------------------------------
 
     async def _serve(self) -> str:
-        """Runs one server until it ends. Returns why it died; "" where it ended as it should.
+        """Runs the server once. Returns why it died; "" if the mount ended it.
 
         Raises:
-            NeedsLogin, Lost, RpcError, TimeoutError: it cannot be started.
+            NeedsLogin, Lost, RpcError, TimeoutError: the server cannot be started.
         """
         known = self._peer
         self._died = ""
@@ -242,9 +241,7 @@ class Mount:
                 try:
                     peer = await self._handshake(connection, None if known is None else known.modern)
                 except DiedOfProbe:
-                    log.info(
-                        "mount %s: the server ends at what it does not know: it is started again as legacy", self.name
-                    )
+                    log.info("mount %s: the server exits at server/discover: it is started again as legacy", self.name)
                     await self._close(connection)
                     connection = self._connect()
                     peer = await self._handshake(connection, False)
@@ -264,7 +261,7 @@ class Mount:
             await self._close(connection)
 
     async def _close(self, connection: McpConnection) -> None:
-        """Ends a server and all that it started; goes on where the wait is cancelled, and `stop` waits for it."""
+        """Ends a server and its processes. Continues when the caller is cancelled; `stop` waits for it."""
         closing = asyncio.create_task(connection.close(), name=f"end of mount {self.name}")
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -306,16 +303,16 @@ class Mount:
             async with asyncio.timeout(seconds) as self._deadline:
                 yield
         except TimeoutError:
-            raise Lost(f"did not say within {seconds:g} s what it offers, and its log stands still") from None
+            raise Lost(f"did not list its tools within {seconds:g} s, and its log has stopped") from None
         finally:
             self._deadline = None
 
     def _moved(self) -> None:
-        """Gives a server that starts more time, since it does something."""
+        """Extends the deadline of a start, since the server is active."""
         if self._deadline is not None:
             timings, now = self._timings, asyncio.get_running_loop().time()
             when = min(now + timings.start_seconds, self._began + timings.longest_start_seconds)
-            with contextlib.suppress(RuntimeError):  # it has just ended
+            with contextlib.suppress(RuntimeError):  # the start has just ended
                 self._deadline.reschedule(max(when, self._began + timings.start_seconds))
 
     def _became_ready(self, connection: McpConnection, peer: ServerInfo) -> None:
@@ -334,7 +331,7 @@ class Mount:
         self._set(MountState.DEGRADED if why else MountState.LIVE, why)
 
     async def _until_over(self) -> None:
-        """Waits until the server has ended, is to be restarted, or has been idle for long enough."""
+        """Waits until the server has ended, has to be restarted, or was idle for `idle_seconds`."""
         idle = self.entry.idle_seconds
         while not self._over.is_set():
             left = None if not idle else max(0.01, self.handler.used_at + idle - time.monotonic())
@@ -344,7 +341,7 @@ class Mount:
             if idle and quiet >= idle and self.handler.is_idle and not self.features.subscribed:
                 return
 
-    # -- what the server says -----------------------------------------------------------------------------------------
+    # -- messages of the server ---------------------------------------------------------------------------------------
 
     def _take_request(self, incoming: Incoming) -> None:
         self.handler.take_request(incoming)
@@ -362,7 +359,7 @@ class Mount:
             self.handler.log_message(text, stream)
 
     def relist(self, *kinds: str) -> None:
-        """Reads lists of the server again, soon: what comes meanwhile is read with them."""
+        """Reads lists of the server again after `relist_seconds`; further changes until then are included."""
         self._stale.update(kinds)
         if self._relisting is None and self._connection is not None:
             self._relisting = asyncio.create_task(self._relist(self._connection), name=f"lists of mount {self.name}")
@@ -384,18 +381,18 @@ class Mount:
     # -- for operators ------------------------------------------------------------------------------------------------
 
     async def review_again(self) -> None:
-        """Offers what the server declares by what is trusted now: something was approved."""
+        """Offers the declarations again after an approval."""
         await self.offer.review_again()
         if self._connection is not None:
             self._show_live()
 
     @property
     def log_lines(self) -> list[str]:
-        """The newest lines of the log of the server that runs."""
+        """The newest lines of the server's log."""
         return list(getattr(self._transport, "log_lines", ()))
 
     def status(self) -> MountStatus:
-        """Returns how the mount is now; it reads the memory of its processes, which takes some milliseconds."""
+        """Returns the current status; takes some milliseconds, since it reads the memory of processes."""
         return _status_of(self, self._peer, int(getattr(self._transport, "pid", 0)))
 
 

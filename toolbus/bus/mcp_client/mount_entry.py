@@ -1,7 +1,7 @@
 """Defines one configured mount, an MCP server whose tools the bus offers, and reads it from the common JSON.
 
-The form is that of the MCP clients' own files: `command`, `args`, `env`, `cwd`, or `url` and `headers`. What only this
-bus knows stands under `"toolbus"`. Nothing here opens a file or starts a process.
+The form is that of the MCP clients' own files: `command`, `args`, `env`, `cwd`, or `url` and `headers`. Keys that only
+this bus has are under `"toolbus"`. Nothing here opens a file or starts a process.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ _STDIO, _HTTP = ("stdio",), ("http", "streamable-http", "streamableHttp", "strea
 class MountEntry:
     """One configured mount. Either `command` or `url` is set.
 
-    Texts of others' files may hold secrets, so that a `repr` shows the name only.
+    A file's texts may hold secrets, so a `repr` shows the name only.
 
     Attributes:
         name: the source that its tools belong to.
-        command: the program, as a path or a name to be looked up in PATH.
-        env: variables beside those that every mount gets.
+        command: the program, as a path or a name in PATH.
+        env: variables in addition to those that every mount gets.
         cwd: where the program starts; None: the directory of the user.
         url: of a server over HTTP.
-        headers: that each request to it carries.
+        headers: of each request to it.
         allow: globs of tools that are offered; empty: all of them.
         deny: globs of tools that are not offered, allowed or not.
         role: the role that the tools are for; None: all.
         min_level: the access level that a user needs.
-        max_in_flight: calls that it gets at once.
-        rate: calls a second that it gets; 0: no limit.
-        timeout_seconds: of each tool; 0: the default of tools.
-        eager: whether it starts with the bus, also where its tools are known.
+        max_in_flight: the most calls that it runs at once.
+        rate: the most calls a second; 0: no limit.
+        timeout_seconds: of each call; 0: the default of tools.
+        eager: whether it starts with the bus even if its tools are known.
         idle_seconds: without a call, after which its process ends; 0: never.
         pin: what happens to a tool whose declaration changed: ``warn`` offers it, ``block`` waits for an approval.
-        trust_hints: whether the hints of its tools are believed: read-only and idempotent calls may run twice.
-        instructions: whether its instructions are handed on to MCP clients.
+        trust_hints: whether the hints of its tools are trusted: read-only and idempotent calls may run twice.
+        instructions: whether MCP clients get its instructions.
         login: whether it needs OAuth (`toolbus mount --login`).
-        disabled: whether it is configured but not started.
-        command_digest: of the command line or URL as written, for what is remembered about the program.
-        origin: the file that it stands in; "" if none.
+        disabled: whether it is configured but never started.
+        command_digest: of the command line or URL as written; identifies the program in the manifest.
+        origin: the path of its file; "" if it has none.
     """
 
     name: str
@@ -109,19 +109,14 @@ class MountEntry:
         """Whether it is reached over HTTP."""
         return bool(self.url)
 
-    @property
-    def overrides(self) -> dict[str, Any]:
-        """What each of its tools gets, whatever the server declares."""
-        return {"role": self.role, "min_level": self.min_level, "timeout_seconds": self.timeout_seconds}
-
 
 def digest_of_command(command: str, args: tuple[str, ...], url: str) -> str:
-    """Returns what names a program or address in files, without repeating it: arguments may hold secrets."""
+    """Returns the digest that identifies a program or address in files: its arguments may hold secrets."""
     return hashlib.sha256(dump_json([command, *args, url]).encode("utf-8", "replace")).hexdigest()
 
 
 def mount_name(written: str) -> str:
-    """Returns the source that a name of a client's file becomes: what a source cannot hold is ``-``."""
+    """Returns the source for a mount's name in a file; characters that a source cannot have become ``-``."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", written).strip("-")[:64]
     return f"{name}-mcp" if name in RESERVED else name
 
@@ -134,10 +129,10 @@ def read_entry(
     Args:
         reader: of the entry; its subject names the mount in errors.
         environment: where `${VAR}` is looked up.
-        notices: gets a sentence for each key that sets nothing.
+        notices: gets a sentence for each key that is ignored.
 
     Raises:
-        SetupError: naming what breaks a rule; the values of variables are never repeated.
+        SetupError: it breaks a rule; the text never has the values of variables.
     """
     unknown: list[UnknownKey] = []
     at = Reader(reader.value, reader.subject, reader.path, reader.loc, unknown)
@@ -146,7 +141,7 @@ def read_entry(
     ours = fields.pop("toolbus", {})
     fields.pop("type", None)
     for key in unknown:
-        notices.append(f"{at.place}: {_UNREAD.get(str(key.loc[-1]), f'unknown key {key}')}: it is ignored")
+        notices.append(f"{at.place}: {_IGNORED.get(str(key.loc[-1]), f'unknown key {key}')}: it is ignored")
     written = digest_of_command(fields.get("command", ""), fields.get("args", ()), fields.get("url", ""))
     resolved = {key: _resolve(value, f"{at.place}: {key}", environment) for key, value in fields.items()}
     if "cwd" in resolved:
@@ -160,14 +155,14 @@ def read_entry(
         raise SetupError(f"{at.place}: {error}") from None
 
 
-# -- what a file holds ---------------------------------------------------------------------------------------------
+# -- checks --------------------------------------------------------------------------------------------------------
 
 
 def _check_type(fields: Mapping[str, Any], place: str) -> None:
     kind = fields.get("type")
     if kind == "sse":
         raise SetupError(
-            f'{place}: type "sse" is the HTTP transport of 2024, which is not spoken here: most servers have moved, '
+            f'{place}: type "sse" is the HTTP transport of 2024, which the bus does not support: most servers moved, '
             'so try type "http" with the URL that ends with /mcp; else mount `npx -y mcp-remote URL` as a command'
         )
     if kind is not None and kind not in (*_STDIO, *_HTTP):
@@ -195,7 +190,7 @@ def _lookup(reference: str, place: str, environment: Mapping[str, str]) -> str:
             "the environment of the bus"
         )
     if kind in ("workspaceFolder", "workspaceFolderBasename", "command", "config"):
-        raise SetupError(f"{place} has ${{{quote(reference)[1:-1]}}}, which only an editor knows: write the value out")
+        raise SetupError(f"{place} has ${{{quote(reference)[1:-1]}}}, which only an editor knows: write its value")
     if reference == "userHome":
         return os.path.expanduser("~")
     if reference in ("pathSeparator", "/"):
@@ -235,7 +230,7 @@ def _check_url(url: str, place: str) -> None:
     if parts.username is not None or parts.password is not None:
         raise SetupError(f"{place}: url holds a user or password: put it into headers, as Authorization")
     if parts.fragment:
-        raise SetupError(f"{place}: url holds a fragment (#…), which no server gets: remove it")
+        raise SetupError(f"{place}: url holds a fragment (#…), which is never sent to a server: remove it")
 
 
 def _check_values(fields: Mapping[str, Any], place: str) -> None:
@@ -244,17 +239,17 @@ def _check_values(fields: Mapping[str, Any], place: str) -> None:
     texts += [(f"env.{name}", text) for name, text in fields.get("env", {}).items()]
     for label, text in texts:
         if "\0" in text:
-            raise SetupError(f"{place}: {label} holds a NUL, which no program can be given: remove it")
+            raise SetupError(f"{place}: {label} holds a NUL, which programs cannot receive: remove it")
     for name, text in fields.get("headers", {}).items():
         if not text.isprintable() or not text.isascii():
-            raise SetupError(f"{place}: headers.{name} holds what a header cannot: use printable ASCII on one line")
+            raise SetupError(f"{place}: headers.{name} is not a valid header value: use printable ASCII on one line")
 
 
 # -- how values are read ---------------------------------------------------------------------------------------------
 
 
 def _scalar(reader: Reader) -> str:
-    """Reads text, or a number or switch as the text that a program would be given."""
+    """Reads text; a number or switch becomes text."""
     if isinstance(reader.value, bool):
         return "true" if reader.value else "false"
     if isinstance(reader.value, int | float):
@@ -263,7 +258,7 @@ def _scalar(reader: Reader) -> str:
 
 
 def _secret(reader: Reader) -> str:
-    """Reads text that an error must not repeat."""
+    """Reads text that errors must not show."""
     if not isinstance(reader.value, str):
         raise SetupError(f"{reader.place} is not text: put it in quotes", reader.loc)
     try:
@@ -273,11 +268,11 @@ def _secret(reader: Reader) -> str:
 
 
 def _args(reader: Reader) -> tuple[str, ...]:
-    return tuple(_scalar(item) for item in _unseen(reader).items())
+    return tuple(_scalar(item) for item in _container(reader).items())
 
 
-def _unseen(reader: Reader) -> Reader:
-    """Returns the reader of a list or an object; an error about another value does not repeat it."""
+def _container(reader: Reader) -> Reader:
+    """Checks that a value is a list or an object; the error does not show the value."""
     if not isinstance(reader.value, list | Mapping):
         raise SetupError(f"{reader.place} is text or a number, it must be a list or an object", reader.loc)
     return reader
@@ -285,17 +280,17 @@ def _unseen(reader: Reader) -> Reader:
 
 def _env(reader: Reader) -> dict[str, str]:
     variables = {}
-    for name, value in _unseen(reader).entries().items():
+    for name, value in _container(reader).entries().items():
         if not VARIABLE_NAME.fullmatch(name):
             raise SetupError(f"{value.place}: {quote(name)} is not a variable name: use letters, digits and _")
-        if value.value is not None:  # VS Code: null unsets a variable, which is not passed on here anyway
+        if value.value is not None:  # VS Code: null unsets a variable; mounts do not inherit it anyway
             variables[name] = _scalar(value)
     return variables
 
 
 def _headers(reader: Reader) -> dict[str, str]:
     headers = {}
-    for name, value in _unseen(reader).entries().items():
+    for name, value in _container(reader).entries().items():
         if not _HEADER_NAME.fullmatch(name):
             raise SetupError(f"{reader.place}: {quote(name)} is not the name of a header")
         headers[name] = _secret(value)
@@ -342,8 +337,8 @@ ENTRY_KEYS: Keys = {
     "disabled": ("disabled", Reader.flag),
     "toolbus": ("toolbus", lambda reader: reader.record(OWN_KEYS, snake_case)),
 }
-# Keys of clients that a person may count on: what is said instead of "unknown key".
-_UNREAD = {
+# Keys of other clients' files, with a text that is more helpful than "unknown key".
+_IGNORED = {
     "envFile": "envFile is not read, so its variables are missing (put them into env, or into the bus's environment)",
     "httpUrl": "httpUrl is Gemini's word for url (rename it)",
     "serverUrl": "serverUrl is Windsurf's word for url (rename it)",

@@ -1,4 +1,4 @@
-"""Provides what a mounted server has beside tools to `Core.features`: prompts, resources, templates, completions."""
+"""Provides prompts, resources, templates and completions of a mounted server to `Core.features`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from toolbus.tool import Progress
 
 log = logging.getLogger("toolbus.mounts")
 
-REQUEST_SECONDS = 60.0  # for an answer of the server
-_NAMED = {"prompts/get": "name", "resources/read": "uri"}  # what HTTP names in a header
+REQUEST_SECONDS = 60.0  # the timeout of a request to the server
+_NAMED = {"prompts/get": "name", "resources/read": "uri"}  # params that HTTP repeats in the header Mcp-Name
 
 
 class MountFeatures:
     """The features of one mount (`FeatureProvider`).
 
     Args:
-        connected: returns the connection to the server, which is started first if it does not run.
-        wake: has the server started, if it does not run.
+        connected: returns the connection to the server; starts it first if it does not run.
+        wake: starts the server if it does not run.
     """
 
     def __init__(
@@ -51,25 +51,25 @@ class MountFeatures:
         return f"<MountFeatures {self.source} {' '.join(self.capabilities)}>"
 
     def prompts(self) -> Sequence[dict[str, Any]]:
-        """Returns the prompts that are declared now."""
+        """Returns the declared prompts."""
         return self._lists.get("prompts", ())
 
     def resources(self) -> Sequence[dict[str, Any]]:
-        """Returns the resources that are declared now."""
+        """Returns the declared resources."""
         return self._lists.get("resources", ())
 
     def templates(self) -> Sequence[dict[str, Any]]:
-        """Returns the templates of resources that are declared now."""
+        """Returns the declared templates of resources."""
         return self._lists.get("templates", ())
 
     async def request(self, method: str, params: Mapping[str, Any], asker: Requester) -> dict[str, Any]:
-        """Makes a request of an MCP client at the server.
+        """Forwards a request of an MCP client to the server.
 
         Raises:
-            RpcError: the server refused, or could not be reached.
+            RpcError: the server refused it, or could not be reached.
         """
         if method not in FEATURE_METHODS:
-            raise RpcError(McpCode.METHOD_NOT_FOUND, f"{method!r} is not handed to mounted servers")
+            raise RpcError(McpCode.METHOD_NOT_FOUND, f"{method!r} is not forwarded to mounted servers")
         on_progress = asker.on_progress
 
         def progressed(values: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ class MountFeatures:
         return {"resultType": "complete", **result}
 
     def subscribe(self, uri: str, on_update: OnUpdate) -> Callable[[], None]:
-        """Reports each update of a resource from now on; the server is asked once, however many want to know."""
+        """Calls `on_update` at each update of a resource; all listeners share one subscription at the server."""
         listeners = self._listeners.setdefault(uri, [])
         listeners.append(on_update)
         if len(listeners) == 1:
@@ -115,10 +115,10 @@ class MountFeatures:
 
         return end
 
-    # -- what the mount says ------------------------------------------------------------------------------------------
+    # -- calls of the mount -------------------------------------------------------------------------------------------
 
     def declare(self, peer_can: Callable[[str, str], bool], lists: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-        """Takes what the server declares. Returns which kinds are others than before: `prompts`, `resources`."""
+        """Takes the declarations of the server. Returns the kinds that changed: `prompts`, `resources`."""
         before, capabilities = self._lists, set(self.capabilities)
         self._lists = {
             kind: [entry for entry in lists.get(kind, ()) if isinstance(entry, dict)]
@@ -132,11 +132,11 @@ class MountFeatures:
 
     @property
     def subscribed(self) -> Collection[str]:
-        """The URIs whose updates somebody wants."""
+        """The URIs that MCP clients subscribe to."""
         return list(self._listeners)
 
     def attach(self, connection: McpConnection, peer: ServerInfo) -> None:
-        """Subscribes at a server that has just started."""
+        """Subscribes at a server that has become ready."""
         self._connection = connection
         if peer.modern:
             self._listening = Listening(connection, peer, lambda: self.subscribed)
@@ -146,24 +146,24 @@ class MountFeatures:
                 self._follow(uri, "resources/subscribe")
 
     def detach(self) -> None:
-        """Forgets a server that is gone."""
+        """Forgets a server that has disconnected."""
         if self._listening is not None:
             self._listening.close()
         self._connection = self._listening = None
 
     def heard(self) -> None:
-        """Notes that the server reports changes."""
+        """Notes that the server has reported a change."""
         if self._listening is not None:
             self._listening.heard()
 
     def updated(self, uri: str) -> None:
-        """Reports an update of a resource to who wants to know."""
+        """Reports an update of a resource to its listeners."""
         for listener in tuple(self._listeners.get(uri, ())):
             listener(uri)
 
     def _follow(self, uri: str, method: str) -> None:
         if self._connection is None and uri in self._listeners:
-            self._wake()  # it is asked as soon as it runs
+            self._wake()  # `attach` subscribes
         elif self._listening is not None:
             self._listening.open()
         elif self._connection is not None:

@@ -1,8 +1,8 @@
 """Runs the tools of a mounted MCP server: each call of the bus is one `tools/call`, and each answer a result.
 
-The registry has one handler for a mount, from its first tool to its end, whatever happens to the server's process. A
-call that comes while no server runs waits for one, up to its deadline. A call that was sent when the server died ends
-at once, with its stage; whether it is retried is up to its caller.
+The registry has one handler for a mount, across all restarts of the server's process. A call while no server runs waits
+for one, up to its deadline. A call that was sent when the server died ends at once, with its stage; its caller decides
+about a retry.
 """
 
 from __future__ import annotations
@@ -44,53 +44,53 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.mounts")
 
-MAX_ATTEMPTS = 3  # of a call that certainly did not reach its server
-CONFIRM_SECONDS = 1.0  # a cancelled call keeps its slot so long: servers do not say when they have ended it
-BUSY_SECONDS = 0.1  # the hint when to retry at a server that does not read
-RESEND_SECONDS = 0.25  # before a call that did not reach its server over HTTP is sent again
-MAX_QUESTIONS = 8  # of one call that wait for answers
+MAX_ATTEMPTS = 3  # of a call that did not reach its server
+CONFIRM_SECONDS = 1.0  # a cancelled call holds its slot so long: servers do not confirm that it has ended
+BUSY_SECONDS = 0.1  # the retry hint while a server does not read its input
+RESEND_SECONDS = 0.25  # the pause before a call that did not reach its HTTP server is sent again
+MAX_QUESTIONS = 8  # unanswered questions of one call
 ELICITATION = "elicitation/create"
 QUESTIONS = {"sampling/createMessage": "sampling", "roots/list": "roots"}  # elicitation has two modes
 
 
 class SentCall:
-    """The server's side of one call: it outlives the call of the bus while it is parked.
+    """The server's side of one call; it outlives the call of the bus while it is parked.
 
     Attributes:
-        call: of the bus; None while it is parked.
-        request: its id at the server.
-        accepts: what its caller can answer.
-        asked: how many questions the server has asked about it.
-        waiting: requests of the server that wait for answers, by key of the question.
-        outcome: what the server answered while the call was parked; None before.
-        task: where the server answered with a task; None else.
+        call: the call of the bus; None while parked.
+        request: the id of the call at the server.
+        accepts: the questions that its caller answers.
+        question_count: how many questions the server has asked about it.
+        questions: unanswered questions of the server, by key.
+        outcome: the server's answer that came while the call was parked; None before.
+        task: the server's task that runs the call; None without one.
     """
 
-    __slots__ = ("accepts", "asked", "attempts", "call", "outcome", "request", "task", "waiting")
+    __slots__ = ("accepts", "attempts", "call", "outcome", "question_count", "questions", "request", "task")
 
     def __init__(self, call: Call) -> None:
         self.call: Call | None = call
         self.request = call.id
         self.accepts: Collection[str] = call.exchange.accepts if call.exchange is not None else ()
-        self.asked = 0
+        self.question_count = 0
         self.attempts = 1
-        self.waiting: dict[str, Incoming] = {}
+        self.questions: dict[str, Incoming] = {}
         self.outcome: tuple[msgspec.Raw | None, Exception | None] | None = None
         self.task: RemoteTask | None = None
 
 
 class MountHandler:
-    """What the registry knows of one mount.
+    """The handler of one mount in the registry.
 
     Args:
-        wake: called when calls wait for a server.
-        stale: called when the server does not know a tool any more.
-        rate: calls a second that it gets; 0: no limit.
+        wake: called when a call waits for a server.
+        stale: called when the server no longer has a tool.
+        rate: the most calls a second; 0: no limit.
 
     Attributes:
-        names: by our name of a tool, the server's.
-        param_names: by our name, which arguments go into headers over HTTP; most tools have none.
-        used_at: when it last had to do with a call.
+        names: the server's name of each tool, by our name.
+        param_names: the arguments that go into HTTP headers, by our name of the tool; most tools have none.
+        used_at: when it last sent or ended a call.
     """
 
     kind = "mount"
@@ -126,10 +126,10 @@ class MountHandler:
         self._dispatcher = dispatcher
         self._wake = wake
         self._stale = stale
-        self._connection: McpConnection | None = None  # None while no server is ready for calls
+        self._connection: McpConnection | None = None  # None while no server is ready
         self._json_names: dict[str, str] = {}  # names of the server's tools as JSON
-        self._queue: dict[str, tuple[Call, int]] = {}  # calls that were not sent, by id, and which attempt is next
-        self._sent: dict[str, SentCall] = {}  # by the id of the bus's call
+        self._queue: dict[str, tuple[Call, int]] = {}  # calls that wait for a server, by id, with the next attempt
+        self._sent: dict[str, SentCall] = {}  # by the id of the call of the bus
         self._parked: ParkedCalls[SentCall] = ParkedCalls(self._give_up)
 
     def __repr__(self) -> str:
@@ -138,25 +138,25 @@ class MountHandler:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing of a call is left at the server."""
+        """Whether the server has no call, running or parked."""
         return not self.pending and not len(self._parked)
 
-    # -- the server comes and goes ------------------------------------------------------------------------------------
+    # -- start and end of the server ----------------------------------------------------------------------------------
 
     def attach(self, connection: McpConnection) -> None:
-        """Sends calls over a connection from now on, first those that wait."""
+        """Sends calls over this connection, first those that wait."""
         self._connection = connection
         queue, self._queue = self._queue, {}
         for call, attempt in queue.values():
             self._send(call, attempt)
 
     def detach(self) -> None:
-        """Has calls wait from now on: the server is gone. What was sent has ended by `McpConnection.closed`."""
+        """Queues calls until the next server. `McpConnection.closed` has ended those that were sent."""
         self._connection = None
         self._parked.clear()
 
     def fail_waiting(self, why: str) -> None:
-        """Ends the calls that wait for a server, since none will come."""
+        """Ends the calls that wait for a server, since it will not start."""
         queue, self._queue = self._queue, {}
         for call, _ in queue.values():
             self._end(call, failure(Code.UNAVAILABLE, why, Stage.NOT_DISPATCHED, retry_safe=True))
@@ -164,17 +164,17 @@ class MountHandler:
     # -- calls (`Handler`) --------------------------------------------------------------------------------------------
 
     def send(self, calls: Sequence[Call], now: float) -> None:
-        """Sends calls, or has them wait for the server."""
+        """Sends calls, or queues them until a server is ready."""
         self.used_at = now
         passed, wait = self._quota.take(len(calls), now)
         for call in calls[:passed]:
             self._send(call, 1)
         for call in calls[passed:]:
-            text = f"mount {self.source!r} gets at most {self._quota.rate:g} calls a second (rate): retry later"
+            text = f"mount {self.source!r} runs at most {self._quota.rate:g} calls a second (rate): retry later"
             self._end(call, failure(Code.OVERLOADED, text, Stage.NOT_DISPATCHED, retry_safe=True, wait=wait))
 
     def cancel(self, call: Call, reason: str) -> bool:
-        """Cancels a call at the server, which does not confirm it: its slot is free a moment later."""
+        """Cancels a call at the server. Servers do not confirm it, so its slot is free after `CONFIRM_SECONDS`."""
         if self._queue.pop(call.id, None) is not None:
             return True
         sent = self._sent.pop(call.id, None)
@@ -184,7 +184,7 @@ class MountHandler:
         return False
 
     def stage(self, call: Call) -> Stage:
-        """Returns how far a call has got: what was written to the server may have been read."""
+        """Returns the stage of a call: once it is written, the server may have read it."""
         return Stage.NOT_DISPATCHED if call.id in self._queue else Stage.DISPATCHED
 
     def _send(self, call: Call, attempt: int) -> None:
@@ -221,7 +221,7 @@ class MountHandler:
             self._end(
                 call, failure(Code.OVERLOADED, str(error), Stage.NOT_DISPATCHED, retry_safe=True, wait=BUSY_SECONDS)
             )
-        except Lost:  # its end is noticed in a moment
+        except Lost:  # `McpConnection.closed` follows
             del self._sent[call.id]
             self._queue[call.id] = (call, attempt)
 
@@ -248,9 +248,9 @@ class MountHandler:
         connection = self._connection
         if connection is None:
             return
-        for incoming in sent.waiting.values():
+        for incoming in sent.questions.values():
             connection.refuse(incoming, McpCode.INTERNAL, f"the call was cancelled: {reason}")
-        sent.waiting.clear()
+        sent.questions.clear()
         if sent.task is not None:
             sent.task.cancel()
         else:
@@ -259,9 +259,9 @@ class MountHandler:
     # -- answers ------------------------------------------------------------------------------------------------------
 
     def _answered(self, sent: SentCall, raw: msgspec.Raw | None, error: Exception | None) -> None:
-        """Takes the answer to a call, or why there is none."""
+        """Takes the answer to a call, or the error in its place."""
         call = sent.call
-        if call is None:  # parked: its caller gets it when it comes back
+        if call is None:  # parked: the caller gets the outcome when it resumes the call
             sent.outcome = (raw, error)
             return
         if raw is not None:
@@ -290,14 +290,14 @@ class MountHandler:
         self._end(call, result)
 
     def _lost(self, call: Call, attempts: int, error: Lost) -> None:
-        """Ends a call whose server is gone, or sends it again where it certainly did not arrive."""
+        """Ends a call whose server has disconnected, or sends it again if it did not arrive."""
         if self.pending.get(call.id) is not call:
             return
         if error.stage is Stage.NOT_DISPATCHED:
             if attempts < MAX_ATTEMPTS and not isinstance(error, NeedsLogin):
                 self._queue[call.id] = (call, attempts + 1)
                 self._wake()
-                if self._connection is not None:  # over HTTP a connection outlives its server
+                if self._connection is not None:  # over HTTP, a connection outlives the server's process
                     asyncio.get_running_loop().call_later(RESEND_SECONDS, self._send_again, call)
             else:
                 self._end(call, failure(Code.UNAVAILABLE, str(error), Stage.NOT_DISPATCHED, retry_safe=True))
@@ -305,7 +305,7 @@ class MountHandler:
         del self.pending[call.id]
         if error.stage is Stage.ACCEPTED:
             call.accepted = True
-        self.takes_calls = False  # or the dispatcher would send it here again
+        self.takes_calls = False  # so that the dispatcher does not send the call here again
         try:
             why = str(error) if str(error).startswith("server ") else f"server {self.source!r} {error}"
             self._dispatcher.endings.handler_ended([call], why, time.monotonic())
@@ -335,7 +335,7 @@ class MountHandler:
             )
 
     def log_message(self, text: str, stream: str = "") -> None:
-        """Hands a log message of the server to the caller that it is for, where that is known."""
+        """Sends a log message of the server to the caller whose call it belongs to, if that is known."""
         sent = self._sent.get(stream) or self._of_request(stream)
         if sent is None and len(self._sent) == 1:
             sent = next(iter(self._sent.values()))
@@ -346,7 +346,7 @@ class MountHandler:
     # -- questions ----------------------------------------------------------------------------------------------------
 
     def take_request(self, incoming: Incoming) -> None:
-        """Takes a question of the server: the call that it is about ends with it, where its caller can answer."""
+        """Takes a question of the server: its call ends with the question if the caller can answer."""
         connection = self._connection
         if connection is None:
             return
@@ -358,53 +358,55 @@ class MountHandler:
             return
         sent = self._call_of(incoming)
         if sent is None:
-            text = f"{incoming.method} outside of a call, or while calls of several users run: nobody can be asked"
+            text = f"{incoming.method} outside of a call, or while calls of several users run: no user can be asked"
             connection.refuse(incoming, McpCode.INVALID_REQUEST, text)
             return
         if needs not in sent.accepts:
             text = f"the caller of this tool cannot be asked: it does not accept {needs}"
             connection.refuse(incoming, McpCode.INVALID_REQUEST, text)
-        elif len(sent.waiting) >= MAX_QUESTIONS or (sent.call is not None and self._parked.is_full):
+        elif len(sent.questions) >= MAX_QUESTIONS or (sent.call is not None and self._parked.is_full):
             connection.refuse(
                 incoming, McpCode.INTERNAL, "too many questions of this server wait for answers: ask later"
             )
         else:
-            sent.asked += 1
-            sent.waiting[f"question-{sent.asked}"] = incoming
-            if sent.call is not None:  # else it is asked as soon as the caller has answered what came before
+            sent.question_count += 1
+            sent.questions[f"question-{sent.question_count}"] = incoming
+            if sent.call is not None:  # else the caller gets it after its answers to the earlier questions
                 self._park(sent, sent.call)
 
     def _call_of(self, incoming: Incoming) -> SentCall | None:
-        """Returns the call that a question is about, parked or not; None where that is not certain."""
+        """Returns the call that a question belongs to, parked or not; None if that is not certain."""
         if incoming.stream:
             return self._sent.get(incoming.stream) or self._of_request(incoming.stream)
         parked = [(each.owner, each.held) for each in self._parked]
         owned = [*parked, *((_owner(each.call), each) for each in self._sent.values() if each.call is not None)]
-        askers = {owner[1:] for owner, _ in owned}
-        asks_features = self._connection is not None and self._connection.asks(FEATURE_METHODS)
-        return owned[-1][1] if len(askers) == 1 and not asks_features else None
+        users = {owner[1:] for owner, _ in owned}
+        has_others = self._connection is not None and self._connection.has_pending(FEATURE_METHODS)
+        return owned[-1][1] if len(users) == 1 and not has_others else None
 
     def _of_request(self, request: str) -> SentCall | None:
-        """Returns the call that has this id at the server: one that was parked goes on under another one here."""
+        """Returns the call that has this id at the server; after a resume it differs from the id of the bus's call."""
         parked = (each.held for each in self._parked)
         return next((each for each in (*self._sent.values(), *parked) if each.request == request), None)
 
-    def _park(self, sent: SentCall, call: Call, asked: Mapping[str, Any] | None = None) -> None:
-        """Ends a call with the questions of its server, and waits for the answers."""
-        questions = asked or {key: {"method": each.method, "params": each.params} for key, each in sent.waiting.items()}
+    def _park(self, sent: SentCall, call: Call, task_questions: Mapping[str, Any] | None = None) -> None:
+        """Ends a call with the questions of its server, and stores the server's side until the answers arrive."""
+        questions = task_questions or {
+            key: {"method": each.method, "params": each.params} for key, each in sent.questions.items()
+        }
         self._sent.pop(call.id, None)
         sent.call = None
-        state = self._parked.park(sent, _owner(call), questions)
+        state = self._parked.park(sent, _owner(call))
         self._end(call, pb.ToolResult(input_requests_json=dump_json(questions), request_state=state))
 
     def _resume(self, call: Call, state: str, responses_json: str) -> None:
-        """Goes on with a parked call, whose caller has the answers."""
+        """Resumes a parked call with the answers of its caller."""
         parked = self._parked.take(state, _owner(call))
         connection = self._connection
         if parked is None or connection is None:
             text = (
-                "what this answers does not wait any more: its time has passed, or the server was started again; call "
-                "again without answers"
+                "these answers belong to no waiting call: it has expired, or the server was restarted; call again "
+                "without answers"
             )
             self._end(call, failure(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED))
             return
@@ -419,17 +421,17 @@ class MountHandler:
         if sent.task is not None:
             sent.task.answer(answers)
             return
-        for key in list(sent.waiting):
+        for key in list(sent.questions):
             if isinstance(answers.get(key), dict):
-                connection.respond(sent.waiting.pop(key), answers[key])
-        if sent.waiting:  # not all was answered, or more was asked meanwhile
+                connection.respond(sent.questions.pop(key), answers[key])
+        if sent.questions:  # some answers are missing, or the server has asked more
             self._park(sent, call)
 
     def _give_up(self, sent: SentCall) -> None:
-        self._cancel_at_server(sent, "nobody answered in time")
+        self._cancel_at_server(sent, "its caller did not answer in time")
 
     def _task_moved(self, sent: SentCall, state: Mapping[str, Any], error: Exception | None) -> None:
-        """Takes what a task of the server has come to: its result, its questions, or how far it is."""
+        """Takes a new state of the server's task: a result, questions, or progress."""
         call = sent.call
         if error is not None or "result" in state:
             raw = None if error is not None else msgspec.Raw(msgspec.json.encode(state["result"]))
@@ -443,7 +445,7 @@ class MountHandler:
 
 
 def _owner(call: Call | None) -> tuple[str, ...]:
-    """Returns who may go on with a call: the same tool for the same caller and user."""
+    """Returns the owner of a call, who may resume it: the tool, the caller's account and the user."""
     if call is None:
         return ()
     user = call.context.user_id if call.context is not None else ""

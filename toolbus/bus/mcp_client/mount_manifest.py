@@ -1,12 +1,11 @@
-"""Persists what is known of mounted servers: what they declared, in which era they spoke, what of it is trusted.
+"""Persists the declarations of mounted servers, their era, and the fingerprints that are trusted.
 
-So the tools of a server are offered before its process has started, and a change is noticed across restarts. What is
-known belongs to a mount and its command line: another program under the same name is another server. What `save`
-returned from survives a kill -9 (a write-ahead log, `synchronous=NORMAL`: a power cut may lose the last moments).
+So the tools of a server are offered before its process has started, and a change is noticed across restarts. A row
+belongs to a mount and its command line: another program under the same name is another server. After `save` has
+returned, the row survives a kill -9 (a write-ahead log, `synchronous=NORMAL`: a power cut may lose the last moments).
 
-A damaged file is moved aside, with an error in the log: servers can say again what they declare. What was trusted is
-gone then, so that servers with `pin = "block"` wait for an approval (`is_new` says so). A row whose checksum fails is
-left out by itself.
+A damaged file is moved aside, with an error in the log: servers can list their declarations again. The approvals are
+lost then, so servers with `pin = "block"` wait for an approval (see `is_new`). A row with a wrong checksum is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ log = logging.getLogger("toolbus.mcp_client")
 
 FILE = "mcp.db"
 APPLICATION_ID = 0x5442746D  # "TBtm"
-MAX_COMMANDS = 4  # command lines that are remembered of one mount
+MAX_COMMANDS = 4  # command lines of one mount that are stored
 KINDS = ("tools", "prompts", "resources", "templates")
 
 # Script i lifts a file from version i to i + 1. Never edit one that was released.
@@ -58,12 +57,12 @@ _PUT_SERVER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """What a server said when it was last asked.
+class StoredServer:
+    """The declarations of a server at its last run.
 
     Attributes:
-        peer: about itself: era, version, capabilities, instructions; a JSON object whose keys are its writer's.
-        declarations: objects as the protocol has them, by kind, see `KINDS`.
+        peer: era, version, capabilities, instructions: the fields of `ServerInfo`.
+        declarations: entries of its lists, by kind; see `KINDS`.
     """
 
     peer: Mapping[str, Any] = field(default_factory=dict)
@@ -71,18 +70,18 @@ class Remembered:
 
 
 class MountManifest(FingerprintFile):
-    """The file of mounts in one data directory: what servers said, beside their fingerprints."""
+    """The file of mounts in one data directory: declarations and fingerprints."""
 
     application_id = APPLICATION_ID
     migrations = MIGRATIONS
     contents = "mounts"
     lost = (
-        "servers are asked again; what was approved of mounts is gone, those with pin = block wait for "
+        "servers list their tools again; the approvals of mounts are lost, those with pin = block wait for "
         "`toolbus approve`"
     )
 
-    def load(self, mount: str, command: str) -> Remembered | None:
-        """Returns what a server said last; None where it was never asked, or its row is damaged.
+    def load(self, mount: str, command: str) -> StoredServer | None:
+        """Returns the declarations of a server; None if none are stored, or the row is damaged.
 
         Args:
             command: the digest of its command line (`MountEntry.command_digest`).
@@ -97,17 +96,17 @@ class MountManifest(FingerprintFile):
         peer, declarations, saved, checksum = row
         try:
             if checksum != _server_checksum(mount, command, peer, declarations, saved):
-                raise ValueError("its checksum fails")
-            return Remembered(json.loads(peer), json.loads(declarations))
+                raise ValueError("its checksum is wrong")
+            return StoredServer(json.loads(peer), json.loads(declarations))
         except ValueError as error:
-            log.error("what %s holds of mount %s is damaged and left out: %s", self.path, mount, error)
+            log.error("%s: the row of mount %s is damaged and left out: %s", self.path, mount, error)
             return None
 
-    def save(self, mount: str, command: str, remembered: Remembered) -> None:
-        """Persists what a server said.
+    def save(self, mount: str, command: str, remembered: StoredServer) -> None:
+        """Persists the declarations of a server.
 
         Raises:
-            sqlite3.Error: it could not be written; what was known before stays.
+            sqlite3.Error: they could not be written; the earlier ones stay.
         """
         peer, declarations = (json.dumps(dict(each)) for each in (remembered.peer, remembered.declarations))
         saved = time.time()
@@ -123,7 +122,7 @@ class MountManifest(FingerprintFile):
             connection.executemany("DELETE FROM fingerprints WHERE source = ? AND command = ?", stale)
 
     def is_new(self, mount: str, command: str) -> bool:
-        """Tells whether a server that has no fingerprints is seen for the first time, and was not merely forgotten."""
+        """Tells whether a server without fingerprints is new; it is not after the file was damaged."""
         return not self.was_damaged and self.load(mount, command) is None
 
 

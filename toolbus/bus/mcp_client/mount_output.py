@@ -1,4 +1,4 @@
-"""Shows the output of mounted MCP servers as that of plugins: their standard error, across restarts."""
+"""Provides the standard error of mounted MCP servers like the output of plugins, across restarts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MountOutput:
     """The output of the mounts of one bus.
 
     Args:
-        mounts: those that there are now.
+        mounts: returns the current mounts.
     """
 
     source = "toolbus.mounts"
@@ -26,7 +26,7 @@ class MountOutput:
         self._tails = OutputTails()
 
     def take(self, name: str, line: str) -> None:
-        """Keeps a line that a server wrote."""
+        """Stores a line of a server."""
         if not self._tails.has(name):
             self._tails.keep({name, *(mount.name for mount in self._mounts())})
         self._tails(PluginReport(name, ReportKind.OUTPUT, line, "stderr"))
@@ -51,11 +51,11 @@ class MountOutput:
         return await self._tails.read(plugin, lines, since, wait_seconds)
 
     def restart(self, plugin: str) -> None:
-        """Starts a server anew."""
+        """Restarts a server."""
         self._find(plugin).restart()
 
     def stop(self, plugin: str) -> None:
-        """Refuses: what a file of mounts names is mounted."""
+        """Refuses: a mount runs as long as it is in the file of mounts."""
         raise InvalidRequest(f"{quote(plugin)} is a mount: `toolbus unmount {plugin}` removes it")
 
     def _find(self, name: str) -> Mount:

@@ -1,4 +1,4 @@
-"""Says how a mount is: its state with a reason and how to fix it, its server, its process."""
+"""Describes the status of a mount: its state with a reason and how to fix it, its server, its process."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from toolbus.bus.mcp_client.declarations import Left
 
 
 class MountState(Enum):
-    """How a mount is."""
+    """The state of a mount."""
 
-    STARTING = "starting"  # its server is being started, installed or asked
+    STARTING = "starting"  # its server is installed, started, or listing its tools
     LIVE = "live"
-    DEGRADED = "degraded"  # live, but not all that it declares is offered
-    RESTARTING = "restarting"  # its server died, and is started again
+    DEGRADED = "degraded"  # live, but not all its tools are offered
+    RESTARTING = "restarting"  # its server died and is started again
     NEEDS_LOGIN = "needs login"
     STOPPED = "stopped"  # its server does not run; a call starts it
-    FAILED = "failed"  # its server is not started any more
+    FAILED = "failed"  # its server is given up until an operator restarts it
 
 
 @dataclass(frozen=True, slots=True)
 class MountStatus:
-    """What an operator sees of a mount.
+    """The status of a mount, for operators.
 
     Attributes:
-        reason: why it is in its state; "" where that says enough.
-        fix: what a person should do; "" where nothing is to be done.
-        era: ``modern`` or ``legacy``; "" as long as that is not known.
-        server: its name and version, as it says them.
-        left: what it declares and the bus does not offer.
+        reason: why it is in its state; "" if the state is enough.
+        fix: what the operator should do; "" for nothing.
+        era: ``modern`` or ``legacy``; "" before the first handshake.
+        server: its own name and version.
+        left: tools that it declares and the bus does not offer.
         hidden: how many tools `allow` and `deny` leave out.
         changed: subjects whose declaration differs from what is trusted, see `fingerprints`.
-        pid: of its process; 0 where none runs.
-        memory_bytes: of its process and what that started; 0 where that is not known.
+        pid: of its process; 0 while none runs.
+        memory_bytes: of its process group; 0 if the system does not tell.
         restarts: how often it was started again after it died.
-        last_error: why it died or failed the last time.
-        notices: what a person should know of its tools, by name.
+        last_error: why it last died or failed.
+        notices: hints for people about its tools, by name.
     """
 
     name: str
@@ -65,12 +65,12 @@ class MountStatus:
 
 
 def memory_of_group(group: int) -> int:
-    """Returns the resident memory of a process group in bytes; 0 where the system does not say (Linux)."""
+    """Returns the resident memory of a process group in bytes; 0 on other systems than Linux."""
     if not group:
         return 0
     pages = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the process has just ended
             fields = stat.read_text(errors="replace").rpartition(")")[2].split()
             if int(fields[2]) == group:
                 pages += int(fields[21])

@@ -1,7 +1,6 @@
-"""Offers what operators do with mounts: show, restart, read a log as tools of the bus; approve for the room of pins.
+"""Offers the operators' tools for mounts: show, restart, read a log. Also approves changes, for the pins room.
 
-They show and restart what is configured, and add nothing: what starts a program stands in files that only the bus's
-user can write.
+No tool adds a mount: programs are started only from files that only the bus's user can write.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ class MountTools:
     """The operators' tools for the mounts of one bus.
 
     Attributes:
-        configured: what the files say now.
-        file: which `toolbus mount` writes; "" where the bus stores nothing.
+        configured: the content of the files of mounts.
+        file: the one that `toolbus mount` writes; "" if the bus has no data directory.
     """
 
     def __init__(self, audit: Audit) -> None:
         self.configured = ConfiguredMounts()
         self.file = ""
         self._audit = audit
-        self._mounts: Mounts | None = None  # None until there is a mount
-        self._manifest: MountManifest | None = None  # where approvals are stored; None until there is a mount
+        self._mounts: Mounts | None = None  # None before the first mount
+        self._manifest: MountManifest | None = None  # stores approvals; None before the first mount
 
     def follow(self, mounts: Mounts, manifest: MountManifest) -> None:
-        """Shows these mounts from now on."""
+        """Takes the mounts of the bus."""
         self._mounts, self._manifest = mounts, manifest
 
     def close(self) -> None:
-        """Closes what remembers the mounts; they have ended."""
+        """Closes the manifest, after the mounts have ended."""
         if self._manifest is not None:
             self._manifest.close()
 
@@ -65,10 +64,10 @@ class MountTools:
         read_only=True,
     )
     def show_mounts(self, name: str = "") -> dict[str, Any]:
-        """Shows mounts. Runs on a thread: the memory of processes takes some milliseconds to be read.
+        """Shows mounts. Runs on a thread, since it takes milliseconds to read the memory of processes.
 
         Args:
-            name: of one mount, which is shown with its tools; "" for all.
+            name: of one mount, to show it with its tools; "" for all.
         """
         shown = [self._find(name)] if name and name not in self.configured.refused else list(self._mounts or ())
         details = bool(name)
@@ -85,18 +84,18 @@ class MountTools:
     # -- approvals ---------------------------------------------------------------------------------------------------
 
     def approvable(self) -> Iterable[str]:
-        """Names the mounts."""
+        """Returns the names of the mounts."""
         return [each.name for each in self._mounts or ()]
 
     def known(self, source: str) -> Mapping[str, fingerprints.Pinned] | None:
-        """Returns what is known of a mount; None where there is none of that name."""
+        """Returns the fingerprints of a mount; None if it does not exist."""
         mount = self._mounts.get(source) if self._mounts is not None else None
         if mount is None or self._manifest is None:
             return None
         return self._manifest.fingerprints(mount.entry.name, mount.entry.command_digest)
 
     async def approve(self, source: str, subjects: Collection[str]) -> None:
-        """Trusts what is pending of some subjects of a mount, and offers it."""
+        """Approves the pending changes of some subjects of a mount, and offers them."""
         mount, manifest = self._find(source), self._manifest
         assert manifest is not None  # there is a mount
         entry = mount.entry
@@ -113,7 +112,7 @@ class MountTools:
 
     # -- the tools ---------------------------------------------------------------------------------------------------
 
-    @llm_tool(description="Starts a mounted MCP server anew, also one that was given up.")
+    @llm_tool(description="Restarts a mounted MCP server, also one that was given up.")
     async def mount_restart(self, scope: ToolScope, name: str) -> dict[str, Any]:
         """Restarts a mount; its calls in flight end."""
         mount = self._find(name)
@@ -123,7 +122,7 @@ class MountTools:
 
     @llm_tool(description="Shows the newest lines of the log of a mounted MCP server.", read_only=True)
     async def mount_logs(self, name: str) -> dict[str, Any]:
-        """Shows what the server wrote to its standard error."""
+        """Shows lines of the server's standard error."""
         return {"name": name, "lines": self._find(name).log_lines}
 
     def _find(self, name: str) -> Mount:
@@ -131,7 +130,7 @@ class MountTools:
         if mount is not None:
             return mount
         if name in self.configured.refused:
-            raise InvalidRequest(f"mount {name} is not there: {self.configured.refused[name]}")
+            raise InvalidRequest(f"mount {name} is refused: {self.configured.refused[name]}")
         if name in self.configured.entries:
             raise InvalidRequest(
                 f'mount {name} is disabled: remove "disabled" from {self.configured.entries[name].origin}'
@@ -167,7 +166,7 @@ def _tool(mount: Mount, name: str, known: dict[str, fingerprints.Pinned]) -> dic
 
 
 def _target(entry: MountEntry) -> str:
-    """Returns where a server is, without what may be secret: arguments, the query of a URL."""
+    """Returns the command or URL of a server, without arguments and query, which may be secret."""
     if not entry.is_remote:
         return entry.command
     parts = urlsplit(entry.url)

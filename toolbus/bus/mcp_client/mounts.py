@@ -1,4 +1,4 @@
-"""Keeps all mounts of one bus: those that are configured run, each by itself."""
+"""Runs the configured mounts of one bus, each independent of the others."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _SERVING = (MountState.LIVE, MountState.DEGRADED, MountState.STOPPED)
 
 
 def open_remote(directory: Path | None, entry: MountEntry) -> Transport:
-    """Returns the way to a server over HTTP; with a token, unless its operator wrote an Authorization.
+    """Returns the transport to a server over HTTP; with a token, unless its operator wrote an Authorization.
 
     Args:
-        directory: the data directory; None: there are no tokens.
+        directory: the data directory; None: the bus stores no tokens.
     """
     # A bus without such a server loads no HTTP client.
     from toolbus.bus.mcp_client.authorization import TokenAuthorization
@@ -50,12 +50,12 @@ def open_remote(directory: Path | None, entry: MountEntry) -> Transport:
 class Mounts:
     """The mounts of one bus, by name.
 
-    Attributes:
-        output: what the servers write.
-
     Args:
-        manifest: what is remembered of servers.
-        open_remote: makes a way to a server over HTTP.
+        manifest: stores declarations and approvals.
+        open_remote: makes a transport to a server over HTTP.
+
+    Attributes:
+        output: the standard error of the servers.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Mounts:
         self._timings = timings or MountTimings()
         self._logins = LoginWatch(core.config.data_dir)
         self._mounts: dict[str, Mount] = {}
-        self._launchers: dict[str, asyncio.Lock] = {}  # by the program that installs servers
+        self._launchers: dict[str, asyncio.Lock] = {}  # held during first starts, by program: `npx`, `uvx`
         self._lifeline: Lifeline | None = None  # None before the first process
         self.output = MountOutput(lambda: self)
         self._changing = asyncio.Lock()
@@ -85,25 +85,25 @@ class Mounts:
         return iter(list(self._mounts.values()))
 
     def get(self, name: str) -> Mount | None:
-        """Returns a mount; None where there is none of that name."""
+        """Returns a mount; None if it does not exist."""
         return self._mounts.get(name)
 
     def _source_changed(self, source: str) -> None:
         mount = self._mounts.get(source)
         if mount is not None:
-            mount.offer.right_changed()
+            mount.offer.permission_changed()
 
     def statuses(self) -> list[MountStatus]:
-        """Returns how each mount is."""
+        """Returns the status of each mount."""
         return [mount.status() for mount in self]
 
     def serving(self, source: str) -> bool | None:
-        """Tells whether the tools of a mount can be called; None where there is none of that name."""
+        """Tells whether the tools of a mount can be called; None if it does not exist."""
         mount = self._mounts.get(source)
         return None if mount is None else mount.state in _SERVING
 
     async def apply(self, entries: Mapping[str, MountEntry]) -> None:
-        """Has exactly these mounts run; those whose entry is as before are not touched."""
+        """Starts, restarts and stops mounts until exactly these run; unchanged entries are not touched."""
         async with self._changing:
             difference = compare({mount.name: mount.entry for mount in self}, entries)
             ending = [*difference.removed, *(entry.name for entry in difference.changed)]
@@ -113,7 +113,7 @@ class Mounts:
                 mount.start()
 
     async def stop(self) -> None:
-        """Ends all servers, and all that they started."""
+        """Ends all servers and their processes."""
         async with self._changing:
             mounts, self._mounts = self._mounts, {}
             self._logins.close()

@@ -1,7 +1,7 @@
 """Reads files of mounts in the common JSON of MCP clients, and follows them.
 
-A file has `mcpServers`, or `servers` as VS Code writes it; comments and trailing commas are taken. One bad entry does
-not stop the others. Such a file starts programs, so one that another user could write is refused.
+A file has `mcpServers`, or `servers` as in VS Code; comments and trailing commas are allowed. One bad entry does not
+stop the others. A file starts programs, so one that another user could write is refused.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from toolbus.errors import SetupError
 from toolbus.reader import Reader
 from toolbus.text import list_names, quote, refuse_constant
 
-FILE = "mcp.json"  # in the data directory: what `toolbus mount` writes
+FILE = "mcp.json"  # in the data directory; `toolbus mount` writes it
 TABLES = ("mcpServers", "servers")
 MAX_MOUNTS = 64
 MAX_FILE_BYTES = 4 * 1024 * 1024
 _COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\r\n]*|/\*.*?\*/', re.DOTALL)
 _TRAILING = re.compile(r'"(?:\\.|[^"\\])*"|,(?=\s*[}\]])', re.DOTALL)
-_BESIDE = frozenset({*TABLES, "inputs", "$schema"})  # keys of a whole file that need no notice
+_KNOWN_KEYS = frozenset({*TABLES, "inputs", "$schema"})  # keys of a file that need no notice
 
 
 @dataclass(frozen=True, slots=True)
 class MountsReading:
-    """What a file says.
+    """The content of a file.
 
     Attributes:
         entries: by name, in the order of the file, disabled ones included.
         refused: by name, why an entry cannot be mounted and how to fix it.
-        notices: what was not read, or read otherwise than written.
+        notices: what is ignored, or read differently than written.
     """
 
     entries: Mapping[str, MountEntry] = field(default_factory=dict)
@@ -47,16 +47,16 @@ class MountsReading:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How to get from the running mounts to the configured ones; a changed mount is restarted."""
+    """The difference between the running and the configured mounts; a changed mount is restarted."""
 
     added: tuple[MountEntry, ...] = ()
     changed: tuple[MountEntry, ...] = ()
     removed: tuple[str, ...] = ()
 
 
-def compare(running: Mapping[str, MountEntry], wanted: Mapping[str, MountEntry]) -> Difference:
-    """Returns what to start, restart and end; a disabled mount is as if it were not configured."""
-    live = {name: entry for name, entry in wanted.items() if not entry.disabled}
+def compare(running: Mapping[str, MountEntry], configured: Mapping[str, MountEntry]) -> Difference:
+    """Returns the mounts to start, restart and end; a disabled mount counts as not configured."""
+    live = {name: entry for name, entry in configured.items() if not entry.disabled}
     return Difference(
         tuple(entry for name, entry in live.items() if name not in running),
         tuple(entry for name, entry in live.items() if name in running and running[name] != entry),
@@ -71,7 +71,7 @@ def read_mounts(path: Path, environment: Mapping[str, str]) -> MountsReading:
         environment: where `${VAR}` is looked up.
 
     Raises:
-        SetupError: the file as a whole cannot be used; entries that cannot are in `refused`.
+        SetupError: the whole file cannot be used; single entries are in `refused`.
     """
     return read_document(load_document(path), str(path), environment)
 
@@ -101,10 +101,10 @@ def load_document(path: Path) -> Any:
 
 
 def parse_commented(text: str) -> Any:
-    """Parses JSON with comments and trailing commas, as VS Code writes it; places in errors stay true.
+    """Parses JSON with comments and trailing commas; positions in errors are those of the text.
 
     Raises:
-        ValueError: it is not that; also for NaN and Infinity.
+        ValueError: it is invalid, or has NaN or Infinity.
         RecursionError: it is nested too deep.
     """
     bare = _COMMENT.sub(lambda match: match[0] if match[0][0] == '"' else re.sub(r"[^\r\n]", " ", match[0]), text)
@@ -119,7 +119,7 @@ def read_document(document: Any, place: str, environment: Mapping[str, str]) -> 
         place: names the file in errors.
 
     Raises:
-        SetupError: it holds no mounts, or not as an object.
+        SetupError: it has no object of mounts.
     """
     whole = Reader(document, place).entries()
     tables = [name for name in TABLES if name in whole]
@@ -128,7 +128,7 @@ def read_document(document: Any, place: str, environment: Mapping[str, str]) -> 
     entries: dict[str, MountEntry] = {}
     refused: dict[str, str] = {}
     notices: list[str] = []
-    others = [name for name in whole if name not in _BESIDE]
+    others = [name for name in whole if name not in _KNOWN_KEYS]
     if others:
         notices.append(f"{place}: unknown keys {list_names(map(_shown, others))}: they are ignored")
     for table in tables:
@@ -144,19 +144,19 @@ def read_document(document: Any, place: str, environment: Mapping[str, str]) -> 
                     raise SetupError(f"{label.subject}: a file may have {MAX_MOUNTS} mounts (mounts): remove some")
                 entries[name] = read_entry(label, name, environment, notices, place)
             except SetupError as error:
-                # Under the name that a person would look up, unless another mount has it; then as it is written, since
-                # names of two tables, or a written name and one that was made of another, may be the same.
+                # By the mount's name, unless another mount has it: then by the name as written. Two tables may have the
+                # same name, and two written names may become the same mount name.
                 refused[_free(name or written, written, {*entries, *refused})] = str(error)
             else:
                 if name != written:
-                    notices.append(f"{label.subject} is named {name} here, since a source is of [A-Za-z0-9_.-]")
+                    notices.append(f"{label.subject} is named {name}, since a source consists of [A-Za-z0-9_.-]")
     return MountsReading(entries, refused, tuple(notices))
 
 
-def _free(name: str, written: str, taken: set[str]) -> str:
+def _free(name: str, written: str, used: set[str]) -> str:
     """Returns a key for a refused mount that no other mount has, so that no reason is lost."""
     candidates = itertools.chain((name, written), (f"{written} ({number})" for number in itertools.count(2)))
-    return next(key for key in candidates if key not in taken)
+    return next(key for key in candidates if key not in used)
 
 
 def _shown(name: str) -> str:

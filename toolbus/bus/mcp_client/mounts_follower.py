@@ -1,8 +1,7 @@
 """Follows the files of mounts of one bus: its own in the data directory, and one that the operator names.
 
-The files are looked at twice a second, as those of the keys are: a look costs some microseconds, finds what a link
-leads to now, and works where a file does not exist yet. A file that cannot be read any more changes nothing: its mounts
-go on, and the error says why.
+The files are polled twice a second, like those of the keys: a poll costs some microseconds, follows links, and works
+before a file exists. A file that becomes unreadable changes nothing: its mounts continue, and the error says why.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ _NOTHING = MountsReading()
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredMounts:
-    """What all files say together.
+    """The content of all files together.
 
     Attributes:
-        entries: by name; of two with one name that of the first file.
+        entries: by name; the first file wins.
         refused: by name, why an entry is not mounted.
-        notices: what was read otherwise than written.
-        errors: by path, why a file could not be read; what it said before is still in `entries`.
+        notices: what is ignored, or read differently than written.
+        errors: by path, why a file could not be read; `entries` still has its last content.
     """
 
     entries: Mapping[str, MountEntry] = field(default_factory=dict)
@@ -39,7 +38,7 @@ class ConfiguredMounts:
 
 
 def variables_for(secrets: Path | None, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns where `${VAR}` is looked up: in a file of secrets, then in an environment.
+    """Returns the variables for `${VAR}`: those of a file of secrets, then those of an environment.
 
     Raises:
         SetupError: the file cannot be used.
@@ -51,8 +50,8 @@ class MountsFollower:
     """The files of mounts of one bus.
 
     Args:
-        own: the file that `toolbus mount` writes; None where there is no data directory. It may be missing.
-        named: the file of `--mcp-servers`; None where there is none.
+        own: the file that `toolbus mount` writes, which may be missing; None without a data directory.
+        named: the file of `--mcp-servers`; None without that option.
         environment: where `${VAR}` is looked up.
     """
 
@@ -60,18 +59,18 @@ class MountsFollower:
         self._own = own
         self._files = [path for path in (own, named) if path is not None]
         self._environment = environment
-        self._readings: dict[Path, MountsReading] = {}  # the newest good one of each file
+        self._readings: dict[Path, MountsReading] = {}  # the last valid content of each file
         self._errors: dict[str, str] = {}
-        self._stamps: dict[Path, Stamp] = {}  # as of the last look
+        self._stamps: dict[Path, Stamp] = {}  # of the last poll
 
     def __repr__(self) -> str:
         return f"<MountsFollower {' '.join(map(str, self._files))}>"
 
     def read_first(self) -> ConfiguredMounts:
-        """Returns what the files say at the start of a bus.
+        """Returns the content of the files at the start of a bus.
 
         Raises:
-            SetupError: the named file cannot be read: a bus without the mounts that it was given would be no help.
+            SetupError: the named file cannot be read: a bus must not start without the mounts of its options.
         """
         configured = self._read()
         for path, why in configured.errors.items():
@@ -80,7 +79,7 @@ class MountsFollower:
         return configured
 
     async def follow(self, seconds: float = FOLLOW_SECONDS) -> AsyncGenerator[ConfiguredMounts]:
-        """Yields what the files say whenever one of them has changed since it was read."""
+        """Yields the content of the files whenever one of them has changed."""
         while True:
             await asyncio.sleep(seconds)
             if self._has_changed():  # some microseconds
@@ -91,7 +90,7 @@ class MountsFollower:
 
     def _read(self) -> ConfiguredMounts:
         for path in self._files:
-            stamp = stamp_of(path)  # before it is read: what is written meanwhile is found by the next look
+            stamp = stamp_of(path)  # before it is read: the next poll finds a change during the reading
             if path in self._stamps and self._stamps[path] == stamp:
                 continue
             self._stamps[path] = stamp
@@ -113,7 +112,7 @@ class MountsFollower:
             reading = self._readings.get(path, _NOTHING)
             for name, entry in reading.entries.items():
                 if name in entries:
-                    notices.append(f"{path}: mount {name} stands in {entries[name].origin} already, which is used")
+                    notices.append(f"{path}: mount {name} is ignored: {entries[name].origin} has that name too")
                 else:
                     entries[name] = entry
             refused.update(reading.refused)

@@ -1,9 +1,8 @@
 """Gets tokens for an MCP server by OAuth, with the client of the official SDK.
 
 The bus never imports this: `oauth_program.py` runs it in a process of its own, since the SDK takes some 55 MB. The
-SDK's provider is a generator of HTTP requests; it wants to see the refusal that it has to answer, which here is the one
-that the bus got. Its requests go out as those to servers do: no proxies, no private addresses unless the operator wrote
-one.
+SDK's provider is a generator of HTTP requests, which begins with a refusal: here the one that the bus received. Its
+requests follow the rules of those to servers: no proxies, no private addresses unless the operator wrote one.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from toolbus.bus.mcp_client.token_file import read_document, write_document
 from toolbus.text import quote, shorten
 
 MAX_BODY_BYTES = 1024 * 1024  # of an answer of an authorization server
-NEEDED_FOR = {"Content-Encoding", "Transfer-Encoding", "Content-Length"}  # of a body that was read already
+BODY_HEADERS = {"Content-Encoding", "Transfer-Encoding", "Content-Length"}  # wrong for a body that is read already
 SEND_SECONDS = 30.0
 
 Record = TypeVar("Record", bound=BaseModel)
 
 
 class TokenStore:
-    """Keeps what OAuth gives in the file of one mount, as the SDK's `TokenStorage`.
+    """The token file of one mount, as the SDK's `TokenStorage`.
 
     Attributes:
-        document: the content of the file.
+        document: its content.
     """
 
     def __init__(self, path: Path | None, url: str) -> None:
@@ -73,7 +72,7 @@ class TokenStore:
 
 
 class StoredProvider(OAuthClientProvider):
-    """Logs in and refreshes, and remembers between processes where."""
+    """Logs in and refreshes; stores the metadata of the servers for the next process."""
 
     def __init__(
         self,
@@ -108,7 +107,7 @@ class StoredProvider(OAuthClientProvider):
             context.token_expiry_time = 1.0  # so that it is refreshed
 
     def remember(self) -> None:
-        """Keeps what was found out about the servers, for the next process."""
+        """Stores the metadata of the servers, for the next process."""
         document, context = self._store.document, self.context
         for key, value in (
             ("authorization_server", context.oauth_metadata),
@@ -121,10 +120,10 @@ class StoredProvider(OAuthClientProvider):
 
 
 async def authorize(provider: OAuthClientProvider, url: str, challenge: Challenge) -> str:
-    """Has a provider answer a refusal; returns the Authorization header to go on with.
+    """Has a provider answer a refusal; returns the new Authorization header.
 
     Raises:
-        OAuthFlowError, httpx2.HTTPError: it could not.
+        OAuthFlowError, httpx2.HTTPError: the provider got no token.
     """
     request = httpx2.Request(
         "POST", url, headers={"MCP-Protocol-Version": challenge.version} if challenge.version else {}
@@ -132,7 +131,7 @@ async def authorize(provider: OAuthClientProvider, url: str, challenge: Challeng
     flow = provider.async_auth_flow(request)
     refusal = httpx2.Response(
         challenge.status,
-        headers=[(name, value) for name, value in challenge.headers if name.title() not in NEEDED_FOR],
+        headers=[(name, value) for name, value in challenge.headers if name.title() not in BODY_HEADERS],
         content=challenge.body,
         request=request,
     )
@@ -177,8 +176,8 @@ async def _send(session: aiohttp.ClientSession, request: httpx2.Request, server:
             timeout=aiohttp.ClientTimeout(total=SEND_SECONDS),
         ) as response:  # fmt: skip
             content = await read_body(response, MAX_BODY_BYTES)
-            kept = [(name, value) for name, value in response.headers.items() if name.title() not in NEEDED_FOR]
-            return httpx2.Response(response.status, headers=kept, content=content, request=request)
+            plain = [(name, value) for name, value in response.headers.items() if name.title() not in BODY_HEADERS]
+            return httpx2.Response(response.status, headers=plain, content=content, request=request)
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise OAuthFlowError(f"{quote(shorten(url, 200))} does not answer: {error}") from None
 

@@ -25,7 +25,7 @@ from toolbus.bus.mcp_client.token_file import token_path
 from toolbus.errors import SetupError
 from toolbus.mcp import eras, headers, jsonrpc
 
-ASK_SECONDS = 20.0  # for the server's first answer
+ANSWER_SECONDS = 20.0  # for the server's first answer
 
 
 def login(
@@ -37,18 +37,18 @@ def login(
     open_browser: Callable[[str], object] = webbrowser.open,
     client: tuple[str, str] = ("", ""),
 ) -> bool:
-    """Logs in, and writes the tokens into the data directory; the bus sees them by itself.
+    """Logs in, and writes the tokens into the data directory, where the bus finds them.
 
     Args:
         directory: the data directory.
-        show: tells the user where to agree, and what happens.
-        client: id and secret of a client that was registered by hand; "" where the server registers one itself.
+        show: prints a text for the user.
+        client: id and secret of a client that was registered by hand; "" if the server registers one itself.
 
     Returns:
-        False where the server does not ask for a login; nothing was done then.
+        False if the server requires no login; nothing was done then.
 
     Raises:
-        SetupError: it did not work; the text says how to go on.
+        SetupError: the login failed; the text says how to fix it.
     """
     if not has_extra():
         raise SetupError(f"logging in needs the extra {EXTRA}: run `pip install 'toolbus[{EXTRA}]'`")
@@ -91,15 +91,15 @@ async def _login(
             await process.wait()
     error = outcome_of(last)
     if error:
-        raise SetupError(f"the login at {url} did not work: {error}")
+        raise SetupError(f"the login at {url} failed: {error}")
     return True
 
 
 async def _challenge_of(url: str) -> Challenge | None:
-    """Returns the refusal of a server that wants a login; None where it wants none.
+    """Returns the refusal of a server that requires a login; None if it requires none.
 
     Raises:
-        SetupError: it does not answer.
+        SetupError: the server does not answer.
     """
     written = {
         "Content-Type": "application/json",
@@ -110,7 +110,7 @@ async def _challenge_of(url: str) -> Challenge | None:
     message = jsonrpc.request(1, "server/discover", {"_meta": {eras.META_VERSION: eras.NEWEST}})
     try:
         async with (
-            asyncio.timeout(ASK_SECONDS),
+            asyncio.timeout(ANSWER_SECONDS),
             open_session([url]) as session,
             session.post(url, data=message, headers=written, allow_redirects=False) as response,
         ):

@@ -1,9 +1,9 @@
-"""Logs in at an MCP server, or refreshes its token, in a process of its own; the result is the mount's token file.
+"""Logs in at an MCP server, or refreshes its token, in a process of its own; writes the mount's token file.
 
     python -m toolbus.bus.mcp_client.oauth_program < REQUEST
 
-The request is one JSON object: `name`, `url`, `path` of the token file, `challenge` (the refusal that is answered), and
-`interactive`, whether a user is there. Standard output has one JSON object a line: `{"open": URL}` for the page on
+The request is one JSON object: `name`, `url`, `path` of the token file, `challenge` (the server's refusal), and
+`interactive`, whether a user can log in. Standard output has one JSON object a line: `{"open": URL}` for the page on
 which the user agrees, and at the end `{"done": true}` or `{"error": TEXT}`.
 """
 
@@ -37,7 +37,7 @@ _PAGE = "<!doctype html><meta charset=utf-8><title>toolbus</title><p>{text} You 
 
 
 class Loopback:
-    """Waits for the browser to bring the code, on a port of this machine (RFC 8252).
+    """Receives the code from the browser, on a port of this machine (RFC 8252).
 
     Attributes:
         redirect_uri: where the browser is sent.
@@ -48,9 +48,9 @@ class Loopback:
         self._server: asyncio.Server | None = None  # None until open
         self._result: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
 
-    async def open(self, wanted: str) -> None:
-        """Listens, on the port of the redirect that is registered already if it is free."""
-        port = urlsplit(wanted).port or 0
+    async def open(self, registered: str) -> None:
+        """Listens on the port of the registered redirect URI if it is free, else on another one."""
+        port = urlsplit(registered).port or 0
         try:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
         except OSError:
@@ -58,16 +58,16 @@ class Loopback:
         self.redirect_uri = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/callback"
 
     async def wait(self) -> AuthorizationCodeResult:
-        """Returns what the authorization server has the browser bring.
+        """Returns the parameters of the redirect.
 
         Raises:
-            OAuthFlowError: it was refused, or nobody came.
+            OAuthFlowError: the login was refused, or no user agreed in time.
         """
         try:
             async with asyncio.timeout(LOGIN_SECONDS):
                 return await self._result
         except TimeoutError:
-            raise OAuthFlowError(f"nobody agreed within {LOGIN_SECONDS:.0f} s: log in again") from None
+            raise OAuthFlowError(f"no user agreed within {LOGIN_SECONDS:.0f} s: log in again") from None
 
     def close(self) -> None:
         """Stops listening."""
@@ -90,28 +90,28 @@ class Loopback:
         writer.close()
 
     def _take(self, head: bytes) -> tuple[str, str]:
-        """Reads a request; returns the status and the text of the page that answers it."""
+        """Reads a request; returns the status and the text of the answer."""
         method, _, rest = head.decode("latin-1").partition(" ")
         target = urlsplit(rest.partition(" ")[0])
         fields = {name: values[0] for name, values in parse_qs(target.query).items()}
         if method != "GET" or target.path != "/callback" or not {"code", "error"} & set(fields):
-            return "404 Not Found", "There is nothing here."
+            return "404 Not Found", "This page does not exist."
         if self._result.done():
             return "409 Conflict", "The login has ended already."
         if "code" not in fields:
             why = shorten(clean_line(fields.get("error_description") or fields["error"]), 200)
             self._result.set_exception(OAuthFlowError(f"the authorization server refused: {why}"))
             return "200 OK", "The login was refused."
-        found = {name: fields[name] for name in ("code", "state", "iss") if name in fields}
-        self._result.set_result(AuthorizationCodeResult.model_validate(found))
-        return "200 OK", "toolbus has what it needs."
+        result = {name: fields[name] for name in ("code", "state", "iss") if name in fields}
+        self._result.set_result(AuthorizationCodeResult.model_validate(result))
+        return "200 OK", "You are logged in."
 
 
 async def run(request: dict[str, Any]) -> None:
     """Answers one request.
 
     Raises:
-        OAuthFlowError, OAuthRegistrationError, OAuthTokenError, httpx2.HTTPError, SetupError: there is no token.
+        OAuthFlowError, OAuthRegistrationError, OAuthTokenError, httpx2.HTTPError, SetupError: it got no token.
     """
     url, path = str(request["url"]), Path(request["path"])
     challenge = Challenge(
@@ -126,7 +126,7 @@ async def run(request: dict[str, Any]) -> None:
     interactive = bool(request["interactive"])
     tokens = tokens_of(store.document)
     if not interactive and tokens is not None and tokens.access and f"Bearer {tokens.access}" != challenge.used:
-        return  # somebody else was faster
+        return  # another helper was faster
     loopback = Loopback()
     try:
         if interactive:
@@ -148,7 +148,7 @@ async def run(request: dict[str, Any]) -> None:
 
 
 async def _prepare_client(store: TokenStore, request: dict[str, Any], redirect_uri: str) -> None:
-    """Notes a client that an operator registered by hand, and forgets one whose port is taken."""
+    """Stores a client that an operator registered by hand, and forgets one whose port is in use."""
     client = store.document.get("client")
     if request.get("client_id"):
         has_secret = bool(request.get("client_secret"))
@@ -161,7 +161,7 @@ async def _prepare_client(store: TokenStore, request: dict[str, Any], redirect_u
     elif not isinstance(client, dict) or redirect_uri in client.get("redirect_uris", ()):
         return
     elif not store.document.get("by_hand"):
-        del store.document["client"]  # it is registered anew, with the port of now
+        del store.document["client"]  # the provider registers a new one, with the current port
         return
     await store.set_client_info(OAuthClientInformationFull.model_validate({**client, "redirect_uris": [redirect_uri]}))
 
@@ -183,12 +183,12 @@ def _write(message: dict[str, Any]) -> None:
 
 def main() -> int:
     """Reads the request and answers it."""
-    logging.disable()  # the SDK logs what a user need not see, and tokens are near
+    logging.disable()  # the SDK's log could contain tokens
     request = json.loads(sys.stdin.readline())
     try:
         folder = Path(request["path"]).parent
         make_directory(folder)
-        # A refresh token may be good for one time only. A login replaces what is there, and waits for a user.
+        # Some refresh tokens are valid once. A login waits for a user and replaces the file, so it takes no lock.
         with contextlib.nullcontext() if request["interactive"] else locked(folder, REFRESH_SECONDS):
             asyncio.run(run(request))
     except (

@@ -1,16 +1,16 @@
-"""Offers in the catalog what a mounted server declares, and remembers it for the next time.
+"""Offers the declarations of a mounted server in the catalog, and stores them for the next start.
 
-A mount is a source, and its tools are always listed as `MOUNT:TOOL`. Only what differs from before reaches the catalog.
+A mount is a source, and its tools are always listed as `MOUNT:TOOL`. Only changes reach the catalog.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import sqlite3
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from toolbus.bus.core import Core
@@ -19,7 +19,7 @@ from toolbus.bus.mcp_client.mcp_connection import ServerInfo
 from toolbus.bus.mcp_client.mount_entry import MountEntry
 from toolbus.bus.mcp_client.mount_features import MountFeatures
 from toolbus.bus.mcp_client.mount_handler import MountHandler
-from toolbus.bus.mcp_client.mount_manifest import MountManifest, Remembered
+from toolbus.bus.mcp_client.mount_manifest import MountManifest, StoredServer
 from toolbus.bus.pins import fingerprints
 from toolbus.mcp.headers import marked
 from toolbus.text import list_names
@@ -28,12 +28,12 @@ log = logging.getLogger("toolbus.mounts")
 
 
 class MountOffer:
-    """What one mount offers.
+    """The offer of one mount.
 
     Attributes:
-        lists: what the server declares, by kind.
-        declared: what of it are tools of the bus.
-        changed: subjects that differ from what is trusted.
+        lists: the declarations of the server, by kind.
+        declared: the tools that the bus offers for them.
+        changed: subjects that differ from the trusted ones.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class MountOffer:
         self._handler = handler
         self._manifest = manifest
         self._core = core
-        self._peer: ServerInfo | None = None  # None until the server is known
-        self._offered: tuple[object, ...] | None = None  # what the catalog has, to be compared; None: nothing
-        self._may_offer = True  # whether the source had the right when its tools were offered the last time
+        self._peer: ServerInfo | None = None  # None before the first handshake
+        self._offered: tuple[object, ...] | None = None  # the tools and blocked subjects in the catalog; None: none
+        self._may_offer = True  # whether the source had permission when its tools were last offered
 
     def __repr__(self) -> str:
         return f"<MountOffer {self._entry.name} tools={self.tools}>"
@@ -66,7 +66,7 @@ class MountOffer:
 
     @property
     def why_degraded(self) -> str:
-        """Why not all that the server declares is offered; "" where all is."""
+        """Why not all tools of the server are offered; "" if all are."""
         left = self.declared.left
         if left:
             return (
@@ -77,50 +77,50 @@ class MountOffer:
         return ""
 
     def restore(self) -> ServerInfo | None:
-        """Offers what the server declared the last time. Returns what it said of itself; None: it is not known."""
+        """Offers the stored declarations. Returns the server's description; None if nothing is stored."""
         entry = self._entry
-        remembered = self._manifest.load(entry.name, entry.command_digest)
-        if remembered is None:
+        stored = self._manifest.load(entry.name, entry.command_digest)
+        if stored is None:
             return None
-        peer = _read_peer(remembered.peer)
+        peer = _read_peer(stored.peer)
         if peer is not None:
-            self._put(peer, dict(remembered.declarations))
+            self._put(peer, dict(stored.declarations))
         return peer
 
     async def take(self, peer: ServerInfo, lists: Mapping[str, list[Any]]) -> None:
-        """Offers what the server declares now, and remembers it."""
+        """Offers the current declarations of the server, and stores them."""
         entry = self._entry
         same = self._peer == peer and self.lists == lists
         is_new = self._manifest.is_new(entry.name, entry.command_digest)
         self._put(peer, lists, trusts_first=is_new)
         if not same or is_new:
-            remembered = Remembered(_written_peer(peer), {kind: list(entries) for kind, entries in lists.items()})
+            stored = StoredServer(dataclasses.asdict(peer), {kind: list(entries) for kind, entries in lists.items()})
             try:
-                await asyncio.to_thread(self._manifest.save, entry.name, entry.command_digest, remembered)
+                await asyncio.to_thread(self._manifest.save, entry.name, entry.command_digest, stored)
             except sqlite3.Error as error:
-                log.error("what mount %s declares could not be stored: %s", entry.name, error)
+                log.error("the declarations of mount %s could not be stored: %s", entry.name, error)
 
     async def review_again(self) -> None:
-        """Offers the same declarations by what is trusted now."""
+        """Offers the same declarations again, after an approval."""
         if self._peer is not None:
             self._put(self._peer, self.lists)
 
-    def right_changed(self) -> None:
-        """Offers the tools again, or none of them, if the source's right to offer tools is another one now."""
+    def permission_changed(self) -> None:
+        """Offers or withdraws the tools if the source's permission to offer tools has changed."""
         if self._peer is None or self._offered is None:
             return
         if self._may_offer != self._core.policy.may_offer(self._entry.name):
             self._put(self._peer, self.lists)
 
     def withdraw(self) -> None:
-        """Withdraws all of it at once."""
+        """Withdraws everything at once."""
         self._offered = None
         self._core.registry.withdraw(self._handler)
         self._core.features.remove(self._entry.name)
         self._announce()
 
     def take_offline(self, why: str) -> None:
-        """Takes the tools offline; they keep their places for the grace period."""
+        """Takes the tools offline; they hold their places for the grace period."""
         self._offered = None
         self._core.registry.lose(self._handler, why, time.monotonic())
         self._core.features.remove(self._entry.name)
@@ -133,7 +133,7 @@ class MountOffer:
         self._peer, self.lists = peer, lists
         self._may_offer = self._core.policy.may_offer(entry.name)
         if not self._may_offer:
-            self.declared = Declared(left=(Left("all", f"source {entry.name!r} may offer no tools: grant it"),))
+            self.declared = Declared(left=(Left("all", f"source {entry.name!r} may not offer tools: grant it"),))
             tools = []
         key = (tools, blocked)
         if self._offered is None or self._offered != key:
@@ -142,8 +142,8 @@ class MountOffer:
             self._offered = key
         prompts = [each for each in lists.get("prompts", ()) if _prompt_subject(each) not in blocked]
         moved = self.features.declare(peer.can, {**lists, "prompts": prompts})
-        hands_on = entry.instructions and fingerprints.INSTRUCTIONS not in blocked
-        self.features.instructions = peer.instructions if hands_on else ""
+        has_instructions = entry.instructions and fingerprints.INSTRUCTIONS not in blocked
+        self.features.instructions = peer.instructions if has_instructions else ""
         has_any = self.features.capabilities or self.features.instructions
         if has_any and self.features not in self._core.features.providers:
             self._core.features.add(self.features)
@@ -158,7 +158,7 @@ class MountOffer:
         outcome = self._core.registry.register(self._handler, declared.compiled, qualified=True, declare=True)
         if outcome.failed:
             left = (*declared.left, *(Left(name, why) for _, name, why in outcome.failed))
-            self.declared = replace(declared, left=left)
+            self.declared = dataclasses.replace(declared, left=left)
         self._announce()
 
     def _announce(self) -> None:
@@ -166,7 +166,7 @@ class MountOffer:
         self._core.signals.source_changed(self._entry.name)
 
     def _review(self, peer: ServerInfo, lists: Mapping[str, list[Any]], *, trusts_first: bool) -> frozenset[str]:
-        """Compares with what is trusted. Returns the subjects that must not be offered."""
+        """Compares the declarations with the trusted ones. Returns the subjects that must not be offered."""
         entry = self._entry
         tools, prompts = (
             [each for each in lists.get(kind, ()) if isinstance(each, dict)] for kind in ("tools", "prompts")
@@ -178,7 +178,7 @@ class MountOffer:
             try:
                 self._manifest.save_fingerprints(entry.name, entry.command_digest, review.pinned)
             except sqlite3.Error as error:
-                log.error("what is trusted of mount %s could not be stored: %s", entry.name, error)
+                log.error("the fingerprints of mount %s could not be stored: %s", entry.name, error)
         if review.news:
             subjects = list_names(review.news)
             name = entry.name
@@ -193,7 +193,7 @@ def _prompt_subject(declaration: object) -> str:
 
 
 def _marked(declared: Declared) -> dict[str, Mapping[str, tuple[str, ...]]]:
-    """Returns which arguments of which tools go into headers; a tool whose marks break the rules has none."""
+    """Returns the arguments that go into headers, by tool; a tool with invalid marks has none."""
     names: dict[str, Mapping[str, tuple[str, ...]]] = {}
     for item in declared.compiled:
         if "x-mcp-header" in item.declared.parameters_json:
@@ -204,18 +204,8 @@ def _marked(declared: Declared) -> dict[str, Mapping[str, tuple[str, ...]]]:
     return names
 
 
-def _written_peer(peer: ServerInfo) -> dict[str, Any]:
-    return {
-        "modern": peer.modern,
-        "version": peer.version,
-        "capabilities": dict(peer.capabilities),
-        "info": dict(peer.info),
-        "instructions": peer.instructions,
-    }
-
-
 def _read_peer(written: Mapping[str, Any]) -> ServerInfo | None:
     try:
         return ServerInfo(**written)
-    except TypeError:  # of another version of the bus
+    except TypeError:  # another version of the bus wrote it
         return None

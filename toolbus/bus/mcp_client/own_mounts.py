@@ -1,7 +1,7 @@
-"""Changes the file of mounts in a data directory: what `toolbus mount` adds and `toolbus unmount` removes.
+"""Changes the file of mounts in a data directory, for `toolbus mount` and `toolbus unmount`.
 
-The file is written as a whole (0600), so that a bus that follows it reads the old content or the new one. Only the
-command line of the bus's user writes it: no RPC and no HTTP path does.
+The file is replaced as a whole (0600), so that a bus reads either the old or the new content. Only the command line of
+the bus's user writes it: no RPC and no HTTP path does.
 """
 
 from __future__ import annotations
@@ -23,45 +23,45 @@ LOCK = f"{FILE}.lock"
 
 
 class OwnMounts:
-    """The file of mounts of one data directory, which is made if it is missing.
+    """The file of mounts of one data directory, created by the first `add`.
 
     Raises:
-        SetupError: from each method; the file or directory cannot be used.
+        SetupError: by each method: the file or directory cannot be used.
     """
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / FILE
 
     def entries(self) -> dict[str, Any]:
-        """Returns the entries as they are written, by name."""
+        """Returns the entries as written, by name."""
         document = self._load()
         return {name: reader.value for table in TABLES for name, reader in _entries(document, table, self.path).items()}
 
     def add(self, entries: Mapping[str, Any], *, replace: bool = False) -> None:
-        """Adds entries; none where one of them is there already.
+        """Adds all entries, or none if one of the names exists.
 
         Args:
             replace: whether an entry of the same name is replaced.
         """
         with self._locked():
             document = self._load()
-            there = self.entries()
-            double = [name for name in entries if name in there]
-            if double and not replace:
+            existing = self.entries()
+            duplicates = [name for name in entries if name in existing]
+            if duplicates and not replace:
                 raise SetupError(
-                    f"there is a mount {double[0]} in {self.path} already: choose another name, replace it with "
-                    f"--replace, or remove it with `toolbus unmount {double[0]}`"
+                    f"{self.path} has a mount {duplicates[0]} already: choose another name, replace it with "
+                    f"--replace, or remove it with `toolbus unmount {duplicates[0]}`"
                 )
-            if len(there | dict(entries)) > MAX_MOUNTS:
+            if len(existing | dict(entries)) > MAX_MOUNTS:
                 raise SetupError(f"{self.path} would have more than {MAX_MOUNTS} mounts: unmount some first")
-            for name in double:
+            for name in duplicates:
                 _remove(document, name)
             table = next((name for name in TABLES if name in document), TABLES[0])
             document[table] = {**document.get(table, {}), **entries}
             self._write(document)
 
     def remove(self, name: str) -> bool:
-        """Removes an entry. Returns whether it was there."""
+        """Removes an entry. Returns whether it existed."""
         if not self.path.exists():
             return False
         with self._locked():
@@ -104,5 +104,5 @@ def _entries(document: dict[str, Any], table: str, path: Path) -> dict[str, Read
 
 
 def _remove(document: dict[str, Any], name: str) -> bool:
-    gone = [document[table].pop(name) for table in TABLES if name in document.get(table, {})]
-    return bool(gone)
+    removed = [document[table].pop(name) for table in TABLES if name in document.get(table, {})]
+    return bool(removed)

@@ -1,16 +1,16 @@
-"""Keeps the calls at a mounted server whose bus call has ended with questions, until the answers come.
+"""Stores calls of a mounted server whose bus call has ended with questions, until the answers arrive.
 
-A server of the legacy era asks in the middle of a call and waits; a task may ask too. Inside the bus a call ends with
-its questions and is made again with the answers. Between the two the server's side of it waits here.
+A legacy server asks in the middle of a call and waits; a task may ask too. Inside the bus a call ends with its
+questions and is made again with the answers. Between the two, the server's side of the call is parked here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 MAX_PARKED = 100  # of one mount
 PARKED_SECONDS = 300.0  # people answer slowly
@@ -25,13 +25,11 @@ class Parked(Generic[Held]):
 
     Attributes:
         held: the server's side of the call.
-        owner: who may go on with it: the tool, the caller's account and the user.
-        questions: as the caller was asked, by key.
+        owner: who may resume it: the tool, the caller's account and the user.
     """
 
     held: Held
     owner: tuple[str, ...]
-    questions: Mapping[str, Any]
     timer: asyncio.TimerHandle
 
 
@@ -39,7 +37,7 @@ class ParkedCalls(Generic[Held]):
     """The parked calls of one mount.
 
     Args:
-        on_expired: called with the server's side of a call that nobody went on with in time.
+        on_expired: called with the server's side of a call that was not resumed in time.
     """
 
     def __init__(self, on_expired: Callable[[Held], None], seconds: float = PARKED_SECONDS) -> None:
@@ -58,23 +56,23 @@ class ParkedCalls(Generic[Held]):
 
     @property
     def is_full(self) -> bool:
-        """Whether none can be parked any more."""
+        """Whether the limit of parked calls is reached."""
         return len(self._parked) >= MAX_PARKED
 
-    def park(self, held: Held, owner: tuple[str, ...], questions: Mapping[str, Any]) -> str:
-        """Parks a call. Returns the state that names it; nobody can guess it."""
+    def park(self, held: Held, owner: tuple[str, ...]) -> str:
+        """Parks a call. Returns the state that names it, which cannot be guessed."""
         state = _PREFIX + secrets.token_urlsafe(24)
         timer = asyncio.get_running_loop().call_later(self._seconds, self._expire, state)
-        self._parked[state] = Parked(held, owner, questions, timer)
+        self._parked[state] = Parked(held, owner, timer)
         return state
 
     @staticmethod
     def is_state(text: str) -> bool:
-        """Tells whether a state may be of here; others are the server's own."""
+        """Tells whether a state has the form of a parked call's; other states are the server's own."""
         return text.startswith(_PREFIX)
 
     def take(self, state: str, owner: tuple[str, ...]) -> Parked[Held] | None:
-        """Returns a parked call, which is not parked any more; None where there is none of this owner."""
+        """Removes and returns a parked call; None if its owner has no call of that state."""
         parked = self._parked.get(state)
         if parked is None or parked.owner != owner:
             return None
@@ -83,7 +81,7 @@ class ParkedCalls(Generic[Held]):
         return parked
 
     def clear(self) -> None:
-        """Forgets all of them: the server is gone."""
+        """Forgets all parked calls, since the server has disconnected."""
         for parked in self._parked.values():
             parked.timer.cancel()
         self._parked.clear()

@@ -1,4 +1,4 @@
-"""Lists what a mounted server declares: tools, prompts, resources and templates of resources."""
+"""Reads the lists of a mounted server: tools, prompts, resources and templates of resources."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from toolbus.bus.mcp_client.mcp_connection import McpConnection, ServerInfo
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 
-MAX_ENTRIES = 10_000  # of one list; a server that declares more is cut, with a notice where it is shown
+MAX_ENTRIES = 10_000  # of one list; a longer one is cut, with a notice for operators
 MAX_PAGES = 1_000
-# Kind → method, the key of the result, the capability that says that the server has such a list.
+# Kind → method, key of the result, capability that declares such a list.
 METHODS: Mapping[str, tuple[str, str, str]] = {
     "tools": ("tools/list", "tools", "tools"),
     "prompts": ("prompts/list", "prompts", "prompts"),
@@ -22,13 +22,13 @@ CHANGED: Mapping[str, tuple[str, ...]] = {
     "notifications/prompts/list_changed": ("prompts",),
     "notifications/resources/list_changed": ("resources", "templates"),
 }
-"""Which lists a notification is about."""
+"""Notification → kinds of changed lists."""
 
 
 async def read_lists(
     connection: McpConnection, peer: ServerInfo, kinds: tuple[str, ...] = tuple(METHODS)
 ) -> dict[str, list[Any]]:
-    """Returns lists of a server by kind; a list that it does not have is empty.
+    """Returns lists of a server by kind; one that it does not have is empty.
 
     Raises:
         RpcError, Lost, Busy: as for `McpConnection.request`.
@@ -47,11 +47,11 @@ async def _read_list(connection: McpConnection, method: str, key: str) -> list[A
         try:
             page = await connection.request(method, {} if cursor is None else {"cursor": cursor})
         except RpcError as error:
-            if error.code == McpCode.METHOD_NOT_FOUND:  # it has resources, but no templates
+            if error.code == McpCode.METHOD_NOT_FOUND:  # a server may have resources without templates
                 break
             raise
-        found = page.get(key)
-        entries += found if isinstance(found, list) else []
+        content = page.get(key)
+        entries += content if isinstance(content, list) else []
         before, cursor = cursor, page.get("nextCursor")
         if not isinstance(cursor, str) or not cursor or cursor == before or len(entries) > MAX_ENTRIES:
             break

@@ -1,4 +1,4 @@
-"""Parses server-sent events within a limit, as the WHATWG standard has them (HTML, section 9.2.6)."""
+"""Parses server-sent events within a limit, by the WHATWG standard (HTML, section 9.2.6)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class EventTooLong(Exception):
-    """A stream has an event beyond the limit, in data or in all of its lines; nothing more of it can be read."""
+    """An event of a stream exceeds the limit, with all of its lines; the rest of the stream cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,9 @@ class Event:
     """One event.
 
     Attributes:
-        data: its lines of data; empty where the event only carries an id.
-        id: the last one of the stream, this event's own included; "" before the first.
-        kind: "message" unless it says otherwise.
+        data: its lines of data; empty if the event has only an id.
+        id: its own, or the last earlier one of the stream; "" before the first.
+        kind: "message" if the event names none.
     """
 
     data: bytes
@@ -29,14 +29,14 @@ class Event:
 
 
 class SseParser:
-    """Turns the bytes of one stream into events, in pieces of any size.
+    """Turns the chunks of one stream into events.
 
     Args:
-        max_bytes: of one event, its comments and other fields included.
+        max_bytes: of one event, with comments and all fields.
 
     Attributes:
-        last_id: with which the stream can be resumed; "" where it cannot.
-        retry_seconds: how long to wait before that; None where the server does not say.
+        last_id: the id from which the stream can be resumed; "" if it cannot.
+        retry_seconds: the server's pause before a resume; None if it sent none.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -52,16 +52,16 @@ class SseParser:
         self._at_start = True
 
     def restarted(self) -> SseParser:
-        """Returns a parser for the stream that goes on where this one ended."""
+        """Returns a parser for the resumed stream."""
         parser = SseParser(self._max_bytes)
         parser.last_id, parser.retry_seconds = self.last_id, self.retry_seconds
         return parser
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """Takes what has arrived; returns the events that it ends.
+        """Takes a chunk; returns the events that are complete with it.
 
         Raises:
-            EventTooLong: the parser takes nothing more.
+            EventTooLong: the parser must not be used again.
         """
         if self._after_cr and chunk:
             self._after_cr = False

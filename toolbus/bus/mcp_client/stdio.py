@@ -16,12 +16,12 @@ from toolbus.text import clean_line
 log = logging.getLogger("toolbus.mounts")
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
-MAX_UNREAD_BYTES = 1024 * 1024  # what may wait for a server that does not read
-LOG_LINES = 200  # the newest of its log that are kept
+MAX_UNREAD_BYTES = 1024 * 1024  # in the pipe of a server that does not read its input
+LOG_LINES = 200  # of the server's log; older ones are dropped
 _ID = rb'"id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)'
 _FIRST_ID = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*' + _ID)
 _LAST_ID = re.compile(_ID + rb"\s*\}\s*$")
-_LOOKED_AT = 1024  # bytes at both ends of a line that is too long
+_END_BYTES = 1024  # at both ends of a line that is too long, to find its id
 
 
 class StdioTransport:
@@ -50,23 +50,23 @@ class StdioTransport:
         self._on_log = on_log
         self._process: DuplexProcess | None = None  # None until started
         self._receiver: Receiver | None = None  # None until started
-        self._rest: list[bytes] = []  # of a line that has not ended yet
+        self._rest: list[bytes] = []  # pieces of an incomplete line
         self._rest_bytes = 0
-        self._too_long = b""  # the beginning of a line that is too long, whose end has not come yet
+        self._too_long = b""  # the beginning of an incomplete line that is too long
 
     def __repr__(self) -> str:
         return f"<StdioTransport {self._name} {self._process!r}>"
 
     @property
     def pid(self) -> int:
-        """The process id; 0 while none runs."""
+        """The process id; 0 while no process runs."""
         return 0 if self._process is None else self._process.pid
 
     async def start(self, receiver: Receiver) -> None:
         """Starts the server.
 
         Raises:
-            Lost: it does not exist, or cannot be executed.
+            Lost: the program does not exist, or cannot be executed.
         """
         self._receiver = receiver
         self._process = DuplexProcess(
@@ -88,8 +88,8 @@ class StdioTransport:
         """Writes a message as one line.
 
         Raises:
-            Busy: the server has not read what it got before.
-            Lost: no server runs.
+            Busy: the server has not read its earlier input.
+            Lost: the server does not run.
         """
         process = self._process
         if process is None:
@@ -100,52 +100,52 @@ class StdioTransport:
         process.write(message.data + b"\n")
 
     def cancel(self, request: RequestId) -> None:
-        """Does nothing more: the notification says it."""
+        """Does nothing: the notification cancels the request."""
 
     def agreed(self, version: str, *, modern: bool) -> None:
         """Does nothing: a pipe is the same for all versions."""
 
     async def close(self) -> None:
-        """Ends the server, and all that it started."""
+        """Ends the server and all its processes."""
         if self._process is not None:
             await self._process.stop()
             self._process = None
 
     def _take(self, data: bytes) -> None:
-        """Takes a piece of standard output; hands on each line that it ends."""
+        """Takes a piece of standard output; delivers each line that is complete with it."""
         assert self._receiver is not None  # it runs
         first, *lines = data.split(b"\n")
         if not lines:
-            self._keep(first)
+            self._append(first)
             return
-        self._keep(first)
+        self._append(first)
         self._end_line(self._receiver)
         for line in lines[:-1]:
             if line.strip():
                 self._receiver.received(line)
-        self._keep(lines[-1])
+        self._append(lines[-1])
 
-    def _keep(self, piece: bytes) -> None:
+    def _append(self, piece: bytes) -> None:
         if not piece:
             return
         self._rest.append(piece)
         self._rest_bytes += len(piece)
         if self._rest_bytes > MAX_LINE_BYTES:
             whole = b"".join(self._rest)
-            self._too_long = self._too_long or whole[:_LOOKED_AT]
-            self._rest, self._rest_bytes = [whole[-_LOOKED_AT:]], _LOOKED_AT
+            self._too_long = self._too_long or whole[:_END_BYTES]
+            self._rest, self._rest_bytes = [whole[-_END_BYTES:]], _END_BYTES
 
     def _end_line(self, receiver: Receiver) -> None:
         line = self._rest[0] if len(self._rest) == 1 else b"".join(self._rest)
         self._rest, self._rest_bytes = [], 0
         if self._too_long:
             first, self._too_long = self._too_long, b""
-            self._refuse(first, line[-_LOOKED_AT:], receiver)
+            self._refuse(first, line[-_END_BYTES:], receiver)
         elif line.strip():
             receiver.received(line)
 
     def _refuse(self, first: bytes, last: bytes, receiver: Receiver) -> None:
-        """Ends the request whose answer is longer than a line may be, where its id can be read."""
+        """Ends the request whose answer exceeds the limit of a line, if its id can be found."""
         text = f"server {self._name!r} wrote a line of more than {MAX_LINE_BYTES} bytes: ask for less"
         log.warning("%s", text)
         match = _FIRST_ID.match(first) or _LAST_ID.search(last)

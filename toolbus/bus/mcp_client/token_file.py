@@ -1,7 +1,7 @@
-"""Reads and writes the tokens with which mounts ask MCP servers: one private file for each mount.
+"""Reads and writes the tokens of mounts for MCP servers: one private file for each mount.
 
-A file holds what OAuth gave: the tokens, the client that was registered for them, and where they are refreshed. Only
-the process that logs in or refreshes writes it; the bus reads the token and its end.
+A file holds the result of OAuth: the tokens, the registered client, and where tokens are refreshed. Only
+the process that logs in or refreshes writes it; the bus reads the token and when it expires.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ FOLDER = "mcp-tokens"  # in the data directory
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What a file holds, as far as the bus uses it.
+    """The parts of a file that the bus uses.
 
     Attributes:
-        url: of the server for which the tokens are.
-        access: the token of now; "" where there is none.
-        expires_at: in seconds since the epoch; 0 where it is not known.
-        can_refresh: whether another one is to be had without a user.
+        url: of the server that the tokens are for.
+        access: the current token; "" without one.
+        expires_at: in seconds since the epoch; 0 if unknown.
+        can_refresh: whether a new token needs no user.
     """
 
     url: str
@@ -36,7 +36,7 @@ class Tokens:
 
 
 def token_path(directory: Path, name: str) -> Path:
-    """Returns where the tokens of a mount are.
+    """Returns the path of a mount's tokens.
 
     Args:
         directory: the data directory.
@@ -45,10 +45,10 @@ def token_path(directory: Path, name: str) -> Path:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Returns the content of a file; empty where there is none, or it is not of this form.
+    """Returns the content of a file; empty if it does not exist or has another form.
 
     Raises:
-        SetupError: another user may read or has written it.
+        SetupError: another user can read it, or owns it.
     """
     if not path.exists():
         return {}
@@ -71,7 +71,7 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def tokens_of(document: Mapping[str, Any]) -> Tokens | None:
-    """Returns the tokens of a file; None where it has none."""
+    """Returns the tokens of a file; None if it has none."""
     tokens, url = document.get("tokens"), document.get("url")
     if not isinstance(tokens, dict) or not isinstance(url, str):
         return None
@@ -85,7 +85,7 @@ def tokens_of(document: Mapping[str, Any]) -> Tokens | None:
 
 
 def remove_tokens(directory: Path, name: str) -> None:
-    """Forgets the tokens of a mount, if there are any.
+    """Removes the tokens of a mount, if it has any.
 
     Raises:
         SetupError: the file cannot be removed.

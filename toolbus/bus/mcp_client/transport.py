@@ -1,7 +1,7 @@
-"""Declares how the bytes of a connection to an MCP server travel: by pipes, or by HTTP.
+"""Declares the transport of a connection to an MCP server; pipes and HTTP implement it.
 
-A transport knows no requests beyond what it has to put into headers. It hands every message that arrives to its
-`Receiver`, and says which requests were lost. It never blocks the loop: what cannot be taken now is refused.
+A transport knows only those parts of requests that go into headers. It delivers every message to its `Receiver`, and
+reports lost requests. It never blocks the loop: a message that cannot be sent now is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RequestId = str | int
 
 
 class Lost(ToolBusError):
-    """A request got no answer, since the server or the way to it is gone.
+    """A request gets no answer, since the server has ended or the connection to it.
 
     Attributes:
         stage: how far the request had got.
@@ -28,7 +28,7 @@ class Lost(ToolBusError):
 
 
 class Busy(ToolBusError):
-    """The server takes nothing more now: its pipe is full. Nothing of the message was sent."""
+    """The server does not read its input: its pipe is full. Nothing of the message was sent."""
 
 
 class HttpRefused(Lost):
@@ -44,14 +44,14 @@ class HttpRefused(Lost):
 
 
 class SessionLost(Lost):
-    """A server does not know the session any more (404): the handshake has to be repeated. Nothing was done."""
+    """A server has lost the session (404): the handshake has to be repeated. The request did not run."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, Stage.NOT_DISPATCHED)
 
 
 class NeedsLogin(Lost):
-    """A server wants a user to log in; the text says with which command."""
+    """A server requires a login; the text has the command."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, Stage.NOT_DISPATCHED)
@@ -59,16 +59,16 @@ class NeedsLogin(Lost):
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message on its way to the server.
+    """A message to the server.
 
     Attributes:
         data: the JSON text, without line breaks.
-        id: of a request; None: a notification or an answer.
-        method: "" for an answer.
-        name: what HTTP names in `Mcp-Name`: a tool, a prompt, the URI of a resource, the id of a task.
-        version: of the protocol, once it is agreed; "" before, and in `initialize`.
-        headers: more of them, for HTTP: `Mcp-Param-*`.
-        stream: of an answer: the stream on which the server's request came, as the transport named it.
+        id: of a request; None: a notification or a response.
+        method: "" for a response.
+        name: for the header `Mcp-Name`: a tool, a prompt, the URI of a resource, the id of a task.
+        version: of the protocol; "" before the handshake, and in `initialize`.
+        headers: additional ones for HTTP: `Mcp-Param-*`.
+        stream: of a response: the stream of the server's request, as the transport named it.
     """
 
     data: bytes
@@ -81,51 +81,50 @@ class Outgoing:
 
 
 class Receiver(Protocol):
-    """Takes what arrives at a transport, on its loop. None of these methods may be called by `Transport.send`."""
+    """Takes messages and events of a transport, on its loop. `Transport.send` never calls these methods."""
 
     def received(self, data: bytes, stream: str = "") -> None:
         """Takes one message.
 
         Args:
-            stream: where the server's requests came from, if answers and calls can be told apart by it: over HTTP the
-                id of the request whose stream it is, as text.
+            stream: over HTTP, the id of our request on whose stream the message came, as text; else "".
         """
 
     def lost(self, request: RequestId, error: Lost) -> None:
-        """Ends one request that gets no answer any more."""
+        """Ends one request that gets no response."""
 
     def closed(self, why: str) -> None:
-        """Ends all requests, since the server is gone; called once, whoever closed the transport."""
+        """Ends all requests, since the server has disconnected or the transport is closed; called once."""
 
     def activity(self) -> None:
-        """Notes that the server does something: it writes to its log, or downloads itself."""
+        """Notes that the server is active: it has written to its log."""
 
 
 class Transport(Protocol):
-    """The way to one MCP server."""
+    """The transport to one MCP server."""
 
-    shares_one_pipe: bool  # whether all messages come in order over one pipe, so that a probe can be followed by a ping
+    shares_one_pipe: bool  # whether all messages have one order, so that a ping can follow a probe
 
     async def start(self, receiver: Receiver) -> None:
-        """Begins.
+        """Starts the server, or prepares the connection.
 
         Raises:
             Lost: the server cannot be started or reached.
         """
 
     def send(self, message: Outgoing) -> None:
-        """Sends a message, or begins to; what becomes of it is told to the receiver.
+        """Sends a message, or starts to; the receiver gets the outcome.
 
         Raises:
-            Busy: it cannot be taken now.
+            Busy: the message cannot be sent now.
             Lost: the transport is closed.
         """
 
     def cancel(self, request: RequestId) -> None:
-        """Gives a request up: over HTTP its stream is closed. The notification was sent already."""
+        """Abandons a request after its notification was sent: over HTTP its stream is closed."""
 
     def agreed(self, version: str, *, modern: bool) -> None:
-        """Says which version the handshake has led to; over legacy HTTP the standing stream may be opened now."""
+        """Takes the version of the handshake; over legacy HTTP, calls now wait for the standing stream."""
 
     async def close(self) -> None:
-        """Ends the transport and all that it started."""
+        """Ends the transport and its processes."""
