@@ -19,18 +19,18 @@ MAX_MESSAGE = 4000  # characters of a server's error message
 _UNKNOWN_TOOL = re.compile(r"unknown tool|tool .{0,200}not found|no such tool", re.IGNORECASE | re.DOTALL)
 
 
-def write_params(call: Call, name_json: str) -> bytes:
+def write_params(call: Call, name: str) -> bytes:
     """Returns the params of a call as one line.
 
     Args:
-        name_json: the server's name of the tool, as JSON text.
+        name: the server's name of the tool.
     """
     exchange = call.exchange
     more = ""
     if exchange is not None and exchange.responses_json:
         state = f',"requestState":{dump_json(exchange.state)}' if exchange.state else ""
         more = f',"inputResponses":{exchange.responses_json}{state}'
-    params = f'{{"name":{name_json},"arguments":{call.arguments_json or "{}"}{more}}}'
+    params = f'{{"name":{dump_json(name)},"arguments":{call.arguments_json or "{}"}{more}}}'
     if "\n" in params or "\r" in params:  # only between values: inside strings JSON escapes them
         params = params.replace("\n", " ").replace("\r", " ")
     return params.encode()

@@ -127,7 +127,6 @@ class MountHandler:
         self._wake = wake
         self._stale = stale
         self._connection: McpConnection | None = None  # None while no server is ready
-        self._json_names: dict[str, str] = {}  # names of the server's tools as JSON
         self._queue: dict[str, tuple[Call, int]] = {}  # calls that wait for a server, by id, with the next attempt
         self._sent: dict[str, SentCall] = {}  # by the id of the call of the bus
         self._parked: ParkedCalls[SentCall] = ParkedCalls(self._give_up)
@@ -207,7 +206,7 @@ class MountHandler:
         try:
             connection.send(
                 "tools/call",
-                write_params(call, self._json_of(theirs)),
+                write_params(call, theirs),
                 functools.partial(self._answered, sent),
                 request=call.id,
                 name=theirs,
@@ -224,13 +223,6 @@ class MountHandler:
         except Lost:  # `McpConnection.closed` follows
             del self._sent[call.id]
             self._queue[call.id] = (call, attempt)
-
-    def _json_of(self, name: str) -> str:
-        """Returns the name of a tool as JSON text; there are as many as the server has tools."""
-        text = self._json_names.get(name)
-        if text is None:
-            text = self._json_names[name] = dump_json(name)
-        return text
 
     def _send_again(self, call: Call) -> None:
         if call.id in self._queue and self._connection is not None:
