@@ -28,9 +28,9 @@ from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.doors import Door, Doors, OpenDoor
 from toolbus.bus.streams.health import SERVICE, Health
-from toolbus.bus.streams.held_calls import HeldBudget, HeldCalls
-from toolbus.bus.streams.invoke_stream import InvokeStream
-from toolbus.bus.streams.joined_results import HeldOutboxes, JoinedResults
+from toolbus.bus.streams.held_calls import HeldBudget
+from toolbus.bus.streams.invoke_stream import InvokeStream, SharedParts
+from toolbus.bus.streams.joined_results import HeldOutboxes
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import to_listing
@@ -86,8 +86,9 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self._open: set[InvokeStream] = set()  # the streams that are served now
         self._holding: set[InvokeStream] = set()  # those among them that hold calls since the newest stall
         stalls.listen(self._stalled, self._settled)
-        self._held_budget = HeldBudget(limits.held_bytes)
-        self._held_outboxes = HeldOutboxes(lambda after, do: asyncio.get_running_loop().call_later(after, do))
+        outboxes = HeldOutboxes(lambda after, do: asyncio.get_running_loop().call_later(after, do))
+        budget = HeldBudget(limits.held_bytes)
+        self._shared = SharedParts(presence, dispatcher, self._attach, stalls, budget, outboxes)
         self._pool = Pool(limits.held_bytes)  # bounds what waits for all peers together
         self._streams = 0  # open Invoke RPCs, zombies included
         self._streams_of: Counter[str] = Counter()  # the same by identity
@@ -179,11 +180,7 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             peer = Peer(self._limits, time.monotonic(), self._timings, identity)
             peer.address = context.peer()
             peer.outbox.pool = self._pool
-            held = HeldCalls(peer, self._dispatcher, self._stalls, self._held_budget)
-            results = JoinedResults(peer, self._dispatcher, self._held_outboxes).take
-            stream = InvokeStream(
-                *(self._presence, self._dispatcher, peer, context, self._attach, held, self._stalls, results)
-            )
+            stream = InvokeStream(self._shared, peer, context)
             self._open.add(stream)
             if self._stalls.unsettled:
                 self._hold(stream)
@@ -192,7 +189,6 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
             finally:
                 self._open.discard(stream)
                 self._holding.discard(stream)
-                held.drop()
         finally:
             self._streams -= 1
             self._streams_of[identity.name] -= 1

@@ -8,21 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.streams.held_calls import HeldCalls
+from toolbus.bus.streams.held_calls import HeldBudget, HeldCalls
+from toolbus.bus.streams.joined_results import HeldOutboxes, JoinedResults
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import ToolBusError, grpc_status
 from toolbus.session import State
 from toolbus.stall import StallWatch
 from toolbus.v1 import tool_bus_service_pb2 as wire
-from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.grpc")
 
@@ -33,24 +34,27 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _COUNTED = frozenset({"calls", "results"})  # the fields whose items the traffic counts
 
 
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """The parts that the streams of one server share."""
+
+    presence: Presence
+    dispatcher: Dispatcher
+    attach: Callable[[Peer, wire.Attach, float], None]
+    stalls: StallWatch
+    held_budget: HeldBudget
+    held_outboxes: HeldOutboxes
+
+
 class InvokeStream:
     """One Invoke RPC: reads frames into the session, writes what waits in its outbox."""
 
-    def __init__(
-        self,
-        presence: Presence,
-        dispatcher: Dispatcher,
-        peer: Peer,
-        context: Context,
-        attach: Callable[[Peer, wire.Attach, float], None],
-        held: HeldCalls,
-        stalls: StallWatch,
-        take_results: Callable[[Sequence[pb.ToolResult], float], None],
-    ) -> None:
+    def __init__(self, shared: SharedParts, peer: Peer, context: Context) -> None:
+        presence, dispatcher = shared.presence, shared.dispatcher
         self._presence = presence
         self._peer = peer
-        self._held = held
-        self._stalls = stalls
+        self._held = HeldCalls(peer, dispatcher, shared.stalls, shared.held_budget)
+        self._stalls = shared.stalls
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()  # how the RPC is to end
@@ -59,10 +63,10 @@ class InvokeStream:
         peer.outbox.wake = self._wake
         peer.outbox.flooded = self._flooded
         self._handle: dict[str, Callable[[Any, float], None]] = {
-            "attach": lambda frame, now: attach(peer, frame, now),
+            "attach": lambda attach, now: shared.attach(peer, attach, now),
             "calls": lambda calls, now: dispatcher.calls(peer, calls, now),
             "progress": lambda progress, now: dispatcher.progress(peer, progress, now),
-            "results": take_results,
+            "results": JoinedResults(peer, dispatcher, shared.held_outboxes).take,
             "cancels": lambda cancels, now: dispatcher.endings.cancels(peer, cancels, now),
             "heartbeat": self._heartbeat,
             "drain": lambda drain, now: presence.drain_received(peer),
@@ -124,6 +128,7 @@ class InvokeStream:
             reading.cancel()
             self._peer.outbox.discard()
             self._wake()
+            self._held.drop()
 
     async def _read(self) -> None:
         peer, read, handle, stalls = self._peer, self._context.read, self._handle, self._stalls
