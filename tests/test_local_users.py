@@ -124,17 +124,19 @@ def test_users_are_shown_with_name_and_number() -> None:
     assert show_user(2**31 + 17) == f"uid {2**31 + 17}"
 
 
-@pytest.mark.parametrize(("listens_at", "asked"), [("127.0.0.1", "127.0.0.1"), ("::", "127.0.0.1"), ("::", "::1")])
-def test_a_listening_socket_keeps_its_id_and_no_other_gets_it(opened: ExitStack, listens_at: str, asked: str) -> None:
+@pytest.mark.parametrize(("listens_at", "reached_at"), [("127.0.0.1", "127.0.0.1"), ("::", "127.0.0.1"), ("::", "::1")])
+def test_a_listening_socket_keeps_its_id_and_no_other_gets_it(
+    opened: ExitStack, listens_at: str, reached_at: str
+) -> None:
     first = _listener(opened, listens_at)
-    address = (asked, first.getsockname()[1])
+    address = (reached_at, first.getsockname()[1])
     known = listener_id(address)
     assert known
-    _connected(opened, first, asked)
-    kept = opened.enter_context(first.dup())  # as a program that restarts its workers keeps it
+    _connected(opened, first, reached_at)
+    duplicate = opened.enter_context(first.dup())  # as a program that restarts its workers keeps it
     first.close()
     assert listener_id(address) == known
-    kept.close()
+    duplicate.close()
     assert listener_id(address) == ""
     _listener(opened, listens_at, address[1])
     assert listener_id(address) not in ("", known)

@@ -251,14 +251,14 @@ def test_an_outbox_above_its_limit_is_reported_and_discarding_empties_it() -> No
 
 def ladder(session: Session[Any], until: float, step: float = 0.5) -> list[tuple[float, Pulse]]:
     """Judges a silent peer every half second; returns when what changed."""
-    found: list[tuple[float, Pulse]] = []
+    pulses: list[tuple[float, Pulse]] = []
     for tick in range(round(until / step) + 1):
         pulse = session.pulse(tick * step)
         if pulse is not Pulse.FINE:
-            found.append((tick * step, pulse))
+            pulses.append((tick * step, pulse))
         if pulse is Pulse.GONE:
             break
-    return found
+    return pulses
 
 
 def test_a_peer_with_pending_calls_is_suspect_after_3_s_hung_after_5_s_and_gone_after_21_s() -> None:
@@ -292,7 +292,7 @@ def test_a_call_on_a_peer_that_was_idle_has_5_to_6_s_whenever_it_hung(idle_for: 
 
 
 @pytest.mark.parametrize(
-    ("missed", "gone", "expected"),
+    ("missed", "missed_gone", "expected"),
     [
         (1, 1, [(1.0, Pulse.PROBE), (2.0, Pulse.GONE)]),
         (1, 2, [(1.0, Pulse.PROBE), (2.0, Pulse.HUNG), (3.0, Pulse.GONE)]),
@@ -300,14 +300,14 @@ def test_a_call_on_a_peer_that_was_idle_has_5_to_6_s_whenever_it_hung(idle_for: 
     ],
 )
 def test_how_many_heartbeats_may_be_missed_is_configured(
-    missed: int, gone: int, expected: list[tuple[float, Pulse]]
+    missed: int, missed_gone: int, expected: list[tuple[float, Pulse]]
 ) -> None:
-    timings = Timings(missed_heartbeats=missed, missed_heartbeats_gone=gone)
+    timings = Timings(missed_heartbeats=missed, missed_heartbeats_gone=missed_gone)
     session = Session(Side.BUS, wire.InvokeResponse, 0.0, timings)
     session.open(256, 0)
     session.pending["1"] = object()
     assert ladder(session, 60) == expected
-    assert session.suspect is (gone > 1)
+    assert session.suspect is (missed_gone > 1)
 
 
 def test_a_process_that_was_late_itself_gives_its_peers_that_time() -> None:
@@ -327,25 +327,25 @@ def test_an_idle_peer_gets_a_heartbeat_every_10_s_and_every_second_once_it_stops
 
 def test_an_idle_peer_that_answers_gets_a_heartbeat_every_10_s_only() -> None:
     session = live()
-    asked = []
+    moments = []
     for tick in range(1, 121):
         if session.pulse(tick * 0.5) is Pulse.PROBE:
-            asked.append(tick * 0.5)
+            moments.append(tick * 0.5)
             session.receive(request("heartbeat"), tick * 0.5)
-    assert asked == [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+    assert moments == [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
 
 
 @pytest.mark.parametrize("arm", ["results", "calls", "progress", "heartbeat"])
 def test_any_frame_counts_as_an_answer_to_a_heartbeat(arm: str) -> None:
     session = live()
     session.pending["1"] = object()
-    asked = []
+    moments = []
     for tick in range(1, 71):
         if session.pulse(tick * 0.5) is not Pulse.FINE:
-            asked.append(tick * 0.5)
+            moments.append(tick * 0.5)
         assert session.missed == 0
         session.receive(request(arm), tick * 0.5)
-    assert asked == [10, 20, 30]  # so that the peer, which hears nothing else, knows that the bus is there
+    assert moments == [10, 20, 30]  # so that the peer, which hears nothing else, knows that the bus is there
 
 
 @pytest.mark.parametrize("written_at", [0.01, 0.46, 3.3])

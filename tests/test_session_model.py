@@ -142,15 +142,15 @@ class SessionModel:
         if self.taken != self.seen_taken:
             self.seen_taken, self.wrote = self.taken, self.judged
         self.judged = now
-        patience = 1.0 if self.pending or self.unanswered else 10.0
+        interval = 1.0 if self.pending or self.unanswered else 10.0
         if not self.pending:
             self.busy_since = None
         elif self.busy_since is None:
             self.busy_since = now
         begun = [self.busy_since] if self.busy_since is not None and not self.unanswered else []
-        due = max(self.heard, self.probed, *begun) + patience
+        due = max(self.heard, self.probed, *begun) + interval
         overdue = now >= due
-        if not overdue and now < max(self.wrote + 10.0, *(each + patience for each in begun), 0.0):
+        if not overdue and now < max(self.wrote + 10.0, *(each + interval for each in begun), 0.0):
             return "fine"
         if overdue and self.unanswered >= 20:
             return "gone"
@@ -160,7 +160,7 @@ class SessionModel:
         self.probes += 1
         self.unanswered += 1
         self.wrote = now
-        self.probed = due if 0 <= now - due < patience / 2 else now  # late ticks do not add up
+        self.probed = due if 0 <= now - due < interval / 2 else now  # late ticks do not add up
         self.put("heartbeat", str(self.probes), 0, 16)
         return "hung" if hung else "suspect" if newly else "probe"
 
@@ -230,13 +230,13 @@ class SessionMachine(RuleBasedStateMachine):
                 [getattr(message, arm).add() for _ in range(count)]
             else:
                 getattr(message, arm).SetInParent()
-        wanted = model.hear(arms, self.now)
-        if wanted is None:
+        expected = model.hear(arms, self.now)
+        if expected is None:
             with pytest.raises(ProtocolError):
                 session.receive(message, self.now)
             self.ends(index)
         else:
-            assert [arm for arm, _ in session.receive(message, self.now)] == wanted
+            assert [arm for arm, _ in session.receive(message, self.now)] == expected
 
     @rule(index=WHICH, size=SIZES)
     def a_call_goes_out_where_there_is_room(self, index: int, size: int) -> None:
@@ -322,8 +322,8 @@ class SessionMachine(RuleBasedStateMachine):
             for index, (session, model) in enumerate(zip(self.sessions, self.models, strict=True)):
                 if self.side is Side.PEER:
                     continue  # only the bus asks
-                pulse, wanted = session.pulse(self.now), model.judge(self.now)
-                assert pulse is Pulse(wanted), f"at {self.now}: {session!r}"
+                pulse, expected = session.pulse(self.now), model.judge(self.now)
+                assert pulse is Pulse(expected), f"at {self.now}: {session!r}"
                 if pulse is Pulse.GONE:
                     self.ends(index)
             if only_one_writes:
@@ -361,9 +361,9 @@ class SessionMachine(RuleBasedStateMachine):
 
     def ends(self, index: int) -> None:
         session, model = self.sessions[index], self.models[index]
-        pending, asked = session.end()
+        pending, running = session.end()
         assert pending == list(model.pending.values())
-        assert set(asked) == model.in_flight
+        assert set(running) == model.in_flight
         model.state, model.pending, model.in_flight = "closed", {}, set()
 
     @rule(index=WHICH)
@@ -444,6 +444,6 @@ def _plant(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         everything = frozenset({"attach", "calls", "progress", "results", "cancels", "heartbeat", "drain"})
         monkeypatch.setattr("toolbus.session._MAY_ARRIVE", defaultdict(lambda: everything))
     elif fault == "no flood":
-        monkeypatch.setattr(Outbox, "flooded", property(lambda self: lambda: None, lambda self, told: None))
+        monkeypatch.setattr(Outbox, "flooded", property(lambda self: lambda: None, lambda self, value: None))
     else:
         monkeypatch.setattr("toolbus.session._OPENING_FIELD", {Side.BUS: "heartbeat", Side.PEER: "heartbeat"})

@@ -115,11 +115,11 @@ def test_every_field_of_the_wire_has_its_place_in_the_records() -> None:
         (pb.CallError, CallError),
     ]
     for message, record in pairs:
-        kept = {field.name for field in dataclasses.fields(record)} - {
+        names = {field.name for field in dataclasses.fields(record)} - {
             "schema_hash",
             "hints_trusted",
         }  # of the bus alone
-        assert kept == set(message.DESCRIPTOR.fields_by_name), record.__name__
+        assert names == set(message.DESCRIPTOR.fields_by_name), record.__name__
 
 
 def test_what_is_unset_stays_unset() -> None:

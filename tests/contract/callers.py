@@ -214,18 +214,18 @@ def _result(answer: httpx.Response) -> Result:
     return _invoked(answer.json())
 
 
-def _invoked(said: dict[str, Any]) -> Result:
-    error = said["error"]
+def _invoked(body: dict[str, Any]) -> Result:
+    error = body["error"]
     if error is not None:
         limit = error["limit"]
         named = {"code": Code[error["code"]], "stage": Stage[error["stage"]]}
         error = CallError(**{**error, **named, "limit": (limit["name"], limit["value"]) if limit else None})
     return Result(
-        said["call_id"],
-        json.dumps(said["output"], ensure_ascii=False),
-        said["is_error"],
+        body["call_id"],
+        json.dumps(body["output"], ensure_ascii=False),
+        body["is_error"],
         error,
-        tuple(ParseDict(block, pb.ContentBlock()) for block in said["content"]),
+        tuple(ParseDict(block, pb.ContentBlock()) for block in body["content"]),
     )
 
 
@@ -239,13 +239,13 @@ async def _read_events(answer: httpx.Response, on_progress: SeeProgress) -> Resu
             name = value
         elif key == "data":
             assert result is None, f"{name} came after the result"
-            said = json.loads(value)
+            body = json.loads(value)
             if name == "result":
-                result = _invoked(said)
+                result = _invoked(body)
             elif name == "chunk":
-                chunk = said["text"]
+                chunk = body["text"]
             else:
-                on_progress(Progress(**said, chunk=chunk))
+                on_progress(Progress(**body, chunk=chunk))
                 chunk = ""
     assert result is not None, "the stream ended without a result"
     return result

@@ -90,7 +90,7 @@ def tools(port: int, works: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 
     def run_plain(ctx: ToolScope, **arguments: Any) -> Any:
         number, future = link.begin(ctx, arguments)
-        told = False
+        reported = False
         while True:
             try:
                 returned = future.result(LOOK_SECONDS)
@@ -98,9 +98,9 @@ def tools(port: int, works: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
             except TimeoutError:
                 if future.done():
                     raise
-                if ctx.is_cancelled and not told:
+                if ctx.is_cancelled and not reported:
                     link.cancel(number)
-                    told = True
+                    reported = True
         return link.answer(number, returned) if isinstance(returned, Future) else returned
 
     handlers = {True: run_async, False: run_plain}

@@ -50,12 +50,12 @@ class DropinOffer(Offer):
         self._tools = ToolFolder(self._folder, "", self._emit, environment=environment({}))
         self._running: asyncio.Task[bool] | None = None  # None before the first tool
         self._known: dict[str, Work] = {}  # all that were ever offered: a call may come after its tool was taken away
-        self.said: list[PluginReport] = []
+        self.reports: list[PluginReport] = []
 
     def _emit(self, report: PluginReport) -> None:
-        self.said.append(report)
+        self.reports.append(report)
 
-    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
+    async def _change(self, added: Sequence[Work], removed: Sequence[str]) -> None:
         self._known |= self.works
         if self._running is None:
             self._thread.start()
@@ -87,7 +87,7 @@ class DropinOffer(Offer):
     async def close(self) -> None:
         if self._running is not None:
             self._tools.stop()
-            assert await self._running, self.said
+            assert await self._running, self.reports
             await on(self._thread, self._hang_up())
             await asyncio.to_thread(self._thread.stop)
         self._home.cleanup()

@@ -51,7 +51,7 @@ class Offer(ABC):
         await self._arrived()
 
     @abstractmethod
-    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
+    async def _change(self, added: Sequence[Work], removed: Sequence[str]) -> None:
         """Makes what is offered equal to ``works``."""
 
     @abstractmethod
@@ -68,15 +68,15 @@ class Offer(ABC):
         await until(lambda: self.pending() == 0, "every slot to be free")
 
     async def _arrived(self) -> None:
-        wanted = {name: declared(work).schema_hash for name, work in self.works.items()}
+        expected = {name: declared(work).schema_hash for name, work in self.works.items()}
 
         def there() -> bool:
             listed = {each.tool.name: each for each in self.bus.list() if each.source == self.source}
-            return {name: each.tool.schema_hash for name, each in listed.items()} == wanted and all(
+            return {name: each.tool.schema_hash for name, each in listed.items()} == expected and all(
                 len(each.entry.handlers()) == 1 for each in listed.values()
             )
 
-        await until(there, f"the bus to offer {', '.join(wanted) or 'nothing'}", self.arrival_seconds)
+        await until(there, f"the bus to offer {', '.join(expected) or 'nothing'}", self.arrival_seconds)
 
 
 def declared(work: Work) -> Tool:

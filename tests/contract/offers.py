@@ -38,8 +38,8 @@ from toolbus.v1 import tool_pb2 as pb
 class LocalOffer(Offer):
     """Functions of the bus's own process."""
 
-    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
-        for name in set(gone) - self.works.keys():
+    async def _change(self, added: Sequence[Work], removed: Sequence[str]) -> None:
+        for name in set(removed) - self.works.keys():
             self.bus.remove_tool(name, SOURCE)
         for work in added:
             self.bus.add_tool(spec_of(as_function(work)), SOURCE)
@@ -56,8 +56,8 @@ class RegistryOffer(Offer):
         super().__init__(bus)
         self._registry = ToolRegistry(bus=bus, source=SOURCE)
 
-    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
-        for name in set(gone) - self.works.keys():
+    async def _change(self, added: Sequence[Work], removed: Sequence[str]) -> None:
+        for name in set(removed) - self.works.keys():
             assert self._registry.unregister_tool(name)
         for work in added:
             offer = self._registry.tool(
@@ -77,12 +77,12 @@ class SdkOffer(Offer):
         self._thread = LoopThread("contract-sdk")
         self._plugin: Plugin | None = None  # None before the first tool
 
-    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
+    async def _change(self, added: Sequence[Work], removed: Sequence[str]) -> None:
         plugin = self._plugin or Plugin(SOURCE, address=self.bus.grpc_addresses[0])
-        for name in set(gone) - self.works.keys():
+        for name in set(removed) - self.works.keys():
             plugin.remove_tool(name)
         for work in added:
-            plugin.add_tool(as_function(work), replace=work.name in gone)
+            plugin.add_tool(as_function(work), replace=work.name in removed)
         if self._plugin is None:
             self._plugin = plugin
             self._thread.start()
@@ -108,7 +108,7 @@ class StubsOffer(Offer):
         self._thread.loop.set_default_executor(ThreadPoolExecutor(32))  # for works that are plain functions
         self._running: list[tuple[Peer, asyncio.Task[None]]] = []  # the newest last; the older ones are leaving
 
-    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
+    async def _change(self, added: Sequence[Work], removed: Sequence[str]) -> None:
         if not self._running:
             self._thread.start()
         await on(self._thread, self._restart())

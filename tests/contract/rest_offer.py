@@ -42,11 +42,11 @@ class RestOffer(Offer):
         base = f"http://{bus.http_address}/api/tools"
         self._http = httpx.AsyncClient(base_url=base, trust_env=False, verify=False, timeout=WAIT_SECONDS)
 
-    async def _change(self, added: Sequence[Work], gone: Sequence[str]) -> None:
+    async def _change(self, added: Sequence[Work], removed: Sequence[str]) -> None:
         if self._runner is None:
             self._thread.start()
             await on(self._thread, self._serve())
-        for name in set(gone) - self.works.keys():
+        for name in set(removed) - self.works.keys():
             await self._ask("/unregister", name=name)
         for work in added:
             await self._ask(

@@ -210,15 +210,15 @@ async def test_a_listing_is_the_same_for_every_kind_of_handler(bus: Bus, offer: 
     work = echo("weather.now", description="Tells the weather. 天气", parameters=CITY, timeout=7.5, idle_timeout=2.5)
     await offer.offer(work)
     (listing,) = bus.list()
-    wanted = declared(work)
+    expected = declared(work)
     by_nature: dict[str, Any] = {
         "callback_url": listing.tool.callback_url,
         "metadata_json": listing.tool.metadata_json,  # the file of a drop-in tool
     }
     if not kind.reports_progress:
         by_nature["idle_timeout_seconds"] = 0.0
-    written = replace(listing.tool, parameters_json=wanted.parameters_json)  # all the same but for white space
-    assert written == replace(wanted, **by_nature)
+    written = replace(listing.tool, parameters_json=expected.parameters_json)  # all the same but for white space
+    assert written == replace(expected, **by_nature)
     assert listing.tool.parameters == CITY
     assert listing.tool.schema_hash == declared(work).schema_hash
     assert (listing.source, listing.roles, len(listing.entry.handlers())) == (offer.source, ("default",), 1)

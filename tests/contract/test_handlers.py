@@ -112,11 +112,11 @@ async def test_arguments_that_do_not_fit_are_refused_by_name_and_never_arrive_wh
 ) -> None:
     seen = Seen()
     await offer.offer(echo(seen=seen, parameters=CITY))
-    for arguments, told in UNFIT:
+    for arguments, reason in UNFIT:
         if kind.checks_arguments:
             error = failure(await within(bus.call("echo", arguments)))
             assert (error.code, error.stage) == (Code.INVALID_ARGUMENTS, Stage.NOT_DISPATCHED), arguments
-            assert told in error.message
+            assert reason in error.message
             arrives = arguments = {"where": {"city": "Oslo", "days": 2**70}}  # which fits
         else:
             arrives = UNCHECKED[arguments] if isinstance(arguments, str) else arguments

@@ -91,8 +91,8 @@ def newest(core: Core) -> CallRecord:
     return next(iter(core.records))
 
 
-def context(user: str = "ann", **said: str) -> pb.CallContext:
-    return pb.CallContext(user_id=user, attributes=said)
+def context(user: str = "ann", **given: str) -> pb.CallContext:
+    return pb.CallContext(user_id=user, attributes=given)
 
 
 def test_a_record_has_the_number_of_its_call_however_it_ended_and_however_many_were_evicted() -> None:
@@ -115,16 +115,16 @@ def test_a_record_has_the_number_of_its_call_however_it_ended_and_however_many_w
     assert core.records.ended == 5
 
 
-@pytest.mark.parametrize("said", [None, context()])
-def test_sizes_are_those_of_arguments_and_output_without_the_context(said: pb.CallContext | None) -> None:
+@pytest.mark.parametrize("given", [None, context()])
+def test_sizes_are_those_of_arguments_and_output_without_the_context(given: pb.CallContext | None) -> None:
     core, host, plugin = one_call()
-    core.call(host, "t", '{"x": "é"}', context=said)
+    core.call(host, "t", '{"x": "é"}', context=given)
     core.answer(plugin, '"four"')
     assert (newest(core).arguments_size, newest(core).output_size) == (10, 6)
-    core.call(host, "t", '{"x": 1}', context=said)
+    core.call(host, "t", '{"x": 1}', context=given)
     core.answer(plugin, '"no"', is_error=True)
     assert (newest(core).arguments_size, newest(core).output_size) == (8, 4)
-    core.refusal(host, "nobody", '{"x": 12}', context=said)
+    core.refusal(host, "nobody", '{"x": 12}', context=given)
     assert (newest(core).arguments_size, newest(core).output_size) == (9, 0)
 
 

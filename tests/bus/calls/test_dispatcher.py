@@ -331,13 +331,13 @@ def test_a_nested_call_whose_inherited_context_its_plugin_cannot_receive_is_refu
 
 
 @pytest.mark.parametrize(
-    ("said", "told"), [(2.5, 2.5), (math.inf, 86_400.0), (1e300, 86_400.0), (math.nan, 0.0), (-1.0, 0.0)]
+    ("hint", "bounded"), [(2.5, 2.5), (math.inf, 86_400.0), (1e300, 86_400.0), (math.nan, 0.0), (-1.0, 0.0)]
 )
-def test_a_tools_hint_when_to_retry_is_bounded(said: float, told: float) -> None:
+def test_a_tools_hint_when_to_retry_is_bounded(hint: float, bounded: float) -> None:
     core, host, plugin = one_call()
     call_id = core.call(host, "t")
-    core.answer(plugin, "null", error=pb.CallError(message="busy", retry_after_seconds=said))
-    assert error_of(host, call_id).retry_after_seconds == told
+    core.answer(plugin, "null", error=pb.CallError(message="busy", retry_after_seconds=hint))
+    assert error_of(host, call_id).retry_after_seconds == bounded
 
 
 def test_a_key_of_the_user_is_stripped_and_a_wide_integer_beside_it_stays_exact() -> None:

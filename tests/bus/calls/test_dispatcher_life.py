@@ -30,14 +30,14 @@ from toolbus.v1 import tool_pb2 as pb
 
 
 @pytest.mark.parametrize(
-    ("asked", "declared", "limit"),
+    ("timeout", "declared", "limit"),
     [(0, 0, 30), (0, 7, 7), (5, 7, 5), (9, 7, 9), (301, 7, 300), (math.inf, 0, 300)],
 )
 def test_a_calls_timeout_overrides_the_tools_the_tools_30_s_and_none_exceeds_300_s(
-    asked: float, declared: float, limit: float
+    timeout: float, declared: float, limit: float
 ) -> None:
     core, host, plugin = one_call(tool("t", timeout_seconds=declared))
-    call_id = core.call(host, "t", timeout_seconds=asked)
+    call_id = core.call(host, "t", timeout_seconds=timeout)
     plugin.hand_over()
     core.advance(limit - 0.01)
     assert call_id in host.in_flight
@@ -49,10 +49,10 @@ def test_a_calls_timeout_overrides_the_tools_the_tools_30_s_and_none_exceeds_300
     assert plugin.cancelled == [(next(iter(plugin.pending)), "timeout_seconds")]
 
 
-@pytest.mark.parametrize("asked", [-1.0, math.nan])
-def test_a_timeout_that_is_not_positive_is_refused(asked: float) -> None:
+@pytest.mark.parametrize("timeout", [-1.0, math.nan])
+def test_a_timeout_that_is_not_positive_is_refused(timeout: float) -> None:
     core, host, plugin = one_call()
-    error = core.refusal(host, "t", timeout_seconds=asked)
+    error = core.refusal(host, "t", timeout_seconds=timeout)
     assert (error.code, "timeout_seconds" in error.message) == (Code.INVALID_ARGUMENTS, True)
     assert (plugin.pending, core.held) == ({}, 0)
 

@@ -25,7 +25,7 @@ MODEL = {"method": "sampling/createMessage", "params": {"messages": []}}
 FORM: dict[str, Any] = {"accepts": ["elicitation.form"], "context": pb.CallContext()}
 
 
-def asked(core: Core, plugin: PeerDouble, *questions: dict[str, Any], state: str = "") -> None:
+def ask(core: Core, plugin: PeerDouble, *questions: dict[str, Any], state: str = "") -> None:
     """Has a plugin end its oldest call with questions."""
     requests = {f"q{number}": question for number, question in enumerate(questions, 1)}
     core.answer(plugin, "", input_requests_json=json.dumps(requests), request_state=state)
@@ -39,7 +39,7 @@ def only(caller: PeerDouble, call_id: str) -> Result:
 def test_a_caller_that_accepts_a_question_gets_it_and_the_result_is_neither_a_success_nor_a_failure() -> None:
     core, host, plugin = one_call()
     call_id = core.call(host, "t", **FORM)
-    asked(core, plugin, DAY, state="kept")
+    ask(core, plugin, DAY, state="kept")
     result = only(host, call_id)
     assert result.asks
     assert json.loads(result.input_requests_json) == {"q1": DAY}
@@ -68,7 +68,7 @@ def test_questions_of_a_call_that_accepts_nothing_become_an_error_that_says_what
     core, host, plugin = one_call()
     for more in ({}, {"context": pb.CallContext()}, {"accepts": ["elicitation.form"]}):  # the last has no context
         call_id = core.call(host, "t", **more)
-        asked(core, plugin, DAY, state="kept")
+        ask(core, plugin, DAY, state="kept")
         error, result = error_of(host, call_id), only(host, call_id)
         assert (error.code, error.stage, error.retry_safe, error.reason) == (
             *(Code.TOOL, Stage.ACCEPTED, False),
@@ -83,12 +83,12 @@ def test_questions_of_a_call_that_accepts_nothing_become_an_error_that_says_what
 def test_a_question_is_only_for_callers_that_accept_its_kind() -> None:
     core, host, plugin = one_call()
     call_id = core.call(host, "t", **FORM)
-    asked(core, plugin, DAY, MODEL)
+    ask(core, plugin, DAY, MODEL)
     error = error_of(host, call_id)
     assert "an answer of a language model" in error.message
     assert "accepts sampling;" in error.message
     call_id = core.call(host, "t", accepts=["sampling", "elicitation.form"], context=pb.CallContext())
-    asked(core, plugin, DAY, MODEL)
+    ask(core, plugin, DAY, MODEL)
     assert only(host, call_id).asks
 
 
@@ -134,7 +134,7 @@ def test_questions_have_limits_that_their_error_names(limit: str) -> None:
     limits = Limits(**{limit: 2})
     core, host, plugin = one_call(limits=limits)
     call_id = core.call(host, "t", **FORM)
-    asked(core, plugin, DAY, DAY, DAY, state="kept")
+    ask(core, plugin, DAY, DAY, DAY, state="kept")
     error = error_of(host, call_id)
     assert (error.code, error.limit) == (Code.RESULT_TOO_LARGE, (limit, 2))
     assert f"{limit} = 2" in error.message
@@ -189,7 +189,7 @@ def test_the_questions_of_an_untrusted_tool_may_not_ask_for_a_secret() -> None:
     host, plugin = core.peer("host"), core.plugin("plugin", tool("t"))
     call_id = core.call(host, "t", **FORM)
     schema = {"type": "object", "properties": {"password": {"type": "string"}}}
-    asked(core, plugin, {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": schema}})
+    ask(core, plugin, {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": schema}})
     assert error_of(host, call_id).code is Code.SECRET_BLOCKED
 
 

@@ -238,10 +238,10 @@ def test_beyond_the_most_of_a_second_calls_are_not_sampled_and_their_handlers_to
         core.now += 1 / 60.1
     assert (len(spans), core.dispatcher.traces.refused) == (100, 2_900)
     assert last.trace is not None
-    told = read_traceparent(last.trace.traceparent)
-    assert told is not None
-    assert (told.trace_id, told.sampled) == (TRACE, False)
-    assert told.span_id != SPAN  # the flag changes together with the span, as the standard asks
+    trace_context = read_traceparent(last.trace.traceparent)
+    assert trace_context is not None
+    assert (trace_context.trace_id, trace_context.sampled) == (TRACE, False)
+    assert trace_context.span_id != SPAN  # the flag changes together with the span, as the standard asks
     core.now += 1.0
     core.call(host, "t", traceparent=SAMPLED)
     core.answer(plugin)

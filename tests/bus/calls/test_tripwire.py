@@ -72,8 +72,8 @@ def trips(text: str, preset: Preset = "default") -> bool:
 
 @pytest.mark.parametrize("name", SYNCHRONET)
 def test_what_synchronet_forbids_is_blocked_with_its_text(name: str) -> None:
-    said = Tripwire("synchronet").check("user", json.dumps({name: "hunter2"}))
-    assert said == f'llm_tools: forbidden field "<root>.{name}"{SUFFIX}'
+    refusal = Tripwire("synchronet").check("user", json.dumps({name: "hunter2"}))
+    assert refusal == f'llm_tools: forbidden field "<root>.{name}"{SUFFIX}'
 
 
 @pytest.mark.parametrize("name", NOT_SYNCHRONET)
@@ -156,11 +156,11 @@ def test_a_value_under_token_that_is_not_a_number_is_blocked(text: str) -> None:
 )
 def test_a_disguised_name_is_blocked(field: str, preset: Preset) -> None:
     for text in (f'{{{field}:"hunter2"}}', json.dumps({"text": f'{{{field}:"hunter2"}}'}, ensure_ascii=False)):
-        said = Tripwire(preset).check("user", text)
-        assert said is not None
-        said.encode()
-        assert said.isprintable()
-        assert "hunter2" not in said
+        refusal = Tripwire(preset).check("user", text)
+        assert refusal is not None
+        refusal.encode()
+        assert refusal.isprintable()
+        assert "hunter2" not in refusal
 
 
 def test_every_letter_that_folds_to_ascii_or_to_nothing_makes_a_name_suspect() -> None:
@@ -204,9 +204,9 @@ def test_the_error_names_the_path(text: str, field: str) -> None:
 
 def test_a_path_that_is_too_long_is_shortened() -> None:
     deep = "[" * 500 + '{"token":"x"}'
-    said = Tripwire("synchronet").check("user", deep)
-    assert said is not None
-    assert said.endswith(f'.0.0.token"{SUFFIX}')
+    refusal = Tripwire("synchronet").check("user", deep)
+    assert refusal is not None
+    assert refusal.endswith(f'.0.0.token"{SUFFIX}')
     far = "[" + "1," * tripwire.MAX_TOKENS + '{"token":"x"}]'
     assert Tripwire("synchronet").check("user", far) == f'llm_tools: forbidden field ".….token"{SUFFIX}'
 
@@ -217,20 +217,20 @@ def test_the_second_of_two_fields_of_one_name_does_not_hide_the_first() -> None:
 
 
 def test_the_default_error_names_tool_field_rule_and_how_to_fix_it_and_no_value() -> None:
-    said = Tripwire().check("user", '{"user":{"apiKey":"hunter2"}}')
-    assert said is not None
-    assert "'user'" in said
-    assert "'.user.apiKey'" in said
-    assert "preset default" in said
-    assert "[tripwire_allow] in the bus's configuration file" in said
-    assert "hunter2" not in said
+    refusal = Tripwire().check("user", '{"user":{"apiKey":"hunter2"}}')
+    assert refusal is not None
+    assert "'user'" in refusal
+    assert "'.user.apiKey'" in refusal
+    assert "preset default" in refusal
+    assert "[tripwire_allow] in the bus's configuration file" in refusal
+    assert "hunter2" not in refusal
 
 
 def test_a_name_that_holds_its_value_does_not_show_it() -> None:
     for preset in BOTH:
-        said = Tripwire(preset).check("user", '{"password=hunter2":1}')
-        assert said is not None
-        assert "hunter2" not in said
+        refusal = Tripwire(preset).check("user", '{"password=hunter2":1}')
+        assert refusal is not None
+        assert "hunter2" not in refusal
 
 
 @pytest.mark.parametrize(
@@ -313,9 +313,9 @@ def test_json_after_other_text_is_judged_wherever_the_text_is(text: str, preset:
         pb.ToolResult(error=pb.CallError(message=text)),
     ]
     for leak in leaks:
-        said = Tripwire(preset).check_result("user", leak)
-        assert said is not None
-        assert "hunter2" not in said
+        refusal = Tripwire(preset).check_result("user", leak)
+        assert refusal is not None
+        assert "hunter2" not in refusal
 
 
 def test_checking_a_result_does_not_change_it() -> None:
@@ -364,11 +364,11 @@ def test_a_secret_at_any_depth_trips_and_its_value_is_not_shown(
     value: Any = {"beside": beside, name: "hunter2"}
     for step in path:
         value = [beside] * step + [value] if isinstance(step, int) else {"other": beside, step: value}
-    said = Tripwire().check("user", written(value, spelling, wraps))
-    assert said is not None
-    assert "hunter2" not in said
-    assert len(said) < 2 * MAX_SHOWN + 400
-    said.encode()
+    refusal = Tripwire().check("user", written(value, spelling, wraps))
+    assert refusal is not None
+    assert "hunter2" not in refusal
+    assert len(refusal) < 2 * MAX_SHOWN + 400
+    refusal.encode()
 
 
 def named_like_secrets(value: Any, preset: Preset) -> bool:
@@ -400,8 +400,8 @@ def test_reading_the_text_finds_what_a_parser_would(value: Any, preset: Preset, 
     st.sampled_from(BOTH),
 )
 def test_any_text_is_accepted_or_refused_with_an_error(text: str, preset: Preset) -> None:
-    said = Tripwire(preset).check(text, text)
-    assert said is None or said.encode()
+    refusal = Tripwire(preset).check(text, text)
+    assert refusal is None or refusal.encode()
 
 
 def _names(count: int = 300_000) -> Iterable[str]:
@@ -448,10 +448,10 @@ def test_time_is_in_proportion_to_the_text(name: str) -> None:
 
 def test_a_result_that_takes_too_long_to_judge_is_blocked_and_the_error_says_why() -> None:
     for name in ("many different names", "many names of no secret", "many texts"):
-        said = Tripwire().check("user", BOMBS[name]())
-        assert said is not None
-        assert "too many different fields" in said
-        assert "Return less of it at once" in said
+        refusal = Tripwire().check("user", BOMBS[name]())
+        assert refusal is not None
+        assert "too many different fields" in refusal
+        assert "Return less of it at once" in refusal
     assert Tripwire().check("user", json.dumps({f"tokens_{number}": 1 for number in range(50_000)})) is None
     assert Tripwire().check("user", json.dumps([{"prompt_tokens": n, "größe": n} for n in range(100_000)])) is None
 

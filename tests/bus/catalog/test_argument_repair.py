@@ -124,9 +124,9 @@ REPAIRED: dict[str, tuple[Any, str, str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("schema", "given", "arrives", "said"), REPAIRED.values(), ids=REPAIRED.keys())
-def test_what_is_plainly_meant_is_done_and_said(schema: Any, given: str, arrives: str, said: list[str]) -> None:
-    assert repaired(schema, given) == (arrives, said)
+@pytest.mark.parametrize(("schema", "given", "arrives", "repairs"), REPAIRED.values(), ids=REPAIRED.keys())
+def test_what_is_plainly_meant_is_done_and_said(schema: Any, given: str, arrives: str, repairs: list[str]) -> None:
+    assert repaired(schema, given) == (arrives, repairs)
 
 
 UNREPAIRED: dict[str, tuple[Any, str]] = {

@@ -31,7 +31,7 @@ def named(listings: tuple[ToolListing, ...]) -> list[str]:
     return [listing.tool.name for listing in listings]
 
 
-def told(changes: CatalogChanges) -> tuple[list[str], list[str], list[str]]:
+def names_in(changes: CatalogChanges) -> tuple[list[str], list[str], list[str]]:
     """What a watcher hears: names added, changed and removed."""
     return named(changes.added), named(changes.changed), [name for name, _ in changes.removed]
 
@@ -195,13 +195,13 @@ def test_a_watcher_is_notified_of_what_callers_without_a_user_can_and_cannot_cal
         permit(core, **tables)
         revisions.append(view.revision)
     assert revisions == sorted(set(revisions))
-    assert [told(view.since(revision)) for revision in revisions] == [
+    assert [names_in(view.since(revision)) for revision in revisions] == [
         ([], ["a", "c"], ["b"]),  # came and went meanwhile
         (["a"], ["c"], ["b"]),
         (["a", "c"], [], []),
         ([], [], []),
     ]
-    assert told(view.since(-1)) == (["a", "c"], [], [])
+    assert names_in(view.since(-1)) == (["a", "c"], [], [])
     assert view.since(-1).full
 
 
@@ -219,7 +219,7 @@ def test_a_watcher_is_never_notified_of_a_tool_that_it_cannot_see() -> None:
         else:
             core.registry.expire(core.now + 100.0)
         assert view.revision > revision
-        assert told(view.since(revision)) == ([], [], [])
+        assert names_in(view.since(revision)) == ([], [], [])
 
 
 def test_a_tool_that_is_opened_in_all_its_roles_is_added_for_a_watcher() -> None:
@@ -227,7 +227,7 @@ def test_a_tool_that_is_opened_in_all_its_roles_is_added_for_a_watcher() -> None
     view = permit(core, tools={"a": []})
     revision = view.revision
     permit(core)
-    assert told(view.since(revision)) == (["a"], [], [])
+    assert names_in(view.since(revision)) == (["a"], [], [])
 
 
 def test_a_tool_that_is_closed_in_one_of_its_roles_has_changed() -> None:
@@ -238,7 +238,7 @@ def test_a_tool_that_is_closed_in_one_of_its_roles_has_changed() -> None:
     revision = view.revision
     permit(core, roles={"r1": []})
     changes = view.since(revision)
-    assert told(changes) == ([], ["t"], [])
+    assert names_in(changes) == ([], ["t"], [])
     assert [line.tool.description for line in changes.changed] == ["for r2"]
 
 

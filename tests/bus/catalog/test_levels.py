@@ -18,7 +18,7 @@ from toolbus.v1 import tool_pb2 as pb
 ROLES = ("r1", "r2")
 
 
-def said(level: object = None, user: str = "") -> pb.CallContext:
+def stating(level: object = None, user: str = "") -> pb.CallContext:
     return pb.CallContext(user_id=user, attributes={} if level is None else {"level": str(level)})
 
 
@@ -61,11 +61,11 @@ def code_of(core: Core, caller: PeerDouble, name: str, **more: object) -> Code |
 )
 def test_a_level_reaches_the_tools_that_need_no_more(level: object, may: list[str]) -> None:
     core, host = three()
-    context = said(level)
+    context = stating(level)
     assert names(core, level_of(context.attributes)) == may
-    found = {name: code_of(core, host, name, context=context) for name in ("open", "staff", "sysop")}
-    assert [name for name, code in found.items() if code is None] == may
-    assert {code for code in found.values() if code is not None} <= {Code.NOT_FOUND}
+    codes = {name: code_of(core, host, name, context=context) for name in ("open", "staff", "sysop")}
+    assert [name for name, code in codes.items() if code is None] == may
+    assert {code for code in codes.values() if code is not None} <= {Code.NOT_FOUND}
 
 
 @pytest.mark.parametrize("state", ["live", "offline", "settling"])
@@ -92,18 +92,18 @@ def test_a_refusal_of_a_hidden_tool_shows_neither_its_schema_nor_its_rules() -> 
     host = core.peer("host")
     for arguments in ("{", "{}", '{"x":1}'):
         assert core.refusal(host, "hidden", arguments, schema_hash="old").code is Code.NOT_FOUND
-    assert core.refusal(host, "hidden", context=said(5)).code is Code.PERMISSION_DENIED
-    assert code_of(core, host, "hidden", arguments='{"x":1}', context=said(5, "ann")) is None
+    assert core.refusal(host, "hidden", context=stating(5)).code is Code.PERMISSION_DENIED
+    assert code_of(core, host, "hidden", arguments='{"x":1}', context=stating(5, "ann")) is None
 
 
 def test_only_hosts_set_a_level_and_nested_calls_keep_it() -> None:
     core, host = three()
     plugin = core.plugin("q", tool("m"))
-    assert code_of(core, plugin, "sysop", context=said(90)) is Code.NOT_FOUND
+    assert code_of(core, plugin, "sysop", context=stating(90)) is Code.NOT_FOUND
     for level, code in ((90, None), (10, Code.NOT_FOUND)):
-        root = core.call(host, "m", context=said(level))
+        root = core.call(host, "m", context=stating(level))
         parent = list(plugin.pending)[-1]
-        assert code_of(core, plugin, "sysop", parent_call_id=parent, context=said(99 - level)) is code
+        assert code_of(core, plugin, "sysop", parent_call_id=parent, context=stating(99 - level)) is code
         core.cancel(host, root)
 
 
@@ -111,11 +111,11 @@ def test_a_tool_that_one_role_hides_is_called_in_another_role_that_does_not() ->
     core = Core(roles=ROLES)
     hidden, open_to_all = core.plugin("a", tool("t", role="r1", min_level=9)), core.plugin("b", tool("t", role="r2"))
     host = core.peer("host")
-    core.call(host, "t", context=said(0))
+    core.call(host, "t", context=stating(0))
     assert (len(hidden.pending), len(open_to_all.pending)) == (0, 1)
-    core.call(host, "t", context=said(9))
+    core.call(host, "t", context=stating(9))
     assert (len(hidden.pending), len(open_to_all.pending)) == (1, 1)
-    assert code_of(core, host, "t", role="r1", context=said(0)) is Code.NOT_FOUND
+    assert code_of(core, host, "t", role="r1", context=stating(0)) is Code.NOT_FOUND
 
 
 def test_a_caller_that_may_omit_the_user_still_needs_the_level() -> None:
@@ -127,8 +127,8 @@ def test_a_caller_that_may_omit_the_user_still_needs_the_level() -> None:
 
 def test_a_missing_tool_is_refused_with_the_names_that_the_level_shows() -> None:
     core, host = three()
-    assert core.refusal(host, "x", context=said(0)).message.endswith("there are: open")
-    assert core.refusal(host, "x", context=said(50)).message.endswith("there are: open, staff")
+    assert core.refusal(host, "x", context=stating(0)).message.endswith("there are: open")
+    assert core.refusal(host, "x", context=stating(50)).message.endswith("there are: open, staff")
 
 
 def test_a_watcher_is_notified_of_open_tools_only() -> None:
@@ -158,9 +158,9 @@ def test_an_invalid_level_is_named_in_the_error(level: object) -> None:
 
 
 def test_a_level_crosses_the_wire_and_is_not_part_of_the_schema_hash() -> None:
-    asked = Tool("t", min_level=MAX_LEVEL)
-    assert Tool.from_wire(asked.to_wire(), Limits()) == asked
-    assert asked.schema_hash == Tool("t").schema_hash
+    tool = Tool("t", min_level=MAX_LEVEL)
+    assert Tool.from_wire(tool.to_wire(), Limits()) == tool
+    assert tool.schema_hash == Tool("t").schema_hash
 
 
 @settings(max_examples=examples(15))
@@ -183,7 +183,7 @@ def test_what_is_listed_can_be_called_and_what_can_be_called_is_listed_at_every_
         for looked in (None, *ROLES):
             listed = {each.tool.name for each in core.dispatcher.view.listings(looked, "", level)}
             called = {
-                name for name in "xyz" if code_of(core, host, name, role=looked or "", context=said(level)) is None
+                name for name in "xyz" if code_of(core, host, name, role=looked or "", context=stating(level)) is None
             }
             assert listed == called
 
@@ -192,12 +192,12 @@ def test_of_different_levels_of_sessions_the_highest_applies() -> None:
     core = Core()
     strict, lax = core.plugin("p", tool("t", min_level=50), instance="1"), core.plugin("p", tool("t"), instance="2")
     host = core.peer("host")
-    assert code_of(core, host, "t", context=said(49)) is Code.NOT_FOUND
+    assert code_of(core, host, "t", context=stating(49)) is Code.NOT_FOUND
     assert names(core, 49) == []
     core.registry.withdraw(lax)
-    assert code_of(core, host, "t", context=said(49)) is Code.NOT_FOUND, "only the strict one is left"
+    assert code_of(core, host, "t", context=stating(49)) is Code.NOT_FOUND, "only the strict one is left"
     core.registry.register(strict, offered(tool("t")))
-    assert code_of(core, host, "t", context=said(0)) is None
+    assert code_of(core, host, "t", context=stating(0)) is None
 
 
 def test_the_notices_of_a_source_are_hidden_with_its_tools() -> None:
@@ -206,8 +206,8 @@ def test_the_notices_of_a_source_are_hidden_with_its_tools() -> None:
     core.attached("none", notices=["n2"])
     core.attached("staff", tool("b", min_level=50), notices=["ban_user is protected by nothing"])
     view = core.dispatcher.view
-    told = {
+    levels = {
         level: [source for source, _ in core.presence.notices() if not view.hides_source(source, level)]
         for level in (0, 50)
     }
-    assert told == {0: ["open", "none"], 50: ["open", "none", "staff"]}
+    assert levels == {0: ["open", "none"], 50: ["open", "none", "staff"]}

@@ -39,8 +39,8 @@ def reached(core: Core, caller: PeerDouble, name: str, user: str = "", **more: A
 
 def denied(core: Core, caller: PeerDouble, name: str, user: str = "", **more: Any) -> str | None:
     """Asks for one call; returns the sentence that denies it, or None where it reached a handler."""
-    found = reached(core, caller, name, user, **more)
-    return found if isinstance(found, str) else None
+    outcome = reached(core, caller, name, user, **more)
+    return outcome if isinstance(outcome, str) else None
 
 
 def permitting(*tools: str, **tables: dict[str, list[str]]) -> tuple[Core, PeerDouble]:
@@ -136,10 +136,10 @@ def test_a_caller_that_may_not_set_the_context_cannot_name_its_user() -> None:
 def test_a_nested_call_is_for_the_user_of_its_root_whatever_its_own_context_names() -> None:
     core, host = permitting("t", "open", tools={"t": ["ann"]})
     middle = core.plugin("middle", tool("m"))
-    for user, said in (("ann", "bob"), ("bob", "ann"), ("", "ann")):
+    for user, claimed in (("ann", "bob"), ("bob", "ann"), ("", "ann")):
         root = core.call(host, "m", context=pb.CallContext(user_id=user))
         parent = list(middle.pending)[-1]
-        assert (denied(core, middle, "t", said, parent_call_id=parent) is None) is (user == "ann")
+        assert (denied(core, middle, "t", claimed, parent_call_id=parent) is None) is (user == "ann")
         error = core.refusal(middle, "nobody", parent_call_id=parent)
         assert error.message.endswith("there are: " + ("t, open, m" if user == "ann" else "open, m"))
         core.cancel(host, root)
@@ -197,11 +197,11 @@ def assert_alike(core: Core, caller: PeerDouble, user: str, **more: Any) -> None
         seen = {(line.tool.name, line.source) for line in view.listings(role, counts, principal=caller.principal)}
         there = [line for line in core.registry.listings(role) if line.source != "toolbus"]
         for name in {line.tool.name for line in there} | {line.entry.bare_name for line in there}:
-            found = reached(core, caller, name, user, role=role, **more)
-            if isinstance(found, str):
+            outcome = reached(core, caller, name, user, role=role, **more)
+            if isinstance(outcome, str):
                 assert name not in {known for known, _ in seen}
             else:  # a bare name may stand for a qualified one, which is listed
-                assert (found.name, found.source) in seen
+                assert (outcome.name, outcome.source) in seen
     own = {line.tool.name for line in view.own(caller.principal)}
     assert (denied(core, caller, "toolbus:drain", user, **more) is None) is ("toolbus:drain" in own)
 
@@ -317,9 +317,9 @@ def test_any_value_becomes_rules_that_can_be_stored_or_an_error_that_says_why(ta
     try:
         rules = AccessRules.read(tables)
     except InvalidRequest as refused:
-        said = str(refused)
+        message = str(refused)
     else:
         assert AccessRules.read(rules.as_tables()) == rules
-        said = "permissions " + json.dumps(rules.as_tables(), ensure_ascii=False)
-    assert said.startswith("permissions")
-    said.encode()
+        message = "permissions " + json.dumps(rules.as_tables(), ensure_ascii=False)
+    assert message.startswith("permissions")
+    message.encode()

@@ -41,11 +41,11 @@ def test_withdrawing_by_name_looks_at_the_tools_of_that_name_alone(qualified: bo
     owner = offers(registry, "one", *(tool(f"t{number}") for number in range(100)), qualified=qualified)
     looked_at: list[str] = []
 
-    def asked(entry: Entry) -> bool:
+    def predicate(entry: Entry) -> bool:
         looked_at.append(entry.bare_name)
         return True
 
-    assert registry.withdraw(owner, asked, names={"t5", "unknown"}).names == ("t5",)
+    assert registry.withdraw(owner, predicate, names={"t5", "unknown"}).names == ("t5",)
     assert set(looked_at) == {"t5"}
     assert "t5" not in registry.offers(owner)
     assert registry.offers(other) == ["t5"]

@@ -47,9 +47,9 @@ class Line:
 
     @property
     def tool(self) -> Tool:
-        found = self.declared[-1][0] if self.declared else self.last
-        assert found is not None
-        return found
+        line = self.declared[-1][0] if self.declared else self.last
+        assert line is not None
+        return line
 
     def handlers(self) -> list[PeerDouble]:
         return [handler for _, handlers in self.declared for handler in handlers]
@@ -206,13 +206,13 @@ class RegistryModel:
                 self.waiting.setdefault(role, []).append(line)
 
     def find(self, name: str, role: str) -> tuple[str, str, bool] | None:
-        found = []
+        matches = []
         for table in [self.tables[role]] if role else list(self.tables.values()) or [self.to_come]:
             exact = [line for line in table if line.name == name]
             alias = [line for line in table if line.bare == name]
             best = exact or sorted(alias, key=lambda line: not line.declared)
-            found += [(line.name, line.source, bool(line.declared)) for line in best[:1]]
-        return next((each for each in found if each[2]), found[0] if found else None)
+            matches += [(line.name, line.source, bool(line.declared)) for line in best[:1]]
+        return next((each for each in matches if each[2]), matches[0] if matches else None)
 
     def listings(self, role: str | None, offline: bool) -> list[Seen]:
         tables = {role: self.tables[role]} if role else self.tables or {"": self.to_come}
@@ -367,8 +367,8 @@ class CatalogueMachine(RuleBasedStateMachine):
         for role in ("", *self.registry.roles):
             for name in ("a", "b", "c", "far:a", "far:b", "nobody"):
                 entry = self.registry.find(name, role)
-                found = None if entry is None else (entry.name, entry.source, entry.current is not None)
-                assert found == self.model.find(name, role)
+                match = None if entry is None else (entry.name, entry.source, entry.current is not None)
+                assert match == self.model.find(name, role)
 
     @invariant()
     def what_is_listed_can_be_found(self) -> None:

@@ -26,7 +26,7 @@ PASSWORD = "hunter2-äß"
 URL = f"http://user:{PASSWORD}@127.0.0.1:9000/call"
 
 
-def kept(number: int = 0, **changes: object) -> StoredRegistration:
+def stored(number: int = 0, **changes: object) -> StoredRegistration:
     plain = StoredRegistration(
         key=f"key-{number}",
         source="external",
@@ -51,7 +51,7 @@ def loaded(directory: Path) -> list[StoredRegistration]:
 
 
 def fill(directory: Path, count: int = 3) -> list[StoredRegistration]:
-    rows = [kept(number) for number in range(count)]
+    rows = [stored(number) for number in range(count)]
     with opened(directory) as store:
         store.apply(rows, ())
     return rows

@@ -42,10 +42,10 @@ def test_a_file_that_was_created_is_ours_and_of_this_version(made: Database) -> 
 def test_a_file_is_never_made_by_opening_or_over_another(made: Database) -> None:
     with pytest.raises(FileExistsError):
         made.create()
-    gone = replace(made, path=made.path.with_name("gone"))
-    with pytest.raises(SetupError, match=r"Let this user .* its directory, or name another"), gone.errors():
-        gone.connect("rw")
-    assert not gone.path.exists()
+    missing = replace(made, path=made.path.with_name("missing"))
+    with pytest.raises(SetupError, match=r"Let this user .* its directory, or name another"), missing.errors():
+        missing.connect("rw")
+    assert not missing.path.exists()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.bus.storage.store_cases import URL, fill, kept, loaded, opened
+from tests.bus.storage.store_cases import URL, fill, loaded, opened, stored
 from tests.support.examples import examples
 from toolbus.bus.storage import registration_store as room
 from toolbus.bus.storage.registration_store import (
@@ -50,7 +50,7 @@ FULL = Tool(
 )
 
 
-# ── what is kept ──
+# ── what is stored ──
 
 
 def test_every_field_of_a_registration_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -70,11 +70,11 @@ def test_every_field_of_a_registration_comes_back_as_it_was(tmp_path: Path) -> N
 
 def test_registrations_come_back_by_their_smallest_place_and_those_without_one_last(tmp_path: Path) -> None:
     rows = [
-        kept(1, offers=()),
-        kept(2, offers=(("a", 9), ("b", 2))),
-        kept(3, offers=((None, 5),)),
-        kept(4, offers=(("a", 0),)),
-        kept(5, offers=((None, 7), ("a", -1))),
+        stored(1, offers=()),
+        stored(2, offers=(("a", 9), ("b", 2))),
+        stored(3, offers=((None, 5),)),
+        stored(4, offers=(("a", 0),)),
+        stored(5, offers=((None, 7), ("a", -1))),
     ]
     with opened(tmp_path) as store:
         store.apply(rows, ())
@@ -82,10 +82,10 @@ def test_registrations_come_back_by_their_smallest_place_and_those_without_one_l
 
 
 def test_a_registration_of_the_same_key_replaces_the_older_one_with_all_its_offers(tmp_path: Path) -> None:
-    newer = kept(1, tool=FULL, offers=(("猫", 1),), checked=True, source="b")
+    newer = stored(1, tool=FULL, offers=(("猫", 1),), checked=True, source="b")
     with opened(tmp_path) as store:
-        store.apply([kept(1)], ())
-        store.apply([kept(1, tool=Tool("other")), newer], ())
+        store.apply([stored(1)], ())
+        store.apply([stored(1, tool=Tool("other")), newer], ())
     assert loaded(tmp_path) == [newer]
 
 
@@ -93,9 +93,9 @@ def test_what_is_gone_takes_its_offers_along_and_unknown_keys_may_go(tmp_path: P
     fill(tmp_path)
     with opened(tmp_path) as store:
         store.apply((), ["key-1", "never"])
-        store.apply([kept(5)], ["key-0", "key-5"])  # gone first, then changed
+        store.apply([stored(5)], ["key-0", "key-5"])  # removed first, then changed
         store.apply((), ())
-    assert loaded(tmp_path) == [kept(2), kept(5)]
+    assert loaded(tmp_path) == [stored(2), stored(5)]
     with closing(sqlite3.connect(tmp_path / FILE)) as connection:
         assert connection.execute("SELECT count(*) FROM offers").fetchone() == (4,)
 
@@ -106,17 +106,17 @@ def test_the_time_of_an_answer_is_noted_for_each_key_and_nothing_else_changes(tm
         store.save_answers(["key-0", "key-2", "never"], 1_800_000_000.5)
         store.save_answers([], 1.0)
     assert loaded(tmp_path) == [
-        kept(0, answered_at=1_800_000_000.5),
-        kept(1),
-        kept(2, answered_at=1_800_000_000.5),
+        stored(0, answered_at=1_800_000_000.5),
+        stored(1),
+        stored(2, answered_at=1_800_000_000.5),
     ]
 
 
 def test_a_time_of_minus_zero_which_sqlite_stores_as_zero_is_not_damage(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        store.apply([kept(1, answered_at=-0.0)], ())
+        store.apply([stored(1, answered_at=-0.0)], ())
         store.save_answers(["key-1"], -0.0)
-    assert loaded(tmp_path) == [kept(1, answered_at=0.0)]
+    assert loaded(tmp_path) == [stored(1, answered_at=0.0)]
 
 
 def test_a_field_of_a_newer_minor_version_is_passed_over_and_a_missing_one_takes_its_default() -> None:
@@ -127,28 +127,28 @@ def test_a_field_of_a_newer_minor_version_is_passed_over_and_a_missing_one_takes
 
 def test_a_change_that_cannot_be_written_changes_nothing_and_the_store_goes_on(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
-        store.apply([kept(1)], ())
+        store.apply([stored(1)], ())
         with pytest.raises(sqlite3.IntegrityError):
-            store.apply([kept(2), kept(3, answered_at=float("nan"))], ["key-1"])
-        assert store.load() == [kept(1)]
-        store.apply([kept(2)], ())
-    assert loaded(tmp_path) == [kept(1), kept(2)]
+            store.apply([stored(2), stored(3, answered_at=float("nan"))], ["key-1"])
+        assert store.load() == [stored(1)]
+        store.apply([stored(2)], ())
+    assert loaded(tmp_path) == [stored(1), stored(2)]
 
 
 def test_a_full_disk_is_an_sqlite_error_and_the_store_goes_on_once_there_is_room(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with opened(tmp_path) as store:
-        store.apply([kept(1)], ())
-        big = [kept(number, source="s" * 4000) for number in range(2, 100)]
+        store.apply([stored(1)], ())
+        big = [stored(number, source="s" * 4000) for number in range(2, 100)]
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
         try:
             with pytest.raises(sqlite3.OperationalError):
                 store.apply(big, ["key-1"])
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert store.load() == [kept(1)]
+        assert store.load() == [stored(1)]
         store.apply(big, ())
-    assert loaded(tmp_path) == [kept(1), *big]
+    assert loaded(tmp_path) == [stored(1), *big]
 
 
 @settings(max_examples=examples(10))
@@ -183,9 +183,9 @@ def test_any_sequence_of_changes_leaves_what_a_dict_would_hold(
     with tempfile.TemporaryDirectory() as name:
         store = RegistrationStore(Path(name))
         try:
-            for changed, gone, restart in steps:
-                store.apply(changed, gone)
-                for key in gone:
+            for changed, removed, restart in steps:
+                store.apply(changed, removed)
+                for key in removed:
                     model.pop(key, None)
                 model.update({row.key: row for row in changed})
                 if restart:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus.storage.store_cases import edit, fill, kept, loaded, opened, python, refusal
+from tests.bus.storage.store_cases import edit, fill, loaded, opened, python, refusal, stored
 from tests.support.examples import TIMES
 from toolbus.bus.storage import registration_store as room
 from toolbus.bus.storage.registration_store import (
@@ -64,11 +64,11 @@ def test_no_damage_to_the_file_ever_changes_or_loses_a_registration_in_silence(t
         how = DAMAGES[round_ % len(DAMAGES)]
         path.write_bytes(damage(sound, how, dice))
         try:
-            found = loaded(tmp_path)
+            rows_now = loaded(tmp_path)
         except SetupError:
             refused += 1
         else:
-            assert found == rows, f"round {round_}: {how}"
+            assert rows_now == rows, f"round {round_}: {how}"
             assert how != "cut", f"round {round_}"
         for ending in ("-wal", "-shm"):
             Path(f"{path}{ending}").unlink(missing_ok=True)
@@ -103,7 +103,7 @@ def test_a_file_of_the_first_version_has_registrations_without_listener_and_secr
     edit(tmp_path, "DROP TABLE proofs", "PRAGMA user_version = 1")
     assert loaded(tmp_path) == rows
     with opened(tmp_path) as store:
-        store.apply([kept(1, listener="boot:1:2", secret="s" * 16)], ())
+        store.apply([stored(1, listener="boot:1:2", secret="s" * 16)], ())
     assert [(row.listener, len(row.secret)) for row in loaded(tmp_path)] == [("", 0), ("boot:1:2", 16), ("", 0)]
 
 
@@ -150,8 +150,8 @@ def test_a_kill_at_any_moment_loses_nothing_that_was_persisted(tmp_path: Path) -
             process.send_signal(signal.SIGKILL)
             # What it printed before the signal came has been answered too.
             answered = max([answered, *map(int, process.stdout.read().split())])
-        found = [row.key for row in loaded(tmp_path)]
-        assert found == [f"key-{number}" for number in range(len(found))]
-        assert len(found) - 1 in (answered, answered + 1), f"round {round_}"  # one may be kept and not yet printed
+        keys = [row.key for row in loaded(tmp_path)]
+        assert keys == [f"key-{number}" for number in range(len(keys))]
+        assert len(keys) - 1 in (answered, answered + 1), f"round {round_}"  # one may be kept and not yet printed
         with closing(sqlite3.connect(tmp_path / FILE)) as connection:
             assert connection.execute("PRAGMA quick_check").fetchall() == [("ok",)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus.storage.store_cases import PASSWORD, URL, cut, edit, fill, kept, loaded, opened, python, refusal
+from tests.bus.storage.store_cases import PASSWORD, URL, cut, edit, fill, loaded, opened, python, refusal, stored
 from toolbus.bus.storage import registration_store as room
 from toolbus.bus.storage.database import Database
 from toolbus.bus.storage.registration_store import (
@@ -40,15 +40,15 @@ def umask(mask: int) -> Iterator[None]:
 
 
 def test_a_password_stands_in_no_repr_and_a_text_that_cannot_be_written_is_refused_without_it(tmp_path: Path) -> None:
-    row = kept(callback_url=URL)
+    row = stored(callback_url=URL)
     with opened(tmp_path) as store:
         store.apply([row], ())
         assert PASSWORD not in repr(row) + repr(store) + repr(store.load())
     with pytest.raises(InvalidRequest, match="callback_url holds half of a surrogate pair") as caught:
-        kept(callback_url=URL + "\ud800")
+        stored(callback_url=URL + "\ud800")
     assert PASSWORD not in repr(caught.value)
     with pytest.raises(InvalidRequest, match="source holds half"):
-        kept(source="\udfff")
+        stored(source="\udfff")
 
 
 @pytest.mark.parametrize("existing", [False, True])
@@ -59,7 +59,7 @@ def test_every_file_is_its_owners_alone_whatever_the_umask(tmp_path: Path, exist
             fill(directory)
             (directory / FILE).chmod(0o666)
         with opened(directory) as store:
-            store.apply([kept(1, callback_url=URL)], ())
+            store.apply([stored(1, callback_url=URL)], ())
             names = {path.name: mode(path) for path in directory.iterdir()}
     assert names == dict.fromkeys((FILE, f"{FILE}-wal", f"{FILE}-shm", LOCK), 0o600)
     assert mode(directory) == 0o700
@@ -115,7 +115,7 @@ def test_a_second_store_in_the_same_process_is_refused_and_close_frees_it(tmp_pa
     thread.join(20)
     store.close()
     assert loaded(tmp_path) == []
-    for use in (store.load, lambda: store.apply([kept()], ()), lambda: store.save_answers(["a"], 1.0)):
+    for use in (store.load, lambda: store.apply([stored()], ()), lambda: store.save_answers(["a"], 1.0)):
         with pytest.raises(sqlite3.ProgrammingError):
             use()
 
@@ -232,7 +232,7 @@ def test_a_damaged_or_foreign_file_is_refused_with_how_to_fix_it_and_not_changed
 @pytest.mark.parametrize("text", ["[]", "{", "{}", '{"name": 5}', '{"name": ""}', '{"name":"a","annotations":5}'])
 def test_a_row_with_a_right_checksum_whose_tool_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
     fill(tmp_path, 1)
-    row = kept()
+    row = stored()
     checksum = room._checksum(row.key, row.source, text, row.callback_url, row.checked, row.offers)
     edit(tmp_path, f"UPDATE registrations SET tool = '{text}', checksum = {checksum}")
     assert "the tool in row 1 of registrations cannot be read" in refusal(tmp_path)

@@ -97,14 +97,14 @@ def test_a_caller_that_has_the_revision_gets_nothing_but_the_revision() -> None:
 def test_a_long_list_comes_in_pages_that_a_default_client_can_receive() -> None:
     core = Core()
     core.plugin("p", *(tool(f"t{number}", "x" * 16_000) for number in range(500)))
-    found: list[str] = []
+    names: list[str] = []
     pages, token = 0, ""
     while pages == 0 or token:
         response = ask(core, page_token=token)
         assert response.ByteSize() < 4 * 1024 * 1024
-        found += [item.tool.name for item in response.tools]
+        names += [item.tool.name for item in response.tools]
         pages, token = pages + 1, response.next_page_token
-    assert found == [f"t{number}" for number in range(500)]
+    assert names == [f"t{number}" for number in range(500)]
     assert pages == 3
 
 
@@ -116,12 +116,12 @@ def test_pages_end_where_roles_got_the_same_tool_at_different_times(rules: dict[
         core.plugin("p", tool(name, role=role))
     whole = [listing.tool.name for listing in core.dispatcher.view.listings()]
     assert sorted(whole) == ["u", "x", "y", "z"]
-    found, token = [], ""
+    names, token = [], ""
     for _ in whole:
         response = ask(core, page_bytes=1, page_token=token)
-        found += [item.tool.name for item in response.tools]
+        names += [item.tool.name for item in response.tools]
         token = response.next_page_token
-    assert (found, token) == (whole, "")
+    assert (names, token) == (whole, "")
 
 
 @pytest.mark.parametrize("token", ["x", "-1", "1 ", "٣", "9" * 50])

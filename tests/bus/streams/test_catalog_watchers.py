@@ -25,7 +25,7 @@ class Unread(dict[str, Peer]):
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def listed_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tools that were put into words for watchers, in order."""
     names: list[str] = []
     listed = catalog_messages.listed
@@ -38,7 +38,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def told(watcher: StreamDouble) -> list[str]:
+def names_of(watcher: StreamDouble) -> list[str]:
     """Returns the tools that a watcher was sent since the last time."""
     return [item.tool.name for event in watcher.read("events") for item in event.catalog.added]
 
@@ -50,53 +50,53 @@ def test_watchers_are_notified_without_looking_at_sessions_that_do_not_watch() -
     core.presence.sessions = Unread(core.presence.sessions)
     core.registry.register(core.peer("p"), offered(tool("t")))
     core.presence.notify_watchers()
-    assert (told(watcher), told(deaf)) == (["t"], [])
+    assert (names_of(watcher), names_of(deaf)) == (["t"], [])
 
 
-def test_the_events_of_a_change_are_built_once_for_all_watchers(said: list[str]) -> None:
+def test_the_events_of_a_change_are_built_once_for_all_watchers(listed_names: list[str]) -> None:
     core = Core()
     watchers = [core.attached(f"watcher-{number}", subscribe=CATALOG) for number in range(10)]
     core.registry.register(core.peer("p"), offered(tool("t")))
     core.presence.notify_watchers()
-    assert said == ["t"]
-    assert [told(watcher) for watcher in watchers] == [["t"]] * 10
+    assert listed_names == ["t"]
+    assert [names_of(watcher) for watcher in watchers] == [["t"]] * 10
 
 
-def test_watchers_that_attach_together_share_the_events_of_one_list(said: list[str]) -> None:
+def test_watchers_that_attach_together_share_the_events_of_one_list(listed_names: list[str]) -> None:
     core = Core()
     core.attached("plugin", tool("a"), tool("b"))
     first = [core.attached(f"watcher-{number}", subscribe=CATALOG) for number in range(10)]
     core.presence.notify_watchers()
     last = core.attached("watcher-last", subscribe=CATALOG)
-    assert said == ["a", "b"]
-    assert [told(watcher) for watcher in (*first, last)] == [["a", "b"]] * 11
+    assert listed_names == ["a", "b"]
+    assert [names_of(watcher) for watcher in (*first, last)] == [["a", "b"]] * 11
 
 
-def test_a_list_is_built_again_after_a_tick_since_its_counts_are_old(said: list[str]) -> None:
+def test_a_list_is_built_again_after_a_tick_since_its_counts_are_old(listed_names: list[str]) -> None:
     core = Core()
     core.attached("plugin", tool("a"))
     core.attached("first", subscribe=CATALOG)
     core.presence.tick(core.now + 0.5)
     core.attached("second", subscribe=CATALOG)
-    assert said == ["a", "a"]
+    assert listed_names == ["a", "a"]
 
 
-def test_a_list_is_built_again_after_a_change(said: list[str]) -> None:
+def test_a_list_is_built_again_after_a_change(listed_names: list[str]) -> None:
     core = Core()
     plugin = core.attached("plugin", tool("a"))
     core.attached("first", subscribe=CATALOG)
     plugin.attach("plugin", tool("b"))
-    assert told(core.attached("second", subscribe=CATALOG)) == ["b"]
-    assert said == ["a", "b"]
+    assert names_of(core.attached("second", subscribe=CATALOG)) == ["b"]
+    assert listed_names == ["a", "b"]
 
 
 def test_a_session_that_ended_or_stopped_watching_is_not_notified() -> None:
     core = Core()
-    gone, tired = core.attached("gone", subscribe=CATALOG), core.attached("tired", subscribe=CATALOG)
-    gone.end()
+    ended, tired = core.attached("ended", subscribe=CATALOG), core.attached("tired", subscribe=CATALOG)
+    ended.end()
     tired.attach("tired")
     tired.written()
     core.registry.register(core.peer("p"), offered(tool("t")))
     core.presence.notify_watchers()
-    assert (told(gone), told(tired)) == ([], [])
+    assert (names_of(ended), names_of(tired)) == ([], [])
     assert repr(core.presence.watchers).startswith("<CatalogWatchers 0 ")

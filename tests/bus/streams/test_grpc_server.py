@@ -57,10 +57,10 @@ async def test_a_heartbeat_of_the_peers_own_is_echoed_behind_what_the_bus_has_se
     peer = await connect("peer")
     assert peer.attached is not None
     assert peer.attached.echoes
-    asked = wire.Heartbeat(sequence=2**64 - 1, from_peer=True)
-    await peer.send(calls=[peer.ask("none")], heartbeat=asked)
+    heartbeat_sent = wire.Heartbeat(sequence=2**64 - 1, from_peer=True)
+    await peer.send(calls=[peer.ask("none")], heartbeat=heartbeat_sent)
     await until(lambda: peer.echoed, "the echo")
-    assert peer.echoed == [asked]
+    assert peer.echoed == [heartbeat_sent]
     assert [result.error.code for result in peer.results] == [pb.ERROR_CODE_NOT_FOUND]
 
 
@@ -91,11 +91,11 @@ async def test_a_watcher_gets_the_whole_list_first_and_then_each_change(connect:
 
     await plugin.stub.Unregister(wire.UnregisterRequest(name="c"))
     await until(lambda: len(_changes(watcher)) == 4, "what was removed")
-    assert [(gone.name, gone.source) for gone in _changes(watcher)[3].removed] == [("c", "plugin")]
+    assert [(ref.name, ref.source) for ref in _changes(watcher)[3].removed] == [("c", "plugin")]
 
     await plugin.close()
     await until(lambda: len(_changes(watcher)) == 5, "what was lost")
-    assert {gone.name for gone in _changes(watcher)[4].removed} == {"a", "b"}
+    assert {ref.name for ref in _changes(watcher)[4].removed} == {"a", "b"}
     revisions = [change.revision for change in _changes(watcher)]
     assert revisions == sorted(set(revisions))
     assert not any(change.full for change in _changes(watcher)[1:])
@@ -124,8 +124,8 @@ async def test_an_owner_is_notified_that_another_caller_withdrew_its_tools(conne
 async def test_an_owner_that_withdraws_its_own_tool_is_not_notified(connect: Connect) -> None:
     owner = await connect("owner", tool("a"))
     assert owner.attached is not None
-    gone = await owner.stub.Unregister(wire.UnregisterRequest(session_id=owner.attached.session_id, name="a"))
-    assert (gone.removed, list(gone.affected_roles)) == (True, ["default"])
+    response = await owner.stub.Unregister(wire.UnregisterRequest(session_id=owner.attached.session_id, name="a"))
+    assert (response.removed, list(response.affected_roles)) == (True, ["default"])
     assert (await owner.call("a")).error.code == pb.ERROR_CODE_NOT_FOUND
     assert not owner.events
 

@@ -43,20 +43,20 @@ def health(channel: grpc.aio.Channel) -> Any:
 
 
 class Watch:
-    """What one Watch has said so far."""
+    """What one Watch has history so far."""
 
     def __init__(self, health: Any, service: str) -> None:
-        self.said: list[int] = []
+        self.history: list[int] = []
         self._stream = health.Watch(health_pb2.HealthCheckRequest(service=service))
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
         async for answer in self._stream:
-            self.said.append(answer.status)
+            self.history.append(answer.status)
 
     async def says(self, *statuses: int) -> None:
-        await until(lambda: self.said == list(statuses) or len(self.said) > len(statuses), f"{statuses}")
-        assert self.said == list(statuses)
+        await until(lambda: self.history == list(statuses) or len(self.history) > len(statuses), f"{statuses}")
+        assert self.history == list(statuses)
 
     async def end(self) -> None:
         self._stream.cancel()

@@ -30,10 +30,10 @@ def test_an_attach_is_answered_with_the_identity_and_limits_of_the_bus() -> None
     assert attached.heartbeat_seconds > 0
 
 
-@pytest.mark.parametrize(("asked", "granted"), [(0, 256), (1, 1), (4_096, 4_096), (100_000, 4_096)])
-def test_a_session_takes_as_many_calls_as_it_asks_for_within_the_limit(asked: int, granted: int) -> None:
+@pytest.mark.parametrize(("requested", "granted"), [(0, 256), (1, 1), (4_096, 4_096), (100_000, 4_096)])
+def test_a_session_takes_as_many_calls_as_it_asks_for_within_the_limit(requested: int, granted: int) -> None:
     core = Core()
-    stream = core.attached("plugin", max_in_flight=asked)
+    stream = core.attached("plugin", max_in_flight=requested)
     assert stream.peer.max_in_flight == stream.read("attached")[0].limits.calls_in_flight == granted
 
 

@@ -64,9 +64,9 @@ def test_a_watcher_that_reads_slowly_gets_all_changes_at_once_later() -> None:
     assert waiting < 600 * 1024
     watcher.written()
     core.presence.notify_watchers()
-    told = [item.tool.name for event in watcher.read("events") for item in event.catalog.added]
-    assert told[-1] == "t99"
-    assert len(told) > 50
+    names = [item.tool.name for event in watcher.read("events") for item in event.catalog.added]
+    assert names[-1] == "t99"
+    assert len(names) > 50
 
 
 # -- the catalog, by unary requests --------------------------------------------------------------------------------
@@ -124,11 +124,11 @@ def test_the_owner_is_notified_when_another_source_withdraws_or_overwrites_its_t
     assert not presence.unregister(wire.UnregisterRequest(session_id=other.peer.session_id, name="c")).removed
     presence.register(wire.RegisterRequest(session_id=other.peer.session_id, tools=[pb.Tool(name="c")]))
     assert presence.clear(wire.ClearRequest(source="owner")).removed == 3
-    told = []
+    notices = []
     for event in owner.read("events"):
         detail = event.tool_overwritten if event.HasField("tool_overwritten") else event.tool_removed
-        told.append((event.WhichOneof("kind"), detail.name, list(detail.roles)))
-    assert told == [
+        notices.append((event.WhichOneof("kind"), detail.name, list(detail.roles)))
+    assert notices == [
         ("tool_removed", "b", ["r1"]),
         ("tool_overwritten", "c", ["r1", "r2"]),
         ("tool_removed", "b", ["r2"]),

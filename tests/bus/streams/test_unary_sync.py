@@ -162,7 +162,7 @@ def test_one_bad_tool_refuses_a_register_that_is_all_or_none_and_itself_alone_ot
 
 
 @pytest.mark.parametrize(
-    ("fields", "code", "said"),
+    ("fields", "code", "reason"),
     [
         ({}, grpc.StatusCode.INVALID_ARGUMENT, "attach first"),
         ({"session_id": "unknown"}, grpc.StatusCode.FAILED_PRECONDITION, "Attach again"),
@@ -171,11 +171,11 @@ def test_one_bad_tool_refuses_a_register_that_is_all_or_none_and_itself_alone_ot
     ids=["none", "unknown", "source alone"],
 )
 def test_a_register_without_a_live_session_is_refused(
-    grpc_stub: rpc.ToolBusServiceStub, fields: dict[str, Any], code: grpc.StatusCode, said: str
+    grpc_stub: rpc.ToolBusServiceStub, fields: dict[str, Any], code: grpc.StatusCode, reason: str
 ) -> None:
     refused, text = status(grpc_stub.Register, wire.RegisterRequest(tools=[tool("t")], **fields))
     assert refused is code
-    assert said in text
+    assert reason in text
 
 
 def test_a_register_for_another_source_is_refused(grpc_stub: rpc.ToolBusServiceStub) -> None:

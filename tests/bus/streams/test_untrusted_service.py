@@ -89,8 +89,8 @@ async def test_list_clear_and_requests_without_a_session_of_an_untrusted_source_
             method = getattr(peer.stub, type(request).__name__.removesuffix("Request"))
             status, text = await _refusal(method(request))
             assert (status, says in text) == (DENIED, True), text
-        gone = await _refusal(peer.stub.Register(wire.RegisterRequest(session_id="x", tools=[tool("t")])))
-        assert gone[0] is not DENIED
+        refusal = await _refusal(peer.stub.Register(wire.RegisterRequest(session_id="x", tools=[tool("t")])))
+        assert refusal[0] is not DENIED
         assert [each.entry.name for each in bus.list()] == ["kept"]
 
 
@@ -99,8 +99,8 @@ async def test_there_is_neither_health_nor_reflection(bus: Bus) -> None:
         health = health_pb2_grpc.HealthStub(channel)
         assert (await _refusal(health.Check(health_pb2.HealthCheckRequest())))[0] is UNKNOWN
         info = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
-        asked = info(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
-        assert (await _refusal(anext(aiter(asked))))[0] is UNKNOWN
+        answers = info(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        assert (await _refusal(anext(aiter(answers))))[0] is UNKNOWN
 
 
 @pytest.mark.parametrize("way", ["the guarded port", "the bus's own address"])
@@ -128,8 +128,8 @@ async def test_calls_of_an_untrusted_source_have_no_user_and_level_0_and_adminis
 
 
 def _who(call: pb.ToolCall) -> pb.ToolResult:
-    said = f'["{call.context.user_id}", {{{", ".join(call.context.attributes)}}}]'
-    return pb.ToolResult(call_id=call.call_id, output_json=said)
+    text = f'["{call.context.user_id}", {{{", ".join(call.context.attributes)}}}]'
+    return pb.ToolResult(call_id=call.call_id, output_json=text)
 
 
 def test_an_untrusted_source_may_not_set_a_context_wherever_it_attaches() -> None:
@@ -174,8 +174,8 @@ async def test_it_cannot_use_up_the_streams_of_the_bus() -> None:
 async def test_it_is_opened_once_on_request_and_closed_with_the_bus() -> None:
     async with running_bus() as bus:
         first, *others = await asyncio.gather(*(bus.dropin_address() for _ in range(3)))
-        told = (await bus.call("toolbus:dropin_address", {"port": 1})).output
-        assert {*others, told} == {first}
+        address = (await bus.call("toolbus:dropin_address", {"port": 1})).output
+        assert {*others, address} == {first}
         assert first not in bus.grpc_addresses
         host, _, port = first.rpartition(":")
         assert host == "127.0.0.1"

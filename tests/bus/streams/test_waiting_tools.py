@@ -86,8 +86,8 @@ def test_a_later_attach_and_a_register_wait_too_and_an_unregister_ends_it() -> N
     request = wire.RegisterRequest(session_id=session_id, tools=[tool("w", role=ROLE).to_wire(), tool("x").to_wire()])
     response = core.presence.register(request)
     assert ([each.name for each in response.waiting], list(response.registered), response.ok) == (["w"], ["x"], True)
-    gone = core.presence.unregister(wire.UnregisterRequest(session_id=session_id, name="v", role=ROLE))
-    assert gone.removed
+    outcome = core.presence.unregister(wire.UnregisterRequest(session_id=session_id, name="v", role=ROLE))
+    assert outcome.removed
     add_role(core)
     assert reviewed(stream) == [(["w"], [])]
     with pytest.raises(UnknownRole):  # an operator names a role that exists

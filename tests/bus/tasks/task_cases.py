@@ -48,12 +48,12 @@ def tasks(clock: Clock) -> Iterator[TaskManager]:
 
 async def begin(tasks: TaskManager, work: Work, user_id: str = "ann", answer: Any = "done") -> str:
     """Has some work become a task. Returns its id."""
-    told = json.loads(await tasks.execute(work(answer), "report", user_id, "#c", "matrix"))
-    assert told["status"] == "running"
-    return str(told["task_id"])
+    answer_json = json.loads(await tasks.execute(work(answer), "report", user_id, "#c", "matrix"))
+    assert answer_json["status"] == "running"
+    return str(answer_json["task_id"])
 
 
-def found(tasks: TaskManager, task_id: str, user_id: str | None = None) -> Task:
+def task_of(tasks: TaskManager, task_id: str, user_id: str | None = None) -> Task:
     task = tasks.get_result(task_id, user_id)
     assert task is not None
     return task

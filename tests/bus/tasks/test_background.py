@@ -24,7 +24,7 @@ from toolbus.tool import TASK_SECONDS, Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 
-def kept(
+def setup(
     *tools: Tool, room: int = 1_000, limits: Limits | None = None
 ) -> tuple[Core, PeerDouble, PeerDouble, KeeperDouble]:
     """Returns a core with a host, a plugin and somebody who adopts calls."""
@@ -34,7 +34,7 @@ def kept(
 
 def adopted(*tools: Tool, **more: Any) -> tuple[Core, PeerDouble, PeerDouble, KeeperDouble]:
     """The same, with a call of the plugin's first tool that has just been adopted."""
-    core, host, plugin, keeper = kept(*tools)
+    core, host, plugin, keeper = setup(*tools)
     core.call(host, tools[0].name if tools else "t", call_id="1", background_after_seconds=2.0, **more)
     plugin.hand_over()
     core.advance(2.0)
@@ -46,7 +46,7 @@ def adopted(*tools: Tool, **more: Any) -> tuple[Core, PeerDouble, PeerDouble, Ke
 
 
 def test_at_the_soft_deadline_a_caller_gets_one_result_and_the_call_goes_on_as_a_task() -> None:
-    core, host, plugin, keeper = kept()
+    core, host, plugin, keeper = setup()
     core.call(host, "t", call_id="1", background_after_seconds=2.0)
     plugin.hand_over()
     core.advance(1.99)
@@ -67,7 +67,7 @@ def test_at_the_soft_deadline_a_caller_gets_one_result_and_the_call_goes_on_as_a
 
 
 def test_a_call_that_ends_before_its_soft_deadline_is_a_call_like_any_other() -> None:
-    core, host, plugin, keeper = kept()
+    core, host, plugin, keeper = setup()
     for call_id, is_error in (("1", False), ("2", True)):
         core.call(host, "t", call_id=call_id, background_after_seconds=2.0)
         core.answer(plugin, '"done"', is_error=is_error)
@@ -77,7 +77,7 @@ def test_a_call_that_ends_before_its_soft_deadline_is_a_call_like_any_other() ->
 
 
 def test_an_ended_call_holds_no_memory_until_its_soft_deadline() -> None:
-    core, host, plugin, _ = kept()
+    core, host, plugin, _ = setup()
     for call_id in "abcd":
         core.call(
             host, "t", call_id=call_id, background_after_seconds=200.0, timeout_seconds=1.0 if call_id == "a" else 0
@@ -92,7 +92,7 @@ def test_an_ended_call_holds_no_memory_until_its_soft_deadline() -> None:
 
 
 def test_the_timer_is_armed_for_a_soft_deadline_that_comes_first() -> None:
-    core, host, _, _ = kept()
+    core, host, _, _ = setup()
     core.call(host, "t", background_after_seconds=7.0)
     assert core.armed_at == core.now + 7.0
     core.call(host, "t", background_after_seconds=9.0, timeout_seconds=3.0)
@@ -116,7 +116,7 @@ def test_progress_after_adoption_goes_to_the_adopter() -> None:
 
 
 def test_the_result_of_a_task_may_be_larger_than_its_first_caller_could_receive() -> None:
-    core, _, plugin, keeper = kept()
+    core, _, plugin, keeper = setup()
     small = core.peer("small", max_item_bytes=500)
     core.call(small, "t", background_after_seconds=1.0)
     core.advance(1.0)
@@ -144,7 +144,7 @@ def test_over_a_stream_the_first_result_and_the_work_take_separate_ways() -> Non
 
 
 def test_a_cancel_before_the_soft_deadline_ends_the_call_and_it_is_not_adopted() -> None:
-    core, host, plugin, keeper = kept()
+    core, host, plugin, keeper = setup()
     core.call(host, "t", call_id="1", background_after_seconds=2.0)
     plugin.hand_over()
     core.cancel(host, "1")
@@ -166,7 +166,7 @@ def test_after_adoption_only_the_adopter_can_cancel_the_call() -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_caller_that_goes_takes_its_call_along_only_until_it_is_adopted(after: bool) -> None:
-    core, host, plugin, keeper = kept()
+    core, host, plugin, keeper = setup()
     core.call(host, "t", background_after_seconds=2.0)
     plugin.hand_over()
     core.advance(2.0 if after else 1.0)
@@ -186,7 +186,7 @@ def test_a_plugin_that_dies_ends_the_calls_that_were_adopted() -> None:
 
 @pytest.mark.parametrize("after", [False, True])
 def test_a_call_that_moves_to_another_plugin_keeps_its_soft_deadline_and_its_keeper(after: bool) -> None:
-    core, host, plugin, keeper = kept(tool("t", annotations=IDEMPOTENT))
+    core, host, plugin, keeper = setup(tool("t", annotations=IDEMPOTENT))
     core.call(host, "t", background_after_seconds=2.0)
     other = core.plugin("plugin", tool("t", annotations=IDEMPOTENT))
     plugin.hand_over()
@@ -207,7 +207,7 @@ def test_a_bus_that_stops_ends_tasks_too() -> None:
 
 
 def test_what_a_task_calls_is_for_its_user_and_ends_with_it() -> None:
-    core, host, plugin, keeper = kept()
+    core, host, plugin, keeper = setup()
     other = core.plugin("other", tool("o"))
     core.call(host, "t", background_after_seconds=2.0, context=pb.CallContext(user_id="ann"))
     plugin.hand_over()
@@ -224,11 +224,11 @@ def test_what_a_task_calls_is_for_its_user_and_ends_with_it() -> None:
 # -- where nobody adopts ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("asked", "limit"), [(0.0, 300.0), (1_000.0, 300.0), (math.inf, 300.0), (50.0, 50.0)])
-def test_where_there_is_no_room_for_a_task_the_caller_waits_on_for_300_s_at_most(asked: float, limit: float) -> None:
-    core, host, plugin, keeper = kept(room=0)
-    core.call(host, "t", call_id="1", background_after_seconds=20.0, timeout_seconds=asked)
-    core.call(host, "t", call_id="2", background_after_seconds=20.0, timeout_seconds=asked)
+@pytest.mark.parametrize(("timeout", "limit"), [(0.0, 300.0), (1_000.0, 300.0), (math.inf, 300.0), (50.0, 50.0)])
+def test_where_there_is_no_room_for_a_task_the_caller_waits_on_for_300_s_at_most(timeout: float, limit: float) -> None:
+    core, host, plugin, keeper = setup(room=0)
+    core.call(host, "t", call_id="1", background_after_seconds=20.0, timeout_seconds=timeout)
+    core.call(host, "t", call_id="2", background_after_seconds=20.0, timeout_seconds=timeout)
     core.advance(30.0)
     assert (sorted(host.in_flight), keeper.adopted) == (["1", "2"], [])
     core.answer(plugin, '"late"')
@@ -245,7 +245,7 @@ def test_an_adopter_that_fails_costs_no_call_and_no_deadline(caplog: pytest.LogC
         def adopt(self, call: object, now: float, cancel: object, calls: object) -> None:
             raise RuntimeError("of the keeper's making")
 
-    core, host, plugin, _ = kept()
+    core, host, plugin, _ = setup()
     core.dispatcher.deadlines.background = Broken()
     core.call(host, "t", call_id="1", background_after_seconds=2.0)
     core.call(host, "t", call_id="2", timeout_seconds=3.0)
@@ -258,7 +258,7 @@ def test_an_adopter_that_fails_costs_no_call_and_no_deadline(caplog: pytest.LogC
 
 @pytest.mark.parametrize("why", ["nested", "no_background", "nobody keeps"])
 def test_some_calls_never_become_tasks_and_have_300_s_at_most(why: str) -> None:
-    core, host, plugin, keeper = kept(tool("t", no_background=why == "no_background"))
+    core, host, plugin, keeper = setup(tool("t", no_background=why == "no_background"))
     if why == "nobody keeps":
         core.dispatcher.deadlines.background = None
     caller: PeerDouble = host
@@ -292,7 +292,7 @@ def test_some_calls_never_become_tasks_and_have_300_s_at_most(why: str) -> None:
 )
 @pytest.mark.parametrize("keeps", [True, False])
 def test_an_invalid_soft_deadline_is_refused(soft_deadline: float, timeout: float, keeps: bool) -> None:
-    core, host, plugin, _ = kept()
+    core, host, plugin, _ = setup()
     if not keeps:
         core.dispatcher.deadlines.background = None
     error = core.refusal(host, "t", background_after_seconds=soft_deadline, timeout_seconds=timeout)
@@ -306,7 +306,7 @@ def test_an_invalid_soft_deadline_is_refused(soft_deadline: float, timeout: floa
     ("soft_deadline", "waits"), [(0.001, 0.005), (1.0, 1.0), (301.0, 300.0), (1e9, 300.0), (math.inf, 300.0)]
 )
 def test_a_caller_never_waits_longer_than_300_s_for_its_first_result(soft_deadline: float, waits: float) -> None:
-    core, host, _, _ = kept()
+    core, host, _, _ = setup()
     core.call(host, "t", background_after_seconds=soft_deadline)
     core.advance(waits - 0.003)
     core.advance(0.006)
@@ -318,7 +318,7 @@ def test_a_caller_never_waits_longer_than_300_s_for_its_first_result(soft_deadli
 
 
 def test_a_soft_deadline_of_0_means_none() -> None:
-    core, host, _, keeper = kept()
+    core, host, _, keeper = setup()
     core.call(host, "t", call_id="1", background_after_seconds=0.0)
     core.advance(31.0)
     assert error_of(host, "1").code is Code.DEADLINE_EXCEEDED
@@ -326,13 +326,13 @@ def test_a_soft_deadline_of_0_means_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "limit"),
+    ("timeout", "limit"),
     [(0.0, TASK_SECONDS), (1e9, TASK_SECONDS), (math.inf, TASK_SECONDS), (1_000.0, 1_000.0), (3.0, 3.0)],
 )
 def test_the_work_of_a_task_is_bounded_by_its_timeout_or_24_hours_counted_from_its_start(
-    asked: float, limit: float
+    timeout: float, limit: float
 ) -> None:
-    core, _, plugin, keeper = adopted(tool("t", timeout_seconds=20.0), timeout_seconds=asked)
+    core, _, plugin, keeper = adopted(tool("t", timeout_seconds=20.0), timeout_seconds=timeout)
     core.advance(limit - 2.01)
     assert list(keeper.peer.in_flight) == ["task1"]
     core.advance(0.02)
@@ -342,7 +342,7 @@ def test_the_work_of_a_task_is_bounded_by_its_timeout_or_24_hours_counted_from_i
 
 
 def test_work_that_ends_before_the_patience_of_its_caller_does_ends_as_a_call() -> None:
-    core, host, _, keeper = kept()
+    core, host, _, keeper = setup()
     core.call(host, "t", call_id="1", background_after_seconds=5.0, timeout_seconds=3.0)
     core.call(host, "t", call_id="2", background_after_seconds=5.0, timeout_seconds=5.0)
     core.advance(6.0)
@@ -359,18 +359,18 @@ def test_a_task_that_shows_no_sign_of_life_ends_like_a_call() -> None:
     assert error_of(keeper.peer, "task1").limit == ("idle_timeout_seconds", 5.0)
 
 
-@pytest.mark.parametrize(("asked", "limit"), [(0, 30), (301, 301), (math.inf, 3_600)])
-def test_a_caller_that_may_wait_longer_gets_what_it_asks_for_up_to_its_own_limit(asked: float, limit: float) -> None:
-    core, host, _, _ = kept()
+@pytest.mark.parametrize(("timeout", "limit"), [(0, 30), (301, 301), (math.inf, 3_600)])
+def test_a_caller_that_may_wait_longer_gets_what_it_asks_for_up_to_its_own_limit(timeout: float, limit: float) -> None:
+    core, host, _, _ = setup()
     host.longest_timeout = 3_600.0
-    assert host.in_flight[core.call(host, "t", timeout_seconds=asked)].timeout == limit
+    assert host.in_flight[core.call(host, "t", timeout_seconds=timeout)].timeout == limit
 
 
 # -- the books -------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_held_for_a_call_moves_with_it_and_comes_out_at_zero() -> None:
-    core, host, plugin, keeper = kept()
+    core, host, plugin, keeper = setup()
     text = '{"x": "0123456789"}'
     for _ in range(3):
         core.call(host, "t", text, background_after_seconds=2.0)
@@ -385,7 +385,7 @@ def test_what_is_held_for_a_call_moves_with_it_and_comes_out_at_zero() -> None:
 
 
 def test_a_task_leaves_one_record_with_the_user_and_the_whole_time() -> None:
-    core, host, plugin, _ = kept()
+    core, host, plugin, _ = setup()
     core.call(host, "t", background_after_seconds=2.0, context=pb.CallContext(user_id="ann"))
     core.advance(2.0)
     assert len(core.records) == 0

@@ -74,9 +74,9 @@ class Bench:
             context=CallContext(user_id=user_id).to_wire() if user_id else None,
         )
         async with asyncio.timeout(WAIT_SECONDS):
-            told = (await self.caller.call(call)).output
-        assert (told["status"], told["tool"]) == ("running", "report")
-        return str(told["task_id"])
+            answer = (await self.caller.call(call)).output
+        assert (answer["status"], answer["tool"]) == ("running", "report")
+        return str(answer["task_id"])
 
     def seen(self, task_id: str) -> Task:
         task = self.tasks.get_result(task_id)

@@ -87,8 +87,8 @@ async def test_what_waits_to_be_posted_again_keeps_no_result_in_memory() -> None
         with closing(Delivery(first_backoff=60.0)) as delivery:
             delivery.send(finished("task_kept", output_json='"large"'), parse_callback_url(receiver.url))
             await until(lambda: bool(receiver.posts))
-            kept = [each for each in gc.get_objects() if isinstance(each, Task) and each.task_id == "task_kept"]
-            assert (kept, len(delivery._posts)) == ([], 1)
+            held = [each for each in gc.get_objects() if isinstance(each, Task) and each.task_id == "task_kept"]
+            assert (held, len(delivery._posts)) == ([], 1)
 
 
 async def test_a_refused_connection_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -115,11 +115,11 @@ async def test_closing_gives_up_what_waits_and_takes_no_more(caplog: pytest.LogC
 
 
 def test_a_function_is_called_at_once_and_its_exception_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[Task] = []
+    delivered: list[Task] = []
     with delivering() as delivery, caplog.at_level(logging.ERROR):
-        delivery.send(finished(), told.append)
+        delivery.send(finished(), delivered.append)
         delivery.send(finished(), lambda task: 1 / 0)
-    assert told == [finished()]
+    assert delivered == [finished()]
     assert "a callback failed for <Task task_1 report completed>" in caplog.text
 
 

@@ -40,12 +40,12 @@ async def begun(bench: object, run: Callable[[Call], pb.ToolResult] = greet) -> 
     task_id = str((await caller.call(call)).output["task_id"])
     tasks: TaskManager = bus.core.tasks
     async with asyncio.timeout(WAIT_SECONDS):
-        while found(tasks, task_id).status is Status.RUNNING:
+        while task_of(tasks, task_id).status is Status.RUNNING:
             await asyncio.sleep(0)
     return tasks, task_id
 
 
-def found(tasks: TaskManager, task_id: str) -> Task:
+def task_of(tasks: TaskManager, task_id: str) -> Task:
     task = tasks.get_result(task_id)
     assert task is not None
     return task
@@ -54,7 +54,7 @@ def found(tasks: TaskManager, task_id: str) -> Task:
 async def test_a_task_that_asks_is_still_running_for_those_who_know_three_states() -> None:
     async with mcp_bench() as bench:
         tasks, task_id = await begun(bench)
-        task = found(tasks, task_id)
+        task = task_of(tasks, task_id)
         assert (task.status, task.running, task.status.shown) == (Status.INPUT_REQUIRED, True, "running")
         assert task.described(0.0)["status"] == "running"
         assert set(task.questions) == {"who"}
@@ -88,7 +88,7 @@ async def test_a_task_that_is_cancelled_while_its_answers_arrive_does_not_run_ag
         tasks.answer(task_id, {"who": accepted(name="x")}, "ann")
         for _ in range(10):
             await asyncio.sleep(0)
-        assert found(tasks, task_id).status is Status.CANCELLED
+        assert task_of(tasks, task_id).status is Status.CANCELLED
         assert len(runs) == 1
 
 
@@ -98,7 +98,7 @@ async def test_answers_of_another_user_or_of_another_form_change_nothing() -> No
         assert tasks.answer(task_id, {"who": accepted(name="x")}, "bob") is None
         with pytest.raises(InvalidInput):
             tasks.answer(task_id, {"who": {"action": "perhaps"}}, "ann")
-        assert found(tasks, task_id).status is Status.INPUT_REQUIRED
+        assert task_of(tasks, task_id).status is Status.INPUT_REQUIRED
         assert tasks.cancel(task_id)
         late = tasks.answer(task_id, {"who": accepted(name="x")})
         assert late is not None
@@ -126,9 +126,9 @@ async def test_a_task_may_ask_several_times() -> None:
         for count in (2, 3):
             tasks.answer(task_id, {"who": accepted(name=str(count))})
             async with asyncio.timeout(WAIT_SECONDS):
-                while len(rounds) < count or found(tasks, task_id).status is Status.RUNNING:
+                while len(rounds) < count or task_of(tasks, task_id).status is Status.RUNNING:
                     await asyncio.sleep(0)
-        assert found(tasks, task_id).text == "3"
+        assert task_of(tasks, task_id).text == "3"
         assert rounds == [{}, {"who": accepted(name="2")}, {"who": accepted(name="3")}]
 
 
@@ -153,9 +153,9 @@ async def test_work_of_a_program_that_asks_fails() -> None:
         await go.wait()
         return Result(input_requests_json="{}")
 
-    told = json.loads(await tasks.execute(work(), "report", "ann"))
+    envelope = json.loads(await tasks.execute(work(), "report", "ann"))
     go.set()
-    task = await tasks.await_result(told["task_id"], 30)
+    task = await tasks.await_result(envelope["task_id"], 30)
     assert task is not None
     assert task.status is not Status.INPUT_REQUIRED
 
@@ -164,5 +164,5 @@ async def test_a_task_that_asked_when_its_bus_ended_has_failed_after_the_restart
     async with mcp_bench(data_dir=tmp_path) as bench:
         _, task_id = await begun(bench)
     async with mcp_bench(data_dir=tmp_path) as bench:
-        task = found(bench.bus.core.tasks, task_id)
+        task = task_of(bench.bus.core.tasks, task_id)
         assert (task.status, task.error) == (Status.FAILED, ENDED_WITH_PROCESS)

@@ -25,13 +25,13 @@ from toolbus.tool import CallError, Progress, Result
 
 
 def test_the_envelope_names_the_task_the_tool_and_what_to_do() -> None:
-    told = json.loads(dump_json(envelope(running())))
-    assert list(told) == ["status", "task_id", "tool", "message"]
-    assert (told["status"], told["task_id"], told["tool"]) == ("running", "task_1", "report")
-    assert "Do not call report again" in told["message"]
-    assert "await_task with task_id='task_1'" in told["message"]
-    assert "check_task" in told["message"]
-    assert "If you have no such tool, tell the user that it takes longer." in told["message"]
+    answer = json.loads(dump_json(envelope(running())))
+    assert list(answer) == ["status", "task_id", "tool", "message"]
+    assert (answer["status"], answer["task_id"], answer["tool"]) == ("running", "task_1", "report")
+    assert "Do not call report again" in answer["message"]
+    assert "await_task with task_id='task_1'" in answer["message"]
+    assert "check_task" in answer["message"]
+    assert "If you have no such tool, tell the user that it takes longer." in answer["message"]
 
 
 def test_no_user_owns_what_a_program_does_whatever_they_call_themselves() -> None:
@@ -103,8 +103,8 @@ def test_a_failure_of_any_form_has_one_sentence(result: Result, error: str) -> N
 
 def test_what_is_described_counts_seconds_and_shows_the_last_progress() -> None:
     assert finished(ended=3.26).described(99.0)["seconds"] == 3.3
-    told = running().described(7.0)
-    assert told == {"task_id": "task_1", "tool": "report", "status": "running", "seconds": 7.0}
+    description = running().described(7.0)
+    assert description == {"task_id": "task_1", "tool": "report", "status": "running", "seconds": 7.0}
     shown = replace(running(), progress=Progress(3.0, 10.0, "page 3")).described(7.0)
     assert shown["progress"] == {"done": 3.0, "total": 10.0, "message": "page 3"}
 

@@ -47,8 +47,8 @@ def test_an_owner_of_endless_name_has_no_tasks_and_takes_no_room() -> None:
 
 def test_the_oldest_finished_task_goes_for_a_new_one() -> None:
     ledger = TaskIndex(LIMITS)
-    gone = [ledger.end(finished(f"task_{number}"))[1] for number in range(5)]
-    assert gone == [[], [], [], ["task_0"], ["task_1"]]
+    evicted = [ledger.end(finished(f"task_{number}"))[1] for number in range(5)]
+    assert evicted == [[], [], [], ["task_0"], ["task_1"]]
     assert [task.task_id for task in ledger.of("ann")] == ["task_4", "task_3", "task_2"]
 
 
@@ -62,10 +62,10 @@ def test_large_results_take_as_many_old_ones_away_as_they_need() -> None:
 def test_a_result_above_the_limit_is_dropped_and_evicts_no_other_task() -> None:
     ledger = TaskIndex(LIMITS)
     ledger.end(finished("task_0", output_json="x" * 60))
-    kept, gone = ledger.end(finished("task_1", output_json="x" * 61))
-    assert (kept.result, gone) == (None, [])
-    assert "its result of 61 bytes was dropped" in kept.text
-    assert ledger.find("task_1") is kept
+    final, evicted = ledger.end(finished("task_1", output_json="x" * 61))
+    assert (final.result, evicted) == (None, [])
+    assert "its result of 61 bytes was dropped" in final.text
+    assert ledger.find("task_1") is final
 
 
 def test_with_a_limit_of_0_every_finished_task_is_evicted_at_once() -> None:
@@ -126,13 +126,13 @@ class LedgerModel(RuleBasedStateMachine):
         self.keep(finished(f"task_{self.count}", owner, self.now, "x" * size))
 
     def keep(self, task: Task) -> None:
-        kept, gone = self.ledger.end(task)
-        assert (kept.result is None) is (task.size > 60)
-        self.finished.append(kept)
+        final, evicted = self.ledger.end(task)
+        assert (final.result is None) is (task.size > 60)
+        self.finished.append(final)
         went = []
         while len(self.finished) > 3 or sum(each.size for each in self.finished) > 60:
             went.append(self.finished.pop(0).task_id)
-        assert gone == went
+        assert evicted == went
 
     @rule(seconds=st.floats(0, 8))
     def pass_time(self, seconds: float) -> None:

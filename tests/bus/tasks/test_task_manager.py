@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.bus.tasks.samples import Clock, Receiver
-from tests.bus.tasks.task_cases import SOON, Work, awaited, begin, clock, found, tasks
+from tests.bus.tasks.task_cases import SOON, Work, awaited, begin, clock, task_of, tasks
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.tasks import Status, Task, TaskEvents, TaskManager
 from toolbus.errors import Code
@@ -63,12 +63,12 @@ async def test_work_that_takes_longer_goes_on_as_a_task(tasks: TaskManager, cloc
     work = Work()
     task_id = await begin(tasks, work)
     assert not work.cancelled
-    assert found(tasks, task_id) == Task(task_id, "report", "ann", clock.now, channel_id="#c", platform="matrix")
+    assert task_of(tasks, task_id) == Task(task_id, "report", "ann", clock.now, channel_id="#c", platform="matrix")
     clock.now += 20
     work.go.set()
     task = await awaited(tasks, task_id)
     assert (task.status, task.text, task.ended) == (Status.COMPLETED, "done", clock.now)
-    assert found(tasks, task_id) == task
+    assert task_of(tasks, task_id) == task
 
 
 async def test_work_that_fails_later_says_why(tasks: TaskManager) -> None:
@@ -113,7 +113,7 @@ async def test_a_wait_that_ends_leaves_the_task_alone(tasks: TaskManager) -> Non
     waiting.cancel()
     await asyncio.wait([waiting])
     assert not tasks._work[task_id].waiters
-    assert found(tasks, task_id).running
+    assert task_of(tasks, task_id).running
     assert not work.cancelled
 
 
@@ -145,7 +145,7 @@ async def test_another_owners_task_is_treated_like_an_unknown_id(tasks: TaskMana
         assert tasks.set_output_redirect(task_id, print, user_id) is False
         assert tasks.list_tasks(user_id) == []
     assert not work.cancelled
-    assert found(tasks, task_id, "ann").running
+    assert task_of(tasks, task_id, "ann").running
 
 
 async def test_a_user_sees_his_tasks_newest_first(tasks: TaskManager) -> None:
@@ -165,13 +165,13 @@ async def test_a_cancelled_task_has_failed_at_once_and_its_work_is_cancelled(tas
     waiting = asyncio.ensure_future(tasks.await_result(task_id))
     await asyncio.sleep(0)
     assert tasks.cancel(task_id, "ann") is True
-    task = found(tasks, task_id)
+    task = task_of(tasks, task_id)
     assert (task.status, task.error.partition(":")[0]) == (Status.CANCELLED, "cancelled")
     assert await waiting == task
     await until(lambda: work.cancelled)
     assert tasks.cancel(task_id) is False
     assert tasks.cancel("task_never") is False
-    assert found(tasks, task_id) == task
+    assert task_of(tasks, task_id) == task
 
 
 # ── limits ──
@@ -237,21 +237,21 @@ def test_a_limit_that_cannot_be_one_is_refused_by_name(name: str) -> None:
 async def test_subscribers_get_their_tasks_until_they_unsubscribe(
     tasks: TaskManager, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
 
     def broken(task: Task) -> None:
         raise RuntimeError("no")
 
     tasks.subscribe(broken)
-    leave = tasks.subscribe(lambda task: told.append(("all", task.owner)))
-    tasks.subscribe(lambda task: told.append(("ann's", task.owner)), "ann")
+    leave = tasks.subscribe(lambda task: calls.append(("all", task.owner)))
+    tasks.subscribe(lambda task: calls.append(("ann's", task.owner)), "ann")
     with caplog.at_level(logging.ERROR):
         for user_id in ("ann", "bob"):
             assert tasks.cancel(await begin(tasks, Work(), user_id))
     leave()
     leave()
     tasks.cancel(await begin(tasks, Work(), "bob"))
-    assert told == [("all", "ann"), ("ann's", "ann"), ("all", "bob")]
+    assert calls == [("all", "ann"), ("ann's", "ann"), ("all", "bob")]
     assert "a callback failed for <Task" in caplog.text
 
 
@@ -278,23 +278,23 @@ async def test_events_without_results_hold_no_results_for_a_slow_reader(tasks: T
         work.go.set()
         assert (await awaited(tasks, task_id)).result is not None
         async with asyncio.timeout(WAIT_SECONDS):
-            told = await anext(events)
-    assert (told.task_id, told.status, told.result) == (task_id, Status.COMPLETED, None)
+            event = await anext(events)
+    assert (event.task_id, event.status, event.result) == (task_id, Status.COMPLETED, None)
 
 
 async def test_a_result_is_sent_on_when_it_is_there(tasks: TaskManager) -> None:
     async with Receiver() as receiver:
-        work, told = Work(), list[Task]()
+        work, delivered = Work(), list[Task]()
         task_id = await begin(tasks, work)
-        assert tasks.set_output_redirect(task_id, told.append)
+        assert tasks.set_output_redirect(task_id, delivered.append)
         assert tasks.set_output_redirect(task_id, receiver.url, "ann")
         work.go.set()
         await awaited(tasks, task_id)
         await until(lambda: bool(receiver.posts))
         assert receiver.posts[0][1]["text"] == "done"
-        assert told == []  # the later target took its place
-        assert tasks.set_output_redirect(task_id, told.append)
-        assert told == [found(tasks, task_id)]
+        assert delivered == []  # the later target took its place
+        assert tasks.set_output_redirect(task_id, delivered.append)
+        assert delivered == [task_of(tasks, task_id)]
         assert tasks.set_output_redirect(task_id, None)
         assert not tasks.set_output_redirect("task_never", print)
     with pytest.raises(ValueError, match="leads away from this machine"):
@@ -347,7 +347,7 @@ async def test_work_of_another_loop_is_cancelled_there(tasks: TaskManager) -> No
 
 def test_work_whose_loop_ends_has_failed_and_waiters_of_a_closed_loop_are_ignored(tasks: TaskManager) -> None:
     task_id = asyncio.run(begin(tasks, Work()))
-    assert "the event loop that ran it has ended" in found(tasks, task_id).text
+    assert "the event loop that ran it has ended" in task_of(tasks, task_id).text
 
     loop = asyncio.new_event_loop()
     waiter: asyncio.Future[Task] = loop.create_future()
@@ -357,7 +357,7 @@ def test_work_whose_loop_ends_has_failed_and_waiters_of_a_closed_loop_are_ignore
     left = asyncio.all_tasks(loop)
     loop.close()
     assert tasks.cancel(other)
-    assert found(tasks, other).status is Status.CANCELLED
+    assert task_of(tasks, other).status is Status.CANCELLED
     events.close()
     for task in left:
         task._log_destroy_pending = False  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.bus.tasks.samples import Clock, running
-from tests.bus.tasks.task_cases import SOON, Work, awaited, begin, clock, found, tasks
+from tests.bus.tasks.task_cases import SOON, Work, awaited, begin, clock, task_of, tasks
 from tests.support.waiting import until
 from toolbus.bus.tasks import Status, TaskManager
 from toolbus.bus.tasks.task_store import TaskStore
@@ -28,9 +28,9 @@ async def test_what_has_ended_is_there_after_a_restart_and_what_ran_has_failed(t
         task = await awaited(tasks, first)
     await until(lambda: cut_off.cancelled)
     with closing(TaskManager(path=path, clock=clock)) as tasks:
-        assert found(tasks, first, "ann") == task
-        assert "the program that ran it ended before it was done" in found(tasks, second, "ann").text
-        assert "it may have run, so it was not tried again" in found(tasks, second, "ann").text
+        assert task_of(tasks, first, "ann") == task
+        assert "the program that ran it ended before it was done" in task_of(tasks, second, "ann").text
+        assert "it may have run, so it was not tried again" in task_of(tasks, second, "ann").text
         assert tasks.get_result(first, "bob") is None
 
 
@@ -40,7 +40,7 @@ def test_what_ran_when_a_program_was_killed_has_failed_at_the_next_start(tmp_pat
         store.put(running())
     for _ in range(2):
         with closing(TaskManager(path=path, clock=clock)) as tasks:
-            task = found(tasks, "task_1", "ann")
+            task = task_of(tasks, "task_1", "ann")
             assert (task.status, task.ended) == (Status.FAILED, clock.now)
             assert "the program that ran it ended" in task.text
 
@@ -72,7 +72,7 @@ async def test_a_large_result_is_there_until_the_restart(tmp_path: Path) -> None
     with closing(TaskManager(path=path)) as tasks:
         assert (
             "its result of 202 bytes was dropped: it is larger than the limit result_bytes"
-            in found(tasks, task_id).text
+            in task_of(tasks, task_id).text
         )
 
 
@@ -100,7 +100,7 @@ async def test_closing_ends_all_work_and_what_comes_later_is_waited_for(tasks: T
     tasks.close()
     tasks.close()
     await until(lambda: work.cancelled)
-    assert found(tasks, task_id).status is Status.FAILED
+    assert task_of(tasks, task_id).status is Status.FAILED
     later.go.set()
     assert await tasks.execute(later(), "report", "ann") == "done"
 

@@ -73,9 +73,9 @@ def test_the_last_word_about_a_task_counts(path: Path) -> None:
 def test_a_result_that_is_too_large_for_the_disk_is_left_out_with_the_reason(path: Path) -> None:
     large = finished(output_json='"' + "x" * 2000 + '"')
     fill(path, large)
-    (kept,) = loaded(path)
-    assert (kept.status, kept.result) == ("completed", None)
-    assert "its result of 2002 bytes was dropped: it is larger than the limit result_bytes" in kept.text
+    (task,) = loaded(path)
+    assert (task.status, task.result) == ("completed", None)
+    assert "its result of 2002 bytes was dropped: it is larger than the limit result_bytes" in task.text
 
 
 def test_the_file_is_its_owners_alone(path: Path) -> None:

@@ -79,18 +79,18 @@ def test_the_tools_say_to_models_and_hosts_what_they_are(model: Model) -> None:
 async def test_check_task_answers_how_it_is_and_then_its_result(tasks: TaskManager, model: Model, clock: Clock) -> None:
     task_id, work = await begin(tasks)
     clock.now += 12
-    told = (await model.call("check_task", task_id=task_id)).output
-    assert {key: told[key] for key in ("task_id", "tool", "status", "seconds")} == {
+    answer = (await model.call("check_task", task_id=task_id)).output
+    assert {key: answer[key] for key in ("task_id", "tool", "status", "seconds")} == {
         "task_id": task_id,
         "tool": "report",
         "status": "running",
         "seconds": 12,
     }
-    assert "await_task" in told["message"]
+    assert "await_task" in answer["message"]
     work.set_result({"pages": [1, 2]})
     await tasks.await_result(task_id)
-    told = (await model.call("check_task", task_id=task_id)).output
-    assert (told["status"], told["result"]) == ("completed", {"pages": [1, 2]})
+    answer = (await model.call("check_task", task_id=task_id)).output
+    assert (answer["status"], answer["result"]) == ("completed", {"pages": [1, 2]})
 
 
 async def test_what_json_cannot_hold_stands_beside_the_answer(tasks: TaskManager, model: Model) -> None:
@@ -141,10 +141,13 @@ async def test_list_tasks_shows_ones_own_by_status_and_no_results(tasks: TaskMan
     await begin(tasks, "bob")
     work.set_result("done")
     await tasks.await_result(first)
-    told = (await model.call("list_tasks")).output
-    assert told["count"] == 2
-    assert [(each["task_id"], each["status"]) for each in told["tasks"]] == [(second, "running"), (first, "completed")]
-    assert "result" not in told["tasks"][1]
+    answer = (await model.call("list_tasks")).output
+    assert answer["count"] == 2
+    assert [(each["task_id"], each["status"]) for each in answer["tasks"]] == [
+        (second, "running"),
+        (first, "completed"),
+    ]
+    assert "result" not in answer["tasks"][1]
     assert (await model.call("list_tasks", status="completed")).output["count"] == 1
     assert (await model.call("list_tasks", status="failed")).output["note"] == "You have no failed tasks."
     assert (await model.call("list_tasks", scope_of("eve"))).output["note"] == "You have no background tasks."
@@ -152,10 +155,10 @@ async def test_list_tasks_shows_ones_own_by_status_and_no_results(tasks: TaskMan
 
 async def test_a_long_list_shows_the_newest_and_says_so(tasks: TaskManager, model: Model) -> None:
     ids = [(await begin(tasks))[0] for _ in range(51)]
-    told = (await model.call("list_tasks")).output
-    assert told["count"] == 51
-    assert [each["task_id"] for each in told["tasks"]] == ids[:0:-1]
-    assert told["note"] == "Only the newest 50 are shown."
+    answer = (await model.call("list_tasks")).output
+    assert answer["count"] == 51
+    assert [each["task_id"] for each in answer["tasks"]] == ids[:0:-1]
+    assert answer["note"] == "Only the newest 50 are shown."
 
 
 async def test_cancel_task_ends_it_once(tasks: TaskManager, model: Model) -> None:
