@@ -348,7 +348,7 @@ def test_another_revision_gets_its_own_index_and_the_least_recently_used_is_evic
         cache.index_of(revision, CATALOG)
     assert cache.index_of(0, ()) is first
     assert cache.index_of(1, CATALOG) is not second
-    assert names(second.search("weather")) == ["get_weather"]  # whoever still holds it can search it
+    assert names(second.search("weather")) == ["get_weather"]  # an index in use can be searched on
 
 
 def test_an_index_without_references_closes_its_database() -> None:

@@ -192,7 +192,7 @@ class SessionMachine(RuleBasedStateMachine):
         self.opens(0, 0, 0)
 
     def _grew(self, grown: SessionModel, size: int) -> None:
-        """Notes who has to be told of a flood: whoever holds the most where all hold too much, and who does alone."""
+        """Notes which outboxes must report a flood: the fullest where all hold too much, and each that does alone."""
         outboxes = [session.outbox for session in self.sessions]
         held = [sum(model.sizes()[:-1]) for model in self.models]
         if size and sum(held) > POOL_BYTES:

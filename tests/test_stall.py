@@ -47,7 +47,7 @@ def test_a_late_tick_is_a_stall_that_began_at_the_last_one_and_settles_at_the_se
     assert (clocks.seen, clocks.watch.unsettled) == (["stall", "settled"], False)
 
 
-def test_whoever_reads_first_notices_a_stall_before_the_tick_and_once() -> None:
+def test_the_first_reader_notices_a_stall_before_the_tick_and_once() -> None:
     clocks = Clocks()
     clocks.run(2)
     clocks.now += 30.0

@@ -206,7 +206,7 @@ def _context(context: CallContext) -> dict[str, Any]:
 
 
 def _result(answer: httpx.Response) -> Result:
-    """Reads an answer; a role that nobody configured is refused in HTTP's own way (REST-2)."""
+    """Reads an answer; a role that is not configured is refused in HTTP's own way (REST-2)."""
     if answer.status_code == 404:
         error = CallError(Code.NOT_FOUND, answer.json()["detail"], Stage.NOT_DISPATCHED)
         return Result(is_error=True, error=error)

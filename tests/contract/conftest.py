@@ -45,7 +45,7 @@ def _speaks(item: pytest.Item, side: str) -> str:
 async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
     """A bus that takes small results only, and that knows at once that a name is unknown (no grace period).
 
-    It serves HTTP only where somebody speaks it: starting and stopping a server takes forty times as long as the rest.
+    It serves HTTP only where a test needs it: starting and stopping a server takes forty times as long as the rest.
     """
     spoken = {_speaks(request.node, "kind"), _speaks(request.node, "caller")}
     http = "127.0.0.1:0" if spoken & OVER_HTTP else "off"

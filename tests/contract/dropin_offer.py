@@ -143,7 +143,7 @@ class _Call:
         self._task = asyncio.create_task(self._run(partial(as_function(work), scope, **arguments)))
 
     def cancel(self) -> None:
-        """Tells the work that nobody waits any more; async ones end."""
+        """Notifies the work that no caller waits any more; async ones end."""
         self._cancelled.set()
         if not self._on_thread:
             self._task.cancel()

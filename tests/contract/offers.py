@@ -153,7 +153,7 @@ class Kind:
         shows_context: whether the tool learns what the host says of the circumstances.
         sends_content: whether a result may have parts beside its output.
         reports_progress: whether a tool can show that it works. Else an idle timeout cannot be declared either.
-        holds_slots: whether a plain function that was cancelled keeps its slot until it returns. Else nobody learns
+        holds_slots: whether a plain function that was cancelled keeps its slot until it returns. Else nothing shows
             when it does.
         soft_errors: whether a dict with an `error` is the tool's own word for its failure, and not just a value.
         shows_chunks: whether pieces of the output are shown before the result. Else they are held back with it where it

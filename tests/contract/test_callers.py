@@ -56,7 +56,7 @@ async def test_parts_beside_the_output_arrive_whole(offer: Offer, kind: Kind, ca
     assert (repr(result.unwrap()), result.content) == ("['kept', 5.0]", parts if kind.sends_content else ())
 
 
-# What is passed on where nobody checks, for arguments that are no JSON object (REST-40).
+# What is passed on unchecked, for arguments that are not a JSON object (REST-40).
 UNCHECKED: dict[str, Any] = {'{"where": {"city": 5}, ': {"_raw": '{"where": {"city": 5}, '}, "[]": {"value": []}}
 
 BROKEN: list[Any] = [{"where": {"city": 5}}, '{"where": {"city": 5}, ', "[]", {"where": {"city": "\ud83d"}}]

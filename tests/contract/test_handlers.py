@@ -69,7 +69,7 @@ async def test_a_call_without_arguments_has_an_empty_object(bus: Bus, offer: Off
     assert (await within(bus.call("echo", ""))).unwrap() == {}
 
 
-# What is passed on where nobody checks, for arguments that are no JSON object (REST-40).
+# What is passed on unchecked, for arguments that are not a JSON object (REST-40).
 UNCHECKED: dict[str, dict[str, Any]] = {
     '{"where": ': {"_raw": '{"where": '},
     "[]": {"value": []},

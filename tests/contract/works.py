@@ -79,7 +79,7 @@ class Work:
 
 
 def drop(returned: Any) -> None:
-    """Closes what a plain function handed back to wait for once nobody waits any more."""
+    """Closes what a plain function handed back to wait for when no caller waits any more."""
     if inspect.iscoroutine(returned):
         returned.close()
 

@@ -1,4 +1,4 @@
-"""Arguments that break a schema: what is plainly meant is done, nothing else, and what was done is said."""
+"""Arguments that break a schema: only plain slips are repaired, and every repair is recorded."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ REPAIRED: dict[str, tuple[Any, str, str, list[str]]] = {
 
 
 @pytest.mark.parametrize(("schema", "given", "arrives", "repairs"), REPAIRED.values(), ids=REPAIRED.keys())
-def test_what_is_plainly_meant_is_done_and_said(schema: Any, given: str, arrives: str, repairs: list[str]) -> None:
+def test_a_plain_slip_is_repaired_and_recorded(schema: Any, given: str, arrives: str, repairs: list[str]) -> None:
     assert repaired(schema, given) == (arrives, repairs)
 
 

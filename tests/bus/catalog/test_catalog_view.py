@@ -1,4 +1,4 @@
-"""The catalog as somebody sees it: listings for users, and what watchers hear when the rules change."""
+"""The catalog as a caller sees it: listings for users, and the events of watchers when the rules change."""
 
 from __future__ import annotations
 

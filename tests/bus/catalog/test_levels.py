@@ -1,4 +1,4 @@
-"""Access levels: who is below a tool's level is told nothing about it, by calls, listings and watches alike."""
+"""Access levels: a user below a tool's level learns nothing of it, by calls, listings and watches alike."""
 
 from __future__ import annotations
 

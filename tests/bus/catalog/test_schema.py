@@ -172,7 +172,7 @@ UNCHECKED: dict[str, tuple[Any, list[str]]] = {
     ),
     "a dynamic URL": ({"$dynamicRef": "https://example.com/#x"}, ["#/$dynamicRef", "leads out"]),
     "the meta-schema": ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, ["leads out"]),
-    "a URL in a definition that nobody uses": ({"$defs": {"a": {"$ref": "http://x/"}}}, ["#/$defs/a/$ref"]),
+    "a URL in a definition that is not used": ({"$defs": {"a": {"$ref": "http://x/"}}}, ["#/$defs/a/$ref"]),
     "a broken URI": ({"$ref": "http://[x"}, ["#/$ref", "not a URI"]),
     "an unknown draft": (
         {"$schema": "http://example.com/mine"},

@@ -16,7 +16,7 @@ CATALOG = [wire.SUBSCRIPTION_CATALOG]
 
 
 class Unread(dict[str, Peer]):
-    """The sessions of a bus, of which nobody may go through all."""
+    """The sessions of a bus; going through all of them is an error."""
 
     def _refused(self) -> Any:
         raise AssertionError("every session was looked at")

@@ -43,7 +43,7 @@ def health(channel: grpc.aio.Channel) -> Any:
 
 
 class Watch:
-    """What one Watch has history so far."""
+    """The statuses that one Watch has sent so far."""
 
     def __init__(self, health: Any, service: str) -> None:
         self.history: list[int] = []

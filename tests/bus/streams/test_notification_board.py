@@ -1,4 +1,4 @@
-"""Tests of notifications in the core: who gets them, what is kept, what is counted as lost, what is refused."""
+"""Notifications in the core: who gets them, how many are stored, counted as lost, or refused."""
 
 from __future__ import annotations
 

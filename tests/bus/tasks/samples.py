@@ -13,7 +13,7 @@ from toolbus.tool import Result
 
 
 class Clock:
-    """A clock that goes when it is told to."""
+    """A clock that a test sets."""
 
     def __init__(self, now: float = 1_700_000_000.0) -> None:
         self.now = now

@@ -27,7 +27,7 @@ from toolbus.v1 import tool_pb2 as pb
 def setup(
     *tools: Tool, room: int = 1_000, limits: Limits | None = None
 ) -> tuple[Core, PeerDouble, PeerDouble, KeeperDouble]:
-    """Returns a core with a host, a plugin and somebody who adopts calls."""
+    """Returns a core with a host, a plugin and a background that adopts calls."""
     core = Core(limits=limits)
     return core, core.peer("host"), core.plugin("plugin", *(tools or (tool("t"),))), KeeperDouble(core, room)
 
@@ -221,7 +221,7 @@ def test_what_a_task_calls_is_for_its_user_and_ends_with_it() -> None:
     assert [reason for _, reason in other.cancelled] == ["parent ended"]
 
 
-# -- where nobody adopts ---------------------------------------------------------------------------------------------
+# -- without adoption -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("timeout", "limit"), [(0.0, 300.0), (1_000.0, 300.0), (math.inf, 300.0), (50.0, 50.0)])
@@ -256,10 +256,10 @@ def test_an_adopter_that_fails_costs_no_call_and_no_deadline(caplog: pytest.LogC
     assert "of the keeper's making" in caplog.text
 
 
-@pytest.mark.parametrize("why", ["nested", "no_background", "nobody keeps"])
+@pytest.mark.parametrize("why", ["nested", "no_background", "no background"])
 def test_some_calls_never_become_tasks_and_have_300_s_at_most(why: str) -> None:
     core, host, plugin, keeper = setup(tool("t", no_background=why == "no_background"))
-    if why == "nobody keeps":
+    if why == "no background":
         core.dispatcher.deadlines.background = None
     caller: PeerDouble = host
     more: dict[str, str] = {}

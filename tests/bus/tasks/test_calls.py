@@ -231,7 +231,7 @@ def test_the_owner_is_the_user_else_the_source_of_the_outermost_call(call: Call,
     task = tasks.get_result(task_id, owner)
     assert task is not None
     assert task.started == 998.0
-    assert tasks.cancel(task_id)  # though nobody can take the call back
+    assert tasks.cancel(task_id)  # though no loop is left that could cancel the call
     caller.deliver([(task_id, "1")])
     assert tasks.get_result(task_id) == tasks.list_tasks(owner)[0]
     assert tasks.list_tasks(owner)[0].status is Status.CANCELLED

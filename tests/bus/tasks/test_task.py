@@ -1,4 +1,4 @@
-"""A task as a record: what a model is told of it."""
+"""A task as a record, and the texts about it for models."""
 
 from __future__ import annotations
 

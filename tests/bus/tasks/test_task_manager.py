@@ -1,4 +1,4 @@
-"""The TaskManager: work that takes long goes on, is asked for later, and ends exactly once."""
+"""The TaskManager: work that takes long goes on, is fetched later, and ends exactly once."""
 
 # ruff: noqa: F401, F811  # fixtures are imported by name and asked for by name
 
@@ -231,7 +231,7 @@ def test_a_limit_that_cannot_be_one_is_refused_by_name(name: str) -> None:
         TaskManager(**{name: -1})  # type: ignore[arg-type]
 
 
-# ── being told ──
+# ── notifications ──
 
 
 async def test_subscribers_get_their_tasks_until_they_unsubscribe(

@@ -1,4 +1,4 @@
-"""The shelf: what was kept comes back after any end, and no file keeps a program from starting that may be replaced."""
+"""The store of tasks: they are restored after any end of the process, and a damaged file stops no start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task tools, as models call them: what they answer, and that nobody sees what is not his."""
+"""The task tools, as models call them: their answers, and that no owner sees the tasks of another."""
 
 from __future__ import annotations
 
