@@ -157,8 +157,8 @@ def fault_of_answer(question: Question, answer: object) -> str:
         return "its content is not an object"
     required = question.schema.get("required")
     for name in required if isinstance(required, list) else ():
-        if content.get(name) is None:
-            return f"field {quote(str(name))} is missing"
+        if isinstance(name, str) and content.get(name) is None:
+            return f"field {quote(name)} is missing"
     for name, form in _fields(question.schema):
         value, types, choices = content.get(name), _TYPES.get(str(form.get("type"))), form.get("enum")
         if value is None:
