@@ -180,7 +180,7 @@ class Presence(SessionTable):
         return catalog_messages.cleared(request.source, self.withdrawal.clear(request.source, request.role, principal))
 
     def permission_changed(self, source: str, permission: str, *, granted: bool) -> int:
-        """Notifies the sessions of a source that a permission was granted or denied; without `tools` it loses its own.
+        """Notifies the sessions of a source of a granted or denied permission; a denial of `tools` withdraws its tools.
 
         Returns:
             How many tools were withdrawn, each counted once per role.
