@@ -38,7 +38,7 @@ def owner_of(end: Address, other: Address) -> int | None:
     """Returns the uid that owns one end of a TCP connection on loopback.
 
     Args:
-        end: the address of the end whose owner is wanted.
+        end: the address of the end whose owner to look up.
         other: the address that it is connected to.
 
     Returns:
