@@ -46,21 +46,6 @@ def add_results(parser: argparse.ArgumentParser, json_shows: str, pages: str = "
         parser.add_argument("--pages", type=Path, default=RESULTS, metavar="DIR", help="write them there instead")
 
 
-def add_bus_command(parser: argparse.ArgumentParser, variable: str = "") -> None:
-    """Adds the option for the bus that is started.
-
-    Args:
-        variable: of the environment, whose value is the default.
-    """
-    named = f" (or {variable})" if variable else ""
-    parser.add_argument(
-        "--bus-command",
-        default=os.environ.get(variable, "") if variable else "",
-        metavar="COMMAND",
-        help=f"what starts the bus, up to and with `serve`{named}",
-    )
-
-
 def add_folder(parser: argparse.ArgumentParser, contents: str) -> None:
     """Adds the option for the files of a run."""
     parser.add_argument("--folder", type=Path, metavar="DIR", help=f"where {contents} go; made, and not removed")

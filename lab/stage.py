@@ -25,6 +25,7 @@ from toolbus.processes.lifeline import Lifeline
 
 ROOT = Path(__file__).resolve().parents[1]
 GRPC_SWITCH = "-event_engine_client,-event_engine_listener"
+LOOPBACK = "127.0.0.1:0"
 LOOK_SECONDS = 0.02
 # Below the ports that systems give to clients, which could take one while its owner is away.
 _FIXED_PORTS = range(20000, 32000)
@@ -106,15 +107,15 @@ class Stage:
         self.actors[name] = Actor(name, folder / f"{name}.log", {**self.environment, **more}, self.lifeline)
         return self.actors[name]
 
-    def bus(self, *options: str, command: str = "", grpc: str = "127.0.0.1:0", http: str = "off") -> BusProcess:
+    def bus(self, *options: str, grpc: str = LOOPBACK, http: str = "off", **more: str) -> BusProcess:
         """Starts a bus and waits until it is ready.
 
         Args:
             options: of `toolbus serve`; by default the bus persists nothing.
-            command: see `bus_command`.
+            more: is added to its environment.
         """
         listening = ("--grpc", grpc, "--http", http)
-        child = self.start("toolbus", bus_command(command, *listening, *(options or ("--ephemeral",))))
+        child = self.start("toolbus", bus_command("", *listening, *(options or ("--ephemeral",))), **more)
         ready = child.line()
         return BusProcess(
             child, address_of(ready, "grpc"), "" if http == "off" else f"http://{address_of(ready, 'http')}"

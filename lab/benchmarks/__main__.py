@@ -47,13 +47,10 @@ def _parser() -> argparse.ArgumentParser:
     rounds = "rounds, each with fresh processes, of which medians are taken (default: 3)"
     parser.add_argument("--rounds", type=int, default=3, help=rounds)
     parser.add_argument("--repeats", type=int, default=10, help="samples of a fact, more or less (default: 10)")
-    parser.add_argument("--quick", action="store_true", help="one round of one second and few samples")
     before = "a checkout with a .venv whose bus is compared as `rest_before` (suite mcp)"
     parser.add_argument("--before", default="", metavar="FOLDER", help=before)
     base = "a commit whose exports are compared (suite exports)"
     parser.add_argument("--base", default="", metavar="REV", help=base)
-    parser.add_argument("--no-experiments", action="store_true", help="leave GRPC_EXPERIMENTS alone")
-    commands.add_bus_command(parser, "TOOLBUS_BENCH_COMMAND")
     commands.add_results(parser, "every sample", "the suite's page")
     return parser
 
@@ -110,22 +107,19 @@ def main() -> int:
     plan = contest.Plan(
         in_flight=options.in_flight or suite.in_flight,
         sizes=options.sizes or suite.sizes,
-        seconds=1.0 if options.quick else options.seconds,
-        warm_up=0.3 if options.quick else options.warm_up,
-        rounds=1 if options.quick else options.rounds,
-        experiments=not options.no_experiments,
-        bus_command=options.bus_command,
+        seconds=options.seconds,
+        warm_up=options.warm_up,
+        rounds=options.rounds,
         before=options.before,
         base=options.base,
     )
-    os.environ.update(environment(plan.experiments))
+    os.environ.update(environment(experiments=True))
     contestants = [suite.contestants[name] for name in options.only if name in suite.contestants]
     outcome = contest.run(contestants, plan, commands.printer(console))
-    repeats = 3 if options.quick else options.repeats
     names = [name for name in options.only if name in suite.facts]
-    facts, failures = _measure_facts(suite, names, plan, repeats, console)
+    facts, failures = _measure_facts(suite, names, plan, options.repeats, console)
     failures = {**outcome.failures, **failures}
-    report = Report(suite, plan, outcome, facts, failures, _command(sys.argv[1:]), repeats)
+    report = Report(suite, plan, outcome, facts, failures, _command(sys.argv[1:]), options.repeats)
     report.show(console)
     commands.write_json(options.json, report.to_json())
     if options.write:

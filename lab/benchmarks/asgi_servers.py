@@ -1,8 +1,9 @@
-"""Answers POST at once, as ASGI applications on uvicorn do: ``python -m lab.benchmarks.asgi_servers floor|fastapi``.
+"""Answers POST at once, as ASGI applications on uvicorn do: ``python -m lab.benchmarks.asgi_servers NAME``.
 
 `floor` is a bare application that reads its body as JSON and writes the answer of an invoke as JSON: what a server
 costs beyond this is its own work. `fastapi` is a plugin as the callback contract's own examples have it; it is not
-registered, since its callers know where it is. Both print ``attached http=URL``.
+registered, since its callers know where it is. `collector` takes spans and stores none. Each prints its address as
+``attached http=URL``.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ async def floor(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+async def collector(scope: Scope, receive: Receive, send: Send) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body"})
+
+
 @application.post("/call")
 async def call(request: dict[str, Any]) -> dict[str, Any]:
     return {"output": await workload.forecast(**request["arguments"]), "is_error": False}
@@ -45,12 +53,12 @@ async def call(request: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Serves on a free port of loopback until the process is ended."""
-    is_floor = sys.argv[1] == "floor"
+    app: Any = {"floor": floor, "collector": collector, "fastapi": application}[sys.argv[1]]
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}{'' if is_floor else '/call'}"
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}{'/call' if app is application else ''}"
     print(f"attached http={url}", flush=True)
-    fast: dict[str, Any] = {"loop": "uvloop", "http": "httptools", "lifespan": "off"} if is_floor else {}
-    config = uvicorn.Config(floor if is_floor else application, log_level="error", access_log=False, **fast)
+    fast: dict[str, Any] = {"loop": "uvloop", "http": "httptools", "lifespan": "off"} if app is not application else {}
+    config = uvicorn.Config(app, log_level="error", access_log=False, **fast)
     uvicorn.Server(config).run([listener])
 
 

@@ -17,9 +17,8 @@ import psutil
 from lab.benchmarks.rooms import ROOMS, is_made, python_of
 from lab.child import Child, ChildFailed
 from lab.load.windows import Cell, Window, cells, size_title
-from lab.stage import BusProcess, Stage, environment
+from lab.stage import Stage, environment
 
-LOOPBACK = "127.0.0.1:0"
 LAST_ANSWER_SECONDS = 30.0  # beyond a window, until its last call is answered
 
 
@@ -32,8 +31,6 @@ class Plan:
     seconds: float = 3.0
     warm_up: float = 0.5
     rounds: int = 3
-    experiments: bool = True  # GRPC_EXPERIMENTS for every gRPC process
-    bus_command: str = ""  # see `lab.stage.bus_command`
     before: str = ""  # another checkout, whose bus is compared; empty: none is
     base: str = ""  # a commit whose exports are compared; empty: none is
 
@@ -43,11 +40,7 @@ class Plan:
         return cells(self.in_flight, self.sizes)
 
     def stage(self) -> Stage:
-        return Stage(environment(self.experiments))
-
-    def bus(self, stage: Stage, *options: str, grpc: str = LOOPBACK, http: str = "off") -> BusProcess:
-        """Starts a bus and waits until it is ready; see `Stage.bus`."""
-        return stage.bus(*options, command=self.bus_command, grpc=grpc, http=http)
+        return Stage(environment(experiments=True))
 
 
 Start = Callable[[Stage, Plan], tuple[Child | None, str]]

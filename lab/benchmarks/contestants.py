@@ -22,10 +22,10 @@ from pathlib import Path
 import httpx
 
 from lab.benchmarks import dropins
-from lab.benchmarks.contest import LOOPBACK, Contestant, Plan, Start
+from lab.benchmarks.contest import Contestant, Plan, Start
 from lab.benchmarks.rooms import python_of
 from lab.child import Child, ChildFailed
-from lab.stage import ROOT, Stage, address_of, until
+from lab.stage import LOOPBACK, ROOT, Stage, address_of, until
 
 PORT_SECONDS = 10.0  # for nats-server to write its port
 FORGE_READY_SECONDS = 90.0  # its data base is made anew each time
@@ -64,7 +64,7 @@ def _nats(stage: Stage, plan: Plan) -> tuple[Child, str]:
 
 def _gateway(stage: Stage, plan: Plan, *, rest: bool, callback: bool) -> tuple[Child, str]:
     """Starts a bus with its gateway: calls come in over REST or gRPC, and go out to a callback or over gRPC."""
-    bus, grpc, http = plan.bus(stage, http=LOOPBACK)
+    bus, grpc, http = stage.bus(http=LOOPBACK)
     stage.module("load.plugin", *((http, "--way", "callback") if callback else (grpc,))).line()
     return bus, http if rest else grpc
 
@@ -123,7 +123,7 @@ def _without_metrics(stage: Stage, plan: Plan) -> tuple[Child, str]:
     """Starts a bus that counts no tools."""
     config = Path(stage.folder()) / "toolbus.toml"
     config.write_text("metrics = false\n", "utf-8")
-    return plan.bus(stage, "--ephemeral", "--config", str(config))[:2]
+    return stage.bus("--ephemeral", "--config", str(config))[:2]
 
 
 def by_name(*contestants: Contestant) -> dict[str, Contestant]:
@@ -143,7 +143,7 @@ BUS = by_name(
     Contestant("relay", module("benchmarks.relay"), STREAM, _RAW),
     Contestant("nats", _nats, (_HOST, "nats"), _plugin("nats")),
     Contestant("tcp", module("benchmarks.relay", "tcp"), (_HOST, "tcp"), _plugin("tcp")),
-    Contestant("toolbus", lambda stage, plan: plan.bus(stage)[:2], STREAM, _RAW),
+    Contestant("toolbus", lambda stage, plan: stage.bus()[:2], STREAM, _RAW),
 )
 WATCHING = by_name(
     BUS["toolbus"],
@@ -162,7 +162,7 @@ DROPIN = by_name(
 
 
 def _on_a_bus(name: str, host: tuple[str, ...], plugin: tuple[str, ...]) -> Contestant:
-    return Contestant(name, lambda stage, plan: plan.bus(stage)[:2], host, plugin)
+    return Contestant(name, lambda stage, plan: stage.bus()[:2], host, plugin)
 
 
 IN_PROCESS = Contestant("in_process", _nothing("-"), (_HOST, "in_process"))

@@ -51,7 +51,7 @@ def sessions(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
 async def _among(plan: Plan, count: int, repeats: int) -> Measured:
     _open_files(count)
     with plan.stage() as stage:
-        bus, address, _ = plan.bus(stage)
+        bus, address, _ = stage.bus()
         stage.module("load.plugin", address).line()
         host = peer.Peer(address)
         await host.attach("bench-host", [])
@@ -124,7 +124,7 @@ def held_calls(stage: Stage, plan: Plan, repeats: int) -> Fact:
     samples = []
     for _ in range(max(1, repeats // 3)):
         with plan.stage() as own:
-            bus, address, _ = plan.bus(own)
+            bus, address, _ = own.bus()
             plugins = [own.module("load.plugin", address, "--hold", str(HELD_BY_ONE)) for _ in range(HOLDERS)]
             for plugin in plugins:
                 plugin.line()
@@ -151,7 +151,7 @@ async def _held(bus: Child, address: str, plugins: Sequence[Child]) -> float:
 def watchers(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Times one change of the catalog, to the moment when all watchers have read the change, beside bare streams."""
     _open_files(WATCHERS)
-    bus, address, _ = plan.bus(stage)
+    bus, address, _ = stage.bus()
     bare = stage.module("benchmarks.relay", "bare")
     bare_address = address_of(bare.line())
     lines: dict[str, Line] = {

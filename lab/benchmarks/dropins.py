@@ -41,7 +41,7 @@ async def forecast(place: str, days: int, note: str = "") -> dict:
 def saved(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times a file that is added to a folder that is followed, to the first answer of its tool."""
     samples = []
-    with _tools(stage, plan) as (folder, address, host):
+    with _tools(stage) as (folder, address, host):
         _run(stage, address, folder)
         _write(folder, "first")
         _first_answer(host, "first", time.monotonic())
@@ -55,7 +55,7 @@ def saved(stage: Stage, plan: Plan, repeats: int) -> Fact:
 def folder_start(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times a start of ``toolbus run DIR``, to the first answer of a tool."""
     samples = []
-    with _tools(stage, plan) as (folder, address, host):
+    with _tools(stage) as (folder, address, host):
         for number in range(repeats):
             _write(folder, f"tool_{number}")
             began_at = time.monotonic()
@@ -67,7 +67,7 @@ def folder_start(stage: Stage, plan: Plan, repeats: int) -> Fact:
 
 def dropin_memory(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Reads the resident memory of an idle process of drop-in tools."""
-    with _tools(stage, plan) as (folder, address, host):
+    with _tools(stage) as (folder, address, host):
         running = _run(stage, address, folder)
         _write(folder, "tool")
         _first_answer(host, "tool", time.monotonic())
@@ -78,11 +78,11 @@ def dropin_memory(stage: Stage, plan: Plan, repeats: int) -> Fact:
 
 
 @contextmanager
-def _tools(stage: Stage, plan: Plan) -> Iterator[tuple[Path, str, SyncHost]]:
+def _tools(stage: Stage) -> Iterator[tuple[Path, str, SyncHost]]:
     """Yields an empty folder, the address of a bus, and a host on that."""
     from toolbus.sdk import SyncHost  # imports grpc, which reads GRPC_EXPERIMENTS at that moment
 
-    _, address, _ = plan.bus(stage)
+    _, address, _ = stage.bus()
     with tempfile.TemporaryDirectory(prefix="toolbus-") as folder, SyncHost(address) as host:
         yield Path(folder), address, host
 
@@ -108,7 +108,7 @@ def offered(stage: Stage, plan: Plan, *, alone: bool) -> tuple[Child, str]:
     """Starts a bus and the tool, by itself as a plugin file or as the one file of a folder of drop-in tools."""
     from toolbus.sdk import SyncHost
 
-    bus, address, _ = plan.bus(stage)
+    bus, address, _ = stage.bus()
     folder = Path(stage.folder())
     file = folder / "forecast.py"
     file.write_text(FORECAST)

@@ -30,7 +30,7 @@ PLUGINS = 10
 
 def death(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times SIGKILL of a plugin with 100 calls in flight, to the last of their 100 errors at the caller."""
-    _, address, _ = plan.bus(stage)
+    _, address, _ = stage.bus()
     samples = []
     for _ in range(repeats):
         plugin = stage.module("load.plugin", address, "--hold", str(HELD))
@@ -65,7 +65,7 @@ async def _death(address: str, plugin: Child) -> float:
 
 def cancel(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times a caller's cancel, from its write to the handler of an SDK plugin."""
-    _, address, _ = plan.bus(stage)
+    _, address, _ = stage.bus()
     plugin = stage.module("load.plugin", address, "--way", "hold", "--tool", "hold")
     _wait_for(address, {"hold"})
     samples = uvloop.run(_cancel(address, plugin, 2 * repeats))
@@ -94,14 +94,14 @@ def restart(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times how long after a killed bus listens again ten SDK plugins are offered again."""
     fixed = f"127.0.0.1:{free_ports(1)[0]}"
     names = {f"hold_{number}" for number in range(PLUGINS)}
-    bus, address, _ = plan.bus(stage, grpc=fixed)
+    bus, address, _ = stage.bus(grpc=fixed)
     for name in names:
         stage.module("load.plugin", address, "--way", "hold", "--source", f"bench-{name}", "--tool", name)
     _wait_for(address, names)
     samples = []
     for _ in range(max(1, repeats // 3)):
         bus.kill()
-        bus, address, _ = plan.bus(stage, grpc=fixed)
+        bus, address, _ = stage.bus(grpc=fixed)
         began_at = time.monotonic_ns()
         _wait_for(address, names)
         samples.append((time.monotonic_ns() - began_at) / 1e6)

@@ -23,7 +23,7 @@ def start(stage: Stage, plan: Plan, repeats: int) -> Fact:
     with _installed(stage) as own:
         for _ in range(repeats + 1):
             began_at = time.monotonic()
-            bus = plan.bus(own).child
+            bus = own.bus().child
             samples.append((time.monotonic() - began_at) * 1e3)
             bus.end()
     return Fact("start", "start of the process, to its ready line", "ms", 1000.0, tuple(samples[1:]))
@@ -31,12 +31,12 @@ def start(stage: Stage, plan: Plan, repeats: int) -> Fact:
 
 def memory(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Reads the resident memory of an idle bus without its HTTP gateway."""
-    return Fact("memory", "resident memory of an idle bus, --http off", "MB", 60.0, _resident_mb(stage, plan, "off"))
+    return Fact("memory", "resident memory of an idle bus, --http off", "MB", 60.0, _resident_mb(stage, "off"))
 
 
 def memory_http(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Reads the resident memory of an idle bus with its HTTP gateway."""
-    samples = _resident_mb(stage, plan, "127.0.0.1:0")
+    samples = _resident_mb(stage, "127.0.0.1:0")
     return Fact("memory_http", "resident memory of an idle bus with its HTTP gateway", "MB", 100.0, samples)
 
 
@@ -69,5 +69,5 @@ def _import(stage: Stage, what: str) -> float:
     return taken
 
 
-def _resident_mb(stage: Stage, plan: Plan, http: str) -> tuple[float, ...]:
-    return (plan.bus(stage, http=http).child.settled_bytes(SETTLE_SECONDS) / 1e6,)
+def _resident_mb(stage: Stage, http: str) -> tuple[float, ...]:
+    return (stage.bus(http=http).child.settled_bytes(SETTLE_SECONDS) / 1e6,)

@@ -66,7 +66,7 @@ def served(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
 async def _served(plan: Plan, count: int, repeats: int) -> Measured:
     async with AsyncExitStack() as stack:
         stage = stack.enter_context(plan.stage())
-        bus, address, _ = plan.bus(stage)
+        bus, address, _ = stage.bus()
         stage.module("load.plugin", address).line()
         host = peer.Peer(address)
         await host.attach("bench-host", [])

@@ -12,18 +12,17 @@ from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Fact, Line, Measured, compared, measured, microseconds
 from lab.load import workload
 from lab.stage import Stage
-from toolbus import Bus, Host, errors
+from tests.support.core_model import PeerDouble
+from toolbus import Bus, Host
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.bus.catalog.slots import Slots
 from toolbus.bus.local import LocalCaller
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
 from toolbus.testing import running_bus
 from toolbus.tool import Limits, Tool
-from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 FRAME = 64  # calls that the dispatcher takes at once
@@ -45,34 +44,14 @@ async def offered(tools: Sequence[Tool], over_grpc: bool) -> AsyncIterator[Bus |
             yield host
 
 
-class Plugin:
-    """Takes calls and holds them until they are answered."""
-
-    kind = "peer"
-    source = "bench"
-    instance = ""
-    shares = False
-    awaits_roles = False
-    remote = True
-    persisted = False
-    takes_calls = True
-    session_state = wire.SESSION_STATE_LIVE
-    max_item_bytes = 1 << 40
-    max_in_flight = workload.MAX_IN_FLIGHT
+class Plugin(PeerDouble):
+    """A handler whose calls are pending until it is asked for results."""
 
     def __init__(self) -> None:
-        self.pending: dict[str, Any] = {}
-        self.slots = Slots()
-        self.stuck = 0
+        super().__init__("bench", shares=False, max_in_flight=workload.MAX_IN_FLIGHT)
 
     def send(self, calls: Sequence[Any], now: float) -> None:
         """Does nothing: the calls are pending already."""
-
-    def cancel(self, call: Any, reason: str) -> bool:
-        return False
-
-    def stage(self, call: Any) -> errors.Stage:
-        return errors.Stage.DISPATCHED
 
     def answers(self) -> list[pb.ToolResult]:
         return [pb.ToolResult(call_id=number, output_json=workload.OUTPUT_JSON) for number in self.pending]

@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 
-from lab.benchmarks.contest import LOOPBACK, Plan
+from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Fact
 from lab.child import ChildFailed
 from lab.load.raw_http import ABOUT, mcp_message
-from lab.stage import Stage
+from lab.stage import LOOPBACK, Stage
 
 SECONDS = 30.0
 TOOLS = 1_000
@@ -77,7 +77,7 @@ def _register(url: str, name: str) -> None:
 
 def list_changed(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times a registration, to the notification at a client that listens."""
-    _, _, url = plan.bus(stage, http=LOOPBACK)
+    _, _, url = stage.bus(http=LOOPBACK)
     samples = []
     with Client(url).listening() as stream:
         for number in range(repeats):
@@ -93,7 +93,7 @@ def list_changed(stage: Stage, plan: Plan, repeats: int) -> Fact:
 
 def mcp_weight(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Reads what MCP adds to the memory of a bus, and times the list of many tools."""
-    bus, _, url = plan.bus(stage, http=LOOPBACK)
+    bus, _, url = stage.bus(http=LOOPBACK)
     httpx.get(f"{url}/api/tools", **_DIRECT)
     unused = bus.settled_bytes(SETTLE_SECONDS)
     clients = [Client(url, legacy=True), Client(url)]

@@ -22,11 +22,11 @@ import httpx
 import psutil
 import uvloop
 
-from lab.benchmarks.contest import LOOPBACK, Plan
+from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Fact
 from lab.child import ChildFailed
 from lab.load import peer
-from lab.stage import ROOT, Stage, until
+from lab.stage import LOOPBACK, ROOT, Stage, until
 from toolbus.v1 import tool_pb2 as pb
 
 CHILD = ROOT / "lab" / "load" / "mcp_child.py"
@@ -44,7 +44,7 @@ WILD_SHARE = 5  # of so many servers that are mounted and unmounted one is wild:
 class MountedServer:
     """A bus that follows a file of mounts, and the log of the server in it."""
 
-    def __init__(self, stage: Stage, plan: Plan) -> None:
+    def __init__(self, stage: Stage) -> None:
         self._http = httpx.Client(timeout=SECONDS, trust_env=False, verify=False)
         self.folder = Path(stage.folder())
         self.log = self.folder / "server.log"
@@ -52,7 +52,7 @@ class MountedServer:
         self._file = self.folder / "mounts.json"
         self.unmount()
         options = ("--data-dir", str(self.folder / "data"), "--mcp-servers", str(self._file))
-        self.bus = plan.bus(stage, *options, http=LOOPBACK)
+        self.bus = stage.bus(*options, http=LOOPBACK)
 
     def mount(self, *, wild: bool = False) -> None:
         """Writes the server into the file."""
@@ -134,7 +134,7 @@ def _own_start() -> float:
 
 def server_killed(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Kills a mounted server that runs calls, again and again: its calls end, it comes back, nothing runs twice."""
-    server = MountedServer(stage, plan)
+    server = MountedServer(stage)
     server.mount()
     server.wait(True)
     ended, back, changes = uvloop.run(_kill_again(server, max(BURST, repeats // 3)))
@@ -222,7 +222,7 @@ async def _until(condition: Callable[[], bool], what: str) -> None:
 
 def mount_leaks(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Mounts and unmounts a server again and again; some of them are wild."""
-    server = MountedServer(stage, plan)
+    server = MountedServer(stage)
     bus = psutil.Process(server.bus.child.pid)
     for number in range(WARM_UP + repeats):
         if number == WARM_UP:

@@ -9,11 +9,11 @@ import time
 import aiohttp
 import uvloop
 
-from lab.benchmarks.contest import LOOPBACK, Plan
+from lab.benchmarks.contest import Plan
 from lab.benchmarks.contestants import PLUGIN
 from lab.benchmarks.facts import Fact
 from lab.load.callbacks import declaration, register
-from lab.stage import Stage
+from lab.stage import LOOPBACK, Stage
 
 REGISTRATIONS = 500  # of one round: its p99 is the sixth from the top
 RATE = 500  # calls a second beside them
@@ -23,7 +23,7 @@ AIM_MS = 50.0  # a client of the contract waits 5 s
 def register_busy(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Times registrations one after another, beside calls over gRPC."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        bus, grpc, http = plan.bus(stage, "--data-dir", folder, http=LOOPBACK)
+        bus, grpc, http = stage.bus("--data-dir", folder, http=LOOPBACK)
         _, callback_url = PLUGIN(stage, plan)
         stage.module("load.plugin", grpc).line()
         stage.module("load.stream_host", grpc, "--rate", str(RATE)).line()

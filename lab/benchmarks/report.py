@@ -137,8 +137,7 @@ class Report:
         """
         plan, usual = self.plan, Plan()
         options |= {name: getattr(plan, name) for name in lengths if getattr(plan, name) != getattr(usual, name)}
-        # A bus of another command is not the one that is installed: no row of it may look as if it were.
-        options |= {"bus_command": plan.bus_command, "base": plan.base, "no_experiments": not plan.experiments}
+        options["base"] = plan.base
         named = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
         return repeat_command("benchmarks", named, *self.suite.command[3:])
 
@@ -147,11 +146,9 @@ class Report:
         here = [(name, version_of(name)) for name in self.suite.packages]
         elsewhere = [(package, room_version(room, package)) for room, package in self.suite.extra]
         versions = ", ".join(f"{name} {found}" for name, found in (*here, *elsewhere) if found)
-        switch = "with" if self.plan.experiments else "without"
         busy = self.outcome.others_busy_percent
         others = f" Others took {statistics.median(busy):.0f} % of the CPUs in between (median)." if busy else ""
-        bus = f" The bus was started by `{self.plan.bus_command}`." if self.plan.bus_command else ""
-        return f"{machine()}, {versions}; every gRPC process {switch} the GRPC_EXPERIMENTS switch.{others}{bus}"
+        return f"{machine()}, {versions}; every gRPC process with the GRPC_EXPERIMENTS switch.{others}"
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -15,7 +15,7 @@ from lab.benchmarks.contest import LAST_ANSWER_SECONDS, Plan
 from lab.benchmarks.facts import Fact, Line, Measured, compared, measured, measured_here
 from lab.child import READY_SECONDS
 from lab.load.windows import Cell, Window
-from lab.stage import Stage
+from lab.stage import Stage, address_of
 from toolbus.bus.rooms.traces_room import TracesRoom
 
 RATIO = 0.01  # of the calls are sampled, up to as many a second as a bus samples by default
@@ -30,7 +30,7 @@ def exporter(stage: Stage, plan: Plan, repeats: int, **settings: Any) -> tuple[F
     Args:
         settings: others of the bus.
     """
-    collector = stage.module("load.collector").line()
+    collector = _collector(stage)
     facts = uvloop.run(_exporter(stage, repeats, {"traces": collector, "trace_ratio": RATIO, **settings}))
     return compared(facts, WITHOUT, "times that without spans")
 
@@ -63,11 +63,11 @@ def stuck_collector(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     with socket.create_server(("127.0.0.1", 0)) as stuck:
         stuck.settimeout(READY_SECONDS)
         urls = {
-            WORKS: stage.module("load.collector").line(),
+            WORKS: _collector(stage),
             NEVER_READS: f"http://127.0.0.1:{stuck.getsockname()[1]}",
         }
         lines: dict[str, Line] = {
-            line: functools.partial(_latency, stage, plan, _traced_bus(stage, plan, url)) for line, url in urls.items()
+            line: functools.partial(_latency, stage, plan, _traced_bus(stage, url)) for line, url in urls.items()
         }
         title = f"Calls of a bus with a collector, {IN_FLIGHT} in flight, {RATIO:.0%} sampled"
         facts = measured("stuck_collector", title, lines, repeats + 1)
@@ -77,13 +77,13 @@ def stuck_collector(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     return compared(facts, WORKS, "of the p99 with a collector that works")
 
 
-def _traced_bus(stage: Stage, plan: Plan, collector: str) -> str:
+def _collector(stage: Stage) -> str:
+    return address_of(stage.module("benchmarks.asgi_servers", "collector").line(), "http")
+
+
+def _traced_bus(stage: Stage, collector: str) -> str:
     """Starts a bus with a collector, and a plugin; returns its address."""
-    own = {"TOOLBUS_TRACES": collector, "TOOLBUS_TRACE_RATIO": str(RATIO)}
-    stage.environment |= own
-    address = plan.bus(stage).grpc
-    for name in own:
-        del stage.environment[name]
+    address = stage.bus(TOOLBUS_TRACES=collector, TOOLBUS_TRACE_RATIO=str(RATIO)).grpc
     stage.module("load.plugin", address).line()
     return address
 

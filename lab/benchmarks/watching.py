@@ -19,10 +19,10 @@ import uvloop
 
 from lab.benchmarks import core_frames
 from lab.benchmarks.busy_bus import busy_bus, spent
-from lab.benchmarks.contest import LOOPBACK, Plan
+from lab.benchmarks.contest import Plan
 from lab.benchmarks.core_frames import CASES, SAMPLED, STATES
 from lab.benchmarks.facts import Fact, Line, Measured, compared, measured_here
-from lab.stage import Stage
+from lab.stage import LOOPBACK, Stage
 from toolbus.bus import Bus, Config
 from toolbus.bus.console.digest_feed import MAX_WATCHERS as WATCHERS
 from toolbus.bus.metrics.call_counts import CallCounts, bucket_of

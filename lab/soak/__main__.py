@@ -44,7 +44,7 @@ def _options() -> tuple[argparse.Namespace, Path]:
     commands.add_results(parser, "every sample and the verdict", f"{PICTURE} and {FIGURES}")
     commands.add_folder(parser, "logs and the bus's data")
     parser.add_argument("--broken", choices=BROKEN, default="", help="have visitors misbehave, which must be noticed")
-    commands.add_bus_command(parser)
+    parser.add_argument("--bus-command", default="", metavar="COMMAND", help="starts the bus, up to and with `serve`")
     options = parser.parse_args()
     options.seconds = options.seconds or (options.minutes or MINUTES) * 60
     if not (options.seconds >= 1 and options.rate > 0):

@@ -181,7 +181,7 @@ def test_what_a_contestant_cannot_do_is_reported_and_fails_the_run_unless_it_may
 
 
 def test_contestants_are_measured_in_every_cell_in_turns() -> None:
-    plan = Plan(in_flight=(1, 4), sizes=(100, 10_000), seconds=0.1, warm_up=0.05, rounds=1, experiments=False)
+    plan = Plan(in_flight=(1, 4), sizes=(100, 10_000), seconds=0.1, warm_up=0.05, rounds=1)
     lines: list[str] = []
     outcome = contest.run([RIVALS["relay"], RIVALS["in_process"]], plan, lines.append)
     assert not outcome.failures
