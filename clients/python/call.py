@@ -1,4 +1,4 @@
-"""Shows a call that this peer answers to its handler, and makes the one result of however the handler ends."""
+"""Defines a call that this peer answers, as its handler sees it, and makes its result from the end of the handler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Call:
 
     Attributes:
         call_id: the bus's.
-        message: what came from the bus: id, name, context, the time that is left, …
+        message: the bus's: id, name, context, remaining time …
         together: how many calls of its message have no result yet; one list of one number for all of them.
         task: runs the handler; None before it is started.
         ended: whether its result was made.
@@ -44,12 +44,12 @@ class Call:
 
     @property
     def context(self) -> pb.CallContext:
-        """What the host says of the user and the conversation."""
+        """The user and the conversation, as the host states them."""
         return self.message.context
 
     @property
     def answers(self) -> dict[str, Any]:
-        """The answers to the questions that this tool ended the call before with, by their keys."""
+        """The answers to the questions with which this tool ended the call before, by their keys."""
         answers: dict[str, Any] = json.loads(self.message.input_responses_json or "{}")
         return answers
 
@@ -62,7 +62,7 @@ class Call:
         chunk: str = "",
         content: Iterable[pb.ContentBlock] = (),
     ) -> None:
-        """Reports progress. It is left out after the result, and where it would end the stream.
+        """Reports progress. It is left out after the result, and if it is too large for the stream.
 
         Args:
             chunk: the next piece of the output.
@@ -90,15 +90,15 @@ class Call:
     async def invoke(self, name: str, arguments: Any, *, timeout: float = 0.0) -> pb.ToolResult:
         """Calls another tool as part of this call: it has the same context and ends no later.
 
-        It goes to the stream of this call and is never sent on another, where the id of its parent could be the id of
-        another user's call. This peer makes no span of its own, so the call goes on from the bus's.
+        It is sent on the stream of this call only: on another stream its parent's id could be the id of another user's
+        call. This peer makes no span of its own, so the parent of the call's span is the bus's.
         """
         trace = {"traceparent": self.message.traceparent, "tracestate": self.message.tracestate}
         return await self._make_call(name, arguments, timeout=timeout, **trace, parent_id=self.call_id)
 
 
 def result_of(task: asyncio.Task[Any], outbox: Outbox) -> pb.ToolResult:
-    """Makes the result of a call from however its handler ended."""
+    """Makes the result of a call from the end of its handler."""
     if task.cancelled():
         return failure(pb.ERROR_CODE_CANCELLED, pb.CALL_STAGE_ACCEPTED, "the call was cancelled")
     try:
@@ -113,13 +113,13 @@ def result_of(task: asyncio.Task[Any], outbox: Outbox) -> pb.ToolResult:
     return result if small else _checked(result, outbox)
 
 
-def questions(asked: dict[str, Any], state: str = "") -> pb.ToolResult:
+def questions(by_key: dict[str, Any], state: str = "") -> pb.ToolResult:
     """Returns the result of a handler that has questions first; the call comes again with the answers and the state.
 
     Args:
-        asked: for each key an object with method and params.
+        by_key: for each key an object with method and params.
     """
-    return pb.ToolResult(input_requests_json=to_json(asked), request_state=state)
+    return pb.ToolResult(input_requests_json=to_json(by_key), request_state=state)
 
 
 def failure(

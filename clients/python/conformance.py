@@ -88,8 +88,8 @@ async def ask(arguments: dict[str, Any], call: Call) -> Any:
         if key not in answers:
             schema = {"type": "object", "properties": {"text": {"type": "string"}}}
             params = {"message": f"{key}?", "requestedSchema": schema}
-            asked = {key: {"method": "elicitation/create", "params": params}}
-            return questions(asked, to_json(answers) if answers else "")
+            question = {key: {"method": "elicitation/create", "params": params}}
+            return questions(question, to_json(answers) if answers else "")
     return {**answers, "accepts": list(call.message.accepts)}
 
 
@@ -121,7 +121,7 @@ class Meeting:
         self._waiting: list[asyncio.Future[None]] = []  # one for each call that waits for the others
 
     async def meet(self, arguments: dict[str, Any], call: Call) -> Any:
-        """Returns once `people` calls of it are at work together."""
+        """Returns once `people` calls of it run at the same time."""
         arrived = asyncio.get_running_loop().create_future()
         self._waiting.append(arrived)
         if len(self._waiting) >= arguments["people"]:
@@ -134,7 +134,7 @@ class Meeting:
 
 
 class Catalog:
-    """The tools that change what this plugin offers."""
+    """The tools that change the tools of this plugin."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -149,7 +149,7 @@ class Catalog:
 
 
 class Hosts:
-    """The tool `host`: what an application sees that makes calls with this client."""
+    """The tool `host`: makes calls with this client, and returns the application's view."""
 
     def __init__(self) -> None:
         self._peers: dict[str, tuple[Peer, asyncio.Task[None]]] = {}  # by the address of their bus
@@ -183,7 +183,7 @@ class Hosts:
 
 
 async def _called(peer: Peer, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Makes a call, and returns what came of it."""
+    """Makes a call, and returns its outcome."""
     items: list[pb.ToolProgress] = []
     started = time.monotonic()
     timeout, cancel_after = arguments.get("timeout") or 0.0, arguments.get("cancel_after")
@@ -238,7 +238,7 @@ def _shown(change: messages.CatalogChange) -> dict[str, Any]:
         "full": change.full,
         "added": [listed.tool.name for listed in change.added],
         "changed": [listed.tool.name for listed in change.changed],
-        "removed": [gone.name for gone in change.removed],
+        "removed": [removed.name for removed in change.removed],
     }
 
 

@@ -89,7 +89,7 @@ class Tools:
             link.outbox.put("results", refusal)
 
     def lost(self, link: Link) -> None:
-        """Stops the handlers of a stream that is over: nobody waits for their results."""
+        """Stops the handlers of a stream that is over: no caller waits for their results."""
         link.standstill.held.clear()
         for call in link.running.values():
             call.ended = True
@@ -106,7 +106,7 @@ class Tools:
         link.when_idle()
 
     def _answer(self, call: Call, link: Link, result: pb.ToolResult) -> None:
-        """Sends the result of a call; it may wait for those of the other calls of its message, but not for long."""
+        """Sends the result of a call; it may wait a short time for the other results of its message."""
         call.ended = True
         call.together[0] -= 1
         result.call_id = call.call_id
@@ -114,7 +114,7 @@ class Tools:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """Reads the JSON text of an object, {} where it is empty; returns None where it is anything else."""
+    """Returns the object of a JSON text, {} for an empty one; None for anything else."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):

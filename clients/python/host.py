@@ -20,7 +20,7 @@ from toolbus.v1 import tool_pb2 as pb
 
 logger = logging.getLogger("toolbus.peer")
 
-PROMPT_SECONDS = 0.005  # what was sent within so long states the time that its caller named
+PROMPT_SECONDS = 0.005  # a call that is sent within this time states the caller's own timeout
 FIRST_PAUSE, MAX_PAUSE = 0.01, 1.0  # before a refused call is sent again, in seconds: the upper ends
 RETRIED = (pb.ERROR_CODE_UNAVAILABLE, pb.ERROR_CODE_OVERLOADED)
 NOT_DISPATCHED = pb.CALL_STAGE_NOT_DISPATCHED
@@ -32,7 +32,7 @@ class Calls:
     def __init__(self) -> None:
         self._link: Link | None = None  # the stream that takes calls; None while there is none
         self._waiting: dict[Ask, None] = {}  # for a stream or for room, oldest first; nested ones wait at their link
-        self._closed = ""  # why no call is sent any more; empty while they are
+        self._closed = ""  # why calls are no longer sent; empty while they are
 
     async def call(
         self,
@@ -48,7 +48,7 @@ class Calls:
         """Calls a tool. A failure is a result with `error` set. Cancelling the task that waits cancels the call.
 
         Args:
-            arguments: what JSON can hold; a text is JSON already.
+            arguments: a value for JSON, or JSON text.
             timeout: in seconds; 0 means the tool's own.
             on_progress: takes each progress, with its chunk and content.
             parent: the stream of the call that this one is part of, whose id is `parent_id`.
@@ -95,7 +95,7 @@ class Calls:
             await asyncio.sleep(pause)
         raise AssertionError("unreachable")
 
-    # -- what the peer says ------------------------------------------------------------------------------------------
+    # -- for the peer ------------------------------------------------------------------------------------------------
 
     def open(self, link: Link) -> None:
         """Takes a stream on which the bus has accepted this peer."""
@@ -103,11 +103,11 @@ class Calls:
         self.send_waiting(link)
 
     def pause(self) -> None:
-        """Keeps calls back from now on, but for nested ones: the stream is leaving."""
+        """Holds new calls from now on, except for nested ones: the stream drains."""
         self._link = None
 
     def close(self, reason: str) -> None:
-        """Ends the calls that were not sent, and those that are still made; the first reason stays."""
+        """Ends the calls that were not sent, and those that are made later; the first reason stays."""
         self._closed = self._closed or reason
         self._link = None
         for ask in self._waiting:
@@ -137,7 +137,7 @@ class Calls:
         self.send_waiting(link)
 
     def lost(self, link: Link, *, all_read: bool) -> None:
-        """Handles the end of a stream: sends again on the next one what the bus cannot have read; the rest has failed.
+        """Handles the end of a stream: calls that the bus cannot have read are sent on the next one, the others fail.
 
         Args:
             all_read: whether the bus answered everything that it read, as it does before a graceful shutdown.
@@ -165,7 +165,7 @@ class Calls:
         self._waiting = {**dict.fromkeys(again), **self._waiting}
 
     def send_waiting(self, link: Link) -> None:
-        """Sends what waits and now has room, nested calls first."""
+        """Sends waiting calls while there is room, nested ones first."""
         while link.waiting and _has_room(link):
             self._send(_first(link.waiting), link)
         while self._waiting and link is self._link and _has_room(link):
@@ -174,7 +174,7 @@ class Calls:
     # -- one attempt -------------------------------------------------------------------------------------------------
 
     def _submit(self, ask: Ask) -> None:
-        """Sends a call now, or lets it wait."""
+        """Sends a call now, or puts it into a queue."""
         link = ask.parent or self._link
         if ask.parent is not None and ask.parent.outbox.closed:
             text = "the stream of the call that made this one has ended, and with it that call"
@@ -206,7 +206,7 @@ class Calls:
         link.outbox.put("calls", message)
 
     def _take_back(self, ask: Ask, reason: str) -> None:
-        """Cancels a call that its caller gave up. It keeps its room until the bus has answered."""
+        """Cancels a call that its caller gave up. It counts as in flight until the bus has answered."""
         ask.outcome.cancel()
         self._waiting.pop(ask, None)
         if ask.parent is not None:
@@ -224,7 +224,7 @@ class Calls:
         now = asyncio.get_running_loop().time()
         if ask.outcome.done():
             return
-        if now - moment > LATE_SECONDS:  # this process stood still: the result may lie in the socket, so read first
+        if now - moment > LATE_SECONDS:  # this process stood still: the result may wait in the socket, so read first
             self._watch(ask, now + SLACK_SECONDS)
         elif ask.sent_on is None:
             self._waiting.pop(ask, None)

@@ -1,6 +1,6 @@
-"""Holds the state of one stream, and of each call on its way there.
+"""Holds the state of one stream, and of each call that is sent on it.
 
-Nothing of a stream may reach the next one, where its call ids mean nothing.
+No state of a stream may reach the next one, on which its call ids are unknown.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from toolbus.v1 import tool_bus_service_pb2 as messages
 from toolbus.v1 import tool_pb2 as pb
 
 LEAVE_SECONDS = 2.0  # for the bus to end the stream after our drain, and again after our half-close
-TICK_SECONDS, LATE_SECONDS = 0.5, 0.5  # a clock that is looked at so often, and later than that, stood still
-# What the bus means by a limit that it does not state.
+TICK_SECONDS, LATE_SECONDS = 0.5, 0.5  # between two looks at the clock; later by more means a standstill
+# The limits of a bus that does not state them.
 CALLS_IN_FLIGHT = 256
 ARGUMENTS_BYTES = 1024 * 1024
 HEARTBEAT_SECONDS = 10.0
-DEFAULT_SECONDS, MAX_SECONDS = 30.0, 300.0  # of a call that names no timeout; that any tool can take
-SLACK_SECONDS = 1.0  # that the bus's answer may come late
+DEFAULT_SECONDS, MAX_SECONDS = 30.0, 300.0  # the time of a call without a timeout; the longest of any call
+SLACK_SECONDS = 1.0  # that the bus's answer may be late
 
 OnProgress = Callable[[pb.ToolProgress], None]
 
@@ -35,11 +35,11 @@ class Ask:
     Attributes:
         message: what is sent; its id is that of the newest attempt.
         parent: the stream of the call that this one is part of; None for a call of its own.
-        on_progress: takes what comes before the result; None where nobody wants it.
-        timeout, background_after: what its caller named; 0 for nothing.
+        on_progress: takes each progress; None drops it.
+        timeout, background_after: the caller's, in seconds; 0 for none.
         started: when it was made, by the clock of the loop.
         deadline: until when it waits for a stream, for room, and between attempts.
-        last_moment: when it ends, even if the bus says nothing.
+        last_moment: when it ends even if the bus has not answered.
         outcome: the result of the newest attempt.
         sent_on: the stream on which it is; None while it waits.
         accepted: whether progress has shown that a plugin works on it.
@@ -64,7 +64,7 @@ class Ask:
         self.timer: asyncio.TimerHandle | None = None
 
     def finish(self, result: pb.ToolResult) -> None:
-        """Ends the attempt, unless it has ended or nobody waits for it any more."""
+        """Ends the attempt, unless it has ended or its caller has cancelled it."""
         if not self.outcome.done():
             self.outcome.set_result(result)
 
@@ -78,7 +78,7 @@ class Link:
 
     Args:
         give_up: cancels the stream, with a reason.
-        max_in_flight: what the attach asks for; 0 means the bus's default.
+        max_in_flight: as in the attach; 0 means the bus's default.
     """
 
     def __init__(self, give_up: Callable[[str], None], max_in_flight: int) -> None:
@@ -87,10 +87,10 @@ class Link:
         self.pending: dict[str, Ask] = {}  # calls of our own that the bus has not answered, by our id
         self.waiting: dict[Ask, None] = {}  # nested calls that wait for room, oldest first
         self.standstill = Standstill(self.outbox)
-        self.attached: messages.Attached | None = None  # the bus's first answer; None before it came
-        self.attached_at = 0.0  # when it came
-        self.heard_at = asyncio.get_running_loop().time()  # when the stream began or the bus last said something
-        self.declared = 0  # the version of the tools that the newest attach has
+        self.attached: messages.Attached | None = None  # the bus's first answer; None before it
+        self.attached_at = 0.0  # the time of that answer
+        self.heard_at = asyncio.get_running_loop().time()  # the start of the stream, or the bus's last message
+        self.declared = 0  # the version of the tools in the newest attach
         self.drain_sent = False
         self.drain_received = False
         self.leaving = False  # whether either was: then only nested calls are made
@@ -116,11 +116,11 @@ class Link:
         return f"c{next(self._ids)}"
 
     def seconds(self) -> float:
-        """Returns how long the session has been live; below 0 if the bus has not answered."""
+        """Returns how long the session has been live; below 0 if it never was."""
         return -1.0 if self.attached is None else asyncio.get_running_loop().time() - self.attached_at
 
     def drain(self, reason: str) -> None:
-        """Tells the bus, once, that this peer leaves."""
+        """Sends the bus a drain, once: this peer disconnects."""
         if not self.drain_sent:
             self.drain_sent = self.leaving = True
             self.outbox.put("drain", messages.Drain(reason=reason))
@@ -129,7 +129,7 @@ class Link:
     def when_idle(self) -> None:
         """Takes the next step towards the end of the stream; called after each message and each end of a call.
 
-        After our own drain that is the bus's part: a call may have crossed the drain on the wire, and is answered.
+        After our own drain the bus ends the stream: it may have sent a call before it read the drain.
         """
         if not self.leaving:
             return
@@ -154,7 +154,7 @@ class Link:
         self._leaving = asyncio.get_running_loop().call_later(LEAVE_SECONDS, step)
 
     def end(self) -> None:
-        """Takes note that the stream is over: whatever is put into the outbox from now on is dropped."""
+        """Closes the outbox, which then drops further items, after the end of the stream."""
         self.outbox.close()
         if self._leaving is not None:
             self._leaving.cancel()
@@ -163,8 +163,8 @@ class Link:
 class Standstill:
     """Notices that this process stood still (it was stopped, or its machine was suspended), and then holds calls.
 
-    The bus may have ended them meanwhile. It echoes a heartbeat behind everything that it has sent before, so what is
-    not cancelled by then is still wanted.
+    The bus may have ended them meanwhile. It echoes a heartbeat behind everything that it has sent before, so the
+    callers of calls that are not cancelled by then still wait.
     """
 
     def __init__(self, outbox: Outbox) -> None:
@@ -172,8 +172,8 @@ class Standstill:
         self.echoes = False  # whether the bus echoes heartbeats of ours
         self.holding = False  # whether calls that arrive are held
         self._outbox = outbox
-        self._asked = 0  # the newest heartbeat of ours
-        self._due = math.inf  # when the clock is looked at next, at the latest
+        self._sequence = 0  # of our newest heartbeat
+        self._due = math.inf  # when `look` is called next, at the latest
 
     def look(self) -> bool:
         """Looks at the clock, at least every `TICK_SECONDS`; returns whether the process stood still since then."""
@@ -182,19 +182,19 @@ class Standstill:
         self._due = now + TICK_SECONDS + LATE_SECONDS
         if late and self.echoes:
             self.holding = True
-            self._asked += 1
-            self._outbox.put("heartbeat", messages.Heartbeat(sequence=self._asked, from_peer=True))
+            self._sequence += 1
+            self._outbox.put("heartbeat", messages.Heartbeat(sequence=self._sequence, from_peer=True))
         return late
 
     def echoed(self, sequence: int) -> list[pb.ToolCall]:
         """Takes the echo of a heartbeat of ours; returns the calls that may begin now."""
-        if sequence != self._asked:
+        if sequence != self._sequence:
             return []
         self.holding, held, self.held = False, self.held, {}
         return list(held.values())
 
 
 def boot_time() -> float:
-    """Returns the seconds since some moment, those in which the machine was suspended included where it knows."""
+    """Returns a time in seconds that includes those in which the machine was suspended, if the system counts them."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)  # of Linux
     return time.monotonic() if clock is None else time.clock_gettime(clock)

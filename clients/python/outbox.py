@@ -1,4 +1,4 @@
-"""Collects what waits to be written on one stream and makes the messages: the one place that does."""
+"""Collects the items for one stream and makes messages of them; no other file makes messages."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from toolbus.v1 import tool_bus_service_pb2 as messages
 
 MESSAGE_ITEMS = 128
 MESSAGE_BYTES = 1024 * 1024
-# What the bus means by a limit that it does not state.
+# The limits of a bus that does not state them.
 RESULT_BYTES = 4 * 1024 * 1024
 SENDABLE_BYTES = 16 * 1024 * 1024
-MARGIN = 1024  # bytes of a message that are not for the one item in it
-ITEM_OVERHEAD = 8  # bytes that an item adds to its message beside its own: a tag, and its length
-HOLD_SECONDS = 0.001  # for so long the results of calls that came together may wait for each other
+MARGIN = 1024  # bytes of a message that its one item must leave free
+ITEM_OVERHEAD = 8  # bytes of a message for each item: a tag, and a length
+HOLD_SECONDS = 0.001  # that the results of calls of one message may wait for each other
 SINGLE = ("attach", "heartbeat", "drain")  # fields that a message holds once
 
 
 class Outbox:
-    """One queue for items of all kinds: so what was put first, progress before its result, is read first.
+    """One queue for items of all kinds, so that the bus reads them in their order: progress before its result.
 
     Attributes:
         result_bytes: the largest payload of a result that the bus takes.
@@ -30,12 +30,12 @@ class Outbox:
     def __init__(self) -> None:
         self.limit(RESULT_BYTES, SENDABLE_BYTES)
         self._items: deque[tuple[str, Any, int]] = deque()  # (field, item, its bytes in a message), oldest first
-        self._wake = asyncio.Event()  # set while the writer has something to do: what is held does not set it
-        self._hold: asyncio.TimerHandle | None = None  # wakes the writer for what is held; None where nothing is
-        self._closed = False  # whether nothing more is taken
+        self._wake = asyncio.Event()  # set while the writer has something to do; held items do not set it
+        self._hold: asyncio.TimerHandle | None = None  # wakes the writer for held items; None without any
+        self._closed = False  # whether further items are dropped
 
     def limit(self, result_bytes: int, message_bytes: int) -> None:
-        """Sets what the bus takes."""
+        """Sets the limits of the bus."""
         self.result_bytes = result_bytes
         self.largest_item = message_bytes - MARGIN
 
@@ -48,7 +48,7 @@ class Outbox:
         """Adds an item; drops it if the stream is over.
 
         Args:
-            hold: leaves the item until another one is put, but not for long: more are about to come.
+            hold: lets the item wait a short time for others, which will follow.
         """
         if self._closed:
             return
@@ -63,12 +63,12 @@ class Outbox:
         self._wake.set()
 
     def close(self) -> None:
-        """Lets the writer send what waits and then half-close."""
+        """Lets the writer send the waiting items and then half-close."""
         self._closed = True
         self._wake.set()
 
     async def take(self) -> messages.InvokeRequest | None:
-        """Returns a message of what waits, oldest first; None when the outbox is closed and empty."""
+        """Returns a message of the waiting items, oldest first; None when the outbox is closed and empty."""
         while not (self._items and self._wake.is_set()):
             if self._closed and not self._items:
                 return None
@@ -92,5 +92,5 @@ class Outbox:
         return message
 
     def unwritten_calls(self) -> set[str]:
-        """Returns the ids of the calls that no message was made of."""
+        """Returns the ids of the calls that are in no message yet."""
         return {item.call_id for field, item, _ in self._items if field == "calls"}

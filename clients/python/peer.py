@@ -1,4 +1,4 @@
-"""Keeps one peer on the bus, with the generated stubs alone: a pattern for client libraries in other languages.
+"""Connects one peer to the bus, with the generated stubs alone: a pattern for client libraries in other languages.
 
 This file is the life of the connection, in the order of docs/protocol.md: attach, read, reconnect with backoff, leave.
 `handlers.py` answers the calls of the bus, `host.py` makes calls, `link.py` holds the state of one stream, `outbox.py`
@@ -35,8 +35,8 @@ logger = logging.getLogger("toolbus.peer")
 ADDRESS = "127.0.0.1:48930"
 ATTACH_SECONDS = 10.0  # for connecting, and for the answer to the attach
 MISSED_HEARTBEATS = 4  # after so many intervals without a message the bus counts as lost
-STEADY_SECONDS = 1.0  # a session that lived so long begins the backoff anew
-EXPIRY_SECONDS = 3 * 86_400.0  # before a key expires the operator is warned
+STEADY_SECONDS = 1.0  # a session that lived so long resets the backoff
+EXPIRY_SECONDS = 3 * 86_400.0  # before a key expires: then a warning is logged
 # After these statuses another attempt would be refused too.
 FINAL = (
     "INVALID_ARGUMENT",
@@ -52,7 +52,7 @@ OTHER_PAUSES = (0.05, 0.8)
 
 
 class Peer:
-    """Keeps one stream to the bus for as long as `run` runs: offers tools, answers calls, makes calls.
+    """Holds one stream to the bus while `run` runs: offers tools, answers calls, makes calls.
 
     Attributes:
         address: where the bus is.
@@ -77,7 +77,7 @@ class Peer:
         self.address: str = address or read_credential(self._credential).get("address", ADDRESS)
         self.attached = asyncio.Event()
         self.refused: dict[tuple[str, str], str] = {}
-        # The same source and instance in every attach: by them the bus recognizes a peer that reconnects.
+        # In every attach: the bus recognizes a peer that reconnects by its source and instance.
         self._identity = messages.Attach(
             protocol_version=1,
             source=source,
@@ -88,12 +88,12 @@ class Peer:
         self._calls = Calls()
         self._tools = Tools(self._calls.call)
         self._watch = Watch()
-        self._link: Link | None = None  # the current stream; None while there is none
-        self._connection: Connection | None = None  # the one of that stream
+        self._link: Link | None = None  # the current stream; None between two
+        self._connection: Connection | None = None  # of that stream
         self._leaving = asyncio.Event()  # set when this peer must not attach again
         self._running: asyncio.Task[None] | None = None  # `run`, inside of `async with`
         self._refusal: Refused | None = None  # why `run` ended; None unless the bus refused this peer
-        self._shown_waiting: set[tuple[str, str]] = set()  # (name, role) of the tools of which it was logged
+        self._shown_waiting: set[tuple[str, str]] = set()  # (name, role) of the waiting tools that were logged
         self._shown = ""  # why the last attempt failed, as it was logged; empty while attached
 
     async def __aenter__(self) -> Peer:
@@ -105,7 +105,7 @@ class Peer:
         """Leaves once no call is in flight."""
         self.drain()
         if self._running is not None:
-            with contextlib.suppress(Refused):  # the calls have said so
+            with contextlib.suppress(Refused):  # calls have returned it
                 await self._running
 
     # -- what an application does --------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class Peer:
     def tool(self, description: str, parameters: dict[str, Any], **fields: Any) -> Callable[[Handler], Handler]:
         """Offers an async function `handler(arguments, call)`, under its own name or the `name` given.
 
-        It returns its output, or a `pb.ToolResult` where there is more to say; `fields` are further ones of `pb.Tool`.
+        It returns its output, or a `pb.ToolResult` with further fields; `fields` are further ones of `pb.Tool`.
         """
 
         def offer(handler: Handler) -> Handler:
@@ -137,8 +137,8 @@ class Peer:
         Raises:
             Refused: the bus answered with a status that another attempt would not change.
         """
-        failures = 0  # attempts since the last session that lived a while
-        key_ended = False  # whether the session before ended because its key is not accepted any more
+        failures = 0  # attempts since the last steady session
+        key_ended = False  # whether the session before ended because the bus no longer accepts its key
         try:
             while not self._leaving.is_set():
                 end, lived = await self._serve()
@@ -193,11 +193,11 @@ class Peer:
                 return whole
 
     def watch(self) -> AsyncGenerator[messages.CatalogChange, None]:
-        """Yields the whole catalog (`full`), then what changes; after a new connection the whole again."""
+        """Yields the whole catalog (`full`), then its changes; after a reconnect the whole catalog again."""
         return self._subscribe(CATALOG)
 
     def notifications(self) -> AsyncGenerator[messages.Notification, None]:
-        """Yields what plugins say to users outside calls; after a new connection also what this peer missed."""
+        """Yields the notifications of plugins to users; after a reconnect also those that this peer missed."""
         return self._subscribe(NOTIFICATIONS)
 
     # -- one stream ----------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Peer:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._leaving.wait(), pause)
 
-    # -- what the bus says ---------------------------------------------------------------------------------------------
+    # -- messages of the bus -------------------------------------------------------------------------------------------
 
     def _receive(self, message: messages.InvokeResponse, link: Link) -> None:
         """Handles the fields of a message, in the order of the protocol."""
@@ -295,7 +295,7 @@ class Peer:
         self._declare_soon()
 
     def _note(self, event: messages.Event, link: Link) -> None:
-        """Takes an event. What concerns the author is a warning; unknown kinds are ignored."""
+        """Takes an event. Events for the author are logged as warnings; unknown kinds are ignored."""
         kind = event.WhichOneof("kind")
         if kind == "catalog":
             self._watch.catalog(event.catalog)
@@ -308,12 +308,12 @@ class Peer:
             logger.warning("the tool %r is not offered any more: another client withdrew it", event.tool_removed.name)
         elif kind == "permission_denied":
             denied = event.permission_denied
-            logger.warning("the bus refused %r: the right %r is missing", denied.operation, denied.permission)
+            logger.warning("the bus refused %r: the permission %r is missing", denied.operation, denied.permission)
         elif kind == "permission_changed":
-            right, granted = event.permission_changed.permission, event.permission_changed.granted
-            logger.warning("the right %r was %s", right, "granted" if granted else "revoked")
-            if right == "tools" and granted:
-                link.declared = 0  # the bus withdrew the tools when it revoked the right
+            permission, granted = event.permission_changed.permission, event.permission_changed.granted
+            logger.warning("the permission %r was %s", permission, "granted" if granted else "revoked")
+            if permission == "tools" and granted:
+                link.declared = 0  # the bus withdrew the tools when it revoked the permission
                 self._declare_soon()
         elif kind == "tools_reviewed":
             reviewed = event.tools_reviewed
@@ -330,7 +330,7 @@ class Peer:
                 logger.warning("the tool %r waits for role %r, which the bus does not have", tool.name, tool.role)
 
     def _note_refused(self, tools: Iterable[messages.RefusedTool], *, anew: bool = False) -> None:
-        """Notes which tools the bus refused; logs each once, not again after every reconnect. It offers the others."""
+        """Stores which tools the bus refused; logs each once, not again after every reconnect."""
         before = self.refused
         self.refused = {} if anew else dict(before)
         for tool in tools:
@@ -351,7 +351,7 @@ class Peer:
     # -- the attach ----------------------------------------------------------------------------------------------------
 
     def _declare(self, link: Link) -> None:
-        """Puts an attach with the tools that there are now into the outbox."""
+        """Puts an attach with the current tools into the outbox."""
         attach = messages.Attach(
             tools=self._tools.declarations(),
             subscribe=self._watch.subscribed,
@@ -362,7 +362,7 @@ class Peer:
         link.outbox.put("attach", attach)
 
     def _declare_soon(self) -> None:
-        """Attaches again if the tools are others than the bus knows; all changes of one moment go into one attach."""
+        """Attaches again if the tools have changed; all changes of one turn of the loop go into one attach."""
         if self._link is not None and self._link.attached is not None:
             asyncio.get_running_loop().call_soon(self._declare_again, self._link)
 

@@ -43,7 +43,7 @@ def first_line(text: str) -> str:
 
 
 async def session(address: str, name: str, arguments: dict[str, object]) -> int:
-    """Keeps the stream up while the listing and the call happen on it."""
+    """Runs a peer while it lists and calls."""
     peer = Peer(address, "host:stubs")
     try:
         async with peer:

@@ -1,4 +1,4 @@
-"""Passes on what a peer subscribed to: changes of the catalog, and what plugins say to users."""
+"""Passes the events of a peer's subscriptions to readers: changes of the catalog, notifications of plugins."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Watch:
 
     def __init__(self) -> None:
         self.subscribed: list[messages.Subscription.ValueType] = []
-        self.newest = 0  # the largest number of a notification that came
+        self.newest = 0  # the number of the newest notification
         self._readers: dict[asyncio.Queue[Any], messages.Subscription.ValueType] = {}
         self._catalog: dict[tuple[str, str], messages.ListedTool] = {}  # by name and source
         self._revision = 0  # of the catalog here; 0 before the first list came
 
     def catalog(self, change: messages.CatalogChange) -> None:
-        """Takes a change; one that is `full` replaces everything. A long list goes on in further changes."""
+        """Takes a change; one that is `full` replaces everything. A long list continues in further changes."""
         if change.full:
             self._catalog.clear()
-        for gone in change.removed:
-            self._catalog.pop((gone.name, gone.source), None)
+        for removed in change.removed:
+            self._catalog.pop((removed.name, removed.source), None)
         for listed in (*change.added, *change.changed):
             self._catalog[listed.tool.name, listed.source] = listed
         self._revision = change.revision
@@ -38,7 +38,7 @@ class Watch:
         self._pass_on(NOTIFICATIONS, notification)
 
     async def read(self, feed: messages.Subscription.ValueType) -> AsyncGenerator[Any, None]:
-        """Yields what comes from now on; of the catalog the whole first."""
+        """Yields the events from now on; for the catalog the whole catalog first."""
         items: asyncio.Queue[Any] = asyncio.Queue()
         if feed == CATALOG and self._revision:
             whole = messages.CatalogChange(revision=self._revision, full=True, added=self._catalog.values())
@@ -51,11 +51,11 @@ class Watch:
             del self._readers[items]
 
     def close(self) -> None:
-        """Ends all readers: nothing comes any more."""
+        """Ends all readers."""
         for items in self._readers:
             items.put_nowait(None)
 
     def _pass_on(self, feed: messages.Subscription.ValueType, item: Any) -> None:
-        for items, wanted in self._readers.items():
-            if wanted == feed:
+        for items, subscribed in self._readers.items():
+            if subscribed == feed:
                 items.put_nowait(item)

@@ -1,7 +1,7 @@
 """Opens connections to a bus and streams on them, with grpcio: the only file of the client that knows gRPC.
 
-Addresses are `HOST:PORT` and `unix:PATH` without TLS, `tls:HOST:PORT` and `mtls:HOST:PORT` with it; the credential
-file, if there is one, is read anew for each connection, since it may have been renewed.
+Addresses are `HOST:PORT` and `unix:PATH` without TLS, `tls:HOST:PORT` and `mtls:HOST:PORT` with it. A credential file
+is read again for each connection, since it may have been renewed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # else gRPC shares a backoff of its own, up to minutes, between channels
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.keepalive_time_ms", 30_000),  # pings find a machine that is dead
+    ("grpc.keepalive_time_ms", 30_000),  # pings notice a dead machine
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
 ]
@@ -66,9 +66,9 @@ class Stream:
         return None if message is grpc.aio.EOF else message  # type: ignore[attr-defined]
 
     async def write_all(self, outbox: Outbox) -> None:
-        """Writes what waits, until the outbox is closed and empty, and half-closes; the stream's one writer.
+        """Writes messages until the outbox is closed and empty, and half-closes; the stream's one writer.
 
-        It is cancelled only after `give_up`: before, that would break every later write.
+        Cancel it only after `give_up`: a cancelled write breaks every later one.
         """
         with suppress(Exception, asyncio.CancelledError):  # the stream is over: its reader gets the status
             while (message := await outbox.take()) is not None:

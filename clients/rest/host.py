@@ -52,7 +52,7 @@ def main() -> int:
     with connect(read_credential(os.environ.get("TOOLBUS_CREDENTIAL", ""))) as bus:
         try:
             listed = bus.get("/api/tools")
-            if listed.status_code in (401, 403):  # no key or one that is not accepted; a key without the right
+            if listed.status_code in (401, 403):  # a missing or refused key; a key without permission
                 print(f"the bus at {bus.base_url} refused: {listed.text}", file=sys.stderr)
                 return 1
             for role, tools in listed.raise_for_status().json()["tools_by_role"].items():

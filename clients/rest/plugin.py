@@ -146,7 +146,7 @@ async def register_with_retry(callback_url: str) -> None:
 
 
 async def unregister_on_shutdown() -> None:
-    """Unregisters the tool, so that it is not offered to models any more; ignores a main server that is gone."""
+    """Unregisters the tool, so that models are not offered it any more; ignores a main server that has stopped."""
     try:
         async with httpx.AsyncClient(trust_env=False, timeout=UNREGISTER_SECONDS) as client:
             await client.post(f"{MAIN_SERVER}/api/tools/unregister", json={"name": TOOL_NAME, "role": None})
@@ -160,8 +160,8 @@ async def main() -> int:
         port = int(sys.argv[1]) if len(sys.argv) > 1 else PORT
         server = ThreadingHTTPServer(("127.0.0.1", port), Callback)
     except (ValueError, OverflowError, OSError) as error:
-        wanted = " ".join(sys.argv[1:]) or PORT
-        print(f"cannot listen on port {wanted}: {error}; name another (0 picks a free one)", file=sys.stderr)
+        named = " ".join(sys.argv[1:]) or PORT
+        print(f"cannot listen on port {named}: {error}; name another (0 picks a free one)", file=sys.stderr)
         return 1
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
