@@ -1,7 +1,7 @@
-"""Lists what N.E.K.O. gives its plugins and toolbus does not: what each is for, and what to use instead.
+"""Lists the attributes of N.E.K.O. plugins that toolbus does not have: the purpose of each, and what to use instead.
 
-`RAISING` raises when it is used, since a plugin would go on with a wrong value. `IGNORED` has no effect and is logged
-once, since what it does is only seen in that system's own windows.
+Those of `RAISING` raise when they are used, since a plugin would continue with a wrong value. Those of `IGNORED` have
+no effect, which is logged once: they only change windows of that system.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from toolbus.neko.sdk_errors import Absence, NotProvided
 log = logging.getLogger(__name__)
 
 _WARNED = "_toolbus_warned"  # on a plugin object: the names of IGNORED that were logged
-_KEEP = "Keep what the plugin needs in self.store, or in a file at self.data_path(name)."
+_STORE = "Store the values in self.store, or in a file at self.data_path(name)."
 _DATABASE = Absence("is a SQL database", 'Use sqlite3.connect(self.data_path("plugin.db")).')
-_STATE = Absence("saves attributes while the plugin is frozen", _KEEP)
+_STATE = Absence("saves attributes while the plugin is frozen", _STORE)
 _OTHERS = Absence(
     "calls entries of other plugins",
     "Call the other plugin's tool: give the handler a parameter `scope: ToolScope` (from toolbus.sdk) and await "
@@ -50,9 +50,9 @@ class Ignored:
     """A method that has no effect here.
 
     Attributes:
-        reason: what is not there, and what to use, as a sentence.
-        returns: what it returns.
-        awaited: whether it is awaited.
+        reason: why, and what to use instead, as sentences.
+        returns: its return value; a tuple becomes a new list for each call.
+        awaited: whether it is async.
     """
 
     reason: str
@@ -60,12 +60,14 @@ class Ignored:
     awaited: bool = False
 
 
-_NO_STATUS = "Nobody is shown a plugin's status here: use self.logger, or scope.progress() of a ToolScope in a call."
+_NO_STATUS = (
+    "toolbus does not show the status of plugins: use self.logger, or scope.progress() of a ToolScope in a call."
+)
 _NO_RUN = "There are no runs here: report with scope.progress() of a ToolScope, and return the result."
 _NO_PAGES = "No window shows a plugin's pages here: serve them from the plugin itself."
 _NO_ENTRIES = "Entries are called by that system's agent: register_llm_tool() offers a function to models."
-_NO_PLAYER = "Nobody plays music here: return the address from the tool."
-_NO_FREEZE = "Nothing is frozen here: use self.store."
+_NO_PLAYER = "toolbus plays no music: return the address from the tool."
+_NO_FREEZE = "toolbus freezes no plugin: use self.store."
 
 IGNORED: dict[str, Ignored] = {
     "report_status": Ignored(_NO_STATUS),
@@ -92,10 +94,10 @@ IGNORED: dict[str, Ignored] = {
 
 
 def find_absent(owner: object, name: str) -> Any:
-    """Returns what stands for an attribute that an object does not have.
+    """Returns a substitute for an attribute that an object does not have.
 
     Raises:
-        NotProvided: N.E.K.O. has it and toolbus has not; the text says what to use.
+        NotProvided: N.E.K.O. has it and toolbus does not; the text says what to use.
         AttributeError: neither has it.
     """
     if name in RAISING:
@@ -111,7 +113,7 @@ def find_absent(owner: object, name: str) -> Any:
 
 
 def warn_once(owner: object, name: str, reason: str) -> None:
-    """Logs that something has no effect here, once for each plugin object."""
+    """Logs that a method or option has no effect here, once for each plugin object."""
     warned = owner.__dict__.setdefault(_WARNED, set())
     if name not in warned:
         warned.add(name)

@@ -25,14 +25,14 @@ from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS
 
 log = logging.getLogger(__name__)
 
-_CONTEXT = "_ctx"  # what that system hands to entries beside the arguments
+_CONTEXT = "_ctx"  # the parameter for the context, which that system adds to the arguments
 
 
 def offer_entries(plugin: NekoPluginBase) -> list[str]:
     """Adds a tool for each entry of a plugin and of its routers; returns the names of their methods.
 
-    Entries that the plugin registers while it runs become tools too. One whose name is a tool already, or that makes no
-    tool, is skipped; the latter with a warning.
+    Entries that the plugin registers while it runs become tools too. An entry is skipped if a tool has its name, or,
+    with a warning, if it makes no valid tool.
     """
     tools, offered = tools_of(plugin), []
     for owner in (plugin, *(plugin.get_router(name) for name in plugin.list_routers())):
@@ -51,10 +51,10 @@ def offer_entries(plugin: NekoPluginBase) -> list[str]:
 
 
 class DynamicEntries:
-    """The entries that a plugin registers while it runs, as tools; its methods become the plugin's.
+    """The entries that a plugin registers while it runs, as tools; its methods become those of the plugin.
 
     Args:
-        plugin: whose.
+        plugin: the plugin.
     """
 
     def __init__(self, plugin: NekoPluginBase) -> None:
@@ -73,10 +73,10 @@ class DynamicEntries:
         input_schema: dict[str, Any] | None = None,
         **options: Any,
     ) -> bool:
-        """Offers an entry; returns whether it makes a tool whose name is free.
+        """Offers an entry; returns False if it makes no valid tool, or another tool has its name.
 
         Raises:
-            EntryConflictError: the plugin has registered one of that id.
+            EntryConflictError: the plugin has registered an entry of that id.
         """
         if entry_id in self._specs:
             raise EntryConflictError(entry_id)
@@ -108,7 +108,7 @@ class DynamicEntries:
         return spec is not None
 
     def is_entry_enabled(self, entry_id: str) -> bool | None:
-        """Tells whether an entry is offered; None where there is none of that id."""
+        """Tells whether an entry is offered; None if there is no entry of that id."""
         spec = self._specs.get(entry_id)
         return None if spec is None else tools_of(self._plugin).get(spec.tool.name) is spec
 
@@ -117,7 +117,7 @@ DYNAMIC = ("register_dynamic_entry", "unregister_dynamic_entry", "enable_entry",
 
 
 def _spec(plugin: NekoPluginBase, handler: Any, entry_id: str, options: Mapping[str, Any]) -> ToolSpec | None:
-    """Returns an entry as a tool; None, with a warning, where it makes none."""
+    """Returns an entry as a tool; None, with a warning, if it makes no valid one."""
     model = options.get("params")
     timeout = options.get("timeout")
     seconds = float(timeout) if isinstance(timeout, int | float) and timeout > 0 else DEFAULT_TIMEOUT_SECONDS
@@ -137,7 +137,7 @@ def _spec(plugin: NekoPluginBase, handler: Any, entry_id: str, options: Mapping[
 
 
 def _schema(handler: Any, model: Any) -> Any:
-    """Returns the schema of a model or of a handler's hints; None leaves it to the hints as they are."""
+    """Returns the schema of a model, or of a handler's hints without the context; None means the hints as they are."""
     if callable(of_model := getattr(model, "model_json_schema", None)):
         return of_model()
     if _CONTEXT not in inspect.signature(handler).parameters:
@@ -149,7 +149,7 @@ def _schema(handler: Any, model: Any) -> Any:
 
 
 def _preparing(handler: Any, model: Any) -> Callable[[dict[str, Any], ToolScope], dict[str, Any]] | None:
-    """Returns what makes an entry's arguments of a tool's; None where they are the same."""
+    """Returns a function that makes the entry's arguments from the tool's; None if they are the same."""
     wants_context = _CONTEXT in inspect.signature(handler).parameters
     parameter = _model_parameter(handler, model) if model is not None else None
     if parameter is None and not wants_context:
@@ -163,7 +163,7 @@ def _preparing(handler: Any, model: Any) -> Callable[[dict[str, Any], ToolScope]
 
 
 def _model_parameter(handler: Any, model: Any) -> str | None:
-    """Returns the parameter that gets all arguments as one object of a model; None where each has its own."""
+    """Returns the parameter that gets all arguments as one object of a model; None if each has its own."""
     parameters = [each for each in inspect.signature(handler).parameters.values() if each.name != _CONTEXT]
     named = [each.name for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     if "params" in named:

@@ -1,4 +1,4 @@
-"""Keeps a small mapping in a JSON file; each change replaces the file at once, or not at all."""
+"""Stores a small mapping in a JSON file; each change replaces the whole file atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolbus.neko.sdk_errors import TransportError
 
 R = TypeVar("R")
 
-MAX_BYTES = 16 * 1024 * 1024  # it is written as a whole: more belongs in a database
+MAX_BYTES = 16 * 1024 * 1024  # each change writes the whole file: more data belongs in a database
 
 
 class JsonFile:
@@ -28,13 +28,13 @@ class JsonFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._values: dict[str, Any] | None = None  # what the file has; None before it is first read
+        self._values: dict[str, Any] | None = None  # the content of the file; None before it is first read
 
     def __repr__(self) -> str:
         return f"<JsonFile {self.path}>"
 
     def read(self, use: Callable[[dict[str, Any]], R]) -> R:
-        """Returns what a function makes of the values; it must not change them.
+        """Returns the result of a function of the values, which must not change them.
 
         Raises:
             TransportError: the file cannot be read.
@@ -43,7 +43,7 @@ class JsonFile:
             return use(self._load())
 
     def change(self, change: Callable[[dict[str, Any]], R]) -> R:
-        """Lets a function change the values, writes the file and returns what the function returned.
+        """Lets a function change the values, writes the file and returns the function's result.
 
         Raises:
             TransportError: the file cannot be read or written; nothing has changed.

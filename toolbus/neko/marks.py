@@ -1,6 +1,6 @@
-"""Provides the decorators of N.E.K.O. that mean nothing to models: they leave a mark, and the method as it is.
+"""Provides the decorators of N.E.K.O. that do not concern models: each marks a method and does not change it.
 
-`toolbus run` names the marked methods once, so that their author knows which of them are not used.
+`toolbus run` logs the marked methods once, so that their author knows which of them are never called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ATTRIBUTE = "__toolbus_marks__"  # on a function: a tuple of Mark
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What one decorator left on a method.
+    """The mark of one decorator on a method.
 
     Attributes:
         kind: the decorator's name.
@@ -31,7 +31,7 @@ class Mark:
 
 
 class Marking:
-    """A decorator that leaves a mark; it stands with or without arguments.
+    """A decorator that marks a method; with or without arguments.
 
     Args:
         kind: its name.
@@ -48,7 +48,7 @@ class Marking:
     @overload
     def __call__(self, /, *args: Any, **options: Any) -> Callable[[F], F]: ...
     def __call__(self, function: Any = None, /, *args: Any, **options: Any) -> Any:
-        """Marks a function, or returns what does."""
+        """Marks a function, or returns a decorator that does."""
         if callable(function) and not options:
             return _mark(function, Mark(self.kind))
         return lambda inner: _mark(inner, Mark(self.kind, options))
@@ -78,7 +78,7 @@ class ui:
 
 
 def marked_methods(owner: object) -> Iterator[tuple[str, Mark]]:
-    """Yields names and marks of an object's methods, base classes first, lifecycle methods that nothing calls too."""
+    """Yields names and marks of an object's methods, base classes first, with unused lifecycle methods."""
     for name, raw in routines_of(type(owner)).items():
         for mark in getattr(raw, _ATTRIBUTE, ()):
             yield name, mark
@@ -87,10 +87,10 @@ def marked_methods(owner: object) -> Iterator[tuple[str, Mark]]:
 
 
 def describe_unused(owner: object, tools: Set[str]) -> str:
-    """Returns one text about an object's methods that only N.E.K.O. calls; empty where there is none.
+    """Returns one text about an object's methods that only N.E.K.O. calls; empty without such methods.
 
     Args:
-        tools: names of methods that are tools: those are called here.
+        tools: names of methods that are tools, which toolbus calls.
     """
     by_kind: dict[str, list[str]] = {}
     for name, mark in marked_methods(owner):

@@ -1,4 +1,4 @@
-"""Provides `llm_tool` as plugins import it from ``plugin.sdk``: it takes what that decorator takes."""
+"""Provides `llm_tool` as plugins import it from ``plugin.sdk``, with the options of that decorator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def llm_tool(function: Any = None, /, **options: Any) -> Any:
     """Makes a method a tool that models may call. Returns the method itself.
 
-    An option that toolbus does not know and a timeout above its limit cost a warning, not the plugin.
+    For an unknown option or a timeout above the limit it logs a warning, and the plugin still starts.
 
     Args:
         options: described in `ToolOptions`, none of them required.
@@ -31,7 +31,7 @@ def llm_tool(function: Any = None, /, **options: Any) -> Any:
 
 
 def adapted(options: Mapping[str, Any]) -> Any:
-    """Returns a tool's options with what toolbus takes of them."""
+    """Returns a tool's options, without those that toolbus does not know, and with a timeout within its limit."""
     known = {key: value for key, value in options.items() if key in ToolOptions.__annotations__}
     shown = options.get("name") or "a tool"
     if dropped := sorted(options.keys() - known.keys()):

@@ -1,6 +1,6 @@
-"""Provides the base class of older N.E.K.O. plugins, from ``plugin.sdk.base``: their store answers at once.
+"""Provides the base class of older N.E.K.O. plugins, from ``plugin.sdk.base``: their store is not awaited.
 
-Their configuration is awaited where a loop runs, and answers at once elsewhere.
+Their configuration is awaited where a loop runs, and not awaited elsewhere.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _METHODS_OF_CONFIG = ("dump", "get", "require", "get_bool", "get_int", "get_str"
 
 
 class OlderStore:
-    """Keys and values as `PluginStore` keeps them; each method returns the value itself, or raises.
+    """Keys and values of a `PluginStore`; each method returns the value itself, or raises.
 
     Args:
-        store: what keeps them.
+        store: holds them.
     """
 
     enabled = True
@@ -40,7 +40,7 @@ class OlderStore:
         self._store._write_value(key, value)
 
     def delete(self, key: str) -> bool:
-        """Removes a key; returns whether it was there."""
+        """Removes a key; returns whether it existed."""
         return self._store._delete_value(key)
 
     def exists(self, key: str) -> bool:
@@ -68,10 +68,10 @@ class OlderStore:
 
 
 class OlderConfig:
-    """The configuration of `PluginConfig`; what its methods return is awaited only where a loop runs.
+    """The configuration of a `PluginConfig`; its methods are awaited only where a loop runs.
 
     Args:
-        config: what reads and writes it.
+        config: reads and writes it.
     """
 
     def __init__(self, config: PluginConfig) -> None:
@@ -101,10 +101,10 @@ class OlderPluginBase(NekoPluginBase):
 
     @cached_property
     def store(self) -> Any:
-        """Keys and values that are there in the next run."""
+        """Keys and values that persist between runs."""
         return OlderStore(super().store)
 
     @cached_property
     def config(self) -> Any:
-        """The configuration: what plugin.toml says, and what the plugin has set."""
+        """The configuration: plugin.toml, and the values that the plugin has set."""
         return OlderConfig(super().config)

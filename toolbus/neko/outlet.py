@@ -1,8 +1,8 @@
-"""Takes what a plugin says with `push_message`, and hands it to the bus as a notification.
+"""Sends the messages of a plugin's `push_message` to the bus as notifications.
 
-A message there has parts (text, pictures, sound, actions of its windows), and says where it is shown and whether the
-model answers it. Its texts become the notification's text; all else is in the notification's data, for hosts that know
-such messages.
+A message in N.E.K.O. has parts (text, pictures, sound, actions of its windows), and states where it is shown and
+whether the model answers it. Its texts become the notification's text; all other parts are in the notification's data,
+for hosts that know such messages.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Send = Callable[[str, dict[str, Any]], object]
 
 MAX_WAITING = 32  # messages from before the plugin is connected
 MAX_INLINE = 128 * 1024  # bytes of a picture or sound: a notification's data has a limit, and base64 adds a third
-_KEPT = ("source", "target_lanlan", "priority", "coalesce_key", "metadata", "message_type")
+_PASSED_ON = ("source", "target_lanlan", "priority", "coalesce_key", "metadata", "message_type")
 _SUBMITTED = {"submitted": True}
 _FULL = {"submitted": False, "reason": "backpressure"}
 
 
 class Outlet:
-    """Where a plugin's messages go; safe from any thread. Messages wait until `open` says who sends them."""
+    """Sends a plugin's messages; safe from any thread. They wait here until `open`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class Outlet:
         return f"<Outlet {'open' if self._send else f'with {len(self._waiting)} waiting'}>"
 
     def open(self, send: Send) -> None:
-        """Sets who sends messages, and sends those that waited."""
+        """Sets the function that sends messages, and sends those that waited."""
         with self._lock:
             self._send = send
             waiting, self._waiting = self._waiting, []
@@ -41,7 +41,7 @@ class Outlet:
             send(*each)
 
     def push(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Sends a message or lets it wait; returns whether it was taken, in the words of N.E.K.O."""
+        """Sends a message or lets it wait; returns whether it was accepted, in the form of N.E.K.O."""
         described = describe_message(message)
         with self._lock:
             if self._send is None:
@@ -68,7 +68,7 @@ def describe_message(message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     others = [_writable(each) for each in listed if each.get("type") != "text"]
     kinds = ", ".join(dict.fromkeys(str(each.get("type") or "part") for each in others))
     text = "\n".join(texts) or str(message.get("description") or "") or (f"[{kinds}]" if kinds else "[no text]")
-    data: dict[str, Any] = {key: message[key] for key in _KEPT if message.get(key)}
+    data: dict[str, Any] = {key: message[key] for key in _PASSED_ON if message.get(key)}
     if others:
         data["parts"] = others
     data["visibility"] = list(message.get("visibility") or ())
@@ -90,7 +90,7 @@ def _older_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _writable(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a part that JSON can hold; bytes become base64, those that are too many their number."""
+    """Returns a part that JSON can hold: bytes become base64, and too many bytes become their number."""
     written = dict(part)
     data = written.pop("data", None)
     if isinstance(data, bytes | bytearray):

@@ -1,9 +1,8 @@
-"""Provides the classes that authors of N.E.K.O. plugins know (REST-60 to REST-64), on this bus.
+"""Provides the base class and the class decorator of N.E.K.O. plugins (REST-60 to REST-64).
 
-Such a plugin moves over by changing its import line to ``from toolbus.sdk import …``. A plugin object holds its tools
-in a `ToolSet`; it knows no connection. The program that runs it sets `plugin_id` where the class has none, reads
-`tools_of(plugin)`, listens to that set's `on_change`, and calls `start_plugin` and `stop_plugin` around its life
-(`plugin_lifecycle`).
+Such a plugin moves to toolbus by changing its import line to ``from toolbus.sdk import …``. A plugin object holds its
+tools in a `ToolSet`; it knows no connection. The program that runs it sets `plugin_id` if the class has none, reads
+`tools_of(plugin)`, listens to that set's `on_change`, and calls `start_plugin` and `stop_plugin` (`plugin_lifecycle`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 C = TypeVar("C", bound=type)
 
 PREFIX = "plugin:"
-MARK = "__toolbus_class__"  # on a decorated class: the id it was given, empty for none
+MARK = "__toolbus_class__"  # on a decorated class: the decorator's id, empty for none
 
 
 class NekoPluginBase(PluginServices):
@@ -34,14 +33,14 @@ class NekoPluginBase(PluginServices):
 
     Attributes:
         plugin_id: names the plugin; set it in the class, or the program that runs the plugin sets it.
-        ctx: whatever the constructor was given.
+        ctx: the argument of the constructor.
     """
 
     def __init__(self, ctx: Any = None) -> None:
         """Registers the decorated methods; they run when a model calls them, not before.
 
         Args:
-            ctx: anything; kept as `self.ctx`.
+            ctx: any value, stored as `self.ctx`.
         """
         self.ctx = ctx
         if not self.plugin_id:
@@ -87,11 +86,11 @@ class NekoPluginBase(PluginServices):
         return True
 
     def unregister_llm_tool(self, name: str) -> bool:
-        """Withdraws a tool; returns whether it was there."""
+        """Withdraws a tool; returns whether it existed."""
         return tools_of(self).remove(name)
 
     def list_llm_tools(self) -> list[dict[str, Any]]:
-        """Returns the tools as plain dicts, in the order in which they came."""
+        """Returns the tools as plain dicts, in the order of their registration."""
         return [
             {
                 "name": spec.tool.name,
@@ -105,7 +104,7 @@ class NekoPluginBase(PluginServices):
 
 
 def tools_of(plugin: NekoPluginBase) -> ToolSet:
-    """Returns the live set of a plugin object's tools, also where its class forgot `super().__init__()`.
+    """Returns the live set of a plugin object's tools, also if its class does not call `super().__init__()`.
 
     Of two methods with the same tool name the first is a tool; the other is skipped with a warning.
     """
@@ -150,7 +149,7 @@ def plugin(cls: Any = None, /, *, id: str = "") -> Any:
     """Marks a class as the plugin of its file. Returns the class itself.
 
     Args:
-        id: the plugin's id; the class's `plugin_id`, then the file's name where it is not given.
+        id: the plugin's id; by default the class's `plugin_id`, then the file's name.
 
     Raises:
         TypeError: the class does not derive from `NekoPluginBase`.
@@ -164,7 +163,7 @@ neko_plugin = plugin
 
 
 def safe_id(stem: str) -> str:
-    """Returns a plugin id made from a file's name; distinct names without a usable letter stay distinct."""
+    """Returns a plugin id made from a file's name; different names without a usable letter get different ids."""
     cleaned = re.sub(r"[^A-Za-z0-9_.-]", "_", stem)[:100]
     if re.search(r"[A-Za-z0-9]", cleaned):
         return cleaned

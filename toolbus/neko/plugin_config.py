@@ -1,4 +1,4 @@
-"""Provides `self.config`: what a plugin's plugin.toml says, and what the plugin has set itself."""
+"""Provides `self.config`: the values of a plugin's plugin.toml, and those that the plugin has set itself."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PROFILES = Absence(
 class PluginConfig:
     """Configuration by paths such as ``weather.city``.
 
-    Values come from plugin.toml; those that `set` and `update` store, in a JSON file of the plugin's data, win over
-    them. `timeout` is taken and not needed.
+    Values come from plugin.toml. Those that `set` and `update` store, in a JSON file of the plugin's data, win over
+    them. `timeout` has no effect.
 
     Args:
         values: of plugin.toml.
-        path: the file of what the plugin sets.
+        path: the file for the values that the plugin sets.
     """
 
     def __init__(self, values: Mapping[str, Any], path: Path) -> None:
@@ -57,12 +57,12 @@ class PluginConfig:
         """Returns the value at a path.
 
         Raises:
-            ValidationError: there is none.
+            ValidationError: the path has no value.
         """
         return _at(await self.dump(), path)
 
     async def get_bool(self, path: str, default: bool | None = None, *, timeout: float = 5.0) -> bool | None:
-        """Returns the truth value at a path; raises ValidationError for another one."""
+        """Returns the truth value at a path; raises ValidationError for another value."""
         return _typed(await self.get(path, default), path, bool)
 
     async def get_int(self, path: str, default: int | None = None, *, timeout: float = 5.0) -> int | None:
@@ -74,11 +74,11 @@ class PluginConfig:
         return _typed(await self.get(path, default), path, str)
 
     async def base_dump(self, *, timeout: float = 5.0) -> dict[str, Any]:
-        """Returns what plugin.toml says."""
+        """Returns the values of plugin.toml."""
         return copy.deepcopy(self._base)
 
     async def base_get(self, path: str, default: Any = None, *, timeout: float = 5.0) -> Any:
-        """Returns what plugin.toml says at a path, or the default."""
+        """Returns the value of plugin.toml at a path, or the default."""
         try:
             return _at(self._base, path)
         except ValidationError:

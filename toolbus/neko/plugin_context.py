@@ -1,4 +1,4 @@
-"""Defines what a plugin's constructor is given."""
+"""Defines `PluginContext`, the argument of a plugin's constructor."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _SECTIONS_OF_THE_PLUGIN = ("plugin", "plugin_runtime", "plugin_state")  # of plu
 
 @dataclass(eq=False)
 class PluginContext:
-    """What `toolbus run` hands to a plugin's constructor as `ctx`. A plugin may replace what it finds in it.
+    """The `ctx` that `toolbus run` passes to a plugin's constructor. A plugin may replace its attributes.
 
     Attributes:
         plugin_id: the plugin's id.
-        logger: a logger of the plugin's own.
-        folder: where the plugin's file lies.
-        manifest: what its plugin.toml says; empty where it has none.
-        outlet: where its messages go.
+        logger: the plugin's logger.
+        folder: the folder of the plugin's file.
+        manifest: the values of its plugin.toml; empty without one.
+        outlet: sends its messages.
     """
 
     plugin_id: str
@@ -42,7 +42,7 @@ class PluginContext:
 
     @property
     def data_dir(self) -> Path:
-        """The folder for what the plugin writes."""
+        """The folder for the plugin's own files."""
         return self.folder / "data"
 
     @property
@@ -57,5 +57,5 @@ class PluginContext:
         return {key: value for key, value in self.manifest.items() if key not in _SECTIONS_OF_THE_PLUGIN}
 
     def push_message(self, **message: Any) -> dict[str, Any]:
-        """Says something to the user outside a call; hosts get it as a notification. Returns whether it was taken."""
+        """Sends the user a message outside a call, as a notification; returns whether it was accepted."""
         return self.outlet.push(message)

@@ -1,7 +1,7 @@
 """Reads a folder of a N.E.K.O. plugin: its plugin.toml, and the plugin class that its package defines.
 
 ``[plugin]`` has `id`, `entry` (``module.path:Class``) and `name`; every other section is the plugin's configuration. A
-``config.example.toml`` beside it has values for what it does not set. The module path of an entry begins with
+``config.example.toml`` beside it has defaults. The module path of an entry begins with
 ``plugin.plugins.NAME``, or with the folder's own name, or is a module in the folder.
 """
 
@@ -25,7 +25,7 @@ from toolbus.neko.plugin_logger import plugin_logger
 from toolbus.neko.sdk_finder import PLUGINS
 
 MANIFEST = "plugin.toml"
-EXAMPLE = "config.example.toml"  # what newer plugins have their defaults in
+EXAMPLE = "config.example.toml"  # the defaults of newer plugins
 _IDENTIFIER = re.compile(r"[^\W\d]\w*")
 _OTHER_TYPES = {
     "extension": "it runs inside another plugin: copy its methods with @llm_tool into that one",
@@ -35,7 +35,7 @@ _OTHER_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PluginManifest:
-    """What a plugin.toml says.
+    """The parsed plugin.toml of a folder.
 
     Attributes:
         folder: the plugin's.
@@ -59,7 +59,7 @@ class PluginManifest:
         return self.module.split(".")[2]
 
     def context(self) -> PluginContext:
-        """Returns what the plugin's constructor is given."""
+        """Returns the argument of the plugin's constructor."""
         return PluginContext(self.id, plugin_logger(self.id), self.folder, self.values)
 
 
@@ -76,18 +76,18 @@ def plugin_folders(path: Path) -> list[Path]:
 
 
 def wanted_folders(path: Path, folders: Sequence[Path]) -> list[Path]:
-    """Returns those of `plugin_folders` that run: the one that is named, else those that are not disabled.
+    """Returns those of `plugin_folders` that run: the one that `path` names, else those that are not disabled.
 
-    A plugin.toml that cannot be read is not one that says so: its own process reports why.
+    A folder whose plugin.toml cannot be read is included: its own process reports why.
     """
     return [each for each in folders if each == path or not _is_disabled(each)]
 
 
 def read_manifest(folder: Path) -> PluginManifest:
-    """Returns what the plugin.toml of a folder says.
+    """Reads the plugin.toml of a folder.
 
     Raises:
-        SetupError: it cannot be read, or says too little.
+        SetupError: it cannot be read, or lacks a value.
     """
     folder = folder.resolve()
     file = folder / MANIFEST
@@ -116,7 +116,7 @@ def read_manifest(folder: Path) -> PluginManifest:
 
 
 def plugin_class(manifest: PluginManifest) -> tuple[ModuleType, type[NekoPluginBase]]:
-    """Imports a plugin's module and returns it and its class; whatever the import raises goes on.
+    """Imports a plugin's module and returns it and its class; an exception of the import passes through.
 
     Raises:
         SetupError: the module has no such class, or one that is not a plugin's.
@@ -147,7 +147,7 @@ def _module(folder: Path, parts: list[str]) -> str:
     if parts[:2] == prefix and len(parts) > 2:
         return ".".join(parts)
     in_folder = (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.py").is_file()
-    if not in_folder:  # its first part is the folder, whatever that is called here
+    if not in_folder:  # its first part is the folder's name in N.E.K.O., which may differ from the one here
         return ".".join([*prefix, *parts])
     name = re.sub(r"\W", "_", folder.name)
     return ".".join([*prefix, name if _IDENTIFIER.fullmatch(name) else f"plugin_{name}", *parts])

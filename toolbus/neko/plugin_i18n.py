@@ -37,7 +37,7 @@ class PluginI18n:
 
     Args:
         messages: the texts by language.
-        default_locale: the language of a text that is asked for without one.
+        default_locale: the language for texts that are requested without one.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PluginI18n:
         return cls(messages, default_locale=str(chosen.get("default_locale") or DEFAULT_LOCALE))
 
     def t(self, key: str, *, locale: str | None = None, default: str = "", **params: object) -> str:
-        """Returns a text with its placeholders filled; the default, then the key, where no language has it."""
+        """Returns a text with its placeholders filled; if no language has it, the default, then the key."""
         for each in _locales(locale, self.default_locale):
             text = self.messages.get(each, {}).get(key)
             if isinstance(text, str):
@@ -84,12 +84,12 @@ class PluginI18n:
         return [self.resolve(each, locale=locale) for each in value] if isinstance(value, list) else value
 
 
-def _locales(*wanted: str | None) -> Iterator[str]:
-    for each in wanted:
+def _locales(*preferred: str | None) -> Iterator[str]:
+    for each in preferred:
         if each:
             yield from (each, each.partition("-")[0])
     yield from (DEFAULT_LOCALE, "zh-CN")  # as in N.E.K.O., whose authors always write these two
 
 
 def _fill(text: str, params: Mapping[str, object]) -> str:
-    return _PLACEHOLDER.sub(lambda found: str(params.get(found[1] or found[2], found[0])), text) if params else text
+    return _PLACEHOLDER.sub(lambda match: str(params.get(match[1] or match[2], match[0])), text) if params else text

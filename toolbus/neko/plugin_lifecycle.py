@@ -40,7 +40,7 @@ def lifecycle(*, id: str, **shown: Any) -> Callable[[F], F]:
     Args:
         id: `startup`, before it takes calls, or `shutdown`, after its last one. `config_change`, `reload`, `freeze` and
             `unfreeze` are moments of N.E.K.O. only: their methods are never called.
-        shown: what N.E.K.O. shows about it (`name`, `description`, `metadata`); not used.
+        shown: texts that N.E.K.O. shows about it (`name`, `description`, `metadata`); not used.
 
     Raises:
         ValueError: another moment.
@@ -56,18 +56,18 @@ def lifecycle(*, id: str, **shown: Any) -> Callable[[F], F]:
 
 
 def moment_of(method: object) -> str:
-    """Returns the moment that `lifecycle` gave a method; empty where it gave none."""
+    """Returns the moment of a method with `lifecycle`; empty for other methods."""
     return getattr(method, _MOMENT, None) or ""
 
 
 def timer_interval(*, seconds: float, id: str = "", auto_start: bool = True, **shown: Any) -> Callable[[F], F]:
-    """Makes a method run again and again while the plugin runs: at its start, and some seconds after each end.
+    """Makes a method run repeatedly while the plugin runs: at its start, and some seconds after each end.
 
     Args:
         seconds: between two runs, more than 0.
-        id: names it; not used.
+        id: its name; not used.
         auto_start: a timer without it never runs.
-        shown: what N.E.K.O. shows about it; not used.
+        shown: texts that N.E.K.O. shows about it; not used.
 
     Raises:
         ValueError: `seconds` breaks its rule.
@@ -83,7 +83,7 @@ def timer_interval(*, seconds: float, id: str = "", auto_start: bool = True, **s
 
 
 async def start_plugin(plugin: object, run_sync: RunSync, run_timer: RunSync | None = None) -> None:
-    """Runs what a plugin wants run before its first call, in the order in which it is written, and starts its timers.
+    """Runs a plugin's startup methods before its first call, in the order of the source, and starts its timers.
 
     Args:
         run_sync: runs a method that is a plain function off the loop.
@@ -110,7 +110,7 @@ async def start_plugin(plugin: object, run_sync: RunSync, run_timer: RunSync | N
 
 
 def _place(plugin: object, problem: Exception) -> str:
-    """Returns where in the plugin's own files it was raised; empty if in none of them."""
+    """Returns the line of the plugin's own files that raised it; empty if none of them did."""
     file = getattr(sys.modules.get(type(plugin).__module__), "__file__", None)
     places = [
         f" ({frame.f_code.co_filename}:{line})"
@@ -121,7 +121,7 @@ def _place(plugin: object, problem: Exception) -> str:
 
 
 async def stop_plugin(plugin: object, run_sync: RunSync) -> None:
-    """Runs what a plugin wants run after its last call, the newest method first; failures are logged, never raised."""
+    """Runs a plugin's shutdown methods after its last call, the last in the source first; failures are only logged."""
     for task in plugin.__dict__.pop(_RUNNING, ()):
         task.cancel()
     for name, method in reversed(_methods(plugin, "shutdown")):
@@ -135,7 +135,7 @@ async def stop_plugin(plugin: object, run_sync: RunSync) -> None:
 
 
 def _methods(plugin: object, moment: str) -> list[tuple[str, Callable[..., Any]]]:
-    """Returns the methods for a moment: those with `lifecycle` as written, base classes first, then `on_…`."""
+    """Returns the methods for a moment: those with `lifecycle` in the order of the source, then `on_…`."""
     routines = routines_of(type(plugin))
     last = {"startup": ("on_start", _ON_LOOP), "shutdown": ("on_shutdown",)}[moment]
     marked = [name for name, raw in routines.items() if moment_of(raw) == moment and name not in last]
@@ -143,13 +143,13 @@ def _methods(plugin: object, moment: str) -> list[tuple[str, Callable[..., Any]]
 
 
 def routines_of(cls: type) -> dict[str, Any]:
-    """Returns a class's methods, base classes first; what overrides one takes its place, whatever it is."""
-    found: dict[str, Any] = {}
+    """Returns a class's methods, base classes first; an attribute that overrides a method takes its place."""
+    routines: dict[str, Any] = {}
     for kind in reversed(cls.__mro__):
         for name, raw in vars(kind).items():
-            if name in found or inspect.isroutine(raw):
-                found[name] = raw
-    return found
+            if name in routines or inspect.isroutine(raw):
+                routines[name] = raw
+    return routines
 
 
 async def _repeat(method: Callable[..., Any], timer: _Timer, run_sync: RunSync) -> None:

@@ -1,4 +1,4 @@
-"""Provides a plugin's logger, which takes both ways of writing arguments: `{}` as loguru does, and `%s`."""
+"""Provides a plugin's logger, whose messages may have `{}` for arguments, as in loguru, or `%s`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PluginLogger(logging.LoggerAdapter[logging.Logger]):
         self.log(SUCCESS, msg, *args, **kwargs)
 
     def bind(self, **extra: Any) -> PluginLogger:
-        """Returns the logger itself; what is bound is not shown."""
+        """Returns the logger itself; bound values are not shown."""
         return self
 
     def opt(self, **options: Any) -> PluginLogger:
@@ -54,7 +54,7 @@ class PluginLogger(logging.LoggerAdapter[logging.Logger]):
 
     @contextmanager
     def contextualize(self, **extra: Any) -> Iterator[None]:
-        """Does nothing; what is bound is not shown."""
+        """Does nothing; bound values are not shown."""
         yield
 
 
@@ -64,7 +64,7 @@ def plugin_logger(plugin_id: str, suffix: str | None = None) -> PluginLogger:
 
 
 def filled(message: object, args: tuple[object, ...], named: dict[str, Any]) -> str:
-    """Returns a message with its arguments in it; never raises, whatever they are."""
+    """Returns a message with its arguments filled in; never raises."""
     text = str(message)
     if not args and not named:
         return text

@@ -35,7 +35,7 @@ class PluginRouter:
         """The plugin that includes it.
 
         Raises:
-            PluginCallError: none does.
+            PluginCallError: no plugin includes it.
         """
         plugin = self.__dict__.get("_plugin")
         if plugin is None:
@@ -71,8 +71,8 @@ class PluginRouter:
 
     def get_dependency(self, name: str, default: Any = None) -> Any:
         """Returns an attribute of the router, else of the plugin, else the default."""
-        found = getattr(self, name, None) if name not in _OF_THE_PLUGIN or self.is_bound else None
-        return self.get_plugin_attr(name, default) if found is None else found
+        own = getattr(self, name, None) if name not in _OF_THE_PLUGIN or self.is_bound else None
+        return self.get_plugin_attr(name, default) if own is None else own
 
     def report_status(self, status: Any) -> None:
         """Hands a status to the plugin."""

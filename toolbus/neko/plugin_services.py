@@ -1,4 +1,4 @@
-"""Provides what a N.E.K.O. plugin finds in itself: logger, configuration, store, files and texts."""
+"""Provides the attributes of a N.E.K.O. plugin object: logger, configuration, store, files and texts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from toolbus.neko.plugin_router import PluginRouter
 
 
 class PluginServices:
-    """What the base class of plugins has beside tools. Each part is made when it is first used.
+    """The part of the plugins' base class beside tools. Each attribute is made when it is first used.
 
-    A plugin may set any of its attributes; what toolbus needs itself has a name that begins with ``_toolbus``.
+    A plugin may replace any of them; the names of toolbus's own attributes begin with ``_toolbus``.
 
     Attributes:
         plugin_id: names the plugin.
-        ctx: whatever the constructor was given.
+        ctx: the argument of the constructor.
     """
 
     plugin_id: str = ""
@@ -41,19 +41,19 @@ class PluginServices:
 
     @cached_property
     def file_logger(self) -> Any:
-        """The same as `logger`: what it writes is in the output of `toolbus run`."""
+        """The same as `logger`, which writes to the output of `toolbus run`."""
         return self.logger
 
     @cached_property
     def config(self) -> Any:
-        """The configuration: what plugin.toml says, and what the plugin has set."""
+        """The configuration: plugin.toml, and the values that the plugin has set."""
         from toolbus.neko.plugin_config import PluginConfig  # here, so that hosts and simple plugins do not load it
 
         return PluginConfig(self._toolbus_context.config, self._toolbus_context.data_dir / "config.json")
 
     @cached_property
     def store(self) -> Any:
-        """Keys and values that are there in the next run."""
+        """Keys and values that persist between runs."""
         from toolbus.neko.plugin_store import PluginStore
 
         return PluginStore(self._toolbus_context.data_dir / "store.json")
@@ -82,7 +82,7 @@ class PluginServices:
 
     @property
     def storage_dir(self) -> Path:
-        """The folder for what the plugin writes."""
+        """The folder for the plugin's own files."""
         return self.data_path()
 
     @property
@@ -91,11 +91,11 @@ class PluginServices:
         return self._toolbus_context.config_path
 
     def data_path(self, *parts: str) -> Path:
-        """Returns a path in the folder ``data`` of the plugin's folder, which is made."""
+        """Returns a path in ``data`` of the plugin's folder, and makes ``data``."""
         return _made(self._toolbus_context.data_dir, parts)
 
     def cache_path(self, *parts: str) -> Path:
-        """Returns a path for what can be made again, in ``data/cache``, which is made."""
+        """Returns a path in ``data/cache``, for files that can be made again, and makes that folder."""
         return _made(self._toolbus_context.data_dir / "cache", parts)
 
     def logger_component(self, suffix: str | None = None) -> str:
@@ -111,7 +111,7 @@ class PluginServices:
         return self.get_logger(suffix)
 
     def enable_file_logging(self, **options: Any) -> Any:
-        """Returns the logger: what it writes is in the output of `toolbus run`."""
+        """Returns the logger, which writes to the output of `toolbus run`."""
         return self.logger
 
     def get_input_schema(self) -> dict[str, Any]:
@@ -120,31 +120,31 @@ class PluginServices:
         return schema if isinstance(schema, dict) else {}
 
     def push_message(self, **message: Any) -> Any:
-        """Says something to the user outside a call; returns whether it was taken. Hosts get it as a notification."""
+        """Sends the user a message outside a call, as a notification; returns whether it was accepted."""
         ctx = self.ctx if callable(getattr(self.ctx, "push_message", None)) else self._toolbus_context
         return ctx.push_message(**message)
 
     async def finish(self, *, data: Any = None, message: str = "", **options: Any) -> Any:
-        """Returns what a tool returns: the data, with the message where there is one."""
+        """Returns the data, with the message if there is one, for a tool to return."""
         if data is None:
             return message or None
         return {"message": message, "data": data} if message else data
 
     def include_router(self, router: PluginRouter, *, prefix: str = "") -> None:
-        """Gives a router its plugin."""
+        """Adds a router, which then belongs to this plugin."""
         router.bind(self, prefix)
         self._routers.append(router)
 
     def exclude_router(self, router: PluginRouter | str) -> bool:
-        """Takes a router off; returns whether it was there."""
-        found = router if isinstance(router, PluginRouter) else self.get_router(router)
-        if found not in self._routers:
+        """Removes a router; returns whether the plugin had it."""
+        included = router if isinstance(router, PluginRouter) else self.get_router(router)
+        if included not in self._routers:
             return False
-        self._routers.remove(found)
+        self._routers.remove(included)
         return True
 
     def get_router(self, name: str) -> Any:
-        """Returns the router of a name; None where there is none."""
+        """Returns the router of a name; None if there is no such router."""
         return next((each for each in self._routers if each.name() == name), None)
 
     def list_routers(self) -> list[str]:
@@ -157,7 +157,7 @@ class PluginServices:
 
     @cached_property
     def _toolbus_context(self) -> PluginContext:
-        """The context; where the plugin was made with another one, what that has of it."""
+        """The plugin's context; if the plugin was made with another object, a context with its values."""
         if isinstance(self.ctx, PluginContext):
             return self.ctx
         plugin_id = str(getattr(self.ctx, "plugin_id", "") or self.plugin_id or type(self).__name__)
@@ -166,11 +166,11 @@ class PluginServices:
 
 
 def outlet_of(plugin: PluginServices) -> Outlet:
-    """Returns where a plugin's messages go."""
+    """Returns the outlet of a plugin's messages."""
     return plugin._toolbus_context.outlet
 
 
 def _made(base: Path, parts: tuple[str, ...]) -> Path:
-    """Returns a path in a folder, which is made."""
+    """Returns a path in a folder, and makes that folder."""
     base.mkdir(parents=True, exist_ok=True)
     return base.joinpath(*parts)

@@ -1,4 +1,4 @@
-"""Provides `self.store`: keys and values that a plugin keeps between its runs, in one small JSON file."""
+"""Provides `self.store`: keys and values of a plugin that persist between its runs, in one small JSON file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PluginStore:
         return await _result(lambda: self._write_value(key, value))
 
     async def delete(self, key: str) -> Ok[bool] | Err[SdkError]:
-        """Removes a key; the value tells whether it was there."""
+        """Removes a key; the value tells whether it existed."""
         return await _result(lambda: self._delete_value(key))
 
     async def exists(self, key: str) -> Ok[bool] | Err[SdkError]:
@@ -73,7 +73,7 @@ class PluginStore:
         """Does nothing: every change is in the file already."""
         return Ok(None)
 
-    # That project's own plugins call these where they cannot await; they raise what the others return.
+    # N.E.K.O.'s own plugins call these where they cannot await; they raise the errors that the methods above return.
     def _read_value(self, key: str, default: Any = None) -> Any:
         return self._file.read(lambda values: values.get(_checked(key), default))
 

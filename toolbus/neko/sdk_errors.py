@@ -1,4 +1,4 @@
-"""Defines the exceptions that N.E.K.O. plugins catch and return, and those for what toolbus does not have."""
+"""Defines the exceptions that N.E.K.O. plugins catch and return, and those for names that toolbus does not have."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from toolbus.errors import ToolBusError
 
 
 class SdkError(RuntimeError):
-    """Something that a plugin wanted did not work; the base of all of these.
+    """The base of all of these: an operation of a plugin failed.
 
     Attributes:
-        code: a short name of the reason; None where there is none.
-        details: anything more.
+        code: a short name of the reason; None without one.
+        details: further values.
         context: further keywords, which are attributes too.
     """
 
@@ -35,7 +35,7 @@ class ValidationError(SdkError):
 
 
 class NotFoundError(SdkError):
-    """What was asked for does not exist."""
+    """A requested object does not exist."""
 
 
 class TransportError(SdkError):
@@ -43,7 +43,7 @@ class TransportError(SdkError):
 
 
 class ConflictError(SdkError):
-    """It exists already."""
+    """An object of that name exists already."""
 
 
 class PluginCallError(SdkError):
@@ -63,10 +63,10 @@ class EntryConflictError(ToolBusError, ConflictError):
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """Why something of N.E.K.O. is not here.
+    """Why toolbus does not have a name of N.E.K.O.
 
     Attributes:
-        purpose: what it does there, as the rest of a sentence.
+        purpose: its purpose there, as the rest of a sentence.
         remedy: what to use instead, as a sentence.
     """
 
@@ -79,7 +79,7 @@ class Absence:
 
 
 class NotProvided(ToolBusError, AttributeError):
-    """A plugin used something that only N.E.K.O. has; the text names it, what it is for there and what to use."""
+    """A plugin used an attribute that only N.E.K.O. has; the text has its name, its purpose and what to use."""
 
     def __init__(self, name: str, absence: Absence) -> None:
         super().__init__(absence.explain(name))
@@ -87,7 +87,7 @@ class NotProvided(ToolBusError, AttributeError):
 
 
 class ModuleNotProvided(ToolBusError, ModuleNotFoundError):
-    """A plugin imported something that only N.E.K.O. has; the text names it, what it is for there and what to use."""
+    """A plugin imported a name that only N.E.K.O. has; the text has the name, its purpose and what to use."""
 
     def __init__(self, name: str, absence: Absence) -> None:
         super().__init__(absence.explain(name))

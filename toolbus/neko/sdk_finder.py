@@ -1,6 +1,7 @@
 """Makes `import plugin.sdk…` find toolbus in this process, and `plugin.plugins.NAME` the folder of a plugin.
 
-Nothing is installed on import: `use_sdk` puts a finder into `sys.meta_path`, and what it returns takes it out again.
+`use_sdk` adds finders to `sys.meta_path`, and returns a function that removes them. An import of this file changes
+nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from toolbus.neko.sdk_errors import Absence, ModuleNotProvided
 from toolbus.neko.sdk_names import NAMES, find_name
 
 PLUGINS = "plugin.plugins"
-# The modules of the SDK that are imported from as `from plugin.sdk.shared import core`; all have the same names.
+# The modules of the SDK, for imports such as `from plugin.sdk.shared import core`; all have the same names.
 SUBMODULES = {
     *("adapter", "base", "bus", "config", "constants", "context", "core", "database", "decorators", "errors", "events"),
     *("exceptions", "extension", "i18n", "logger", "logging", "memory", "models", "result", "router", "runtime"),
     *("settings", "shared", "storage", "store", "types", "plugin", "sdk"),
 }
-# Packages of that project's main program, which lie beside `plugin` there.
+# Packages of that project's main program, which are beside `plugin` there.
 MAIN_PROGRAM = {"agent", "brain", "config", "main_logic", "main_routers", "main_server", "memory", "utils"}
 SERVER = Absence("is a part of its plugin server", "Remove the import: a tool needs only plugin.sdk.")
 MAIN = Absence("is a part of its main program", "Copy what the plugin needs of it into the plugin's folder.")
@@ -62,11 +63,11 @@ class _Made(Loader):
 
 
 class SdkFinder(MetaPathFinder):
-    """Finds ``plugin`` and what is in it.
+    """Finds ``plugin`` and its modules.
 
     Args:
-        name: of the plugin's package in ``plugin.plugins``; empty where there is none.
-        folder: the plugin's; None where there is none.
+        name: of the plugin's package in ``plugin.plugins``; empty without one.
+        folder: the plugin's; None without one.
     """
 
     def __init__(self, name: str = "", folder: Path | None = None) -> None:
@@ -79,7 +80,7 @@ class SdkFinder(MetaPathFinder):
         """Returns how to load a module; None for those of other finders.
 
         Raises:
-            ModuleNotProvided: a module of the plugin server, which toolbus has not.
+            ModuleNotProvided: it is a module of the plugin server, which toolbus does not have.
         """
         if fullname == self._package:
             return _package_spec(fullname, self._folder)
@@ -95,7 +96,7 @@ class SdkFinder(MetaPathFinder):
 
 
 class _LastFinder(MetaPathFinder):
-    """Explains imports that nobody else found: a plugin's own package of such a name comes first."""
+    """Explains imports that no other finder found; so a plugin's own package of such a name comes first."""
 
     def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> None:
         """Finds nothing.
@@ -118,7 +119,7 @@ def main_program(module: str) -> Absence:
 
 
 def use_sdk(name: str = "", folder: Path | None = None) -> Callable[[], None]:
-    """Makes this process find the SDK, and a plugin's folder as its package; returns what undoes it.
+    """Makes this process find the SDK, and a plugin's folder as its package; returns a function that undoes it.
 
     Args:
         name: of the package in ``plugin.plugins``.

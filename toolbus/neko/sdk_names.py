@@ -1,7 +1,7 @@
-"""Provides what plugins import from ``plugin.sdk…``: one table, whichever of its modules they name.
+"""Provides the names that plugins import from ``plugin.sdk…``, in one table for all of its modules.
 
-That project moved its names between modules more than once; here every module of it has all of them. A name that
-toolbus has not is a class that raises when it is used, so that a plugin that only mentions it still runs.
+N.E.K.O. has moved its names between modules; here every module has all of them. A name that toolbus does not have is a
+class that raises when it is used, so that a plugin that only mentions it still runs.
 """
 
 from __future__ import annotations
@@ -141,10 +141,10 @@ def is_absent(name: str) -> bool:
 
 
 def find_name(module: str, name: str) -> Any:
-    """Returns what a plugin gets for a name that it imports from ``plugin.sdk…``.
+    """Returns the object for a name that a plugin imports from ``plugin.sdk…``.
 
     Raises:
-        ModuleNotProvided: toolbus has nothing for it; the text says what to do.
+        ModuleNotProvided: toolbus does not have it; the text says what to do.
     """
     if name == NekoPluginBase.__name__ and module in OLDER_MODULES:
         return OlderPluginBase
