@@ -143,7 +143,7 @@ def test_plugins_get_neither_the_operators_keys_nor_those_of_the_bus(tmp_path: P
         assert len(children) == 2  # the plugin, and the helper that ends process groups
         assert SECRET not in "".join(f"{each.environ()} {each.cmdline()}" for each in children)
         assert "shows * reads" not in running.err
-        assert "shows | reads OPENAI_API_KEY, which is set here but not handed on to plugins: add --env" in running.err
+        assert "shows | reads OPENAI_API_KEY, which is set here but not passed on to plugins: add --env" in running.err
 
 
 def test_a_folder_of_n_e_k_o_plugins_runs_as_it_is_and_a_broken_one_stops_no_other(tmp_path: Path) -> None:

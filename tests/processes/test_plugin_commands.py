@@ -107,7 +107,7 @@ def test_a_plugin_that_reads_a_variable_that_is_not_handed_on_is_reported_with_t
     text = "import os\nos.environ['OPENAI_API_KEY']\nos.getenv('NOT_SET')\nos.getenv('PATH')\n"
     files = _files(tmp_path, "my-bot", text=text)
     assert _commands(files)[1] == [
-        "my-bot: reads OPENAI_API_KEY, which is set here but not handed on to plugins: add --env OPENAI_API_KEY, or "
+        "my-bot: reads OPENAI_API_KEY, which is set here but not passed on to plugins: add --env OPENAI_API_KEY, or "
         "set it below [my-bot] in a file that --secrets names"
     ]
     assert _commands(files, requests=["OPENAI_API_KEY"])[1] == []
@@ -118,7 +118,7 @@ def test_a_credential_is_never_handed_on_and_that_is_reported(tmp_path: Path) ->
     commands, reports = _commands(_files(tmp_path, "a"), {**ENVIRONMENT, "TOOLBUS_CREDENTIAL": "/c.toolbus"}, ["*"])
     assert "TOOLBUS_CREDENTIAL" not in commands["a"].environment
     assert reports == [
-        "a: reads TOOLBUS_CREDENTIAL, which is set here but not handed on to plugins: name it with --credential for "
+        "a: reads TOOLBUS_CREDENTIAL, which is set here but not passed on to plugins: name it with --credential for "
         "all of them, or set it below [a] in a file that --secrets names"
     ]
 

@@ -1,1 +1,1 @@
-"""Supervises plugins as processes: restarts, graceful shutdown, output; no process outlives the supervisor."""
+"""Supervises plugins as processes: restarts, graceful shutdown, output. No process outlives its supervisor."""

@@ -1,8 +1,7 @@
-"""Chooses which variables of an operator's environment a process that is started gets, and its own token.
+"""Chooses which variables of an operator's environment a new process gets, and makes its token.
 
-By an allow-list: an environment holds the keys of every service that the operator's shell knows, and a plugin needs
-few of them. What it needs besides, the operator names. Drop-in tools get `EVERY_PROCESS` only, see
-`toolbus.dropin.sandbox`.
+There is an allow-list, because an environment has the keys of all services of the operator, and a plugin needs few of
+them. The operator names further variables. Drop-in tools get `EVERY_PROCESS` only, see `toolbus.dropin.sandbox`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from toolbus.errors import SetupError
 from toolbus.text import quote
 
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-# What proves who this process is, or pays for its model. A plugin has a token of its own.
+# The proof of this process's identity, and the key of its model. A plugin has a token of its own.
 NEVER_PASSED_ON = frozenset({"TOOLBUS_TOKEN", "TOOLBUS_TOKEN_FD", "TOOLBUS_CREDENTIAL", "TOOLBUS_SIDECAR_API_KEY"})
 MAX_SCANNED_BYTES = 1024 * 1024  # of a plugin file that is searched for names of variables
 MAX_SCANNED_FILES = 200  # of a plugin's folder
@@ -33,7 +32,7 @@ class AllowedVariables:
 
     Attributes:
         names: whole names.
-        prefixes: beginnings of names; a name that looks like a secret's is left out (`NVIDIA_API_KEY`).
+        prefixes: beginnings of names; a name that looks like that of a secret is left out (`NVIDIA_API_KEY`).
     """
 
     names: frozenset[str]
@@ -47,7 +46,7 @@ class AllowedVariables:
         return name in self.names or (name.startswith(self.prefixes) and not _LIKE_A_SECRET.search(name))
 
 
-# Programs and their libraries, languages, time zones, certificates, the bus; nothing that leads to the user's files.
+# Programs and their libraries, languages, time zones, certificates, the bus; no path of the user's files.
 EVERY_PROCESS = AllowedVariables(
     frozenset(
         {
@@ -83,7 +82,7 @@ PLUGIN = AllowedVariables(
     },
     (*EVERY_PROCESS.prefixes, "PYTHON", "XDG_", "CUDA_", "OMP_", "MKL_", "OPENBLAS_"),
 )
-# Programs that the bus runs for others: what MCP servers are promised, and nothing of the bus.
+# For MCP servers: the variables that the protocol's clients pass on, and none of the bus.
 MCP_SERVER = AllowedVariables(
     frozenset(
         {
@@ -108,8 +107,8 @@ def requested_variables(requests: Iterable[str], environment: Mapping[str, str])
         name, equals, value = request.partition("=")
         if name in NEVER_PASSED_ON:
             raise SetupError(
-                f"{name} is not passed on to plugins, since each has to prove for itself what it is: set it in the "
-                "table of one plugin in a file, and name the file with --secrets"
+                f"{name} is not passed on to plugins, since each has to prove its own identity: set it in the table of "
+                "one plugin in a file, and name the file with --secrets"
             )
         if equals:
             if not VARIABLE_NAME.fullmatch(name):
@@ -126,8 +125,8 @@ def requested_variables(requests: Iterable[str], environment: Mapping[str, str])
 def mentioned_variables(file: Path) -> set[str]:
     """Returns the variables that a Python file reads by name (`os.environ["X"]`, `os.getenv("X")`).
 
-    Only the file itself is read, not what it imports; of a folder, all files in it. One that cannot be parsed mentions
-    nothing here: its own process reports why.
+    It reads the file, not its imports; of a folder, all files in it. A file that cannot be parsed has none: its own
+    process reports why.
     """
     if file.is_dir():
         inner = itertools.islice(file.rglob("*.py"), MAX_SCANNED_FILES)
@@ -141,7 +140,7 @@ def mentioned_variables(file: Path) -> set[str]:
 
 
 def variables_read_by(node: ast.AST) -> list[str]:
-    """Returns the name of the variable that an expression reads (`os.environ["X"]`), if it is one that does."""
+    """Returns the name of the variable that an expression reads (`os.environ["X"]`), if it reads one."""
     match node:
         case ast.Subscript(value=owner, slice=ast.Constant(value=str(name))):
             known = _is_called(owner, "environ")
@@ -162,5 +161,5 @@ def _is_called(node: ast.expr, name: str) -> bool:
 
 
 def token_of(secret: str, owner: str) -> str:
-    """Returns the token of one owner; whoever knows it learns nothing of the secret and of the other tokens."""
+    """Returns the token of one owner; neither the secret nor another token can be derived from it."""
     return hmac.new(secret.encode(), owner.encode(), "sha256").hexdigest()

@@ -1,8 +1,8 @@
 """Runs a program whose standard input and output are a protocol: one process, from start to end.
 
-The process leads a group of its own, and a variable of its environment marks it and whatever it starts. So nothing of
-it is left when it has ended: neither what stayed in its group nor what left its group and its session. If this process
-is killed, the `Lifeline` does the same. Standard error is the program's log.
+The process leads a group of its own, and a variable of its environment marks it and all processes that it starts. So
+all of them are killed when it has ended, also those that have left its group and its session. If this process is
+killed, the `Lifeline` does the same. Standard error is the program's log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from toolbus.processes.supervised_plugin import (
 MARK_VARIABLE = "TOOLBUS_MOUNT"
 STOP_SECONDS = 2.0  # from the end of its input until SIGTERM, and from there until SIGKILL
 _REAP_SECONDS = 5.0  # for a killed process to end: one that hangs in the kernel may not
-_LAST_MOMENT_SECONDS = 0.003  # between the end of a process's output and its own
+_LAST_MOMENT_SECONDS = 0.003  # between the end of a process's output and the end of the process
 _READ_BYTES = 256 * 1024
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
@@ -43,8 +43,8 @@ class DuplexProgram:
 
     Attributes:
         arguments: the program and its arguments.
-        environment: all of its variables, but for the mark.
-        directory: where it runs; None: where this process does.
+        environment: all of its variables, except for the mark.
+        directory: its working directory; None means this process's.
     """
 
     arguments: tuple[str, ...]
@@ -53,7 +53,7 @@ class DuplexProgram:
 
 
 class _LogLines:
-    """Passes on the lines of a log; one that is written without end is read in slices, with pauses between them.
+    """Passes on the lines of a log, in slices with pauses, so that an endless log does not block the loop.
 
     Args:
         on_line: takes each.
@@ -62,11 +62,11 @@ class _LogLines:
     def __init__(self, on_line: Callable[[str], None]) -> None:
         self._on_line = on_line
         self._unfinished = b""  # of a line
-        self._lines: deque[bytes] = deque()  # those that are not passed on yet; nothing is read meanwhile
-        self._seconds = 0.0  # taken since the last pause
+        self._lines: deque[bytes] = deque()  # those that are not passed on yet; the pipe is paused meanwhile
+        self._seconds = 0.0  # of work since the last pause
 
     def take(self, data: bytes, pipe: asyncio.ReadTransport | None) -> None:
-        """Takes what was read from a pipe."""
+        """Takes bytes of a pipe."""
         *lines, self._unfinished = (self._unfinished + data).split(b"\n")
         if len(self._unfinished) > LINE_BYTES:
             lines, self._unfinished = [*lines, self._unfinished], b""
@@ -90,9 +90,9 @@ class _LogLines:
         if self._seconds > SLICE_SECONDS:
             if pipe is not None:
                 pipe.pause_reading()
-            asyncio.get_running_loop().call_later(PAUSE * self._seconds, self._go_on, pipe)
+            asyncio.get_running_loop().call_later(PAUSE * self._seconds, self._resume, pipe)
 
-    def _go_on(self, pipe: asyncio.ReadTransport | None) -> None:
+    def _resume(self, pipe: asyncio.ReadTransport | None) -> None:
         self._seconds = 0.0
         if pipe is not None:
             pipe.resume_reading()
@@ -105,8 +105,7 @@ class DuplexProcess(asyncio.SubprocessProtocol):
     Args:
         on_output: takes bytes of its standard output, as they come.
         on_log: takes a line of its standard error.
-        on_end: called once, as soon as the process can give no more answers; the text says why. What it wrote before
-            was handed to `on_output`.
+        on_end: called once with the reason, as soon as the process cannot answer any more, and after its last output.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         self._mark = f"{MARK_VARIABLE}={secrets.token_hex(16)}"
         self._transport: Any = None  # None until started
         self._stdin: asyncio.WriteTransport | None = None  # None until started
-        self._outbox: list[bytes] = []  # what this turn of the loop writes, in one piece
+        self._outbox: list[bytes] = []  # written in one piece at the end of this turn of the loop
         self._outbox_bytes = 0
         self._exited = asyncio.Event()
         self._log = _LogLines(on_log)
@@ -165,13 +164,13 @@ class DuplexProcess(asyncio.SubprocessProtocol):
 
     @property
     def unread_bytes(self) -> int:
-        """How much the process has not read yet, beyond what the kernel holds for it."""
+        """How many bytes wait for the process to read, without those in the kernel's pipe."""
         return self._outbox_bytes + (0 if self._stdin is None else self._stdin.get_write_buffer_size())
 
     def write(self, data: bytes) -> None:
-        """Writes to its standard input, with what else is written in this turn of the loop.
+        """Writes to its standard input, together with the other writes of this turn of the loop.
 
-        What does not fit into the pipe waits in memory.
+        Bytes that do not fit into the pipe wait in memory.
         """
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -184,21 +183,21 @@ class DuplexProcess(asyncio.SubprocessProtocol):
             self._stdin.write(outbox[0] if len(outbox) == 1 else b"".join(outbox))
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        """Hands output on."""
+        """Passes output on."""
         if fd == _STDOUT:
             self._on_output(data)
             return
         self._log.take(data, self._transport.get_pipe_transport(_STDERR))
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
-        """Counts a process that closes its input or output as dead: it cannot be spoken with any more."""
+        """Counts a process that closes its input or output as dead: it cannot answer any more."""
         if fd == _STDERR:
             self._log.end()
         elif self._on_end is not None:
             closed = f"closed its standard {'output' if fd == _STDOUT else 'input'}"
             if self._exit_code():
                 self._closed(closed)
-            else:  # it has just begun to end, mostly; how it ended says more
+            else:  # usually it is about to end, and its exit code is the better reason
                 asyncio.get_running_loop().call_later(_LAST_MOMENT_SECONDS, self._closed, closed)
 
     def _closed(self, why: str) -> None:
@@ -206,7 +205,7 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         self._end(f"ended ({describe_exit(code)})" if code else why)
 
     def _exit_code(self) -> int:
-        """Returns the exit code of a process that has ended and is not reaped yet; 0 where it is not known to have."""
+        """Returns the exit code of a process that has ended and is not reaped yet; 0 if that is not known."""
         with contextlib.suppress(AttributeError, OSError):  # another system, or reaped
             end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if end is not None:
@@ -214,9 +213,9 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         return 0
 
     def process_exited(self) -> None:
-        """Takes what the process wrote last, then says that it has ended."""
+        """Takes the last output of the process, then reports its end."""
         self._exited.set()
-        with contextlib.suppress(OSError, AttributeError, ValueError):  # nothing is left, or the pipe is closed
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # the pipe is empty or closed
             pipe = self._transport.get_pipe_transport(_STDOUT).get_extra_info("pipe").fileno()
             while data := os.read(pipe, _READ_BYTES):
                 self._on_output(data)
@@ -228,7 +227,7 @@ class DuplexProcess(asyncio.SubprocessProtocol):
             on_end(why)
 
     async def stop(self) -> None:
-        """Ends the process and all that it started: end of input, SIGTERM, SIGKILL. May be called again."""
+        """Ends the process and its children: end of input, SIGTERM, SIGKILL. May be called again."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         await asyncio.shield(self._stopping)
@@ -240,7 +239,7 @@ class DuplexProcess(asyncio.SubprocessProtocol):
         self._flush()
         if self._stdin is not None:
             if self.unread_bytes:
-                self._stdin.abort()  # it does not read; to close it would wait for it
+                self._stdin.abort()  # the process does not read, and `close` would wait until it does
             else:
                 self._stdin.close()
         if not is_dead:

@@ -1,7 +1,7 @@
-"""Makes process groups end with the process that started them, also where that process gets SIGKILL.
+"""Makes process groups end with the process that started them, also if that process gets SIGKILL.
 
-A helper process reads from a pipe which groups there are, and kills those that are left when the pipe ends. Processes
-that left their group are found by a variable in their environment, where one marks them.
+A helper process reads the ids of the groups from a pipe, and kills the remaining groups when the pipe ends. It finds
+processes that have left their group by a variable in their environment, if one marks them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-# Where some builds of Python find themselves: they do not start without. The helper gets nothing else.
+# Some builds of Python do not start without these. The helper gets no other variables.
 _LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 _PROGRAM = Path(__file__).with_name("lifeline_program.py")
 
@@ -29,7 +29,7 @@ class Lifeline:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            start_new_session=True,  # a Ctrl-C is not meant for it
+            start_new_session=True,  # so that Ctrl-C does not end it
             env={name: os.environ[name] for name in _LIBRARIES if name in os.environ},
         )
 
@@ -45,7 +45,7 @@ class Lifeline:
         self.close()
 
     def add(self, group: int) -> None:
-        """Has a process group killed if this process ends before `remove`."""
+        """Adds a process group, which is killed if this process ends before `remove`."""
         self._write(f"+{group}\n")
 
     def remove(self, group: int) -> None:
@@ -53,9 +53,9 @@ class Lifeline:
         self._write(f"-{group}\n")
 
     def mark(self, variable: str) -> None:
-        """Has every process with a variable, ``NAME=VALUE``, killed if this process ends before `unmark`.
+        """Adds a variable, ``NAME=VALUE``; all processes with it are killed if this process ends before `unmark`.
 
-        A supervisor that marks before it starts a process leaves none behind, at whatever moment it is killed.
+        A supervisor that calls this before it starts a process leaves none behind, whenever it is killed.
         """
         self._write(f"+{variable}\n")
 
@@ -64,12 +64,12 @@ class Lifeline:
         self._write(f"-{variable}\n")
 
     def close(self) -> None:
-        """Ends the helper process, which kills the groups that are left; may be called again."""
+        """Ends the helper process, which kills the remaining groups; may be called again."""
         assert self._process.stdin is not None  # a pipe
         self._process.stdin.close()
         self._process.wait()
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None  # a pipe
-        with contextlib.suppress(BrokenPipeError):  # the helper was killed; the groups are still ended one by one
+        with contextlib.suppress(BrokenPipeError):  # the helper was killed; the supervisor still ends each group
             self._process.stdin.write(line.encode())

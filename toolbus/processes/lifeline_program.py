@@ -1,9 +1,9 @@
 """Kills the process groups that a killed supervisor leaves behind; `toolbus.processes.lifeline` starts this program.
 
 Its standard input is a pipe from the supervisor, with a line ``+PGID`` for each group of processes that starts and
-``-PGID`` for each that has ended; ``+NAME=VALUE`` and ``-NAME=VALUE`` for a variable that marks all processes that a
-program started, also those that left its group. The pipe ends when the supervisor does, also by SIGKILL. All that is
-left then is killed, grandchildren included. It uses the standard library only and is started by its path.
+``-PGID`` for each that has ended; ``+NAME=VALUE`` and ``-NAME=VALUE`` for a variable that marks all processes of a
+program, also those that left its group. The pipe ends with the supervisor, also after SIGKILL. The remaining processes
+are killed then, grandchildren included. It uses the standard library only and is started by its path.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import os
 import signal
 import sys
 
-_ROUNDS = 5  # what forks while it is looked for is found the next time
+_ROUNDS = 5  # a process that forks during one search is found by the next
 
 
 def kill_marked(variable: str) -> int:
     """Kills every process whose environment holds a variable, ``NAME=VALUE``; returns how many (Linux).
 
-    It finds what has left its group and its session. A process of another user cannot be read, and is not found.
+    It also finds processes that have left their group and their session, but none of another user.
     """
     mark, killed = os.fsencode(variable), set[int]()
     for _ in range(_ROUNDS):
@@ -33,7 +33,7 @@ def kill_marked(variable: str) -> int:
                     if mark in opened.read().split(b"\0") and process != os.getpid():
                         os.kill(process, signal.SIGKILL)
                         killed.add(process)
-            except OSError:  # it has ended, or belongs to somebody else
+            except OSError:  # it has ended, or belongs to another user
                 pass
         if len(killed) == before:
             break
@@ -41,11 +41,11 @@ def kill_marked(variable: str) -> int:
 
 
 def main() -> None:
-    """Reads until the supervisor has ended, then kills the groups and the marked processes that are left."""
-    left: set[str] = set()
+    """Reads until the supervisor has ended, then kills the remaining groups and marked processes."""
+    remaining: set[str] = set()
     for line in sys.stdin:
-        (left.add if line[0] == "+" else left.discard)(line[1:].strip())
-    for each in left:
+        (remaining.add if line[0] == "+" else remaining.discard)(line[1:].strip())
+    for each in remaining:
         if "=" in each:
             kill_marked(each)
             continue

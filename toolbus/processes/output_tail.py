@@ -1,8 +1,8 @@
-"""Keeps the newest output of plugins in memory, and what became of each: bounded, with a number for each line.
+"""Stores the newest output of plugins in memory, with the state of each: bounded, with a number for each line.
 
-A `OutputTails` takes the reports of a supervisor and answers who has output, and what came after a number. It belongs
-to the event loop of its supervisor. What it hands out can be shown: colours stay, every other escape sequence and
-control character is dropped, as `keep_colours` does.
+`OutputTails` takes the reports of a supervisor, and returns the plugins' states and the lines after a number. It
+belongs to the event loop of its supervisor. Its lines are safe to show: colours stay, all other escape sequences and
+control characters are dropped (`keep_colours`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from toolbus.errors import InvalidRequest
 from toolbus.processes.supervised_plugin import PluginReport, ReportKind
 from toolbus.text import keep_colours, list_names, quote
 
-TAIL_BYTES = 1 << 20  # of each plugin, as Python holds its lines
+TAIL_BYTES = 1 << 20  # of each plugin, measured as Python objects
 MAX_LINES = 2_000  # of one answer
 ANSWER_CHARACTERS = 256 * 1024  # of one answer: at most six bytes each in JSON, below the 4 MiB of a result
-MAX_ENDED = 50  # plugins that run no more and whose output is kept: drop-in tools get a new name with each change
+MAX_ENDED = 50  # ended plugins whose output stays: drop-in tools get a new name with each change
 MAX_WAIT_SECONDS = 60.0
-BATCH_SECONDS = 0.05  # from the next line until lines are read: a follower reads batches
+BATCH_SECONDS = 0.05  # between the next line and the answer, so that a follower reads batches
 _LINE_COST = 120  # bytes that a line takes beside its text
 
 _STATES = {
@@ -49,7 +49,7 @@ class PluginTail:
         state: `running`, `restarting`, `ended` or `given_up`; "" before its first process.
         pid: of its process; 0 while none runs.
         since: when the state began, in seconds since the epoch.
-        last_exit: how its last process ended, as text; "" while none did.
+        last_exit: how its last process ended, as text; "" before the first end.
         number: of the newest line, from 1; events count as lines.
     """
 
@@ -64,9 +64,9 @@ class PluginTail:
     _bytes: int = 0
 
     def take(self, report: PluginReport, tail_bytes: int) -> None:
-        """Keeps a line, or notes an event; forgets the oldest lines beyond the bound."""
+        """Stores a line or an event; drops the oldest lines beyond the limit."""
         if report.kind is not ReportKind.OUTPUT:
-            self._note(report)
+            self._set_state(report)
         text = report.text
         size = sys.getsizeof(text) + _LINE_COST
         self._lines.append((time.time(), report.stream or report.kind.value, text, size))
@@ -75,7 +75,7 @@ class PluginTail:
         while self._bytes > tail_bytes:
             self._bytes -= self._lines.popleft()[3]
 
-    def _note(self, report: PluginReport) -> None:
+    def _set_state(self, report: PluginReport) -> None:
         started = report.kind is ReportKind.STARTED
         if not started and self.pid not in (0, report.pid):  # another process has taken over meanwhile
             return
@@ -107,9 +107,8 @@ class PluginTail:
         """Returns lines, oldest first: with a number those after it, else the newest.
 
         Args:
-            lines: at most so many.
-            since: the `next` of the answer before; a higher number than there is counts as 0, since the supervisor was
-                restarted.
+            lines: the largest number of lines.
+            since: the `next` of the answer before; a number above the newest counts as 0: the supervisor was restarted.
         """
         first = self.number - len(self._lines) + 1  # the number of the oldest line
         count = max(0, min(lines, MAX_LINES))
@@ -174,13 +173,13 @@ class OutputTails:
             self._changed = None
 
     def _forget(self) -> None:
-        """Forgets those that ended first, beyond the bound."""
+        """Drops the plugins that ended first, beyond the limit."""
         ended = [name for name, tail in self._tails.items() if tail.state not in ("", *RUNS)]
         for name in ended[: max(0, len(ended) - MAX_ENDED)]:
             del self._tails[name]
 
     def keep(self, names: Collection[str]) -> None:
-        """Forgets all but some plugins, whatever their state."""
+        """Drops all but some plugins, in any state."""
         self._tails = {name: tail for name, tail in self._tails.items() if name in names}
 
     def described(self) -> list[dict[str, Any]]:
@@ -195,7 +194,7 @@ class OutputTails:
         """Returns the tail of a plugin.
 
         Raises:
-            InvalidRequest: there is none of that name.
+            InvalidRequest: there is no plugin of that name.
         """
         tail = self._tails.get(name)
         if tail is None:
@@ -203,10 +202,10 @@ class OutputTails:
         return tail
 
     async def read(self, name: str, lines: int, since: int = -1, wait_seconds: float = 0.0) -> dict[str, Any]:
-        """Returns lines of a plugin as `PluginTail.read`; waits for one where there is none after the number.
+        """Returns lines of a plugin as `PluginTail.read`; waits for one if there is no line after the number.
 
         Raises:
-            InvalidRequest: there is none of that name.
+            InvalidRequest: there is no plugin of that name.
         """
         tail = self.find(name)
         with contextlib.suppress(TimeoutError):

@@ -1,7 +1,7 @@
-"""Decides what each plugin of one ``toolbus run`` is started with: its environment, its secrets and its token.
+"""Makes the command of each plugin of one ``toolbus run``: its program, environment, secrets and token.
 
 Each plugin gets the secrets of its own table, and a token that binds its own sources only. docs/about/security.md says
-what this keeps from the other plugins of the run, and what it does not.
+how far this protects a plugin from the others of the run.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def plugin_commands(
     Args:
         plugins: files and folders, and programs in any language.
         environment: the operator's. A TOOLBUS_TOKEN in it makes the plugins' tokens the same in every run.
-        requests: variables that every plugin gets besides the usual ones, see `requested_variables`.
+        requests: further variables for every plugin, see `requested_variables`.
         secrets_file: None means that no plugin has secrets.
         emit: takes a report for each variable that a plugin reads and does not get.
-        credential: the file of a credential for the plugins that have none among their secrets.
+        credential: the credential file of the plugins whose secrets name no other.
 
     Raises:
         SetupError: a request, the file of secrets or a program is refused.
@@ -59,15 +59,15 @@ def plugin_commands(
     names += [each.name for each in programs]
     tables += [each.name for each in programs]
     known = read_secrets(secrets_file, list(dict.fromkeys(tables))) if secrets_file is not None else {}
-    # No other program can attach as the source of a plugin while it runs, restarts included, nor can another plugin:
-    # only processes of the same file, or of the same name, have the same token.
+    # While a plugin runs, restarts included, no other program and no other plugin can attach as its source: only
+    # processes of the same file, or of the same name, have the same token.
     secret = environment.get("TOOLBUS_TOKEN") or secrets.token_hex(16)
     shared = {"TOOLBUS_CREDENTIAL": str(credential.resolve())} if credential is not None else {}
     commands = {}
     ordered: list[Path | PluginProgram] = [*files, *programs]
     for name, table, owner, plugin in zip(names, tables, owners, ordered, strict=True):
         own = {"TOOLBUS_TOKEN": token_of(secret, owner), **shared, **known.get(table, {})}
-        reads = {"TOOLBUS_CREDENTIAL"}  # as every client library for other machines does
+        reads = {"TOOLBUS_CREDENTIAL"}  # every client library for other machines reads it
         if isinstance(plugin, Path):
             reads |= mentioned_variables(plugin)
         for variable in sorted((reads & environment.keys()) - passed_on.keys() - own.keys()):
@@ -93,12 +93,12 @@ def _check_names(taken: Sequence[str], programs: Sequence[PluginProgram]) -> Non
 
 
 def _without_quiet(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables without the one that silences gRPC: the command line has set it for itself and for files."""
+    """Returns variables without the one that silences gRPC, which the command line sets for itself and for files."""
     return {name: value for name, value in variables.items() if (name, value) != ("GRPC_VERBOSITY", "NONE")}
 
 
 def _bus_address(own: Mapping[str, str]) -> dict[str, str]:
-    """Returns where the bus is, for a program where nothing else says it: it need not know the rules of the SDK."""
+    """Returns the address of the bus for a program, which need not know the defaults of the SDK."""
     credential = own.get("TOOLBUS_CREDENTIAL")
     return {"TOOLBUS_ADDRESS": (Credential.read(credential).address if credential else "") or ADDRESS}
 
@@ -119,4 +119,4 @@ def _explain(variable: str, table: str) -> str:
         ways.append("name it with --credential for all of them")
     key = table if table.replace("-", "").replace("_", "").isalnum() and table.isascii() else quote(table)
     ways.append(f"set it below [{key}] in a file that --secrets names")
-    return f"reads {variable}, which is set here but not handed on to plugins: {', or '.join(ways)}"
+    return f"reads {variable}, which is set here but not passed on to plugins: {', or '.join(ways)}"

@@ -1,9 +1,9 @@
 """Runs one plugin: ``python -m toolbus.processes.plugin_process PATH``, started and supervised by `toolbus run`.
 
 It loads the file or folder and runs the plugin until a signal ends it, and ends when its supervisor does. The
-supervisor sends variables that nobody else may read over standard input: the environment that a process starts with
-stays readable in ``/proc/PID/environ``. Its exit code tells the supervisor what to do: 0 means that the plugin ended by
-itself, `CANNOT_START` that a restart would not help, anything else that it died.
+supervisor sends secret variables over standard input, since ``/proc/PID/environ`` shows the environment with which a
+process was started. The exit code 0 means that the plugin ended by itself, `CANNOT_START` that a restart would not
+help, any other that it died.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLL_SECONDS = 0.5
 def end_with(supervisor: int) -> None:
     """Makes this process end when its supervisor does.
 
-    On Linux the kernel kills it; elsewhere, or where the kernel refuses, a thread watches for a new parent.
+    On Linux the kernel kills it; elsewhere, or if the kernel refuses, a thread watches for a new parent.
     """
     if not killed_with_parent():
         threading.Thread(target=_watch_parent, args=(supervisor,), name="toolbus lifeline", daemon=True).start()
@@ -40,7 +40,7 @@ def end_with(supervisor: int) -> None:
 def _watch_parent(supervisor: int) -> None:
     while os.getppid() == supervisor:
         time.sleep(_POLL_SECONDS)
-    os.killpg(os.getpgrp(), signal.SIGKILL)  # the supervisor gave us a group of our own
+    os.killpg(os.getpgrp(), signal.SIGKILL)  # this process leads its group
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,7 +73,7 @@ def _run(loaded: LoadedPlugin) -> None:
     from toolbus.sdk.plugin_client import Plugin
 
     if loaded.plugin is not None:
-        if not loaded.plugin.closed:  # a file that calls `run` itself has run it while it was loaded
+        if not loaded.plugin.closed:  # else the file has called `run` itself while it was loaded
             loaded.plugin.run()
     elif loaded.neko is not None:
         Plugin.from_object(loaded.neko, source=loaded.source).run()

@@ -1,4 +1,4 @@
-"""Reads which programs ``toolbus run --exec NAME=COMMAND`` runs as plugins, and finds their files.
+"""Parses ``toolbus run --exec NAME=COMMAND``, a program that runs as a plugin, and finds its file.
 
 A command is split into words as a shell does it, and no shell runs it.
 """
@@ -27,8 +27,8 @@ class PluginProgram:
     """A program in any language that runs as a plugin.
 
     Attributes:
-        name: what it is called in output, and its table of secrets.
-        words: the program and its arguments, as they were written.
+        name: its name in the output, and that of its table of secrets.
+        words: the program and its arguments, as they are written.
     """
 
     name: str
@@ -64,14 +64,14 @@ class PluginProgram:
         """Returns the file that is executed.
 
         Args:
-            environment: of the program; its PATH says where programs are.
+            environment: of the program, with its PATH.
 
         Raises:
             SetupError: there is no such file, or it cannot be executed.
         """
         program, path = self.words[0], environment.get("PATH", os.defpath)
-        if found := shutil.which(program, path=path):
-            return found
+        if file := shutil.which(program, path=path):
+            return file
         raise SetupError(f"--exec {self.name}: {self._problem(program)}")
 
     def _problem(self, program: str) -> str:

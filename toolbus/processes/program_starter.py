@@ -1,9 +1,9 @@
 """Becomes the program of a plugin that is not a Python file; `toolbus run --exec` starts this program.
 
 It reads the program's whole environment from standard input, ``NAME=VALUE`` with a NUL after each, and then executes
-the program in its own process. Its supervisor writes them only when the `Lifeline` knows the process, so a supervisor
-that is killed at any moment leaves no program behind. It uses the standard library only and is started by its path,
-without the operator's environment.
+the program in its own process. The supervisor writes them after it has added the process to the `Lifeline`, so no
+program is left behind, whenever the supervisor is killed. This file uses the standard library only and is started by
+its path, without the operator's environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REASONS = {
 
 
 def killed_with_parent() -> bool:
-    """Has the kernel kill this process when its parent ends, also after `exec`; returns whether it will (Linux)."""
+    """Lets the kernel kill this process when its parent ends, also after `exec`; returns whether it will (Linux)."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -39,10 +39,10 @@ def main() -> int:
     _, file, *arguments = sys.argv
     killed_with_parent()
     variables = dict(each.split(b"=", 1) for each in sys.stdin.buffer.read().split(b"\0") if each)
-    if os.getppid() != int(os.environ[SUPERVISOR_VARIABLE]):  # it has ended: what it wrote may be incomplete
+    if os.getppid() != int(os.environ[SUPERVISOR_VARIABLE]):  # it has ended: the variables may be incomplete
         return 1
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and the program would inherit that
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the program would inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execve(file, arguments, variables)

@@ -1,7 +1,7 @@
-"""Offers what a supervisor knows of its plugins as tools of a peer `run.HOST.PID-ID`: state, output, restart, stop.
+"""Offers a supervisor's plugins to operators, by tools of a peer `run.HOST.PID-ID`: state, output, restart, stop.
 
-So their output is read on whatever machine they run, by the wire that there is. The tools are for operators: a bus
-shows them to no others, and forwards to them what `toolbus logs` and the console ask. Importing this file loads grpc.
+So operators read the output of plugins on any machine over the bus. The bus shows these tools to operators only, and
+forwards the requests of `toolbus logs` and the console to them. Importing this file loads grpc.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ MAX_IN_FLIGHT = 32  # each follower holds a call
 MAX_HOST = 64  # characters of the machine's name in the source
 
 Act = Callable[[str], object]
-"""Restarts or stops a plugin by its name; raises InvalidRequest where there is none."""
+"""Restarts or stops a plugin by its name; raises InvalidRequest for an unknown one."""
 
 
 def run_source() -> str:
     """Returns a source for a supervisor in this process.
 
-    Containers of one image may have equal host names, and the same few process ids: what is drawn tells them apart, on
-    whatever machines they run.
+    Containers of one image may have equal host names and equal process ids, so a random part makes the source unique.
     """
     host = re.sub(r"[^A-Za-z0-9_-]+", "-", socket.gethostname().partition(".")[0])[:MAX_HOST].strip("-")
     return f"run.{host or 'unnamed'}.{os.getpid()}-{secrets.token_hex(3)}"
@@ -41,10 +40,10 @@ class RunTools:
 
     Args:
         tails: the output of its plugins.
-        restart, stop: what does it to a plugin.
+        restart, stop: restart or stop a plugin by its name.
 
     Attributes:
-        source: of the peer that offers them.
+        source: of the peer that offers the tools.
     """
 
     def __init__(self, tails: OutputTails, restart: Act, stop: Act, source: str = "") -> None:
@@ -62,19 +61,19 @@ class RunTools:
 
         Args:
             plugin: its name.
-            lines: at most so many.
+            lines: the largest number of lines.
             since: the `next` of the answer before; -1: the newest lines.
             wait_seconds: how long to wait for a line after that number, at most 60.
         """
         return await self._tails.read(plugin, lines, since, wait_seconds)
 
     async def restart(self, plugin: str) -> dict[str, Any]:
-        """Shuts a plugin down gracefully and starts it anew, also one that was given up."""
+        """Shuts a plugin down gracefully and starts it again, also one that was given up."""
         self._restart(plugin)
         return {"plugin": plugin, "restarted": True}
 
     async def stop(self, plugin: str) -> dict[str, Any]:
-        """Shuts a plugin down gracefully; it stays so until it is restarted."""
+        """Shuts a plugin down gracefully; it stays stopped until it is restarted."""
         self._stop(plugin)
         return {"plugin": plugin, "stopped": True}
 
@@ -102,11 +101,11 @@ class RunTools:
 
 
 async def offer(tools: RunTools, address: str, credential: Credential | None, log: Callable[[str], object]) -> None:
-    """Offers the tools until cancelled, on whatever bus is at the address then.
+    """Offers the tools until cancelled, on the bus at an address.
 
     Args:
-        address: "" means as the credential or the environment says.
-        log: takes why a bus does not take them.
+        address: "" means that of the environment or the credential.
+        log: takes the reason if a bus refuses them.
 
     Raises:
         SetupError: the address or credential cannot be used.
@@ -116,7 +115,7 @@ async def offer(tools: RunTools, address: str, credential: Credential | None, lo
         await plugin.start()
         await plugin.ended()
     except (RequestError, PeerLost) as error:
-        log(f"the bus does not take the output of these plugins, so `toolbus logs` cannot show it: {error}")
+        log(f"the bus refuses the tools of this run, so `toolbus logs` cannot show its output: {error}")
     finally:
         with contextlib.suppress(PeerLost):
             await plugin.close(0.0)

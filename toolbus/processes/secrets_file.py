@@ -1,6 +1,6 @@
-"""Reads files with secrets, TOML: of plugins, one table for each with its keys as variables, or of variables alone.
+"""Reads files with secrets, in TOML: with a table of variables for each plugin, or with variables alone.
 
-No error of this file repeats a value.
+No error text shows a value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def read_secrets(file: Path, plugins: Sequence[str]) -> dict[str, dict[str, str]
 
     Raises:
         SetupError: others may read the file, it belongs to another user, it is not TOML of this form, or a table is of
-            no plugin.
+            an unknown plugin.
     """
     document = _read_document(file)
     known = f"the plugins are {list_names(plugins)}"

@@ -1,7 +1,7 @@
 """Runs the processes of one plugin, one at a time: output, reports, graceful shutdown.
 
 Each process leads a group of its own. Its output is passed on line by line. When the process has ended, its group is
-killed, so nothing that the plugin started outlives it. When a new process starts is decided by the `Supervisor`.
+killed, so no process that the plugin started outlives it. The `Supervisor` decides when a new process starts.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ LINE_BYTES = 64 * 1024  # a longer line is passed on in pieces
 KILL_SECONDS = 5.0
 _OUTPUT_SECONDS = 1.0  # how long the output of a dead process is read: a child that left its group may hold the pipe
 _READ_BYTES = 64 * 1024
-# A plugin may print without end. What it prints is passed on in slices, and whenever that has taken a millisecond, a
-# pause of three follows: the plugin then waits for its pipe, and never for ever, and others get their turn.
+# A plugin may print without end. Its output is passed on in slices. After each millisecond of that work there is a
+# pause of three, in which the plugin waits for its pipe and other tasks run.
 SLICE_LINES = 200
 SLICE_SECONDS = 0.001
 PAUSE = 3.0
-_GROUP_POLL_SECONDS = 0.05  # nothing tells when the last process of a group ends
+_GROUP_POLL_SECONDS = 0.05  # no event reports the end of the last process of a group
 _LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # some builds of Python do not start without
 _STARTER = Path(__file__).with_name("program_starter.py")
 
 
 class ReportKind(Enum):
-    """What a `PluginReport` is about."""
+    """The kind of a `PluginReport`."""
 
     OUTPUT = "output"
     STARTED = "started"
     OFFERED = "offered"  # the bus offers its tools; for drop-in tools only
     DIED = "died"  # it will be restarted
-    ENDED = "ended"  # by itself with exit code 0, or because it was stopped
+    ENDED = "ended"  # by itself with exit code 0, or it was stopped
     GIVEN_UP = "given_up"  # it will not be restarted
 
 
@@ -55,7 +55,7 @@ class PluginReport:
     Attributes:
         text: the line, or a sentence about the event.
         stream: ``stdout`` or ``stderr`` of a line; empty otherwise.
-        pid: of the process that an event is about; 0 where there is none, and for output.
+        pid: of the event's process; 0 without one, and for output.
     """
 
     plugin: str
@@ -72,12 +72,12 @@ class Command:
     Attributes:
         arguments: the program and its arguments.
         environment: of the process; the supervisor adds its own process id.
-        stdin: given the descriptor of the pipe for reports, returns the process's standard input; None: it is empty.
+        stdin: returns the process's standard input from the descriptor of the pipe for reports; None: it is empty.
         on_report: called with each line that the process reports on that pipe; None: it gets no such pipe.
         group_drains: whether processes that the leader leaves behind in a graceful shutdown may end gracefully too: a
-            shell that runs the plugin ends with its first signal, and passes it on to nobody.
+            shell that runs the plugin ends with its first signal, and does not pass it on.
         runs_forever: whether any end that was not requested counts as a crash, exit code 0 included.
-        fix: what a person should do where the plugin is given up.
+        fix: what a person should do if the plugin is given up.
     """
 
     arguments: tuple[str, ...]
@@ -93,8 +93,8 @@ class Command:
         """Returns the command that runs a plugin file.
 
         Args:
-            secrets: variables that the plugin finds in `os.environ`; they are sent over standard input, and are in
-                neither the arguments nor the environment that other processes can read.
+            secrets: further variables in the plugin's `os.environ`. They are sent over standard input, so other
+                processes can read them neither in its arguments nor in its environment.
         """
         stdin = json.dumps(dict(secrets or {})).encode()
         arguments = (sys.executable, "-m", "toolbus.processes.plugin_process", str(file))
@@ -107,8 +107,8 @@ class Command:
         Args:
             file: the program.
             words: its arguments, from the zeroth on.
-            environment: all of its variables. They are sent over standard input, so that nobody sees them before the
-                program runs; then they are its environment, which processes of the same user can read.
+            environment: all of its variables. They are sent over standard input, so that no process can read them
+                before the program runs; then processes of the same user can, since they are its environment.
         """
         variables = {**environment, "PYTHONUNBUFFERED": "1"}
         stdin = b"".join(b"%s=%s\0" % (os.fsencode(name), os.fsencode(value)) for name, value in variables.items())
@@ -138,15 +138,15 @@ class ShutdownPhases:
 class SupervisedPlugin:
     """One plugin over all its processes.
 
-    A shutdown has three steps. The leader gets SIGTERM, and the SDK drains: the tools are withdrawn, and calls in
-    flight go on. If the process has not ended in time, the whole group gets SIGTERM, which ends a plugin of the SDK at
-    once. Processes that are left after that get SIGKILL. A leader that is any program may be a shell that ends at once:
-    then the rest of its group gets SIGTERM in the first step too, and has the rest of its time.
+    A shutdown has three steps. First the leader gets SIGTERM, and the SDK drains: the tools are withdrawn, and calls in
+    flight continue. If the process has not ended in time, the whole group gets SIGTERM, which ends a plugin of the SDK
+    at once. Last, remaining processes get SIGKILL. If the leader is any program, it may be a shell that ends at once:
+    then its group gets SIGTERM in the first step too, and has the rest of that step's time.
 
     Attributes:
         stopping: set when a graceful shutdown was requested.
-        restarting: whether the plugin starts anew after that.
-        has_ended: whether no process of it runs or will run.
+        restarting: whether the plugin starts again after that.
+        has_ended: whether no process of it runs, or will run.
         stop_seconds: how long the first step may take; None: until `ShutdownPhases.terminate` is set.
     """
 
@@ -208,13 +208,13 @@ class SupervisedPlugin:
                 process.stdin.close()
             return await self._wait_for_end(process)
         finally:
-            # Also the way out of a cancellation. The rest of the group dies with its leader.
+            # Also after a cancellation. The rest of the group is killed with its leader.
             self._process_id = 0
             ended.set()
             signal_group(group, signal.SIGKILL)
             await process.wait()
             lifeline.remove(group)
-            _, late = await asyncio.wait(readers, timeout=_OUTPUT_SECONDS)
+            _, late = await asyncio.wait(readers, timeout=_OUTPUT_SECONDS)  # those whose pipes are still open
             for reader in late:
                 reader.cancel()
             for reader in set(readers) - late:
@@ -276,8 +276,8 @@ async def _read_lines(pipe: int, on_line: Callable[[bytes], object], ended: asyn
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), opened
     )
-    rest = b""  # of a line that has not ended yet
-    seconds = 0.0  # taken since the last pause
+    rest = b""  # the beginning of an unfinished line
+    seconds = 0.0  # of work since the last pause
     try:
         while chunk := await reader.read(_READ_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -298,13 +298,13 @@ async def _read_lines(pipe: int, on_line: Callable[[bytes], object], ended: asyn
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
-    """Sends a signal to a process group; one that is gone gets none."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone; or, on macOS, only zombies are left
+    """Sends a signal to a process group, if it still exists."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended; on macOS only zombies may be left
         os.killpg(group, number)
 
 
 def _group_runs(group: int) -> bool:
-    """Tells whether a process of a group is left; a zombie does not count, which in a container may stay for ever."""
+    """Tells whether a process of a group runs; zombies do not count, since in a container they may stay for ever."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):  # as in `signal_group`

@@ -1,10 +1,10 @@
-"""Runs plugins as processes and restarts those that crash, with backoff, until a crash loop ends that.
+"""Runs plugins as processes, one each, and restarts those that crash.
 
-One process a plugin. A plugin that dies is restarted after a backoff that doubles; one that dies too often is given up,
-and the others go on. Nothing that a plugin started outlives the supervisor: `SupervisedPlugin` kills the group with its
-leader, and if the supervisor itself is killed, the `Lifeline` kills the groups and the kernel kills the leaders.
+A plugin that dies is restarted after a backoff that doubles; one in a crash loop is given up, and the others continue.
+No process that a plugin started outlives the supervisor: `SupervisedPlugin` kills the group with its leader, and if the
+supervisor itself is killed, the `Lifeline` kills the groups and the kernel kills the leaders.
 
-This file knows processes and time. It prints nothing and reads no options: ``toolbus run`` does.
+This file prints nothing and reads no options: ``toolbus run`` does.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class RestartPolicy:
     """When a plugin that died is restarted.
 
     Attributes:
-        backoff_seconds: the longest first backoff. Each backoff is drawn from its upper half, so that plugins that died
-            together are not restarted together.
-        max_backoff_seconds: where doubling ends.
+        backoff_seconds: the longest first backoff. Each backoff is a random part of it, half of it at least, so that
+            plugins that died together are not restarted together.
+        max_backoff_seconds: the longest backoff.
         max_deaths: how many within `window_seconds` are a crash loop.
-        window_seconds: see `max_deaths`; a plugin that lived longer starts with the first backoff again.
+        window_seconds: see `max_deaths`; a plugin that lived longer begins with the first backoff again.
         enabled: False: a plugin that died is never restarted.
     """
 
@@ -57,11 +57,11 @@ class RestartPolicy:
         return min(self.max_backoff_seconds, self.backoff_seconds * 2.0**attempt) * random.uniform(0.5, 1.0)
 
     def give_up_reason(self, code: int, deaths: Sequence[float], fix: str) -> str:
-        """Returns why a plugin that died is not restarted, "" where it is.
+        """Returns why a plugin that died is not restarted; "" if it is.
 
         Args:
             code: its exit code, negative for a signal.
-            deaths: when it died, the newest last.
+            deaths: the times of its deaths, the newest last.
             fix: what a person should do.
         """
         if code == CANNOT_START:
@@ -79,8 +79,6 @@ class RestartPolicy:
 
 class Supervisor:
     """Runs plugins until all have ended or `stop` is called. Belongs to the event loop that runs it.
-
-    With the process of a plugin its stream ends, and the bus answers the calls in flight.
 
     Attributes:
         failed: names of the plugins that were given up.
@@ -101,7 +99,7 @@ class Supervisor:
             emit: called with each report; an exception from it ends everything.
             stop_seconds: how long a graceful shutdown may take, the calls in flight included.
             kill_seconds: from SIGTERM to a plugin's whole group until SIGKILL.
-            stays: whether it goes on when no plugin runs, until `stop`.
+            stays: whether it continues without plugins until `stop`.
         """
         self._emit = emit
         self._restarts = restarts or RestartPolicy()
@@ -111,7 +109,7 @@ class Supervisor:
         self._group: asyncio.TaskGroup | None = None  # None while it does not run
         self._stopping = asyncio.Event()  # a graceful shutdown of all was requested
         self._phases = ShutdownPhases(kill_seconds=kill_seconds)
-        self._timer: asyncio.TimerHandle | None = None  # ends the graceful shutdown; None until it is requested
+        self._timer: asyncio.TimerHandle | None = None  # for the end of the graceful shutdown; None before it
         self._lifeline: Lifeline | None = None  # None while it does not run
         self.failed: list[str] = []
 
@@ -119,7 +117,7 @@ class Supervisor:
         return f"<Supervisor plugins={len(self._plugins)} failed={len(self.failed)}>"
 
     async def run(self) -> bool:
-        """Runs all plugins. Returns whether no plugin had to be given up."""
+        """Runs all plugins; returns whether no plugin was given up."""
         self._lifeline = Lifeline()
         try:
             async with asyncio.TaskGroup() as group:
@@ -157,10 +155,10 @@ class Supervisor:
             plugin.stopping.set()
 
     def restart(self, name: str) -> None:
-        """Shuts one plugin down gracefully and starts it anew; starts one that has ended or was given up.
+        """Shuts one plugin down gracefully and starts it again; starts one that has ended or was given up.
 
         Raises:
-            InvalidRequest: there is none of that name, or all are being shut down.
+            InvalidRequest: there is no plugin of that name, or all are being shut down.
         """
         plugin = self._running(name)
         if plugin.has_ended:
@@ -174,7 +172,7 @@ class Supervisor:
         """Shuts one plugin down gracefully; as long as another one runs, `restart` starts it again.
 
         Raises:
-            InvalidRequest: there is none of that name, or all are being shut down.
+            InvalidRequest: there is no plugin of that name, or all are being shut down.
         """
         plugin = self._running(name)
         plugin.restarting = False
@@ -213,7 +211,7 @@ class Supervisor:
         self.add(plugin.name, plugin.command)
 
     async def _run_plugin(self, plugin: SupervisedPlugin) -> None:
-        """Supervises a plugin to its end, and starts it anew where that was requested."""
+        """Supervises a plugin to its end, and starts it again if that was requested."""
         await self._supervise(plugin)
         plugin.has_ended = True
         if plugin.restarting and self._plugins.get(plugin.name) is plugin and not self._stopping.is_set():
@@ -250,12 +248,12 @@ class Supervisor:
 
 
 def plugin_name(path: Path) -> str:
-    """Returns what a plugin is called in its output: a file's name without .py, a folder's name."""
+    """Returns the name of a plugin in the output: a file's name without .py, a folder's name."""
     return path.resolve().name if path.is_dir() else path.stem
 
 
 def plugin_names(files: Sequence[Path]) -> list[str]:
-    """Returns plugins' names: `plugin_name`, with the parent folder where it is not unique, numbered where both are."""
+    """Returns plugins' names: `plugin_name`; if not unique, with the parent folder; if still not, with a number."""
     counts = Counter(plugin_name(file) for file in files)
     names = [
         name if counts[name := plugin_name(file)] == 1 else f"{file.resolve().parent.name}/{name}" for file in files

@@ -216,9 +216,7 @@ async def test_a_supervisor_that_the_bus_refuses_says_so_once_and_its_plugins_ru
             async with asyncio.timeout(WAIT_SECONDS):
                 await offer(tools, address, None, logged.append)
     (text,) = logged
-    assert text.startswith(
-        "the bus does not take the output of these plugins, so `toolbus logs` cannot show it: source"
-    )
+    assert text.startswith("the bus refuses the tools of this run, so `toolbus logs` cannot show its output: source")
     assert "is bound to a token" in text
 
 
