@@ -91,7 +91,7 @@ def test_the_page_lists_every_key_of_an_invocation_and_of_a_member() -> None:
 
 def test_every_defect_of_the_table_has_its_test() -> None:
     tested = set(re.findall(r"test_defect_(\d+)_", " ".join(vars(test_spindle_differences))))
-    assert {row[0] for row in rows("| | there | here |", SPINDLE)} == tested
+    assert {row[0] for row in rows("| | Spindle | toolbus |", SPINDLE)} == tested
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_every_defect_of_the_table_has_its_test() -> None:
     [
         (r"at most (\d+) run at a time", MAX_PARALLEL),
         (r"cut to ([\d,]+)\s+characters", MAX_ENTRY_CHARACTERS),
-        (r"a chat keeps (\d+)", MAX_ENTRIES_PER_CHAT),
-        (r"of the ([\d,]+) chats", MAX_CHATS),
+        (r"a chat has at most (\d+) entries", MAX_ENTRIES_PER_CHAT),
+        (r"for the ([\d,]+) chats", MAX_CHATS),
     ],
 )
 def test_the_numbers_of_the_page_are_those_of_the_code(sentence: str, number: int) -> None:
