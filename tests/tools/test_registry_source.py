@@ -24,7 +24,7 @@ def test_a_registry_makes_a_source_of_tools() -> None:
     assert isinstance(source, ToolSource)
     assert source_of(source) is source
     assert isinstance(source_of(registry), ToolSource)
-    assert repr(source) == "<RegistrySource <ToolRegistry tools=1> user='ann'>"
+    assert repr(source) == "<RegistrySource tools=1 user='ann'>"
     with pytest.raises(SetupError):
         source_of(registry, names=["one"])
 

@@ -23,7 +23,7 @@ EPILOG = epilog(
         "toolbus audit verify --head 7d1a...",
     ),
     """
-    Reads the files themselves, so it needs no bus, but the right to read its data directory: --data-dir, else
+    Reads the files themselves, so it needs no bus, but permission to read its data directory: --data-dir, else
     TOOLBUS_DATA_DIR, else the platform's data folder. The oldest of the lines is printed first. WHO is the identity, or
     the source of a peer without one; SOURCE is the source that acted, TARGET what it acted on.
     """,

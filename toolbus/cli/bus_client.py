@@ -61,6 +61,10 @@ LevelOption = Annotated[
     int | None, typer.Option("--level", min=0, metavar="N", help="Act with this access level (default: 0, the lowest).")
 ]
 
+RoleOption = Annotated[
+    str | None, typer.Option("--role", metavar="NAME", help="Only tools of this role (default: all roles).")
+]
+
 Reply = TypeVar("Reply")
 Metadata = tuple[tuple[str, str], ...]
 

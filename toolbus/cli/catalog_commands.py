@@ -17,6 +17,7 @@ from toolbus.cli.bus_client import (
     JsonLinesOption,
     JsonOption,
     LevelOption,
+    RoleOption,
     UserOption,
 )
 from toolbus.cli.help_text import epilog
@@ -75,9 +76,7 @@ def list_(
     ] = None,
     bus: BusOption = None,
     credential: CredentialOption = None,
-    role: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only tools of this role (default: all roles).")
-    ] = None,
+    role: RoleOption = None,
     source: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only tools of this source (default: all sources).")
     ] = None,

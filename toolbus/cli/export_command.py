@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from toolbus.cli import bus_client, terminal
-from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption, LevelOption, UserOption
+from toolbus.cli.bus_client import (
+    BusOption,
+    BusTarget,
+    CredentialOption,
+    JsonOption,
+    LevelOption,
+    RoleOption,
+    UserOption,
+)
 from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
@@ -42,9 +50,7 @@ def export(
     ] = None,
     bus: BusOption = None,
     credential: CredentialOption = None,
-    role: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only tools of this role (default: all roles).")
-    ] = None,
+    role: RoleOption = None,
     user: UserOption = None,
     level: LevelOption = None,
     as_json: JsonOption = False,

@@ -7,9 +7,8 @@ the like, REST-63). With a bus, its tools are offered on the wire, and tools of 
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, Unpack, overload
@@ -27,12 +26,13 @@ from toolbus.functions.hints import description_of
 from toolbus.functions.tool_definition import RunningCall, ToolDefinition, running_call
 from toolbus.functions.tool_options import ToolTraits
 from toolbus.sdk.tracing import in_span
-from toolbus.tool import TASK_SECONDS, CallError, Progress, Result, Tool, dump_arguments
+from toolbus.tool import TASK_SECONDS, CallError, Result, dump_arguments
 from toolbus.tools.backend import BUS_HAS_TASKS, SOURCE, Backend, OnBus, Standalone
 from toolbus.tools.live_sessions import LiveSession, LiveSessions
 from toolbus.tools.loaded_folders import LoadedFolders
 from toolbus.tools.openai_tools import OpenAITools
 from toolbus.tools.registered_tools import Definition, RegisteredTools, check_source
+from toolbus.tools.registry_source import RegistrySource
 from toolbus.tools.tool_permissions import ToolPermissions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,7 +42,6 @@ MAX_PLACE = 256  # characters of each
 
 MAX_NESTED = 8  # calls of tools by tools above one another
 MIN_BACKGROUND_SECONDS = 0.001  # 0 would mean that a call never becomes a task
-POLL_SECONDS = 0.05  # between looks at the revision: changes come from any thread, and need no lock this way
 
 
 class ToolRegistry:
@@ -363,7 +362,7 @@ class ToolRegistry:
 
     def as_source(self, user_id: str = "", ctx: Any = None) -> RegistrySource:
         """Returns these tools for a tool loop or a realtime session, called on behalf of a user."""
-        return RegistrySource(self, self._backend, user_id, ctx)
+        return RegistrySource(self._backend, self.call_result, user_id, ctx)
 
     def records(self) -> list[CallRecord]:
         """Returns the newest calls, newest first."""
@@ -388,56 +387,6 @@ def _place_of(ctx: Any) -> dict[str, str]:
     """Returns the attributes of a call that a caller's ``ctx`` names: where its conversation takes place."""
     values = {name: getattr(ctx, name, None) for name in PLACE}
     return {name: str(value)[:MAX_PLACE] for name, value in values.items() if value and isinstance(value, str | int)}
-
-
-class RegistrySource:
-    """Lists and calls the tools of a registry on behalf of one user: a `toolbus.loop.ToolSource`."""
-
-    def __init__(self, registry: ToolRegistry, backend: Backend, user_id: str, ctx: Any) -> None:
-        self._registry = registry
-        self._backend = backend
-        self._user_id = user_id
-        self._ctx = ctx
-
-    def __repr__(self) -> str:
-        return f"<RegistrySource {self._registry!r} user={self._user_id!r}>"
-
-    async def tools(self) -> tuple[int, Sequence[Tool]]:
-        """Returns the revision and the tools that the user may call."""
-        revision = self._backend.registry.revision
-        return revision, [listing.tool for listing in self._backend.listings(self._user_id)]
-
-    async def call(
-        self,
-        name: str,
-        arguments_json: str,
-        *,
-        context: CallContext | None,
-        schema_hash: str,
-        timeout: float | None = None,
-        on_progress: Callable[[Progress], object] | None = None,
-    ) -> Result:
-        """Calls a tool; a context without a user gets this source's."""
-        return await self._registry.call_result(
-            name,
-            arguments_json,
-            self._user_id,
-            self._ctx,
-            context=context,
-            schema_hash=schema_hash,
-            timeout=timeout,
-            on_progress=on_progress,
-        )
-
-    async def changes(self) -> AsyncIterator[int]:
-        """Yields the revision, then each newer one."""
-        known = -1
-        while True:
-            revision = self._backend.registry.revision
-            if revision != known:
-                known = revision
-                yield revision
-            await asyncio.sleep(POLL_SECONDS)
 
 
 def load_tools(directory: str | Path, registry: ToolRegistry, *, require_manifest: bool = False) -> Loaded:
