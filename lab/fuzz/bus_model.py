@@ -164,7 +164,7 @@ class BusModel:
             for bystander in (self.host, self.plugin):
                 bystander.send(heartbeat=wire.Heartbeat(sequence=1))
             self.core.presence.tick(self.core.now)
-        self.core.presence.notify_watchers()
+        self.core.presence.watchers.notify()
 
     def check(self) -> None:
         """Compares all counts; called after every step."""

@@ -139,7 +139,7 @@ def _bus(bus: BusModel, stream: Stream, choose: Choices) -> None:
             presence.drain(5.0)
             presence.end_idle(now)
         case 3:
-            presence.notify_watchers()
+            presence.watchers.notify()
 
 
 Act = Callable[[BusModel, Stream, Choices], object]

@@ -49,7 +49,7 @@ def test_watchers_are_notified_without_looking_at_sessions_that_do_not_watch() -
     watcher.written(), deaf.written()
     core.presence.sessions = Unread(core.presence.sessions)
     core.registry.register(core.peer("p"), offered(tool("t")))
-    core.presence.notify_watchers()
+    core.presence.watchers.notify()
     assert (names_of(watcher), names_of(deaf)) == (["t"], [])
 
 
@@ -57,7 +57,7 @@ def test_the_events_of_a_change_are_built_once_for_all_watchers(listed_names: li
     core = Core()
     watchers = [core.attached(f"watcher-{number}", subscribe=CATALOG) for number in range(10)]
     core.registry.register(core.peer("p"), offered(tool("t")))
-    core.presence.notify_watchers()
+    core.presence.watchers.notify()
     assert listed_names == ["t"]
     assert [names_of(watcher) for watcher in watchers] == [["t"]] * 10
 
@@ -66,7 +66,7 @@ def test_watchers_that_attach_together_share_the_events_of_one_list(listed_names
     core = Core()
     core.attached("plugin", tool("a"), tool("b"))
     first = [core.attached(f"watcher-{number}", subscribe=CATALOG) for number in range(10)]
-    core.presence.notify_watchers()
+    core.presence.watchers.notify()
     last = core.attached("watcher-last", subscribe=CATALOG)
     assert listed_names == ["a", "b"]
     assert [names_of(watcher) for watcher in (*first, last)] == [["a", "b"]] * 11
@@ -97,6 +97,6 @@ def test_a_session_that_ended_or_stopped_watching_is_not_notified() -> None:
     tired.attach("tired")
     tired.written()
     core.registry.register(core.peer("p"), offered(tool("t")))
-    core.presence.notify_watchers()
+    core.presence.watchers.notify()
     assert (names_of(ended), names_of(tired)) == ([], [])
     assert repr(core.presence.watchers).startswith("<CatalogWatchers 0 ")

@@ -303,7 +303,7 @@ def test_a_hung_plugin_is_suspect_then_gone_and_an_answering_one_neither() -> No
     assert hung.peer.suspect
     assert core.refusal(host, "t").code is Code.UNAVAILABLE
     assert core.presence.serving("hung") is False
-    core.presence.notify_watchers()
+    core.presence.watchers.notify()
     (event,) = watcher.read("events")
     assert [item.session_state for item in event.catalog.changed] == [wire.SESSION_STATE_SUSPECT]
     assert call_id in host.in_flight

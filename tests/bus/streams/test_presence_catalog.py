@@ -24,7 +24,7 @@ def test_a_watcher_gets_the_whole_list_first_then_one_event_for_everything_since
     assert (event.catalog.full, [item.tool.name for item in event.catalog.added]) == (True, ["a", "b"])
     for number in range(20):
         plugin.attach("plugin", tool("b", str(number)), tool(f"c{number}"))
-    core.presence.notify_watchers()
+    core.presence.watchers.notify()
     (event,) = watcher.read("events")
     change = event.catalog
     assert not change.full
@@ -32,7 +32,7 @@ def test_a_watcher_gets_the_whole_list_first_then_one_event_for_everything_since
     assert [item.tool.name for item in change.changed] == ["b"]
     assert [ref.name for ref in change.removed] == ["a"]
     assert change.revision == core.registry.revision
-    core.presence.notify_watchers()
+    core.presence.watchers.notify()
     assert watcher.read("events") == deaf.read("events") == []
 
 
@@ -49,7 +49,7 @@ def test_one_more_watcher_does_not_disturb_the_others() -> None:
     core.attached("plugin", tool("t"))
     core.attached("second", subscribe=CATALOG)
     assert first.read("events") == []
-    core.presence.notify_watchers()
+    core.presence.watchers.notify()
     assert len(first.read("events")) == 1
 
 
@@ -59,11 +59,11 @@ def test_a_watcher_that_reads_slowly_gets_all_changes_at_once_later() -> None:
     watcher.written()
     for number in range(100):
         core.registry.register(core.peer("p"), offered(tool(f"t{number}", "x" * 16_000)))
-        core.presence.notify_watchers()
+        core.presence.watchers.notify()
     waiting = watcher.peer.outbox.waiting_bytes
     assert waiting < 600 * 1024
     watcher.written()
-    core.presence.notify_watchers()
+    core.presence.watchers.notify()
     names = [item.tool.name for event in watcher.read("events") for item in event.catalog.added]
     assert names[-1] == "t99"
     assert len(names) > 50

@@ -45,7 +45,7 @@ class StreamsRoom(Room):
         core.signals.on_source(self.health.source_changed)
         core.signals.on_keys(lambda server: self.health.keys_changed())
         core.signals.on_readiness(self._readiness_changed)
-        core.signals.on_notify(core.presence.notify_watchers)
+        core.signals.on_notify(core.presence.watchers.notify)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the tool that says where sandboxed tools attach."""
@@ -100,6 +100,6 @@ class StreamsRoom(Room):
             await asyncio.sleep(self.core.timings.tick_seconds)
             try:
                 presence.tick(time.monotonic())
-                presence.notify_watchers()  # those who were too slow the last time
+                presence.watchers.notify()  # those who were too slow the last time
             except Exception:
                 log.exception("a fault of the bus while it judged the silence of peers")

@@ -214,10 +214,6 @@ class Presence(SessionTable):
         if self.review.catalog_changed():
             self._on_change()
 
-    def notify_watchers(self) -> None:
-        """Notifies every session that watches the catalog of the changes that it has missed."""
-        self.watchers.notify()
-
     # -- the end of a session ----------------------------------------------------------------------------------------
 
     def drain_received(self, peer: Peer) -> None:
