@@ -30,12 +30,12 @@ MAX_PENDING = 5  # messages that wait for one recipient, and messages of one sen
 MAX_TEXT, MAX_NAME = 500, 64  # characters
 SUGGESTIONS = 3
 EXPIRE_SECONDS = 30 * 86_400.0  # after which a message that was not read is deleted
-MAX_PEOPLE = 1_000  # seen most recently; those who refuse messages are kept in any number
+MAX_PEOPLE = 1_000  # seen most recently; people who refuse messages are stored without a limit
 WAIT_SECONDS = 5.0  # for another process that writes at the same time
 
 TAKE, REFUSE, ACCEPT = MODES = ("take", "refuse", "accept")
 NO_CALLER = (
-    "The host did not say who is asking, so there is nobody to act for. Tell the user that this does not work here."
+    "The host did not say who is asking, so no user is known to act for. Tell the user that this does not work here."
 )
 
 TABLES = """

@@ -46,36 +46,36 @@ def memories() -> Iterator[sqlite3.Connection]:
 
 @plugin.tool(inline_available=True)
 def remember(text: str, scope: ToolScope) -> str | Err:
-    """Keeps something about the user or the story, to be recalled in any later conversation.
+    """Stores a fact about the user or the story, which any later conversation can recall.
 
     Args:
-        text: What to keep, as one sentence that can be understood by itself.
+        text: The fact, as one sentence that can be understood by itself.
     """
     memory = text.strip()[:MAX_CHARACTERS]
     if not memory:
         return Err("there is nothing to remember: say what")
     with memories() as database:
         cursor = database.execute("INSERT INTO memories VALUES (?, ?)", (memory, scope.context.user_id))
-    return f"Kept as {cursor.lastrowid}."
+    return f"Stored as {cursor.lastrowid}."
 
 
 @plugin.tool(inline_available=True)
 def forget(number: int, scope: ToolScope) -> str | Err:
-    """Lets go of something that was kept.
+    """Deletes a stored fact.
 
     Args:
         number: Which one, as recall numbers them.
     """
     with memories() as database:
         whose = (number, scope.context.user_id)
-        gone = database.execute("DELETE FROM memories WHERE rowid = ? AND user_id = ?", whose).rowcount
-    return "Forgotten." if gone else Err(f"there is no memory {number}: recall says which there are")
+        deleted = database.execute("DELETE FROM memories WHERE rowid = ? AND user_id = ?", whose).rowcount
+    return "Forgotten." if deleted else Err(f"no memory has the number {number}: recall lists them")
 
 
 plugin.register_tool(
     name="recall",
     display_name="Recall",
-    description="Finds what was kept about a subject, the best first; without a query what fits the conversation.",
+    description="Finds stored facts about a subject, the best first; without a query those that fit the conversation.",
     parameters={
         "type": "object",
         "properties": {
@@ -94,7 +94,7 @@ def recall(call: ToolInvocation) -> str:
     messages = [each["content"] for each in call.context_messages or () if each["role"] == "user"]
     query = str(call.args.get("query") or "".join(messages[-1:]))
     memories = search(query, call.scope.context.user_id, call.args.get("limit", 5))
-    lines = [f"{number}. {text}" for number, text in memories] or ["Nothing is kept about that."]
+    lines = [f"{number}. {text}" for number, text in memories] or ["Nothing is stored about that."]
     if call.council_member is not None:
         name, role = call.council_member["name"], call.council_member["role"]
         lines.insert(0, f"{name} ({role or 'archivist'}) remembers:")
@@ -102,7 +102,7 @@ def recall(call: ToolInvocation) -> str:
 
 
 def search(query: str, user_id: str, limit: int) -> list[tuple[int, str]]:
-    """Returns the memories of a user that share a word with the query; for a query of stop words the newest."""
+    """Returns the memories of a user that share a word with the query; without a query the newest."""
     terms = [word for word in WORD.findall(query) if word.lower() not in STOP_WORDS]
     if not terms and WORD.search(query):
         return []

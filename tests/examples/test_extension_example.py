@@ -72,8 +72,8 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with Running(folder, "serve", "--grpc", "127.0.0.1:0", "--http", "off", "--ephemeral") as serve:
         serve.says("toolbus ready")
         (address,) = re.findall(r"grpc=(\S+)", serve.out)
-        kept = str(folder / "memories")
-        with Running(folder, "run", MEMORY, "--env", f"MEMORY_FOLDER={kept}", TOOLBUS_ADDRESS=address) as run:
+        memories = str(folder / "memories")
+        with Running(folder, "run", MEMORY, "--env", f"MEMORY_FOLDER={memories}", TOOLBUS_ADDRESS=address) as run:
             run.says("memory")
             until_listed(address, "memory:recall")
             yield address
@@ -149,17 +149,17 @@ def test_a_model_that_does_not_answer_is_counted_at_the_end() -> None:
 
 
 def test_what_a_user_has_remembered_is_recalled_for_that_user_alone_and_in_a_members_voice(bus: str) -> None:
-    kept = called(bus, "memory:remember", {"text": "The innkeeper's dog is afraid of bells."}, "ann")
-    (number,) = map(int, re.findall(r"Kept as (\d+)", kept))
+    stored = called(bus, "memory:remember", {"text": "The innkeeper's dog is afraid of bells."}, "ann")
+    (number,) = map(int, re.findall(r"Stored as (\d+)", stored))
     assert "afraid of bells" in called(bus, "memory:recall", {"query": "dogs?"}, "ann")
-    assert "Nothing is kept" in called(bus, "memory:recall", {"query": "dogs", "userId": "ann"}, "bo")
-    assert "Nothing is kept" in called(bus, "memory:recall", {"query": "Who is of the and?"}, "ann")
+    assert "Nothing is stored" in called(bus, "memory:recall", {"query": "dogs", "userId": "ann"}, "bo")
+    assert "Nothing is stored" in called(bus, "memory:recall", {"query": "Who is of the and?"}, "ann")
     called(bus, "memory:remember", {"text": "The harbour is closed."}, "ann")
     assert "harbour" not in called(bus, "memory:recall", {"query": "Is the dog of the inn here?"}, "ann")
     newest = called(bus, "memory:recall", {"limit": "1"}, "ann")  # which the bus reads as 1
     assert "less than the minimum of 1" in called(bus, "memory:recall", {"limit": 0}, "ann")
     assert ("harbour" in newest, "dog" in newest) == (True, False)
-    assert f"there is no memory {number}" in called(bus, "memory:forget", {"number": number}, "bo")
+    assert f"no memory has the number {number}" in called(bus, "memory:forget", {"number": number}, "bo")
     told = json.loads(council("The dog barks.", "--bus", bus, "--user", "ann", "--json").stdout)
     recalled = {each["toolName"]: each["content"] for each in told["results"]}["memory:recall"]
     assert recalled == f"Mira (Archivist) remembers:\n{number}. The innkeeper's dog is afraid of bells."
