@@ -30,7 +30,7 @@ class Calls:
     """All calls of one peer, on whatever stream it has."""
 
     def __init__(self) -> None:
-        self._link: Link | None = None  # the stream that takes calls; None while there is none
+        self._link: Link | None = None  # the stream that takes calls; None without one
         self._waiting: dict[Ask, None] = {}  # for a stream or for room, oldest first; nested ones wait at their link
         self._closed = ""  # why calls are no longer sent; empty while they are
 

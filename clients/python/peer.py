@@ -238,7 +238,7 @@ class Peer:
                 link.heard_at = loop.time()
             silence = ATTACH_SECONDS if link.attached is None else MISSED_HEARTBEATS * link.heartbeat_seconds
             if loop.time() - link.heard_at > silence:
-                stream.give_up(f"the bus has said nothing for {silence:g} s")
+                stream.give_up(f"the bus has sent nothing for {silence:g} s")
 
     async def _pause(self, end: StatusError, failures: int) -> None:
         """Waits before another attempt: a random time, the upper end doubling."""

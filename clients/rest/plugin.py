@@ -86,7 +86,7 @@ class Callback(BaseHTTPRequestHandler):
         """Runs the tool."""
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()) or int(length) > MAX_BYTES:
-            self.close_connection = True  # the rest of the body cannot be told from the next request
+            self.close_connection = True  # the body is not read, so the next request cannot be parsed
             return self._answer(413, failure(f"a call has a Content-Length of at most {MAX_BYTES} bytes"))
         body = self.rfile.read(int(length))
         if self.path != PATH:

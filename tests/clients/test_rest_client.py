@@ -147,7 +147,7 @@ async def test_a_documented_plugin_that_is_up_before_the_bus_is_registered_at_it
     assert set(naps.taken) == {2}
 
 
-async def test_a_documented_plugin_ends_quietly_where_the_bus_has_gone() -> None:
+async def test_a_documented_plugin_ends_without_an_error_if_the_bus_has_stopped() -> None:
     plugin = documented(f"http://127.0.0.1:{free_port()}", 9876)
     async with asyncio.timeout(WAIT_SECONDS):
         await plugin["unregister_on_shutdown"]()

@@ -55,8 +55,8 @@ async def play(name: str) -> tuple[dict[str, Any], bool]:
     began = time.monotonic()
     outcome = await run({**CLIENTS, **OTHERS}[name], Choice(roles=ROLES))
     wrong = wrong_of(outcome)
-    said = f"{len(wrong)} broken" if wrong else "all kept"
-    print(f"{name}: {len(outcome.judged)} rules in {time.monotonic() - began:.0f} s, {said}", flush=True)
+    verdict = f"{len(wrong)} broken" if wrong else "all kept"
+    print(f"{name}: {len(outcome.judged)} rules in {time.monotonic() - began:.0f} s, {verdict}", flush=True)
     for line in wrong:
         print(f"  {line}")
     return report.as_json(outcome), not wrong

@@ -77,7 +77,7 @@ def mutants() -> tuple[Mutant, ...]:
     return tuple(Mutant(**each) for each in read["mutant"])
 
 
-def found(mutant: Mutant, outcome: ClientOutcome) -> bool:
+def is_found(mutant: Mutant, outcome: ClientOutcome) -> bool:
     """Tells whether a mutant was found by its rule, and not because it does not even start."""
     return outcome.starts and any(
         each.rule.id == mutant.rule and each.verdict is RuleVerdict.BROKEN for each in outcome.judged
@@ -93,7 +93,7 @@ async def play_all(wanted: list[str]) -> int:
         async with room:
             for _ in range(PLAYS):
                 outcome = await mutant.play()
-                if hit := found(mutant, outcome):
+                if hit := is_found(mutant, outcome):
                     break
         missed += not hit
         why = next((each.why for each in outcome.judged if each.rule.id == mutant.rule), "it does not start")

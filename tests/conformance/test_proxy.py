@@ -53,7 +53,7 @@ async def test_an_open_port_passes_bytes_on_and_a_closed_one_refuses_and_can_ope
     await proxy.stop()
 
 
-async def talked(proxy: Proxy) -> None:
+async def read_one_byte(proxy: Proxy) -> None:
     reader, writer = await connected(proxy)
     try:
         await reader.readexactly(1)
@@ -61,12 +61,12 @@ async def talked(proxy: Proxy) -> None:
         writer.close()
 
 
-async def test_a_refusing_port_resets_whoever_connects_and_counts_them(echo: int) -> None:
+async def test_a_refusing_port_resets_each_connection_and_counts_them(echo: int) -> None:
     proxy = Proxy()
     await proxy.open(echo, refusing=True)
     for _ in range(3):
         with pytest.raises(ConnectionResetError):
-            await talked(proxy)
+            await read_one_byte(proxy)
     assert len(proxy.attempts) == 3
     await proxy.stop()
 

@@ -108,7 +108,7 @@ async def test_a_stream_without_an_attach_and_an_instance_that_changes_break_rul
     assert (await bench.fails("that of a process before", "stream", {})).rule == "OPEN-4"
 
 
-async def test_a_wrong_token_is_noted_and_the_scenario_goes_on(bench: Bench) -> None:
+async def test_a_wrong_token_breaks_a_rule_and_the_scenario_continues(bench: Bench) -> None:
     await bench.attach(token="guess")
     await bench.play("accept", {})
     assert "'guess'" in bench.stage.aside["OPEN-5"]
@@ -169,7 +169,7 @@ async def test_quiet_and_no_stream_fail_for_what_comes(bench: Bench) -> None:
     await bench.fails("came: a stream", "no_stream", 1.0)
 
 
-async def test_the_end_of_a_direction_is_told_from_other_messages(bench: Bench) -> None:
+async def test_only_the_end_of_a_direction_counts_as_a_half_close(bench: Bench) -> None:
     client = await bench.attached()
     await client.send({"drain": {"reason": "leaving"}})
     await bench.fails("came: drain", "expect_half_close", True)

@@ -207,7 +207,7 @@ async def test_except_exception_in_a_function_does_not_swallow_its_question() ->
 
 
 @pytest.mark.parametrize("state", ["[]", "{", '{"answers":7}', "made up"])
-async def test_a_state_that_somebody_made_up_is_no_answer(state: str) -> None:
+async def test_a_made_up_state_does_not_count_as_an_answer(state: str) -> None:
     result = await Tool(book)("tool", "{}", inputs=Inputs(state=state))
     assert result.asks
 

@@ -293,8 +293,8 @@ def test_a_declared_argument_named_ctx_is_the_models() -> None:
 
 def test_a_tool_set_notifies_its_listener_of_changes() -> None:
     tools = ToolSet()
-    told: list[tuple[str, ToolSpec | None]] = []
-    tools.on_change = lambda name, spec: told.append((name, spec))
+    changes: list[tuple[str, ToolSpec | None]] = []
+    tools.on_change = lambda name, spec: changes.append((name, spec))
     spec = spec_of(llm_tool(lambda_named("a")))
     assert tools.add(spec)
     assert not tools.add(spec)
@@ -302,7 +302,7 @@ def test_a_tool_set_notifies_its_listener_of_changes() -> None:
     assert tools.get("a") is spec
     assert tools.remove("a")
     assert not tools.remove("a")
-    assert told == [("a", spec), ("a", spec), ("a", None)]
+    assert changes == [("a", spec), ("a", spec), ("a", None)]
     assert len(tools) == 0
 
 

@@ -174,7 +174,7 @@ def test_each_hint_has_its_schema(hint: Any, schema: dict[str, Any]) -> None:
     assert parameters_schema(tool) == {"type": "object", "properties": {"value": schema}, "required": ["value"]}
 
 
-def test_defaults_keyword_only_and_variadic_parameters_are_told_apart() -> None:
+def test_defaults_keyword_only_and_variadic_parameters_have_schemas_of_their_own() -> None:
     def tool(a: int, b: str = "x", *rest: int, c: bool, d: Color = Color.RED, e: str = None, **more: int) -> None:  # type: ignore[assignment]  # noqa: RUF013
         ...
 

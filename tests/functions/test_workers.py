@@ -97,11 +97,11 @@ def test_workers_without_a_job_keep_none_alive() -> None:
         pass
 
     argument = Argument()
-    gone = weakref.ref(argument)
+    reference = weakref.ref(argument)
     workers.put(lambda _: None, argument)
     del argument
     assert rested.wait(WAIT_SECONDS)
-    assert gone() is None
+    assert reference() is None
     workers.stop()
 
 

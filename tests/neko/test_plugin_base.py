@@ -67,14 +67,14 @@ async def test_a_registered_method_runs_with_keywords_and_its_object() -> None:
 
 def test_tools_come_and_go_at_run_time_and_the_listener_is_notified() -> None:
     made = Weather(None)
-    told: list[tuple[str, ToolSpec | None]] = []
-    tools_of(made).on_change = lambda name, spec: told.append((name, spec))
+    changes: list[tuple[str, ToolSpec | None]] = []
+    tools_of(made).on_change = lambda name, spec: changes.append((name, spec))
     assert made.register_llm_tool("echo", "Says it again.", CITY, lambda city: city) is True
     assert [each["name"] for each in made.list_llm_tools()] == ["get_weather", "echo"]
     assert made.list_llm_tools()[1]["timeout_seconds"] == 30.0
     assert made.unregister_llm_tool("echo") is True
     assert made.unregister_llm_tool("echo") is False
-    assert [(name, spec is None) for name, spec in told] == [("echo", False), ("echo", True)]
+    assert [(name, spec is None) for name, spec in changes] == [("echo", False), ("echo", True)]
 
 
 def test_the_documents_keywords_are_the_parameters_names() -> None:

@@ -116,7 +116,7 @@ async def test_what_is_missing_is_one_failed_call_that_says_what_to_use(tmp_path
         assert "scope.call(" in missing.error.message
 
 
-async def test_what_has_no_meaning_here_is_said_once_and_stops_nothing(
+async def test_decorators_without_effect_are_logged_once_and_the_plugin_runs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with loaded(copied("diary", tmp_path)) as plugin:

@@ -1,4 +1,4 @@
-"""The tail of what plugins write: what is kept, what a follower reads, and that it is bounded."""
+"""The tail of what plugins write: the stored lines, what a follower reads, and that it is bounded."""
 
 import asyncio
 import sys
@@ -38,7 +38,7 @@ async def test_the_newest_lines_are_shown_with_their_numbers_and_streams() -> No
     assert (await _tails("a").read("p", 2))["lines"][0]["stream"] == "started"
 
 
-async def test_a_follower_reads_each_line_once_and_is_told_how_many_it_lost() -> None:
+async def test_a_follower_reads_each_line_once_and_gets_the_number_of_lost_ones() -> None:
     tails = _tails(*(f"{number:0>1000}" for number in range(200)), tail_bytes=60_000)
     answer = await tails.read("p", 10, since=100)
     first = answer["lines"][0]["number"]
@@ -67,9 +67,9 @@ async def test_a_follower_that_waits_gets_the_next_line() -> None:
 
 @given(st.lists(st.text("ab漢", max_size=300) | st.integers(1, 60_000).map(lambda size: "é" * size), max_size=60))
 def test_what_is_kept_of_a_plugin_stays_below_the_bound_and_is_the_newest(texts: list[str]) -> None:
-    kept = _texts(_tails(*texts, tail_bytes=100_000).find("p").read(MAX_LINES))
-    assert sum(map(sys.getsizeof, kept)) <= 100_000
-    assert kept == ["started (pid 7)", *texts][-len(kept) or len(texts) + 1 :]
+    lines = _texts(_tails(*texts, tail_bytes=100_000).find("p").read(MAX_LINES))
+    assert sum(map(sys.getsizeof, lines)) <= 100_000
+    assert lines == ["started (pid 7)", *texts][-len(lines) or len(texts) + 1 :]
 
 
 async def test_an_answer_is_bounded_in_lines_and_characters() -> None:

@@ -192,7 +192,7 @@ async def test_what_a_shell_leaves_behind_shuts_down_gracefully_too() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="keeps zombies as a subreaper, and reads /proc")
-async def test_zombies_that_nobody_reaps_delay_no_shutdown() -> None:
+async def test_zombies_that_are_never_reaped_delay_no_shutdown() -> None:
     prctl, set_subreaper = ctypes.CDLL(None).prctl, 36
     prctl(set_subreaper, 1, 0, 0, 0)
     try:

@@ -42,9 +42,9 @@ def _pids(running: Running) -> list[int]:
     """The processes of a plugin that printed `child X of Y`."""
     running.says("child ")
     until_sync(lambda: re.search(r"child (\d+) of (\d+)\n", running.out) is not None, "the pids")
-    found = re.search(r"child (\d+) of (\d+)\n", running.out)
-    assert found is not None
-    return [int(found[1]), int(found[2])]
+    match = re.search(r"child (\d+) of (\d+)\n", running.out)
+    assert match is not None
+    return [int(match[1]), int(match[2])]
 
 
 def _supervisor(files: list[Path], emit: Callable[[PluginReport], None], restarts: RestartPolicy = QUICK) -> Supervisor:
@@ -206,7 +206,7 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
         until_sync(lambda: not any(map(alive, pids)), "the end of all")
 
 
-def test_the_kernel_ends_the_leader_where_the_lifeline_is_gone_too(tmp_path: Path) -> None:
+def test_the_kernel_ends_the_leader_if_the_lifeline_was_killed_too(tmp_path: Path) -> None:
     with Running(tmp_path, "run", _file(tmp_path, "good", GOOD)) as running:
         running.says("good | up")
         pid = int(re.findall(r"up (\d+)", running.out)[0])

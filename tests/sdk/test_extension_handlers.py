@@ -187,7 +187,7 @@ def test_an_unknown_event_and_a_handler_that_is_not_a_function_are_refused_with_
         memory().on_refused(None)  # type: ignore[type-var]
 
 
-# -- what handlers are told -------------------------------------------------------------------------------------------
+# -- the arguments of handlers ----------------------------------------------------------------------------------------
 
 
 async def invocation_of(arguments: Any = None, context: CallContext | None = None, **fields: Any) -> ToolInvocation:
@@ -324,10 +324,10 @@ async def test_a_function_of_its_own_gets_the_hosts_fields_where_it_asks_for_the
         assert shown["memory:recall"]["properties"].keys() == {"query"}
         assert shown["memory:recall"]["required"] == ["query"]
         context = CallContext(messages=MESSAGES[1:2])
-        told = {"query": "door", "context": "the model's", "userId": "eve"}
-        assert (await within(host.call("memory:recall", told))).output == ["door", "none"]
-        assert (await within(host.call("memory:recall", told, context=context))).output == ["door", "user: Hi"]
-        assert (await within(host.call("memory:anything", told, context=context))).output == {
+        arguments = {"query": "door", "context": "the model's", "userId": "eve"}
+        assert (await within(host.call("memory:recall", arguments))).output == ["door", "none"]
+        assert (await within(host.call("memory:recall", arguments, context=context))).output == ["door", "user: Hi"]
+        assert (await within(host.call("memory:anything", arguments, context=context))).output == {
             "query": "door",
             "context": "user: Hi",
             "__deadlineMs": True,

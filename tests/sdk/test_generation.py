@@ -19,8 +19,8 @@ TOOL = "host:generate"
 
 
 async def echo(request: GenerationRequest) -> Generation:
-    said = " ".join(each["content"] for each in request.messages)
-    return Generation(f"{request.mode} {request.max_tokens} {said}", model="echo", usage={"input": 3})
+    text = " ".join(each["content"] for each in request.messages)
+    return Generation(f"{request.mode} {request.max_tokens} {text}", model="echo", usage={"input": 3})
 
 
 @pytest_asyncio.fixture
@@ -74,8 +74,8 @@ async def test_no_listing_shows_the_model_but_to_an_administrator_who_asks(bus: 
     assert TOOL not in [each.name for each in await host.list(include_offline=True)]
     assert TOOL not in [each.name for each in await host.list(names=[TOOL])]
     assert [each.name for each in await host.list(source="host")] == [TOOL]
-    found = await bus.call("toolbus:search_tools", {"query": "asks the host's language model"})
-    assert found.output["results"] == []
+    answer = await bus.call("toolbus:search_tools", {"query": "asks the host's language model"})
+    assert answer.output["results"] == []
     async for change in host.watch():
         assert TOOL not in [each.name for each in change.added]
         break

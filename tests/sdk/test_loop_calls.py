@@ -43,8 +43,8 @@ async def test_calls_that_tasks_make_in_one_turn_travel_in_one_message_and_so_do
 
     async with played_bus(serve) as bus, Host(bus.address) as host:
         await within(host.call("echo"))  # the connection is there
-        found = await within(asyncio.gather(*(call(host, number) for number in range(1, 31))))
-    assert found == [[f"{number}{again}" for again in range(3)] for number in range(1, 31)]
+        results = await within(asyncio.gather(*(call(host, number) for number in range(1, 31))))
+    assert results == [[f"{number}{again}" for again in range(3)] for number in range(1, 31)]
     assert sizes == [1, 30, 30, 30]
 
 
@@ -104,7 +104,7 @@ async def test_a_host_whose_program_blocks_echoes_heartbeats_and_takes_results()
         assert await within(asyncio.to_thread(program, bus.address, asyncio.get_running_loop())) == '"late"'
 
 
-async def test_progress_comes_on_the_loop_of_the_caller_before_the_result_and_nobody_sees_its_variables() -> None:
+async def test_progress_comes_on_the_loop_of_the_caller_before_the_result_and_without_its_context_variables() -> None:
     async def serve(stream: PlayedStream) -> None:
         await stream.accept()
         while (frame := await stream.read()) is not None:

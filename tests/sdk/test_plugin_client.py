@@ -160,20 +160,20 @@ async def test_a_cancel_reaches_an_async_handler_as_cancellation_within_moments(
 async def test_a_cancel_reaches_a_plain_function_through_its_scope() -> None:
     async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
         plugin = Plugin("calc", address=bus.grpc_addresses[0])
-        began, told = threading.Event(), threading.Event()
+        began, cancelled = threading.Event(), threading.Event()
 
         @plugin.tool
         def forever(ctx: ToolScope) -> None:
             began.set()
             if ctx.cancelled.wait(SECONDS):
-                told.set()
+                cancelled.set()
 
         async with plugin:
             await within(plugin.ready())
             call = asyncio.create_task(host.call("forever"))
             await wait_for(began)
             call.cancel()
-            await wait_for(told)
+            await wait_for(cancelled)
 
 
 @pytest.mark.parametrize("kind", ["async", "plain", "stubborn"])

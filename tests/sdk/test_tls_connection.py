@@ -266,7 +266,7 @@ async def test_a_wrong_client_learns_what_is_wrong_and_how_to_fix_it(
     assert [record.levelno for record in caplog.records if "no bus at" in record.message] == [logging.WARNING]
 
 
-async def test_a_server_that_accepts_the_client_by_now_is_reported_with_what_grpc_said() -> None:
+async def test_a_server_that_accepts_the_client_by_now_is_reported_with_the_text_of_grpc() -> None:
     async with tls_bus() as bus:
         address = BusAddress.parse(f"tls:{bus.address}")
         text = await asyncio.to_thread(diagnose, address, credential(), "Socket closed")
@@ -281,7 +281,7 @@ async def test_a_server_that_accepts_the_client_by_now_is_reported_with_what_grp
         (None, ""),  # it says nothing
     ],
 )
-async def test_a_server_of_another_kind_is_told_apart(answer: bytes | None, words: str) -> None:
+async def test_a_server_of_another_kind_is_recognized(answer: bytes | None, words: str) -> None:
     silent = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

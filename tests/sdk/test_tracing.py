@@ -168,8 +168,8 @@ async def test_failed_and_cancelled_calls_end_their_spans_with_the_code(program:
         await asyncio.gather(call, return_exceptions=True)
         await program.spans(5)
     spans = program.finished
-    told = sorted((span.name, span.kind.name, str((span.attributes or {})["error.type"])) for span in spans)
-    assert told == [
+    errors = sorted((span.name, span.kind.name, str((span.attributes or {})["error.type"])) for span in spans)
+    assert errors == [
         ("execute_tool fail", "CLIENT", "TOOL"),
         ("execute_tool fail", "SERVER", "TOOL"),
         ("execute_tool hang", "CLIENT", "CANCELLED"),

@@ -75,7 +75,7 @@ def as_junit(outcome: ClientOutcome) -> str:
         seconds = f"{each.played.seconds:.3f}"
         case = ElementTree.SubElement(suite, "testcase", classname=each.rule.role, name=name, time=seconds)
         if each in wrong:
-            why = "kept, though it is said to be known as broken" if each.stale else each.why
+            why = "kept, though it is listed as known to be broken" if each.stale else each.why
             failure = ElementTree.SubElement(case, "failure", message=_xml(why))
             failure.text = _xml("\n".join([*each.played.trace, "", *each.played.stderr]))
         elif each in skipped:

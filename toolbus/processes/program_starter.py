@@ -15,7 +15,7 @@ import signal
 import sys
 
 CANNOT_START = 78  # EX_CONFIG of sysexits.h: a restart would not help
-SUPERVISOR_VARIABLE = "TOOLBUS_SUPERVISOR"  # the supervisor's process id; unset where there is none
+SUPERVISOR_VARIABLE = "TOOLBUS_SUPERVISOR"  # the supervisor's process id; unset without one
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _REASONS = {
     errno.ENOENT: "it does not exist any more, or its first line (#!) names an interpreter that does not exist",

@@ -81,7 +81,7 @@ class ToolRef:
 
 
 class Listing(Sequence[ListedTool]):
-    """The tools that a listing found, in the order in which their names were first registered.
+    """The tools of a listing, in the order in which their names were first registered.
 
     Attributes:
         revision: the catalog's; with it as ``if_revision`` the next listing tells whether anything changed.
