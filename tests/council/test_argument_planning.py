@@ -244,7 +244,7 @@ async def test_an_error_names_a_tool_without_a_display_name_by_its_name() -> Non
         ("boolean", None, None),
     ],
 )
-def test_texts_become_what_the_top_of_the_schema_asks_for(kind: Any, text: Any, value: Any) -> None:
+def test_texts_become_the_types_that_the_top_of_the_schema_declares(kind: Any, text: Any, value: Any) -> None:
     found = coerce_arguments({"x": text}, {"properties": {"x": {"type": kind}}})["x"]
     assert (found, type(found)) == (value, type(value))
 

@@ -211,7 +211,7 @@ async def test_without_a_catalog_the_buss_tools_fail_and_prompt_tools_still_run(
     assert deliberation.failed[0].error == "the tools cannot be listed: no bus there"
 
 
-async def test_a_catalog_that_never_comes_costs_no_more_than_the_settings_time() -> None:
+async def test_a_catalog_that_never_arrives_costs_at_most_the_timeout_of_the_settings() -> None:
     class Silent(FakeToolSource):
         async def tools(self) -> tuple[int, Sequence[Tool]]:
             await asyncio.Event().wait()

@@ -77,7 +77,7 @@ async def test_over_a_real_bus_a_tool_that_needs_arguments_says_how_to_get_them(
     assert outcome.error.endswith("(a council calls tools without arguments, unless plan_arguments is on)")
 
 
-async def test_over_a_real_bus_a_user_is_shown_and_runs_what_it_may_call() -> None:
+async def test_over_a_real_bus_a_user_sees_and_runs_the_tools_that_it_may_call() -> None:
     async with running_bus(unix=True) as bus:
 
         @bus.tool(description="Looks.", council_eligible=True)  # type: ignore[untyped-decorator]
@@ -99,6 +99,6 @@ def test_a_plain_async_function_is_a_language_model() -> None:
     asked.close()  # type: ignore[attr-defined]
 
 
-def test_a_council_shows_what_it_is() -> None:
+def test_the_repr_of_a_council_shows_its_parts() -> None:
     council = Council(FakeToolSource(), settings(Member("a", "Ann")))
     assert repr(council).startswith("<Council sidecar members=1 prompt_tools=0 ")

@@ -131,7 +131,7 @@ def asked_of(fake: FakeToolSource) -> list[tuple[str, str]]:
     return [(asked.context.member["memberId"], asked.name) for asked in fake.calls if asked.context.member]
 
 
-async def test_a_retry_runs_only_what_failed_and_not_anothers_success_of_the_same_tool() -> None:
+async def test_a_retry_runs_only_failed_tools_and_not_anothers_success_of_the_same_tool() -> None:
     """The original system selects by the tool's name, so another member's successful run is made again."""
     events: list[Any] = []
     fake = FakeToolSource(tool("look"), tool("listen"), look=failing_at_first(("ann", "look")))
@@ -204,7 +204,7 @@ async def test_a_retry_without_failures_returns_the_same_deliberation_and_sends_
     assert events == []
 
 
-async def test_what_fails_again_or_is_gone_stays_a_failure_in_its_place() -> None:
+async def test_a_tool_that_fails_again_or_is_withdrawn_stays_a_failure_in_its_place() -> None:
     fake = FakeToolSource(tool("look"), tool("listen"), look=failed(Code.TOOL, "fog"), listen=failed(Code.TOOL, "deaf"))
     council = Council(fake, settings(ANN))
     first = await ran(council)

@@ -38,7 +38,7 @@ def test_a_chat_keeps_two_hundred_entries_and_a_tool_ten() -> None:
     assert entries[-1].content == "M29 11"
 
 
-def test_a_member_that_remembers_no_more_lets_its_entries_go_and_leaves_others_theirs() -> None:
+def test_a_member_without_retention_loses_its_entries_and_others_keep_theirs() -> None:
     history = CouncilHistory()
     bob = member("Bob", "look", history_retention={"look": 1})
     history.record("chat", [ANN, bob], [outcome("Ann", "look", "wolf"), outcome("Bob", "look", "fox")])
@@ -77,7 +77,7 @@ async def test_earlier_results_go_to_the_main_model_and_never_to_the_member_itse
     assert not any("wolf" in str(asked.context) for asked in fake.calls)
 
 
-async def test_a_retry_adds_what_succeeded_now_and_keeps_the_block_of_its_turn() -> None:
+async def test_a_retry_adds_its_successes_and_has_the_block_of_its_turn() -> None:
     sights = iter((failed(Code.TOOL, "fog"), "wolf"))
     fake = FakeToolSource(tool("look"), tool("listen"), look=lambda asked: next(sights), listen="howls")
     history = CouncilHistory()

@@ -170,7 +170,7 @@ async def test_the_key_of_the_model_comes_from_the_environment_and_is_shown_nowh
     assert KEY not in f"{service!r} {service.described()} {answer} {caplog.text} {loaded(tmp_path / 'c.json')}"
 
 
-def test_what_is_in_force_can_be_sent_as_a_run_s_own(tmp_path: Path) -> None:
+def test_the_current_settings_can_be_sent_with_a_run(tmp_path: Path) -> None:
     service = CouncilService.of_file(
         FakeToolSource(), written(tmp_path, "timeout_seconds = 60\n[[members]]\nname = 'Ada'")
     )
@@ -215,7 +215,7 @@ async def test_a_run_without_participants_has_a_reason(more: dict[str, Any], tex
     assert answer == {"ok": True, "active": False, "results": []}
 
 
-async def test_a_run_whose_tools_are_all_gone_is_not_active_and_says_which_they_are() -> None:
+async def test_a_run_without_existing_tools_is_not_active_and_names_them() -> None:
     service = CouncilService(FakeToolSource(tool("ext:look")))
     answer = await ran(service, members=[{**ADA, "tools": ["ext:loook"]}])
     assert (answer["active"], answer["results"]) == (False, [])
@@ -321,7 +321,7 @@ async def test_two_retries_at_once_keep_the_outcomes_of_both() -> None:
     assert (found["successCount"], found["failedCount"]) == (2, 0)
 
 
-async def test_a_retry_that_waited_for_one_of_the_same_tool_runs_it_no_more() -> None:
+async def test_a_retry_that_waited_for_one_of_the_same_tool_does_not_run_it_again() -> None:
     fake = FakeToolSource(tool("ext:look"), look=failed(Code.TOOL))
     service = CouncilService(fake)
     run = await ran(service)

@@ -102,7 +102,7 @@ async def test_options_of_an_endpoint_are_not_overwritten_by_defaults(
     assert {name: asked.get(name) for name in (*own, *councils)} == {**own, **councils}
 
 
-async def test_without_options_of_its_own_an_endpoint_is_asked_with_the_defaults() -> None:
+async def test_an_endpoint_without_options_gets_the_defaults() -> None:
     client = Client()
     with pytest.raises(Asked):
         await model_of(openai_endpoint(client, "m"))(QUESTION)
@@ -118,7 +118,7 @@ async def test_a_setting_that_is_not_at_its_default_goes_before_the_endpoints_op
 
 
 @pytest.mark.parametrize(("wanted", "sent"), [(None, 0), (0.5, 0.5)])
-async def test_a_lent_model_keeps_the_temperature_of_its_endpoint_unless_one_is_asked(
+async def test_a_lent_model_uses_the_temperature_of_its_endpoint_unless_the_request_has_one(
     wanted: float | None, sent: float
 ) -> None:
     client = Client()
@@ -128,6 +128,6 @@ async def test_a_lent_model_keeps_the_temperature_of_its_endpoint_unless_one_is_
     assert (client.request["temperature"], client.request["max_tokens"]) == (sent, 5)
 
 
-def test_a_model_of_what_is_no_endpoint_is_refused_at_once() -> None:
+def test_a_model_of_a_value_that_is_not_an_endpoint_is_refused_at_once() -> None:
     with pytest.raises(SetupError, match=r"is not an endpoint: give openai_endpoint\(client, model\)"):
         model_of(Client())  # type: ignore[arg-type]

@@ -277,8 +277,8 @@ def test_a_broken_schema_becomes_that_of_no_arguments_with_a_warning(tmp_path: P
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("{", "is left out: it is not JSON ("),
-        ("[" * 100_000, "is left out: it is nested too deep"),
+        ("{", "is ignored: it is not JSON ("),
+        ("[" * 100_000, "is ignored: it is nested too deep"),
         ("7", "7 is not a prompt tool: write an object with name and prompt"),
         ({"tools": {}}, "tools are {}, they must be a list"),
         ([entry("bad name")], "tool 1: prompt tool 'bad name': its name must be"),
@@ -287,7 +287,7 @@ def test_a_broken_schema_becomes_that_of_no_arguments_with_a_warning(tmp_path: P
         ("x" * (1024 * 1024 + 1), "it has more than 1048576 bytes"),
     ],
 )
-def test_what_is_broken_is_a_problem_and_the_rest_is_read(
+def test_a_broken_tool_is_a_problem_and_the_others_are_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, content: Any, problem: str
 ) -> None:
     written(tmp_path / "a.json", entry("one"))

@@ -83,6 +83,6 @@ def test_the_users_newest_message_can_be_left_out_before_the_window_is_cut() -> 
     assert len(alone) == 1
 
 
-def test_messages_of_gemini_are_read_without_what_was_only_thought() -> None:
+def test_messages_of_gemini_are_read_without_thoughts() -> None:
     message = {"role": "model", "parts": [{"text": "Hm.", "thought": True}, {"text": "Come in."}, {"inline_data": {}}]}
     assert message_of(message) == ContextMessage("assistant", "Come in.")

@@ -119,7 +119,7 @@ async def test_user_keys_are_taken_out_at_the_top_and_nowhere_else(wire: Wire) -
     assert seen[0].scope.context.user_id == "ann"
 
 
-async def test_arguments_cannot_pose_as_what_the_host_says(wire: Wire) -> None:
+async def test_arguments_cannot_pose_as_the_context_of_the_host(wire: Wire) -> None:
     seen: list[ToolInvocation] = []
     posed = {
         "context": "posed",
@@ -163,7 +163,7 @@ extension.run()
 """
 
 
-async def test_a_killed_extension_ends_its_call_within_a_second_and_its_tools_are_gone(wire: Wire) -> None:
+async def test_a_killed_extension_ends_its_call_within_a_second_and_its_tools_are_withdrawn(wire: Wire) -> None:
     bus, host = wire
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", KILLED, bus.grpc_addresses[0])
     try:
@@ -328,7 +328,7 @@ async def test_defect_4_names_of_members_tools_fit_providers_too(wire: Wire) -> 
     assert [bool(LEGAL.fullmatch(each.name)) for each in export.tools] == [True, True]
 
 
-async def test_defect_5_a_call_of_what_there_is_not_is_answered_too(wire: Wire) -> None:
+async def test_defect_5_a_call_of_an_unknown_tool_is_answered_too(wire: Wire) -> None:
     async with offering(wire, lambda _: "found"):
         found, invented = await turn(wire, call("memory_search"), call("1b4e28ba_gone"))
     assert (found, "there is no tool '1b4e28ba_gone'" in invented) == ("found", True)
@@ -378,7 +378,7 @@ async def test_defect_9_whose_call_it_is_stands_beside_the_arguments_whatever_th
     assert ["userId" in each["args"] for each in seen] == [False, False]
 
 
-async def test_defect_10_what_takes_too_long_is_cancelled_at_the_extension(wire: Wire) -> None:
+async def test_defect_10_a_call_that_takes_too_long_is_cancelled_at_the_extension(wire: Wire) -> None:
     cancelled = asyncio.Event()
     async with offering(wire, never(cancelled)):
         assert await failure(wire) == "Tool invocation 'search' timed out"

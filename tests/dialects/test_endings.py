@@ -85,6 +85,6 @@ def test_the_documentation_lists_every_word_of_a_dialect(dialect: str) -> None:
     assert set(heads) == set(get_args(Ending)) - {"complete"}
 
 
-def test_tokens_add_up_and_what_no_provider_counted_stays_unknown() -> None:
+def test_tokens_add_up_and_counts_that_no_provider_reports_stay_unknown() -> None:
     assert Usage(1, 2) + Usage(3, 4, 5) == Usage(4, 6, 5)
     assert (Usage(1, 2) + Usage(1, 2)).cached_tokens is None

@@ -198,7 +198,7 @@ def test_a_call_has_the_current_name_of_its_tool() -> None:
 
 
 @pytest.mark.parametrize(("rule", "wire"), [(PLAIN_NAMES, "gone_tool"), (GEMINI_NAMES, "gone.tool")])
-def test_a_tool_that_is_gone_is_called_by_a_name_that_the_provider_accepts(rule: Any, wire: str) -> None:
+def test_a_withdrawn_tool_is_called_by_a_name_that_the_provider_accepts(rule: Any, wire: str) -> None:
     assert call_wire_name(call("a", "gone.tool"), exported_names(None, rule), rule) == wire
 
 

@@ -230,7 +230,7 @@ def test_streams_and_histories_are_refused_with_the_alternative() -> None:
             refused()
 
 
-def test_a_failure_is_said_beside_any_content() -> None:
+def test_a_failure_is_stated_beside_any_content() -> None:
     part = pb.ContentBlock(text=pb.TextContent(text="half of it"))
     failed = Result(is_error=True, error=CallError(Code.TOOL, "no more paper"), content=(part,))
     assert result_of(failed) == {"content": [text("no more paper"), text("half of it")], "isError": True}
@@ -255,7 +255,7 @@ def test_the_schema_of_an_output_and_a_resource_are_as_the_server_has_them() -> 
     ]
 
 
-def test_a_question_is_a_failure_for_a_client_that_cannot_be_asked() -> None:
+def test_a_question_is_a_failure_for_a_client_that_cannot_answer() -> None:
     answer = result_of(Result(input_requests_json='{"q":{"method":"roots/list"}}'))
     assert answer["isError"]
     assert "the folders that the user works in" in answer["content"][0]["text"]

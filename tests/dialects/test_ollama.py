@@ -61,7 +61,7 @@ def test_the_official_client_sends_every_tool_as_it_was_exported() -> None:
     assert request.model_dump(exclude_none=True)["tools"] == list(EXPORT.tools)
 
 
-def test_what_concerns_all_parameters_stands_in_the_description_of_the_tool() -> None:
+def test_notes_about_all_parameters_are_in_the_description_of_the_tool() -> None:
     either = Ollama().export([EITHER]).tools[0]["function"]
     assert either["description"] == "Finds a user by one of two keys.\nGive at least one of: id; mail."
     assert either["parameters"].keys() == {"type", "properties"}

@@ -184,7 +184,7 @@ def _lost(change: dict[str, object], *losses: Loss, description: str = "") -> Ac
         ("e", {"enum": ["x"]}, {"oneOf", "const"}),
     ],
 )
-def test_the_account_names_what_a_wire_lost(name: str, written: dict[str, object], keywords: set[str]) -> None:
+def test_the_account_names_the_losses_of_a_wire(name: str, written: dict[str, object], keywords: set[str]) -> None:
     unreported = _lost({name: written}).unreported
     assert {fact.keyword for fact in unreported} == keywords
     assert {fact.place[0] for fact in unreported} == {name}

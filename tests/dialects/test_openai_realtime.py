@@ -238,7 +238,7 @@ def test_the_end_of_a_response_tells_its_status_and_reason(status: str, details:
     assert fed({"type": "response.done", "response": response}) == [ResponseEnded("r1", ending, reason)]
 
 
-def test_a_call_that_never_got_a_name_is_told_at_the_end_of_its_response() -> None:
+def test_a_call_without_a_name_is_reported_at_the_end_of_its_response() -> None:
     nameless = {**ENDED, "response": {**ENDED["response"], "output": [without(ITEM, "name")]}}
     (ended,) = fed(*DELTAS, without(DONE, "name"), nameless)
     assert ended == ResponseEnded("r1", "failed", NAMELESS)

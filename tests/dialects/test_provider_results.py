@@ -149,13 +149,13 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def test_a_resource_is_its_text_or_what_it_is() -> None:
+def test_a_resource_is_its_text_or_its_description() -> None:
     text = pb.ContentBlock(resource=pb.EmbeddedResource(uri="file:///a", text="what is in it"))
     data = pb.ContentBlock(resource=pb.EmbeddedResource(uri="file:///b", mime_type="image/png", data=b"123"))
     assert Result(content=(text, data)).text == "what is in it\n[image/png, file:///b, 3 bytes]"
 
 
-def test_a_question_that_nobody_answers_is_a_failure_that_says_what_is_asked() -> None:
+def test_a_question_without_an_answer_is_a_failure_with_the_question() -> None:
     asks = Result(input_requests_json='{"q":{"method":"elicitation/create","params":{"message":"Which day?"}}}')
     said = "the tool needs input before it can go on: 'Which day?'. No answer was given"
     assert asks.text == said

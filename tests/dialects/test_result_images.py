@@ -131,7 +131,7 @@ def test_images_of_a_session_follow_all_answers_before_the_model_goes_on() -> No
 
 
 @pytest.mark.parametrize("name", ["grok", "glm-realtime", "qwen-realtime", "stepfun-realtime", "gemini-live", "ollama"])
-def test_other_models_read_what_the_images_are(name: str) -> None:
+def test_other_models_read_a_description_of_the_images(name: str) -> None:
     text = json.dumps(_messages(name, Result(content=(DRAWN,))))
     assert DATA not in text
     assert "[image/png, 6 bytes]" in text
@@ -140,7 +140,7 @@ def test_other_models_read_what_the_images_are(name: str) -> None:
 @pytest.mark.parametrize(
     "dialect", [*(kind(images=False) for kind in SHOWING), Ollama()], ids=lambda dialect: dialect.name
 )
-def test_a_model_that_refuses_images_reads_what_they_are(dialect: Dialect) -> None:
+def test_a_model_that_refuses_images_reads_their_description(dialect: Dialect) -> None:
     text = json.dumps(dialect.results([Answered(DRAW, Result(output_json='"done"', content=(DRAWN,)))], NAMES))
     assert DATA not in text
     assert "[image/png, 6 bytes]" in text

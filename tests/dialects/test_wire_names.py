@@ -116,7 +116,7 @@ def test_a_name_that_collides_on_purpose_does_not_change_the_other() -> None:
     assert table.to_bus[table.wire(victim)] == victim
 
 
-def test_a_tool_that_is_gone_never_takes_the_name_of_one_that_is_offered() -> None:
+def test_a_withdrawn_tool_never_takes_the_name_of_an_offered_one() -> None:
     table = NameTable.build(["a.b"], PLAIN_NAMES)
     assert table.wire("a.b") == "a_b"
     assert table.wire("a_b") not in table.to_bus

@@ -17,7 +17,7 @@ _ATTACKERS = table(SECURITY, "| attacker | wants |")
 _TEST = re.compile(r"\[`(test_\w+)`\]\(\.\./\.\./([\w/.]+)\)")
 
 
-def test_the_page_has_what_each_verb_of_administer_covers() -> None:
+def test_the_page_has_the_tools_and_paths_of_each_verb_of_administer() -> None:
     documented = {row[0].strip("`"): row[1:] for row in table(SECURITY, "| verb in `administer` |")}
     assert list(documented) == list(VERBS)
     for verb, (tools, paths) in documented.items():
@@ -30,13 +30,13 @@ def test_the_page_says_where_each_scope_is_checked() -> None:
     assert {each.name for each in fields(Scopes)} <= _codes(asked)
 
 
-def test_the_page_names_what_is_of_this_machine_only() -> None:
+def test_the_page_names_the_paths_of_this_machine_only() -> None:
     (paragraph,) = (part for part in SECURITY.split("\n\n") if part.startswith("**Of this machine only**"))
     assert all(path.partition("callback/")[0] in paragraph for path in LOCAL_ONLY)
 
 
 @pytest.mark.parametrize("row", _ATTACKERS, ids=[row[0] for row in _ATTACKERS])
-def test_what_stops_an_attacker_has_a_test_that_exists(row: list[str]) -> None:
+def test_the_protection_against_each_attacker_has_a_test_that_exists(row: list[str]) -> None:
     named = _TEST.findall(row[3])
     assert named
     for test, file in named:

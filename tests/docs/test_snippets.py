@@ -88,7 +88,7 @@ def test_every_snippet_of_a_page_runs_and_prints_what_the_page_shows(
         ),
     ],
 )
-def test_what_a_page_says_runs_unchanged_is_what_tests_run(page: str, files: list[str]) -> None:
+def test_the_files_that_a_page_says_run_unchanged_are_those_that_tests_run(page: str, files: list[str]) -> None:
     for file in files:
         assert (ROOT / file).read_text("utf-8") in TEXTS[page], f"{page} shows no {file}"
 

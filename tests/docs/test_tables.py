@@ -94,7 +94,7 @@ def _as_shown(error: CallError) -> dict[str, Any]:
     }
 
 
-async def test_the_error_that_the_limits_page_shows_is_what_a_full_tool_answers() -> None:
+async def test_the_limits_page_shows_the_error_of_a_full_tool() -> None:
     shown, _ = _shown_errors()
     running, finish = threading.Semaphore(0), threading.Event()
 
@@ -118,7 +118,7 @@ async def test_the_error_that_the_limits_page_shows_is_what_a_full_tool_answers(
     assert _as_shown(error) == shown
 
 
-def test_the_error_that_the_limits_page_shows_is_what_a_caller_with_its_share_gets() -> None:
+def test_the_limits_page_shows_the_error_of_a_caller_beyond_its_share() -> None:
     _, shown = _shown_errors()
     core = Core()
     plugin = core.plugin("weather", Tool("forecast"))

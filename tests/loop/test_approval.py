@@ -35,7 +35,7 @@ from toolbus.loop import (
 from toolbus.tool import Tool
 
 
-async def test_only_destructive_tools_are_asked_about_unless_the_settings_choose_others() -> None:
+async def test_only_destructive_tools_need_approval_unless_the_settings_choose_others() -> None:
     person = Person(True)
     source, _, _ = await run_with(person, says("", call("read"), call("delete", {"path": "/a"})))
     assert [(each.tool.name, each.arguments, each.round, each.order) for each in person.asked] == [
@@ -73,7 +73,7 @@ async def test_a_refused_call_does_not_run_and_the_model_reads_what_to_do() -> N
     assert reply.text == "done"
 
 
-async def test_a_text_refuses_and_is_told_to_the_model() -> None:
+async def test_a_text_refuses_the_call_and_the_model_reads_it() -> None:
     source, model, _ = await run_with(Person("use the trash instead"), says("", call("delete")))
     assert source.calls == []
     assert "it was refused: use the trash instead. Do not" in model.results(1)[0]
@@ -176,7 +176,7 @@ async def test_a_stream_tells_of_questions_and_answers() -> None:
     ]
 
 
-def test_what_is_no_function_is_refused_at_once() -> None:
+def test_an_approve_that_is_not_a_function_is_refused_at_once() -> None:
     model = ScriptedModel()
     with pytest.raises(SetupError, match="approve is True: give a function"):
         ToolLoop(FunctionSource(), model.endpoint, approve=True)  # type: ignore[arg-type]
@@ -228,7 +228,7 @@ async def test_an_interruption_cancels_the_question_of_a_session() -> None:
     await session.close()
 
 
-async def test_the_settings_of_a_session_choose_which_calls_are_asked_about() -> None:
+async def test_the_settings_of_a_session_choose_which_calls_need_approval() -> None:
     source, provider, person = source_with_delete(), Provider(), Person(True)
     session = await opened(source, provider, approve=person, settings=LoopSettings(needs_approval=everything))
     await feed(session, provider.begin(), provider.call("c1", "read"), provider.end())

@@ -44,7 +44,7 @@ class Queue:
         return True
 
 
-async def test_a_hook_that_is_an_empty_container_is_asked() -> None:
+async def test_a_hook_that_is_an_empty_container_is_called() -> None:
     source, _, _ = await run_with(Queue(), says("", call("delete")))
     assert source.calls == [("delete", "{}")]
 
@@ -66,7 +66,7 @@ async def test_unchanged_arguments_are_not_reported_as_changed() -> None:
     assert (model.results(1), reply.calls[0].edited_json) == (["deleted /a"], "")
 
 
-async def test_what_was_shown_is_what_runs() -> None:
+async def test_a_call_runs_with_the_arguments_that_were_shown() -> None:
     def changes_its_copy(request: ApprovalRequest) -> bool:
         request.arguments["path"] = "/elsewhere"
         return True
@@ -76,7 +76,7 @@ async def test_what_was_shown_is_what_runs() -> None:
     assert source.calls == [("delete", '{"path":"/b"}')]
 
 
-async def test_a_tool_that_changes_while_somebody_decides_does_not_run() -> None:
+async def test_a_tool_that_changes_during_its_approval_does_not_run() -> None:
     source = source_with_delete()
 
     def approve(request: ApprovalRequest) -> bool:
@@ -92,7 +92,7 @@ async def test_a_tool_that_changes_while_somebody_decides_does_not_run() -> None
 async def test_a_hook_that_fails_refuses(decision: Any, caplog: pytest.LogCaptureFixture) -> None:
     source, model, reply = await run_with(Person(decision), says("", call("delete")))
     assert source.calls == []
-    assert "nobody could be asked whether it may run" in model.results(1)[0]
+    assert "its approval failed" in model.results(1)[0]
     assert reply.calls[0].outcome == "permission_denied"
     (line,) = (record for record in caplog.records if "the approval of 'delete'" in record.message)
     assert "the call is refused" in line.message
@@ -142,14 +142,14 @@ async def test_the_same_call_is_refused_again_without_asking_in_this_turn_only()
     assert source.calls[-1] == ("delete", '{"path":"/a"}')
 
 
-async def test_calls_of_rules_are_asked_about() -> None:
+async def test_calls_of_rules_need_approval() -> None:
     person = Person(False)
     source, model, _ = await run_with(person, rules=[Rule("(?P<path>.+)", "delete")])
     assert (len(person.asked), person.asked[0].round, source.calls) == (1, 0, [])
     assert "was not run" in model.results(0)[0]
 
 
-async def test_the_tools_of_the_loop_itself_are_never_asked_about() -> None:
+async def test_the_tools_of_the_loop_itself_never_need_approval() -> None:
     person = Person(True)
     settings = LoopSettings(needs_approval=everything, extension=True)
     calls = [call("extend_tool_loop"), call("request_tool_injection", {"names": ["read"]})]

@@ -88,7 +88,7 @@ class Refuses:
         return says("hi")
 
 
-async def test_a_server_that_refuses_to_count_tokens_is_asked_again_and_never_to_count() -> None:
+async def test_a_server_that_refuses_to_count_tokens_gets_the_request_again_without_counting() -> None:
     server = Refuses("Extra inputs are not permitted, field: 'stream_options'")
     endpoint = openai_endpoint(server, "m")
     for _ in range(2):
@@ -96,7 +96,7 @@ async def test_a_server_that_refuses_to_count_tokens_is_asked_again_and_never_to
     assert server.sent == [{"include_usage": True}, "none", "none"]
 
 
-async def test_a_server_whose_answer_without_counts_is_an_error_too_is_asked_to_count_again() -> None:
+async def test_a_server_that_also_fails_without_counts_gets_the_next_request_with_counting() -> None:
     server = Refuses("messages[3] is invalid: 'stream_options'")
     server.faults.append(ApiError(400, "messages[3] is invalid"))
     endpoint = openai_endpoint(server, "m")

@@ -99,7 +99,7 @@ async def test_tools_that_are_named_one_by_one_are_left_out_together() -> None:
     assert len(model.offered(0)) == 26
 
 
-async def test_an_endpoint_that_refuses_one_tool_after_the_other_is_not_asked_without_end() -> None:
+async def test_an_endpoint_that_refuses_one_tool_after_the_other_gets_a_limited_number_of_requests() -> None:
     model = PickyModel(bad=[f"tool_{number}" for number in range(100)])
     with pytest.raises(ApiError):
         await ToolLoop(catalog(100), model.endpoint).run("?")
@@ -229,7 +229,7 @@ async def test_a_fault_while_culprits_are_searched_raises_the_refusal_and_they_a
     assert len(model.offered(0)) == 29
 
 
-async def test_what_was_not_decided_is_left_out_of_one_request_only_and_found_in_later_ones() -> None:
+async def test_an_undecided_tool_is_left_out_of_one_request_only_and_found_in_later_ones() -> None:
     bad = [f"tool_{number}" for number in range(0, 100, 2)]
     model = PickyModel(*(says("hi") for _ in range(7)), bad=bad, says=unnamed)
     loop = ToolLoop(catalog(100), model.endpoint)

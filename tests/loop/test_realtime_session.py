@@ -58,7 +58,7 @@ async def test_a_session_without_tools_is_sent_nothing() -> None:
     assert provider.sent == []
 
 
-async def test_sync_raises_what_send_raises_and_sends_the_same_the_next_time() -> None:
+async def test_sync_raises_the_error_of_send_and_sends_the_same_tools_the_next_time() -> None:
     source, provider = FunctionSource(add=add), Provider()
     session = RealtimeSession(OpenAIRealtime(), source, provider.send)
     provider.next_error = ConnectionResetError("gone")

@@ -168,7 +168,7 @@ def test_the_quick_look_misses_no_long_text(result: Result) -> None:
     assert ResultCutter(1_000).cut(result) == cut_result(result, 1_000) != result
 
 
-def test_what_a_tool_asks_is_not_cut() -> None:
+def test_the_questions_of_a_tool_are_not_cut() -> None:
     asks = Result(input_requests_json=json.dumps([{"id": NEEDS_INPUT, "message": "x" * 5_000}]))
     assert cut_result(asks, 1_000) is asks
 

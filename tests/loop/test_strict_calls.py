@@ -30,7 +30,7 @@ CLOSED = Tool(
         ("https://api.openai.com/v1/", False, None),
     ],
 )
-def test_only_openai_itself_is_asked_to_enforce_schemas_in_chat_completions_unless_a_program_says_so(
+def test_only_openai_itself_enforces_schemas_in_chat_completions_unless_a_program_says_so(
     base_url: str, strict: bool | None, chat: bool | None
 ) -> None:
     client = SimpleNamespace(base_url=base_url)

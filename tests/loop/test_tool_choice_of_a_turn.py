@@ -58,7 +58,7 @@ async def test_a_choice_that_is_not_offered_is_refused_before_anything_runs() ->
 
 
 @pytest.mark.parametrize("choice", [None, 1, {"type": "function", "function": {"name": "add"}}])
-async def test_a_choice_that_is_no_text_is_refused_with_what_it_can_be(choice: Any) -> None:
+async def test_a_choice_that_is_not_a_text_is_refused_with_the_valid_choices(choice: Any) -> None:
     model = ScriptedModel()
     with pytest.raises(InvalidRequest, match=r"^tool_choice is .*: give 'auto', 'none', 'required' or the name of a"):
         await ToolLoop(FunctionSource(add=add), model.endpoint).run("?", tool_choice=choice)
@@ -86,7 +86,7 @@ async def test_a_dialect_without_the_choice_says_so() -> None:
         ApiError(400, "this model does not support tools"),
     ],
 )
-async def test_an_endpoint_that_refuses_a_forced_call_is_told_to_the_program(error: ApiError) -> None:
+async def test_the_error_of_an_endpoint_that_refuses_a_forced_call_reaches_the_program(error: ApiError) -> None:
     model = ScriptedModel(error, says("with tools"))
     loop = ToolLoop(FunctionSource(add=add), model.endpoint)
     with pytest.raises(ApiError) as raised:

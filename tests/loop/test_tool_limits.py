@@ -41,7 +41,7 @@ def loop_of(model: ScriptedModel, source: FunctionSource, **options: Any) -> Too
     return ToolLoop(source, model.endpoint, settings, **options)
 
 
-async def test_a_catalog_above_the_limit_offers_what_the_message_is_about_and_the_search(
+async def test_a_catalog_above_the_limit_offers_tools_that_match_the_message_and_the_search(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = ScriptedModel(says("", call("tool_2")), says("done"), says("again"))
@@ -80,7 +80,7 @@ async def test_the_loops_own_tools_count_as_well() -> None:
     assert model.offered(0) == ["extend_tool_loop", *OWN]
 
 
-async def test_what_is_offered_only_grows_at_its_end_over_the_turns_of_a_conversation_for_prompt_caches() -> None:
+async def test_offered_tools_are_only_appended_over_the_turns_of_a_conversation_for_prompt_caches() -> None:
     inject = says("", call("request_tool_injection", {"names": ["tool_50"]}))
     model = ScriptedModel(inject, says("", call("tool_0")), says("a"), says("b"), says("", call("tool_50")), says("c"))
     source = catalog()
@@ -250,7 +250,7 @@ async def test_a_realtime_session_offers_the_first_tools_and_says_how_many_it_le
     await session.close()
 
 
-async def test_a_program_reads_from_the_first_event_what_its_model_cannot_be_offered() -> None:
+async def test_the_first_event_names_the_tools_that_cannot_be_offered() -> None:
     source = catalog(3)
     source.offer(
         lambda: "ok",

@@ -44,7 +44,7 @@ async def test_results_go_back_to_the_model_until_it_answers() -> None:
 
 
 @pytest.mark.parametrize("messages", [{"role": "user", "content": "?"}, None, 5])
-async def test_what_is_no_conversation_is_refused_with_how_to_write_one(messages: Any) -> None:
+async def test_a_value_that_is_not_a_conversation_is_refused_with_how_to_write_one(messages: Any) -> None:
     model = ScriptedModel()
     with pytest.raises(InvalidRequest, match=r"is not a conversation: give a text, or a list of messages, \[\{"):
         await ToolLoop(FunctionSource(), model.endpoint).run(messages)
@@ -213,7 +213,7 @@ async def test_an_empty_answer_after_tools_gets_the_text_of_the_settings() -> No
     assert (reply.text, reply.stopped) == ("…", "no_summary")
 
 
-async def test_an_empty_answer_without_tools_is_told_as_failed() -> None:
+async def test_an_empty_answer_without_tools_is_failed() -> None:
     model = ScriptedModel(says(""), says(""))
     reply = await ToolLoop(FunctionSource(), model.endpoint, LoopSettings(no_summary_text="…")).run("?")
     assert (reply.text, reply.stopped, reply.reason) == ("", "failed", "stop: the answer is empty")
@@ -227,7 +227,7 @@ async def test_with_the_settings_of_synchronet_four_requests_end_in_a_fixed_text
     assert (len(model.requests), len(source.calls), reply.stopped) == (4, 4, "no_convergence")
 
 
-async def test_a_direct_reply_is_the_tools_own_text_and_the_model_is_not_asked_again() -> None:
+async def test_a_direct_reply_is_the_tools_own_text_without_another_request_to_the_model() -> None:
     source = FunctionSource()
     source.offer(greet, direct_reply=True)
     model = ScriptedModel(says("", call("greet", {"name": "ann"}), call("greet", {"name": "bob"})), says("and again"))
@@ -328,7 +328,7 @@ async def test_a_catalog_that_stays_the_same_is_exported_once() -> None:
     assert (exports, source.listed) == (1, 3)
 
 
-async def test_a_rule_calls_its_tool_before_the_model_is_asked() -> None:
+async def test_a_rule_calls_its_tool_before_the_first_request_to_the_model() -> None:
     source = FunctionSource(greet=greet)
     model = ScriptedModel(says("done"))
     loop = ToolLoop(source, model.endpoint, rules=[Rule(r"greet (?P<name>\w+)", "greet")])

@@ -140,7 +140,7 @@ QUOTES = "I do not support tools. at most 9 function declarations. tools[1].func
         Client("", status_code=422, body={"message": json.dumps([{"loc": ["body", "messages"], "input": QUOTES}])}),
     ],
 )
-def test_what_an_error_quotes_of_the_conversation_refuses_nothing(error: Exception) -> None:
+def test_quotes_of_the_conversation_in_an_error_refuse_nothing(error: Exception) -> None:
     assert not refuses_tools(error)
     assert tool_limit(error) is None
     assert schema_refusal(error, export_of("openai")) is None

@@ -102,7 +102,7 @@ async def test_a_role_sees_and_calls_its_own_tools_only(offered: Any) -> None:
     assert result.error.code is Code.NOT_FOUND
 
 
-async def test_a_source_lists_what_its_user_may_call(offered: Any, bus: toolbus.Bus) -> None:
+async def test_a_source_lists_the_tools_that_its_user_may_call(offered: Any, bus: toolbus.Bus) -> None:
     sources = {user: source_of(offered, context=CallContext(user_id=user)) for user in ("ann", "bob")}
     bus.permit("tools", "who", ["ann"])
     assert await names(sources["ann"]) == ["add", "who", "sing"]
@@ -162,7 +162,7 @@ async def test_a_model_is_offered_the_tools_of_a_bus_that_has_just_restarted(
     assert settling == [False, True]
 
 
-async def test_what_is_not_back_when_the_bus_has_settled_is_not_offered() -> None:
+async def test_a_tool_that_is_not_registered_when_the_bus_has_settled_is_not_offered() -> None:
     source, model = FunctionSource(add=lambda: 1, sing=lambda: 1), ScriptedModel(says("1"), says("2"), says("3"))
     loop = ToolLoop(source, model.endpoint)
     await loop.run("?")

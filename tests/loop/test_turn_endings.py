@@ -95,17 +95,17 @@ def test_the_documentation_has_every_end_of_a_turn() -> None:
     assert rows == list(get_args(Stopped))
 
 
-async def test_a_refusal_after_tools_is_told_as_refused_and_not_as_an_empty_summary() -> None:
+async def test_a_refusal_after_tools_is_refused_and_not_an_empty_summary() -> None:
     reply, _ = await reply_of(says("", call("add")), ends("content_filter"), no_summary_text="Sorry.")
     assert (reply.text, reply.stopped, reply.reason) == ("Sorry.", "refused", "content_filter")
 
 
-async def test_a_refusal_in_the_forced_answer_is_told() -> None:
+async def test_a_refusal_in_the_forced_answer_is_refused() -> None:
     reply, _ = await reply_of(says("", call("add")), ends("content_filter"), rounds=1)
     assert (reply.stopped, reply.rounds) == ("refused", 2)
 
 
-async def test_an_answer_of_gemini_that_could_not_be_read_is_told_with_what_it_says() -> None:
+async def test_an_answer_of_gemini_that_could_not_be_read_is_failed_with_its_reason() -> None:
     answer = {"candidates": [{"finishReason": "MALFORMED_FUNCTION_CALL", "finishMessage": "print(add())"}]}
     asked = []
 
@@ -124,14 +124,14 @@ async def test_an_answer_of_gemini_that_could_not_be_read_is_told_with_what_it_s
 @pytest.mark.parametrize(
     "first", [ends(MALFORMED), ends(MALFORMED, "Let me"), ends("stop"), ends("tool_calls", "", call(""))]
 )
-async def test_what_could_not_be_read_is_requested_once_more_and_leaves_nothing_behind(first: Json) -> None:
+async def test_an_unreadable_answer_is_requested_once_more_and_leaves_nothing_behind(first: Json) -> None:
     reply, model = await reply_of(first, says("hi"))
     assert (reply.text, reply.stopped, reply.rounds) == ("hi", "answered", 1)
     assert model.requests[0] == model.requests[1]
     assert len(reply.items) == 2
 
 
-async def test_a_second_failure_is_told_and_not_requested_again() -> None:
+async def test_a_second_failure_is_reported_and_not_requested_again() -> None:
     reply, model = await reply_of(ends("tool_calls", "", call("")), ends("tool_calls", "", call("")))
     assert (reply.stopped, len(model.requests)) == ("failed", 2)
     assert reply.reason == "tool_calls: the model wrote a call without the name of a tool"
@@ -200,7 +200,7 @@ async def test_no_call_of_an_answer_that_was_refused_or_failed_is_made_and_none_
     assert stop in model.results(1)[0]
 
 
-async def test_a_nameless_call_beside_others_is_left_out_and_told_in_the_turn() -> None:
+async def test_a_nameless_call_beside_others_is_ignored_and_named_in_the_reason() -> None:
     source = FunctionSource(add=add)
     reply, model = await reply_of(ends("tool_calls", "", call("add"), call("")), says("done"), source=source)
     assert (reply.stopped, source.calls) == ("answered", [("add", "{}")])
@@ -238,7 +238,7 @@ async def test_an_answer_that_paused_goes_back_and_continues() -> None:
     assert reply.usage == Usage(9, 0)
 
 
-async def test_what_came_before_a_call_is_not_part_of_the_answer_paused_or_not() -> None:
+async def test_text_before_a_call_is_not_part_of_the_answer_paused_or_not() -> None:
     reply, _ = await reply_of(ends("pause_turn", "One. "), says("Two. ", call("add")), says("Three."))
     assert reply.text == "Three."
 
@@ -248,7 +248,7 @@ async def test_a_blank_answer_after_tools_is_no_summary() -> None:
     assert (reply.text, reply.stopped) == ("(nothing)", "no_summary")
 
 
-async def test_a_choice_of_the_first_request_does_not_bind_what_continues_it() -> None:
+async def test_a_choice_of_the_first_request_does_not_apply_to_its_continuation() -> None:
     _, requests = await pausing(paused("It "), paused("is", "end_turn"), choice="required")
     assert [request.get("tool_choice") for request in requests] == [{"type": "any"}, None]
 
@@ -260,7 +260,7 @@ async def test_an_answer_without_tools_continues_without_tools() -> None:
 
 
 @pytest.mark.parametrize("forced", [True, False])
-async def test_an_answer_that_pauses_without_end_is_told_after_the_last_round(forced: bool) -> None:
+async def test_an_answer_that_pauses_without_end_is_paused_after_the_last_round(forced: bool) -> None:
     rounds = 1 if forced else 2
     reply, requests = await pausing(
         *(paused("It "), paused("is")), rounds=rounds, forced_answer=forced, no_convergence_text="Sorry."

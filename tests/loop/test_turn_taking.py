@@ -229,7 +229,7 @@ async def test_results_go_with_the_choice_that_was_requested() -> None:
     assert provider.sent[-1] == ADD
 
 
-async def test_a_chosen_tool_that_has_gone_costs_only_the_choice() -> None:
+async def test_without_its_chosen_tool_a_response_is_requested_without_a_choice() -> None:
     source, provider = FunctionSource(add=add), Provider()
     events: list[Any] = []
     session = await opened(source, provider, on_event=events.append)

@@ -18,6 +18,7 @@ from toolbus.cancellation import is_being_cancelled
 from toolbus.council.council_limits import PLAN_TEMPERATURE, REPAIR_TOKENS, plan_tokens
 from toolbus.council.language_model import Completion, LanguageModel, Question, ask
 from toolbus.council.member import Member
+from toolbus.council.prompt_tool import NO_MESSAGES
 from toolbus.council.sidecar_settings import SidecarSettings
 from toolbus.errors import ToolBusError
 from toolbus.text import join_surrogates_in_json
@@ -106,7 +107,7 @@ def _question(
     return Question(
         messages=(
             {"role": "system", "content": "\n\n".join(rules)},
-            {"role": "user", "content": context_text.strip() or "(Nothing was said yet.)"},
+            {"role": "user", "content": context_text.strip() or NO_MESSAGES},
         ),
         function={
             "name": FUNCTION,
@@ -129,16 +130,16 @@ def _failed(tool: Tool) -> ToolBusError:
 
 
 def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the properties at the top level of a schema, empty where it has none."""
+    """Returns the properties at the top level of a schema; may be empty."""
     properties = schema.get("properties")
     return properties if isinstance(properties, Mapping) else {}
 
 
 def read_arguments(answer: Completion, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of an answer, `{}` where none are found.
+    """Returns the arguments of an answer, or `{}`.
 
-    In this order: the arguments of the call; JSON in the text, alone, fenced, or from the first brace to the last;
-    lines `name: value`; and the whole text, where exactly one property is required and it is a string.
+    Tries in this order: the arguments of the call; JSON in the text, alone, fenced, or from the first brace to the
+    last; lines `name: value`; and the whole text, if exactly one property is required and it is a string.
     """
     for text in _json_texts(answer):
         if arguments := _object(text):
@@ -154,8 +155,8 @@ def read_arguments(answer: Completion, schema: Mapping[str, Any]) -> dict[str, A
 def coerce_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
     """Returns arguments with texts converted to the number, integer or boolean that the schema's top level declares.
 
-    A text that cannot be converted stays as it is, for validation to report. Names that a closed schema does not
-    declare are left out.
+    A text that cannot be converted stays unchanged, and validation reports it. Names that a closed schema does not
+    declare are removed.
     """
     properties = properties_of(schema)
     closed = schema.get("additionalProperties") is False
@@ -175,7 +176,7 @@ def required_of(schema: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def missing_required(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the required arguments that are missing, blank, or null where the schema does not allow null."""
+    """Returns the required arguments that are missing, blank, or null although the schema does not allow null."""
     return tuple(
         name
         for name in required_of(schema)
@@ -194,7 +195,7 @@ def _json_texts(answer: Completion) -> Iterator[str]:
     if isinstance(arguments, Mapping):
         try:
             yield json.dumps(dict(arguments))
-        except (TypeError, ValueError, RecursionError):  # JSON cannot hold it
+        except (TypeError, ValueError, RecursionError):  # not JSON
             pass
     for text in (arguments if isinstance(arguments, str) else "", answer.text):
         yield text
@@ -205,7 +206,7 @@ def _json_texts(answer: Completion) -> Iterator[str]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Returns a text as a JSON object that can be sent, `{}` where it is not one."""
+    """Returns a text as a JSON object that can be sent; `{}` for any other text."""
     try:
         value = json.loads(text)
         if isinstance(value, dict):

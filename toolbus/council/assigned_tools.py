@@ -25,8 +25,8 @@ def assigned_tools(
     """Returns the tools of members by member id, and those that do not exist.
 
     Args:
-        tools: by every name that assigns one.
-        unlisted: why the tools of the bus could not be listed, "" if they were; each missing tool then fails with it.
+        tools: by every name by which a tool can be assigned.
+        unlisted: why the tools of the bus could not be listed, or ""; each missing tool then fails with this reason.
         again: whether it is a retry, where a missing tool fails instead of being skipped.
     """
     assigned: dict[str, Assigned] = {}
@@ -45,14 +45,14 @@ def assigned_tools(
 
 
 def log_skipped(run_id: str, skipped: Sequence[MissingTool]) -> None:
-    """Warns an operator, once for a run, of the tools that do not exist."""
+    """Logs one warning for a run about the tools that do not exist."""
     if skipped:
         names = list_names(f"{each.tool!r:.80} of member {each.member_id!r:.80}" for each in skipped)
         log.warning("council run %.80r skips %s: %s", run_id, names, skipped[0].why)
 
 
 def missing_outcome(outcome: ToolOutcome) -> ToolOutcome:
-    """Returns the failure of a tool that its member no longer has when it should be retried."""
+    """Returns the failed outcome of a retry whose tool its member no longer has."""
     return replace(outcome, success=False, content="", error=_missing_reason(outcome.tool), seconds=0.0)
 
 

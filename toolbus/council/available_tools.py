@@ -23,7 +23,7 @@ class AvailableTool:
         name: by which it is assigned.
         qualified_name: with its source in front, if that is known.
         display_name: for people.
-        source: of the tool; "" where the bus lists it without a source, and for prompt tools.
+        source: of the tool; "" if the bus lists it without a source, and for prompt tools.
         category: of the tool, else its kind.
         kind: `extension` for a tool of the bus, `prompt` for a prompt tool.
         available: whether it can run now.

@@ -95,7 +95,7 @@ class Council:
         history: CouncilHistory | None = None,
         timings: CouncilTimings = COUNCIL_TIMINGS,
     ) -> None:
-        """Makes a council.
+        """Creates a council.
 
         Args:
             tools: a `toolbus.Bus`, a `toolbus.Host`, or a `toolbus.loop.ToolSource`.
@@ -131,7 +131,7 @@ class Council:
         """Returns a council with other settings that shares everything else with this one, retained runs included.
 
         Args:
-            remembers: whether it shares the history; else it has none.
+            remembers: whether it shares the history; otherwise it has no history.
 
         Raises:
             SetupError: as for the constructor.
@@ -157,13 +157,13 @@ class Council:
     def inline(
         self, user_id: str = "", attributes: Mapping[str, str] = _NO_ATTRIBUTES, *, rule: NameRule = PLAIN_NAMES
     ) -> InlineTools:
-        """Returns the members' tools as the main model is offered them, on behalf of a user.
+        """Returns the members' tools for the main model, on behalf of a user.
 
         Args:
             rule: which names the model's provider accepts.
 
         Raises:
-            InvalidRequest: two members have the same id, or one has none.
+            InvalidRequest: two members have the same id, or one has an empty id.
         """
         source = self._source_for(CallContext(user_id=user_id, attributes=attributes))
         return InlineTools(source, self.settings.members, rule=rule)
@@ -189,11 +189,11 @@ class Council:
             members: instead of those of the settings.
             run_id: for events and records; None means a new one.
             regenerates: whether the reply is regenerated: the chat's last run is reused, if the settings allow it and
-                nothing has changed; else its results are dropped from the history.
-            on_event: called with each event, sync or async; an error, or more than 5 s, ends nothing.
+                its inputs are the same; otherwise its results are removed from the history.
+            on_event: called with each event, sync or async; the run continues after an error or 5 s.
 
         Returns:
-            None if no member takes part, and in inline mode, where the main model calls the tools; no events then.
+            None, without events, if no member takes part, and in inline mode, where the main model calls the tools.
 
         Raises:
             SetupError: two of `members` have one id.
@@ -301,7 +301,7 @@ class Council:
         return available_tools(listed, self._prompt_tools, no_model=reason)
 
     async def _listed(self, source: ToolSource) -> tuple[dict[str, AvailableTool], str]:
-        """Returns the tools of a run, and why those of the bus could not be listed, "" if they were."""
+        """Returns the tools of a run, and why those of the bus could not be listed, or ""."""
         try:
             return await self._tools(source), ""
         except asyncio.CancelledError:
@@ -371,7 +371,7 @@ class Council:
         """Puts the outcomes of a run together, records and retains them, and sends the events of its end."""
         history = before.history if before is not None else ""
         if self._history is not None:
-            if before is None:  # or its own results would be among the earlier ones
+            if before is None:  # a retry must not read its own results as earlier ones
                 history = self._history.block(run.chat_id, run.members)
             self._history.record(run.chat_id, run.members, fresh, run.run_id)
         seconds = time.perf_counter() - run.started + (before.seconds if before is not None else 0.0)

@@ -1,4 +1,4 @@
-"""Notifies a host of what happens while a council runs. No run waits for the host, which can cancel it."""
+"""Notifies a host of the events of a council's run. A run waits only until a timeout for the host's handler."""
 
 from __future__ import annotations
 

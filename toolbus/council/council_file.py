@@ -31,8 +31,8 @@ class CouncilFile:
 
     Attributes:
         sidecar: the settings of the model.
-        model: None where the settings name no model.
-        prompt_tools: those of files, then the bundled ones, so that these count where a name comes twice.
+        model: None if the settings name no model.
+        prompt_tools: those of files, then the bundled ones, which are used if a name occurs twice.
     """
 
     settings: CouncilSettings = field(default_factory=CouncilSettings)
@@ -45,7 +45,7 @@ class CouncilFile:
         """Reads a file, and the files that it names.
 
         Args:
-            environ: has the API key of the model, under `API_KEY_VARIABLE`.
+            environ: the environment, with the API key of the model in `API_KEY_VARIABLE`.
 
         Raises:
             SetupError: naming the file, the value, the rule and how to fix it.
@@ -68,14 +68,14 @@ def _read(content: Any, folder: Path, environ: Mapping[str, str]) -> CouncilFile
 
 
 def _sidecar(content: Mapping[str, Any]) -> SidecarSettings:
-    """Returns the settings of the model out of a file's content, wherever the hosts of that system keep them."""
+    """Returns the settings of the model from a file's content, under any of the keys that hosts use."""
     described = {name: content[name] for name in _SIDECARS if content.get(name) is not None}
     for name in _TOOLS_SETTINGS:
         tools_settings = content.get(name)
         if isinstance(tools_settings, Mapping) and tools_settings.get("sidecar") is not None:
             described[f"{name}.sidecar"] = tools_settings["sidecar"]
     if len(described) > 1:
-        raise SetupError(f"the model is described under {' and '.join(described)}, which mean the same: keep one")
+        raise SetupError(f"the model is described under {' and '.join(described)}, which mean the same: remove one")
     return SidecarSettings.read(next(iter(described.values()), {}))
 
 
@@ -84,7 +84,7 @@ def _text_by_name(reader: Reader | None) -> dict[str, str]:
 
 
 def _prompt_tools(reader: Reader | None, folder: Path) -> tuple[PromptTool, ...]:
-    """Reads the files that are named; one tool that is broken is logged, a file with no other is refused."""
+    """Reads the named files; a broken tool is logged, a file without a valid tool is refused."""
     tools: list[PromptTool] = []
     for name in reader.names() if reader is not None else ():
         path = folder / name

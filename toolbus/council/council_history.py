@@ -1,7 +1,7 @@
-"""Holds the results of a council in earlier turns of each chat, in memory, for the main model.
+"""Stores the results of a council in earlier turns of each chat, in memory, for the main model.
 
-Members do not get their own earlier results, since models repeat what they see of themselves. The main model gets them,
-as a block beside the deliberation.
+Members do not get their own earlier results, since models repeat their own texts. The main model gets them, as a block
+beside the deliberation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_ENTRY_CHARACTERS = 4000
 MAX_ENTRIES_PER_CHAT = 200
 MAX_CHATS = 1000
 MAX_REPLACED = 1000  # run ids
-MAX_CHARACTERS = 32 * MIB  # of all chats; the newest chat stays whatever it has
+MAX_CHARACTERS = 32 * MIB  # of all chats; the newest chat stays even if it has more
 _PREFACE = """## Previous Council Deliberations
 
 These come from earlier turns of this chat and are here so that plans and threads are not lost. They have been used \
@@ -31,7 +31,7 @@ class HistoryEntry:
     """One earlier result, truncated.
 
     Attributes:
-        run_id: of the run that it comes from; "" if that is unknown: it is then never dropped as replaced.
+        run_id: of its run; "" if unknown: the entry is then never removed with a replaced run.
     """
 
     member_id: str
@@ -46,11 +46,11 @@ class CouncilHistory:
     """The earlier results of each chat, in memory; a host persists them with `entries` and `restore`."""
 
     def __init__(self, most_chats: int = MAX_CHATS, max_characters: int = MAX_CHARACTERS) -> None:
-        """Makes an empty history.
+        """Creates an empty history.
 
         Args:
             most_chats: how many it holds; the least recently used chat is evicted first.
-            max_characters: of all entries; the newest chat stays whatever it has.
+            max_characters: of all entries; the newest chat stays even if it has more.
         """
         self._chats = NewestCacheBySize[str, tuple[HistoryEntry, ...]](most_chats, max_characters, _characters)
         self._last_runs = NewestCache[str, str](most_chats)  # by chat, the run that started last
@@ -71,7 +71,7 @@ class CouncilHistory:
             self._last_runs[chat_id] = entries[-1].run_id
 
     def begin(self, chat_id: str, run_id: str, *, replaces: bool = False) -> None:
-        """Notes that a run starts.
+        """Records the start of a run.
 
         Args:
             replaces: whether it replaces the chat's last run, whose reply is regenerated: the entries of that run are
@@ -79,7 +79,7 @@ class CouncilHistory:
         """
         last = self._last_runs.get(chat_id, "")
         if replaces and last:
-            if last != run_id:  # hosts may choose ids of their own
+            if last != run_id:  # hosts may choose their own ids
                 self._replaced.append(last)
             self._store(chat_id, tuple(entry for entry in self.entries(chat_id) if entry.run_id != last))
         self._last_runs[chat_id] = run_id
@@ -87,7 +87,7 @@ class CouncilHistory:
     def record(
         self, chat_id: str, members: Iterable[Member], outcomes: Iterable[ToolOutcome], run_id: str = ""
     ) -> None:
-        """Adds the successful results that `history_retention` of their member asks for, and drops old ones.
+        """Adds successful results as `history_retention` of their member allows, and removes old ones.
 
         Args:
             run_id: of the run; the results of a replaced run are not added.
@@ -109,7 +109,7 @@ class CouncilHistory:
         entries: deque[HistoryEntry] = deque()
         counts: dict[tuple[str, str], int] = {}
         for entry in reversed((*self.entries(chat_id), *added)):
-            if run_id and entry.run_id == run_id:  # it may be replaced, and what it would push out is then needed again
+            if run_id and entry.run_id == run_id:  # a replaced run must not evict the entries before it
                 entries.appendleft(entry)
                 continue
             key = entry.member_id, entry.tool
@@ -119,7 +119,7 @@ class CouncilHistory:
         self._store(chat_id, tuple(entries))
 
     def block(self, chat_id: str, members: Iterable[Member]) -> str:
-        """Returns the Markdown for the main model; "" where the chat has no entries for these members."""
+        """Returns the Markdown for the main model; "" if the chat has no entries for these members."""
         entries = self.entries(chat_id)
         sections = []
         for member in members:

@@ -1,6 +1,6 @@
-"""Holds the lengths of time and the tokens of councils, with their reasons: nothing else in this folder states any.
+"""Defines all lengths of time and numbers of tokens of councils, with their reasons.
 
-What a user sets is in `CouncilSettings` and `SidecarSettings`, whose defaults are here.
+They include the defaults of `CouncilSettings` and `SidecarSettings`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 # -- settings: their defaults ----------------------------------------------------------------------------------------
 
-TOOL_SECONDS = 30.0  # for each tool, whatever the tool says itself
-LEAST_TOOL_SECONDS = 15.0  # below it, tools that ask a model themselves hardly ever finish
+TOOL_SECONDS = 30.0  # for each tool, instead of the tool's own timeout
+LEAST_TOOL_SECONDS = 15.0  # in less time, tools that ask a model themselves rarely finish
 TEMPERATURE = 0.7
 TOP_P = 0.9
 ANSWER_TOKENS = 1024  # of one answer of the model
@@ -18,9 +18,9 @@ ANSWER_TOKENS = 1024  # of one answer of the model
 # -- plans: the arguments that a model writes ------------------------------------------------------------------------
 
 PLAN_TEMPERATURE = 0.2  # at most: arguments should be right, not original
-PLAN_TOKENS_PER_SECOND = 10  # of the tool's timeout; a slow model writes as many, and a plan must leave time
+PLAN_TOKENS_PER_SECOND = 10  # of the tool's timeout: the speed of a slow model; a plan must leave time for the call
 LEAST_PLAN_TOKENS = 128
-REPAIR_TOKENS = 192  # for the second question, about arguments that are missing
+REPAIR_TOKENS = 192  # for the second question, about missing arguments
 
 # -- attempts --------------------------------------------------------------------------------------------------------
 
@@ -29,15 +29,15 @@ ATTEMPTS = 3  # of a prompt tool
 
 @dataclass(frozen=True, slots=True)
 class CouncilTimings:
-    """How long a council waits for what, in seconds, beside its settings. Tests give tiny values.
+    """Timeouts and pauses of a council that are not settings, in seconds. Tests use tiny values.
 
     Attributes:
         event_seconds: timeout of an async ``on_event`` for one event, so that a stuck host blocks no run.
         extra_seconds: above the timeout of a tool, for a source that does not enforce it; a bus does.
-        backoff_seconds: before the second attempt of a prompt tool; longer by as much before each further one.
+        backoff_seconds: before the second attempt of a prompt tool; increases by this before each further one.
         answer_seconds: timeout of one question to a sidecar's server, from connecting to the end of its answer; the
             timeout of the tool is shorter.
-        connect_seconds: of them, for connecting.
+        connect_seconds: the part of it for connecting.
     """
 
     event_seconds: float = 5.0

@@ -1,4 +1,4 @@
-"""Holds one run of a council as it was requested, and what a retry of it needs."""
+"""Defines the records of a council's run: its request, and the finished run for retries."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class FinishedRun:
 
     Attributes:
         deliberation: replaced by each retry.
-        retry_lock: held by the retry that runs, so that two retries do not overwrite each other's outcomes.
-        ended: when the first try ended, in seconds since the epoch.
+        retry_lock: held by a running retry, so that two retries do not overwrite each other's outcomes.
+        ended: when the first run ended, in seconds since the epoch.
     """
 
     request: RunRequest
@@ -48,7 +48,7 @@ class FinishedRun:
     ended: float = field(default_factory=time.time)
 
     def described(self) -> dict[str, Any]:
-        """Returns a line of a list of runs, without what its tools gave."""
+        """Returns the entry of a list of runs, without results."""
         run = self.deliberation
         members = [outcome.member_name for outcome in run.outcomes] or [skipped.member_id for skipped in run.skipped]
         return {
@@ -64,7 +64,7 @@ class FinishedRun:
 
     @property
     def characters(self) -> int:
-        """How much text it holds in memory."""
+        """The number of characters that it holds in memory."""
         request = self.request
         texts = [each.content for each in request.messages]
         texts += [request.scene.persona, request.scene.character, request.scene.world_info]

@@ -35,7 +35,7 @@ from toolbus.text import quote
 from toolbus.tool import MIB
 
 MAX_RUNS = 100  # that can be retried
-MAX_CHARACTERS = 32 * MIB  # of these runs; the newest stays whatever it has
+MAX_CHARACTERS = 32 * MIB  # of these runs; the newest stays even if it has more
 MAX_IGNORED = 20  # keys that a response names
 _INLINE = (
     "the mode is inline: the main model calls the tools itself: POST /api/council/inline offers them, in Python "
@@ -57,7 +57,7 @@ class CouncilService:
     def __init__(
         self, tools: Any, council_file: CouncilFile | None = None, *, max_characters: int = MAX_CHARACTERS
     ) -> None:
-        """Makes a service.
+        """Creates a service.
 
         Args:
             tools: as for `Council`.
@@ -85,10 +85,10 @@ class CouncilService:
 
     @classmethod
     def of_file(cls, tools: Any, path: Path | None) -> Self:
-        """Makes a service of a council file; None means without one.
+        """Creates the service of a council file; None means without one.
 
         Raises:
-            SetupError: naming the file, and what is wrong in it.
+            SetupError: names the file and its error.
         """
         if path is None:
             return cls(tools)
@@ -103,7 +103,7 @@ class CouncilService:
         return f"<CouncilService {self._council!r} {counts}>"
 
     def described(self) -> dict[str, Any]:
-        """Returns the settings and members in force, spelled as a run takes them."""
+        """Returns the current settings and members, in the form that a run takes."""
         settings = _fields_of(self._council.settings)
         members = settings.pop("members")
         reason = "" if self._has_model else no_model(self._sidecar)
@@ -122,16 +122,16 @@ class CouncilService:
 
         Args:
             body: `messages`; optional are `chat_id`, `persona`, `character`, `world_info`, `user_id`, `attributes`,
-                `members` and `settings` (instead of those in force), `regenerates`; under `unknown` the names of the
+                `members` and `settings` (instead of the current ones), `regenerates`; under `unknown` the names of the
                 request's other keys.
 
         Raises:
-            SetupError: naming what is wrong in members or settings, and its place in the body.
+            SetupError: names the error in members or settings, and its place in the body.
         """
         chat_id = body.get("chat_id", "")
         ignored = _shown_keys(body.get("unknown", ()))
         request = RunRequest(
-            # Without a chat's name the earlier results of each client would be shown to all.
+            # Without the name of a chat, clients would get each other's earlier results.
             council=self._changed(body, ignored, remembers=bool(chat_id)),
             messages=tuple(message_of(each) for each in body["messages"]),
             scene=Scene(chat_id, *(body.get(name, "") for name in ("persona", "character", "world_info"))),
@@ -169,12 +169,12 @@ class CouncilService:
         """Returns the members' tools for the main model, the context of its calls, and the request's unknown keys.
 
         Args:
-            body: `members` and `settings` instead of those in force, `messages`, `persona`, `character`, `world_info`,
-                `user_id`, `attributes`, and `unknown`, all optional.
+            body: `members` and `settings` instead of the current ones, `messages`, `persona`, `character`,
+                `world_info`, `user_id`, `attributes`, and `unknown`, all optional.
             rule: which names the model's provider accepts.
 
         Raises:
-            SetupError: naming what is wrong in members or settings, and its place in the body.
+            SetupError: names the error in members or settings, and its place in the body.
         """
         ignored = _shown_keys(body.get("unknown", ()))
         council = self._changed(body, ignored, remembers=False)
@@ -193,7 +193,7 @@ class CouncilService:
         return _response(run.deliberation) if run is not None else None
 
     def runs(self) -> list[dict[str, Any]]:
-        """Returns a line for each run that is stored, the newest first."""
+        """Returns an entry for each stored run, the newest first."""
         runs = sorted(self._runs.values(), key=lambda run: run.ended, reverse=True)
         return [run.described() for run in runs]
 
@@ -343,7 +343,7 @@ def _inactive_reason(settings: CouncilSettings) -> str:
 
 
 def _shown_keys(names: Iterable[str]) -> list[str]:
-    """Returns keys as they may be shown: not too many, none too long, and without line ends."""
+    """Returns keys for a message: limited in number and length, and without line ends."""
     return [quote(name)[1:-1] for name in islice(names, MAX_IGNORED)]
 
 

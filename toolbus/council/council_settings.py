@@ -1,6 +1,6 @@
-"""Holds the settings of a council, and reads them from a mapping, a JSON or a TOML file.
+"""Defines the settings of a council, and reads them from a mapping, a JSON or a TOML file.
 
-Keys may be spelled as hosts of role-play systems keep them (`toolsSettings`, `timeoutMs`, `itemName`) or as the fields
+Keys may be spelled as hosts of role-play systems write them (`toolsSettings`, `timeoutMs`, `itemName`) or as the fields
 here. A bad value is refused; an unknown key is ignored and named in a warning. Nothing here knows tools or runs.
 """
 
@@ -34,20 +34,20 @@ class CouncilSettings:
     Attributes:
         members: in the order in which they run; ids are unique.
         mode: `sidecar` runs the tools before the main model is asked; `inline` leaves calling them to that model.
-        timeout_seconds: for each tool, 0 to 300; raised to `least_timeout_seconds` where it is less.
+        timeout_seconds: for each tool, 0 to 300; raised to `least_timeout_seconds` if it is less.
         sidecar_context_window: messages, the newest, that tools are shown.
         exclude_latest_user_message: whether the user's newest message is left out of them.
         include_user_persona, include_character_info, include_world_info: whether tools are shown these texts.
-        allow_user_control: whether prompt tools may plan what the user's own character does.
+        allow_user_control: whether prompt tools may write actions of the user's own character.
         max_words_per_tool: that a prompt tool is asked to stay below; 0 means any number.
         parallel: whether all tools run at the same time; outcomes keep their order.
-        plan_arguments: whether a model writes the arguments of the bus's tools; else they are called with none.
+        plan_arguments: whether a model writes the arguments of the bus's tools; else they are called without arguments.
         retain_results_for_regens: whether a run that is made again returns the earlier outcome, if nothing changed.
         least_timeout_seconds: the floor of `timeout_seconds`.
         result_bytes: the text of one result, in UTF-8, so that one tool cannot fill the main model's context.
 
     Raises:
-        SetupError: from the constructor, where one breaks its rule.
+        SetupError: from the constructor, if one breaks its rule.
     """
 
     members: tuple[Member, ...] = ()
@@ -102,10 +102,10 @@ class CouncilSettings:
 
     @classmethod
     def load(cls, path: Path | str) -> CouncilSettings:
-        """Returns the settings of a file: TOML where its name ends so, else JSON.
+        """Returns the settings of a file: TOML if its name ends with `.toml`, else JSON.
 
         Raises:
-            SetupError: naming the file, and what is wrong in it.
+            SetupError: names the file and its error.
         """
         return read_file(Path(path), cls.read)
 

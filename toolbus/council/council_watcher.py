@@ -14,12 +14,11 @@ LOST = "COUNCIL_EVENTS_LOST"
 class Watcher(Mailbox[Mapping[str, Any]]):
     """The events of all chats or of one, as they happen, in JSON's form. Iterate over it, and close it at the end.
 
-    A watcher that is too slow loses the oldest events. It gets an event `LOST` with their count, before what comes
-    after them.
+    A watcher that is too slow loses the oldest events. It gets an event `LOST` with their count before the next event.
     """
 
     def __init__(self, chat_id: str, on_close: Callable[[Watcher], object]) -> None:
-        """Makes a watcher.
+        """Creates a watcher.
 
         Args:
             chat_id: of the events; "" means all chats.

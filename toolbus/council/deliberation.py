@@ -1,4 +1,4 @@
-"""Holds the results of a run of a council: the outcome of each tool, skipped tools, and the whole deliberation."""
+"""Defines the results of a run of a council: the outcome of each tool, skipped tools, and the whole deliberation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolbus.text import list_names, shorten
 
 
 class TimedOut(ToolBusError):
-    """A tool took longer than it may; the text is exactly the one that extensions know."""
+    """A tool exceeded its timeout; the text is exactly the one that extensions know."""
 
     def __init__(self, bare_name: str) -> None:
         super().__init__(f"Tool invocation '{bare_name}' timed out")
@@ -25,10 +25,10 @@ class ToolOutcome:
     Attributes:
         tool: as it was assigned; unique together with the member.
         display_name: for people and for the deliberation block.
-        content: what the tool returned, as text; "" where it failed.
-        error: why it failed, a sentence; "" where it succeeded.
+        content: the tool's result as text; "" if it failed.
+        error: why it failed, a sentence; "" if it succeeded.
         seconds: how long it took.
-        variable: the name under which the host stores its content; "" for none.
+        variable: the name under which the host stores its content; "" if it does not.
         deliberates: whether its content belongs in the deliberation block.
         timeout_seconds: the timeout, if it was exceeded; else 0.
     """
@@ -93,13 +93,13 @@ class Deliberation:
     """A whole run of a council.
 
     Attributes:
-        run_id: of the run; a retry keeps it.
-        outcomes: in the order of members and of their tools, whatever ended first.
+        run_id: of the run; a retry has the same.
+        outcomes: in the order of members and of their tools.
         block: the text for the main model.
         variables: contents by the name under which the host stores them.
         seconds: how long the run took.
         reused: whether it is the result of an earlier run, returned since nothing had changed.
-        history: a text of earlier turns' results for the main model; "" for none.
+        history: a text of earlier turns' results for the main model; may be "".
         skipped: tools that did not exist; they have no outcome.
     """
 
@@ -121,7 +121,7 @@ class Deliberation:
         """Returns which failed tools a retry runs again, as (member id, tool).
 
         Args:
-            only: the selected ones; None means all that failed.
+            only: the selected ones; None means all failed ones.
 
         Raises:
             SetupError: it is empty, or names a tool that did not fail in this run.
@@ -130,16 +130,16 @@ class Deliberation:
         if only is None:
             return set(failed)
         selected = dict.fromkeys((member_id, tool) for member_id, tool in only)
-        there = f"failed in this run: {list_names(map(_key_text, failed))}"
+        failures = f"failed in this run: {list_names(map(_key_text, failed))}"
         if not selected:
-            raise SetupError(f"only is empty: leave it out to retry all; {there}")
+            raise SetupError(f"only is empty: leave it out to retry all; {failures}")
         if others := [_key_text(key) for key in selected if key not in failed]:
-            raise SetupError(f"only names {list_names(others)}, which did not fail in this run: {there}")
+            raise SetupError(f"only names {list_names(others)}, which did not fail in this run: {failures}")
         return set(selected)
 
     @property
     def characters(self) -> int:
-        """About how much text it holds in memory: contents are in the block once more."""
+        """The approximate number of characters in memory: contents are in the block again."""
         of_outcomes = sum(len(each.content) + len(each.error) for each in self.outcomes)
         of_skipped = sum(len(each.tool) + len(each.why) for each in self.skipped)
         return len(self.block) + len(self.history) + of_outcomes + of_skipped

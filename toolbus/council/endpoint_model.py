@@ -53,7 +53,7 @@ class EndpointModel:
                 self._refused |= newly_refused  # grows each time, so the loop ends
 
     def _export(self, question: Question) -> Export | None:
-        """Returns the function to force as the dialect exports it; None without one, or where tools are refused."""
+        """Returns the function to force as the dialect exports it; None without one, or if tools are refused."""
         if question.function is None or "tools" in self._refused:
             return None
         schema = json.dumps(question.function.get("parameters") or {"type": "object"})

@@ -1,6 +1,6 @@
 """Offers tools to the main model itself, each once for every member that has it, and routes the model's calls.
 
-A model knows one flat list of names. A table maps each name to a tool and, where a member has it, to the member, so no
+A model sees one flat list of names. A table maps each name to a tool and, if a member has it, to the member, so no
 name is ever parsed. Every error of a call is a result that the model reads: a turn never ends because of a tool.
 """
 
@@ -48,7 +48,7 @@ class InlineExport:
     Attributes:
         tools: by the names that the model sees, those of the members first, in their order; any dialect exports them.
             Each has the schema_hash of the tool that it stands for.
-        targets: what each name stands for.
+        targets: the tool and member of each name.
         missing: (member id, name) of assigned tools that do not exist or are not meant for councils.
     """
 
@@ -60,9 +60,9 @@ class InlineExport:
     def build(
         cls, tools: Iterable[Tool], members: Iterable[Member] = (), *, rule: NameRule = PLAIN_NAMES
     ) -> InlineExport:
-        """Returns the offer: each tool of each member, and the tools that are `inline_available`.
+        """Returns each tool of each member, and the tools that are `inline_available`.
 
-        The same tools and members give the same names, in whatever order they come.
+        The same tools and members always get the same names, in any order.
 
         Args:
             tools: as the bus lists them.
@@ -70,7 +70,7 @@ class InlineExport:
             rule: which names the provider accepts.
 
         Raises:
-            InvalidRequest: two members have the same id, or one has none.
+            InvalidRequest: two members have the same id, or one has an empty id.
         """
         members = _check_ids(members)
         listed = tuple(tools)
@@ -95,7 +95,7 @@ class InlineExport:
         )
 
     def resolve(self, name: str) -> InlineTarget | None:
-        """Returns what a name stands for; None for an unknown name."""
+        """Returns the tool and member of a name; None for an unknown name."""
         return self.targets.get(name)
 
 
@@ -108,7 +108,7 @@ class InlineTools:
         rule: which names the provider accepts.
 
     Raises:
-        InvalidRequest: two members have the same id, or one has none.
+        InvalidRequest: two members have the same id, or one has an empty id.
     """
 
     def __init__(self, source: ToolSource, members: Iterable[Member] = (), *, rule: NameRule = PLAIN_NAMES) -> None:
@@ -129,7 +129,7 @@ class InlineTools:
         return context
 
     async def export(self) -> InlineExport:
-        """Returns the current offer.
+        """Returns the current tools for the model.
 
         Raises:
             ToolBusError: the source cannot list its tools.
@@ -154,11 +154,11 @@ class InlineTools:
         timeout: float | None = None,
         on_progress: Callable[[Progress], object] | None = None,
     ) -> Result:
-        """Calls what a name stands for, on behalf of its member. Never raises, unless this task is cancelled.
+        """Calls the tool of a name, on behalf of its member. Never raises, unless this task is cancelled.
 
         Args:
-            context: of the call, the conversation included; None means that of the source. The member always comes
-                from the name.
+            context: of the call, with the conversation; None means that of the source. The name always determines the
+                member.
         """
         try:
             target = (self._export or await self.export()).resolve(name)
@@ -202,12 +202,12 @@ def _check_ids(members: Iterable[Member]) -> tuple[Member, ...]:
     """Returns members whose ids are unique.
 
     Raises:
-        InvalidRequest: two members have the same id, or one has none.
+        InvalidRequest: two members have the same id, or one has an empty id.
     """
     members = tuple(members)
     for member_id, times in Counter(member.id for member in members).items():
         if times > 1 or not member_id:
-            raise InvalidRequest(f"{times} members have the id {member_id[:80]!r}: give each an id of its own")
+            raise InvalidRequest(f"{times} members have the id {member_id[:80]!r}: give each a different id")
     return members
 
 

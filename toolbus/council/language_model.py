@@ -12,7 +12,7 @@ from toolbus.cancellation import is_being_cancelled
 from toolbus.council.council_limits import ANSWER_TOKENS, TEMPERATURE, TOP_P
 from toolbus.text import join_surrogates
 
-# The thoughts before an answer, where the server does not separate them; some models leave out the opening tag.
+# The thoughts before an answer, if the server does not separate them; some models omit the opening tag.
 _THOUGHT = re.compile(r".*?</think(?:ing)?>|\s*<think(?:ing)?>.*", re.DOTALL | re.IGNORECASE)
 
 
@@ -27,8 +27,8 @@ class Question:
         temperature, top_p: as providers define them.
         max_tokens: of the answer.
         model: by the provider's name; "" means the default of the `LanguageModel`.
-        defaults: which of `temperature`, `top_p` and `max_tokens` nobody chose: a model that has options of its own
-            keeps those.
+        defaults: which of `temperature`, `top_p` and `max_tokens` are defaults: a model with its own options uses those
+            instead.
     """
 
     messages: Sequence[Mapping[str, str]]
@@ -45,8 +45,8 @@ class Completion:
     """The answer of a model.
 
     Attributes:
-        text: "" where the model only called the function.
-        arguments: of the call, a mapping or JSON text; None where the model did not call the function.
+        text: "" if the model only called the function.
+        arguments: of the call, a mapping or JSON text; None if the model did not call the function.
     """
 
     text: str = ""
@@ -63,8 +63,8 @@ async def ask(model: LanguageModel, question: Question) -> Completion:
     """Asks a model and returns its completion.
 
     Raises:
-        CancelledError: this task is being cancelled, also where the model suppressed that, so that it is not asked
-            again. Besides, a model may raise anything.
+        CancelledError: this task is being cancelled, even if the model suppressed that, so that it gets no further
+            question. Apart from that, a model may raise anything.
     """
     try:
         return completion_of(await model(question))

@@ -1,4 +1,4 @@
-"""Describes a member of a council: who speaks, which tools it has, and by which chance it takes part in a run."""
+"""Defines a member of a council: its description, its tools, and its chance of taking part in a run."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Member:
         id: of the row in the host's settings; unique in a council.
         name: as texts and results show it.
         tools: names of the tools that it runs, in order: as listed (`source:name`), bare, or of a prompt tool.
-        role: its part in the council, in words; "" for none.
+        role: its part in the council, in words; may be "".
         chance: of taking part in a run, in percent, 0 to 100.
         item_id, pack_id, pack_name: where its description comes from.
-        avatar_url: a picture; None for none.
+        avatar_url: a picture, or None.
         definition, personality, behavior: its description.
         gender_identity: 0 feminine, 1 masculine, 2 neutral, 3 any.
         history_retention: by tool, how many of its earlier results the main model gets, 0 to 10.

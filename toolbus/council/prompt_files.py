@@ -1,6 +1,6 @@
 """Reads prompt tools from JSON and TOML files, in the spelling of this package or of other hosts; ten are bundled.
 
-A broken tool or file is left out and reported; the others are read.
+A broken tool or file is ignored and reported; the others are read.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class PromptTools:
 
     Attributes:
         tools: each name once, in the order of their first appearance.
-        problems: what was left out and why, a sentence each.
-        warnings: what was read in another way than it was written, a sentence each.
+        problems: tools and files that were ignored, and why, a sentence each.
+        warnings: parts that were changed, a sentence each.
     """
 
     tools: tuple[PromptTool, ...]
@@ -55,7 +55,7 @@ def read_prompt_tools(path: Path | str) -> PromptTools:
     """Reads a JSON or TOML file, or those of a folder in the order of their names.
 
     A file holds one tool, a list of them, or an object with such a list under `tools`. Of two tools with one name the
-    later is used, in the place of the first. A broken tool or file is left out with a problem.
+    later is used, in the place of the first. A broken tool or file is ignored and reported as a problem.
     """
     problems: list[str] = []
     warnings: list[str] = []
@@ -146,10 +146,10 @@ def _file_entries(file: Path, problems: list[str]) -> Iterator[tuple[str, object
         problems.append(f"{file} cannot be read: {error.strerror}: name a file or folder that this user may read")
         return
     except ValueError as error:
-        problems.append(f"{file} is left out: {error}: correct it")
+        problems.append(f"{file} is ignored: {error}: correct it")
         return
     except RecursionError:
-        problems.append(f"{file} is left out: it is nested too deep: flatten it")
+        problems.append(f"{file} is ignored: it is nested too deep: flatten it")
         return
     if isinstance(content, Mapping) and "tools" in content:
         content = content["tools"]
@@ -166,7 +166,7 @@ def _parse(file: Path) -> Any:
     """Parses a file.
 
     Raises:
-        ValueError: with a sentence; it is neither JSON nor TOML, or too large.
+        ValueError: it is neither JSON nor TOML, or too large; the message is a sentence.
     """
     if file.suffix not in _SUFFIXES:
         raise ValueError(f"it is not a {' or '.join(_SUFFIXES)} file")

@@ -13,7 +13,7 @@ from toolbus.newest import NewestCacheBySize
 from toolbus.tool import MIB
 
 MAX_CHATS = 1000
-MAX_CHARACTERS = 32 * MIB  # of all runs; the newest stays whatever it has
+MAX_CHARACTERS = 32 * MIB  # of all runs; the newest stays even if it has more
 
 
 def fingerprint(*parts: object) -> str:
@@ -40,7 +40,7 @@ class RetainedRuns:
             self._runs[chat_id] = fingerprint, deliberation
 
     def find(self, chat_id: str, fingerprint: str) -> tuple[Deliberation | None] | None:
-        """Returns the run of a chat, as a tuple of one; None where no run has this fingerprint."""
+        """Returns the run of a chat, as a tuple of one; None if no run has this fingerprint."""
         stored = self._runs.get(chat_id)
         return (stored[1],) if stored is not None and stored[0] == fingerprint else None
 

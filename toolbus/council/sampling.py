@@ -1,4 +1,4 @@
-"""Sets temperature, top_p, length and the forced function in a provider's request, and leaves out what it refuses.
+"""Sets temperature, top_p, length and the forced function in a provider's request, without options that it refuses.
 
 Models differ in what they accept even behind one API: reasoning models refuse a temperature, older servers a forced
 function. A refused option is left out from then on; the question can be answered without it.
@@ -67,7 +67,7 @@ _WORDS_OF_CHOICE = ("tool_choice", "tool_config", "function_calling_config", "to
 
 
 def sampling_options(dialect: str, question: Question, function: str) -> dict[str, Any]:
-    """Returns the values of a request's options; those that the dialect has no place for are left out.
+    """Returns the values of a request's options; those without a place in the dialect are omitted.
 
     Args:
         function: the name, as the provider sees it, of the function to force; "" for none.
@@ -86,10 +86,10 @@ def sampling_options(dialect: str, question: Question, function: str) -> dict[st
 
 
 def left_to_endpoint(dialect: str, question: Question, own: Mapping[str, Any]) -> set[str]:
-    """Returns the options of a question that nobody chose and that the endpoint's program has set itself.
+    """Returns the options that a question leaves at their defaults and that the endpoint's program has set itself.
 
     Args:
-        own: the keys that the program put into every request.
+        own: the keys that the program sets in every request.
     """
     return {
         option

@@ -1,4 +1,4 @@
-"""Selects what tools get of the conversation: the scene as system messages, then the newest messages, as texts."""
+"""Selects the messages for tools: the scene as system messages, then the newest messages, as texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEXT_PARTS = (None, "text", "input_text", "output_text")  # as the providers ca
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What the host knows besides the messages. Tools get each text that is not empty and that the settings allow.
+    """Texts of the host besides the messages. Tools get each text that is not empty and that the settings allow.
 
     Attributes:
         chat_id: of the conversation, for events, history and regenerated replies.
@@ -45,7 +45,7 @@ def text_of_content(content: Any) -> str:
 def context_messages(
     messages: Iterable[Mapping[str, Any] | ContextMessage], settings: CouncilSettings, scene: Scene = NO_SCENE
 ) -> tuple[ContextMessage, ...]:
-    """Returns what tools get: the scene as system messages, then the newest messages, oldest first."""
+    """Returns the messages for tools: the scene as system messages, then the newest messages, oldest first."""
     shown = [each if isinstance(each, ContextMessage) else message_of(each) for each in messages]
     if settings.exclude_latest_user_message:
         latest = next((index for index in reversed(range(len(shown))) if shown[index].role == "user"), None)

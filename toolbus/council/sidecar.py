@@ -1,4 +1,4 @@
-"""Makes the language model beside a conversation, which answers a council's questions.
+"""Creates the language model beside a conversation, which answers a council's questions.
 
 `model_of` asks any provider through an endpoint of `toolbus.loop`, with the provider's own client. `sidecar_model`
 needs no client: its settings name a server with OpenAI's chat completions, which it reaches with httpx, loaded only
@@ -89,10 +89,10 @@ def sidecar_model(
     connections: Mapping[str, str] | None = None,
     timeout_seconds: float = COUNCIL_TIMINGS.answer_seconds,
 ) -> LanguageModel | None:
-    """Returns the model of the settings; None where they have none, for the reason in `sidecar.unavailable`.
+    """Returns the model of the settings; None without one, for the reason in `sidecar.unavailable`.
 
     Args:
-        api_key: sent as a bearer token; None sends none.
+        api_key: sent as a bearer token, if set.
         client: an `httpx.AsyncClient`, which the caller closes; None opens a connection for each question.
         connections: base URLs by connection name.
         timeout_seconds: for one question, from connecting to the end of the answer.

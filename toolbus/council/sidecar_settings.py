@@ -1,6 +1,6 @@
-"""Holds the settings of the sidecar model: which server and model answer beside the conversation, and how.
+"""Defines the settings of the sidecar model: its server, its name and its sampling options.
 
-Settings never hold an API key, since every client that asks is shown them.
+Settings never have an API key, since every client can read them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SidecarSettings:
         max_tokens: of one answer, at least 1.
 
     Raises:
-        SetupError: from the constructor, where one breaks its rule.
+        SetupError: from the constructor, if one breaks its rule.
     """
 
     connection: str = ""
@@ -55,7 +55,7 @@ class SidecarSettings:
 
     @classmethod
     def read(cls, settings: object) -> SidecarSettings:
-        """Reads a mapping, with names as here or in camelCase; what is missing or null keeps its default.
+        """Reads a mapping, with names as here or in camelCase; missing or null values get their defaults.
 
         Raises:
             SetupError: naming the value, the rule that it breaks and how to fix it.

@@ -1,4 +1,4 @@
-"""Runs one tool for one member, and turns every result, error and timeout into an outcome."""
+"""Runs one tool for one member, and returns every result, error and timeout as an outcome."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ToolRunner:
     async def run(
         self, member: Member, assigned: str, tool: AvailableTool, context: CallContext, text: str
     ) -> ToolOutcome:
-        """Runs a tool and returns its outcome. Raises only CancelledError, where the task is being cancelled.
+        """Runs a tool and returns its outcome. Raises only CancelledError, if the task is being cancelled.
 
         Args:
             assigned: the name by which the tool is assigned.
@@ -64,7 +64,7 @@ class ToolRunner:
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
-            error = FAILED  # what the tool waited for was cancelled
+            error = FAILED  # a task for which the tool waited was cancelled
         except ToolBusError as failure:
             error = truncate(str(failure), self._settings.result_bytes) or FAILED
             timeout_seconds = self._settings.timeout_seconds if isinstance(failure, TimedOut) else 0.0

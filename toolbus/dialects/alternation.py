@@ -1,4 +1,4 @@
-"""Joins messages so that user and assistant alternate, for providers that require it and take system text apart."""
+"""Joins messages so that user and assistant alternate, for providers that require it and take system texts apart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def alternating(messages: Iterable[Json], key: str, parts_of: Callable[[Any], li
     Args:
         key: the key of a message's parts.
         parts_of: returns the value of that key as parts, without those that the provider refuses.
-        opening: the first message where the conversation does not begin with the user.
+        opening: the first message if the conversation does not begin with the user.
     """
     joined: list[Json] = []
     for message in messages:
@@ -35,6 +35,6 @@ def alternating(messages: Iterable[Json], key: str, parts_of: Callable[[Any], li
 
 
 def system_text(items: Iterable[HistoryItem]) -> str:
-    """Returns the text of all system messages of a conversation; "" where there are none."""
+    """Returns the text of all system messages of a conversation; may be ""."""
     texts = (item.text for item in items if isinstance(item, Message) and item.role == "system")
     return "\n\n".join(text for text in texts if text.strip())

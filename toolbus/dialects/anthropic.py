@@ -2,7 +2,7 @@
 
 The model's blocks are echoed unchanged, since thinking is signed and the API checks it. Everything for which the API
 refuses a whole request is repaired: blank texts, roles that do not alternate, results that do not come first, ids of
-other providers, images in a failed result, and calls where no tools are declared.
+other providers, images in a failed result, and calls without declared tools.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Anthropic(Dialect):
         return [message_of("assistant", blocks), message_of("user", answers)]
 
     def _echo(self, turn: Turn, names: NameTable) -> list[Json] | None:
-        """Returns a turn's own blocks with the calls' current ids; None where its calls differ."""
+        """Returns a turn's own blocks with the calls' current ids; None if its calls differ."""
         blocks = [dict(block) for message in turn.raw for block in blocks_of(message.get("content"))]
         uses = [block for block in blocks if block.get("type") == "tool_use"]
         if len(uses) != len(turn.calls):
@@ -124,7 +124,7 @@ class Anthropic(Dialect):
         return {**head, "content": [*texts, *map(_image_block, images)]}
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
-        """Returns `messages`, and where there are any `system`, `tools` and `tool_choice`.
+        """Returns `messages`, and, if not empty, `system`, `tools` and `tool_choice`.
 
         The API refuses calls in a conversation without declared tools, so without tools calls are written as text. A
         model that thinks refuses to be forced to call.
@@ -168,7 +168,7 @@ def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryIte
 
 
 def _without_results(message: Mapping[str, Any]) -> Json:
-    """Returns a message without results: those that belong to a call are written behind it already."""
+    """Returns a message without results: they are written after their calls."""
     blocks = blocks_of(message.get("content"))
     others = [block for block in blocks if block.get("type") != "tool_result"]
     return dict(message) if len(others) == len(blocks) else {**message, "content": others}

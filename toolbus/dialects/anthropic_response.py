@@ -28,7 +28,7 @@ class BlockStream(TurnStream):
         super().__init__()
         self._names = names
         self._blocks: dict[int, Json] = {}
-        self._inputs: dict[int, str] = {}  # arguments as far as they came, by the index of their block
+        self._inputs: dict[int, str] = {}  # received parts of arguments, by the index of their block
         self._ended: set[int] = set()  # indexes of complete blocks
         self._stop = ""  # the stop reason; "" until it came
         self._details: Any = None  # the details of the stop; None until they came
@@ -114,7 +114,7 @@ def turn_of(
                 continue
             arguments_json = arguments_text(given)
             call = model_call(names, block.get("id") or f"call_{len(calls)}", block["name"], arguments_json)
-            # Of a block that no more tokens were allowed for, a whole answer holds an input that looks complete.
+            # In a whole answer, a block that the token limit cut has an input that looks complete.
             is_cut = block is blocks[-1] and not isinstance(given, str) and ANTHROPIC_ENDINGS.get(stop) == "cut"
             calls.append(replace(call, whole=not is_cut))
             block = {**block, "id": call.id}
@@ -150,7 +150,7 @@ def turn_of(
 
 
 def _explanation(details: Any) -> str:
-    """Returns what the provider says about a refusal."""
+    """Returns the provider's explanation of a refusal."""
     given = as_mapping(details or {})
     return list_parts(given.get("category"), given.get("explanation"))
 

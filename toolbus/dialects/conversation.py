@@ -19,7 +19,7 @@ Json: TypeAlias = dict[str, Any]
 Ending: TypeAlias = Literal["complete", "cut", "refused", "failed", "paused"]
 """How an answer ended: it is whole; no more tokens were allowed; the model or a filter of its provider refused to
 answer; the provider could not complete it, or the model wrote a call that cannot be read; the provider waits for the
-same conversation again, and then goes on."""
+same conversation again, and then continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class ModelCall:
     """A call that a model requests.
 
     Attributes:
-        id: the provider's, or one that the dialect generated where the provider gives none.
-        name: the tool's name on the bus; where the model invented a name, that name.
-        arguments_json: as the model wrote them; not checked, may be invalid JSON. "" where it wrote nothing.
+        id: the provider's, or one that the dialect generated.
+        name: the tool's name on the bus, or the name that the model invented.
+        arguments_json: as the model wrote them; not checked, may be invalid JSON or "".
         known: whether the name was offered. An unknown call must not be made: the bus may have a tool of that name
             that this model was never offered.
         wire_name: the name as the model wrote it.
-        extra: what has to be echoed with the call (Gemini's thought_signature), by the provider's key.
+        extra: values to echo with the call (Gemini's thought_signature), by the provider's key.
         response: which response of a realtime session requests it; "" elsewhere.
-        whole: False where the answer ended in the middle of its arguments: it must not be made.
+        whole: False if the answer ended in the middle of its arguments: it must not be made.
     """
 
     id: str
@@ -58,8 +58,8 @@ class Usage:
     Attributes:
         input_tokens: of the request, cached ones included.
         output_tokens: of the answer, reasoning included.
-        cached_tokens: those of the request that the provider read from its cache; None where it did not say.
-        reasoning_tokens: those of the answer that are reasoning; None where the provider did not say.
+        cached_tokens: those of the request that the provider read from its cache; None if not reported.
+        reasoning_tokens: those of the answer that are reasoning; None if not reported.
     """
 
     input_tokens: int = 0
@@ -83,7 +83,7 @@ def _restore(record: Any, state: Sequence[object]) -> None:
 
 
 def add_counts(first: int | None, second: int | None) -> int | None:
-    """Returns the sum of what is known; None where nothing is."""
+    """Returns the sum of the known counts; None if none is known."""
     return None if first is None and second is None else (first or 0) + (second or 0)
 
 
@@ -97,13 +97,13 @@ class Turn:
     Attributes:
         text: the answer's text.
         calls: the calls that it requests, in its order.
-        reasoning: the model's reasoning, where the provider shows it.
+        reasoning: the model's reasoning, if the provider shows it.
         dialect: which dialect it came in; the history of another dialect is rebuilt from text and calls.
         raw: the provider's own message or items, to be echoed in the history exactly.
-        stop: the provider's stop reason; "" where it gave none.
+        stop: the provider's stop reason; may be "".
         ending: how it ended, read from the stop reason.
-        reason: what is known of that ending beyond the stop reason, for people; "" where nothing is.
-        usage: None where the provider gave none.
+        reason: details of that ending beside the stop reason, for people; may be "".
+        usage: None if the provider does not report it.
         retry: whether the same request is likely to be answered, because the model wrote nothing, or something that its
             provider could not read.
     """
@@ -149,7 +149,7 @@ def text_of_kind(deltas: Iterable[Delta], kind: Literal["text", "reasoning"]) ->
 class SurrogateJoiner:
     """Makes every piece of streamed text printable: a piece may end in the middle of a surrogate pair.
 
-    The first half is held back and becomes the start of the next piece of its kind.
+    The first half waits and becomes the start of the next piece of its kind.
     """
 
     def __init__(self) -> None:

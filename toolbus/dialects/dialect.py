@@ -1,7 +1,7 @@
-"""Defines what a dialect is: the pure reader and writer of one provider's JSON, as Python dicts.
+"""Defines dialects: pure readers and writers of one provider's JSON, as Python dicts.
 
-A dialect knows no connection. The program that talks to the provider (the tool loop, a host of its own) gives it what
-arrived and sends what it returns.
+A dialect has no connection. The program that talks to the provider (the tool loop, another host) passes in the received
+JSON and sends the returned JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from toolbus.dialects.wire_names import NameTable
 from toolbus.errors import ToolBusError
 
 ToolChoice: TypeAlias = str
-"""What a model does with the tools that it is offered: ``auto``: it decides; ``none``: it answers in text;
+"""How a model uses the offered tools: ``auto``: it decides; ``none``: it answers in text;
 ``required``: it calls at least one; or the name of an exported tool on the bus, which it calls. A tool that is itself
 called ``auto``, ``none`` or ``required`` cannot be chosen."""
 
@@ -27,7 +27,7 @@ class EndpointError(ToolBusError):
 
     Attributes:
         message: the provider's error message.
-        raw: its own error, as it came; of an answer that broke off the `Turn`, as far as it came.
+        raw: its own error, unchanged; for an answer that broke off, the `Turn` so far.
     """
 
     def __init__(self, message: str, raw: Any = None) -> None:
@@ -40,7 +40,7 @@ class EndpointError(ToolBusError):
 
     @classmethod
     def of(cls, raw: Any) -> EndpointError:
-        """Reads an error in any of the forms that providers give it: a text, or an object that holds one."""
+        """Reads an error in any form of the providers: a text, or an object with one."""
         inner = raw
         while isinstance(inner, Mapping) and isinstance(inner.get("error"), (Mapping, str)):
             inner = inner["error"]
@@ -53,7 +53,7 @@ class TurnStream(ABC):
     """Assembles one streamed answer. Feed it each event of the provider, in order, then call `finish`.
 
     Class attributes:
-        end_mark: what ends every complete answer of the provider, in words for an error.
+        end_mark: the end of every complete answer of the provider, in words for an error.
     """
 
     end_mark: ClassVar[str]
@@ -62,7 +62,7 @@ class TurnStream(ABC):
         self._joiner = SurrogateJoiner()
 
     def feed(self, event: Any) -> list[Delta]:
-        """Takes one event, a mapping or an object of the provider's SDK. Returns what can be shown now."""
+        """Takes one event, a mapping or an object of the provider's SDK. Returns the pieces to show."""
         return self._joiner.join(self.read(event))
 
     @abstractmethod
@@ -76,14 +76,14 @@ class TurnStream(ABC):
 
     @abstractmethod
     def finish(self) -> Turn:
-        """Returns the whole answer, as far as it came."""
+        """Returns the answer so far."""
 
 
 class Dialect(ToolWriter):
     """How one provider writes tools, calls and results.
 
     Class attributes:
-        accepted_images: which images in results its models look at.
+        accepted_images: which images in results its models accept.
 
     Args:
         images: False for a model, or a server that only speaks the dialect, that refuses images: the text of a result
@@ -117,12 +117,12 @@ class Dialect(ToolWriter):
         """Returns the keys of a request that concern conversation and tools.
 
         Args:
-            export: what to offer; None, or one without tools, writes no tools at all.
-            tools: ``none`` requests an answer in text; where a provider insists on declared tools whenever the
-                conversation holds calls, they are declared and forbidden.
+            export: the tools to offer; None, or one without tools, writes no tools.
+            tools: ``none`` requests an answer in text; if a provider requires declared tools for a conversation with
+                calls, they are declared and forbidden.
 
         Raises:
-            InvalidRequest: ``tools`` names a tool that is not exported, or asks for what the provider does not have.
+            InvalidRequest: ``tools`` names a tool that is not exported, or a choice that the provider does not have.
         """
 
 

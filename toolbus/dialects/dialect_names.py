@@ -1,4 +1,4 @@
-"""Finds dialects by the names that users call them."""
+"""Finds dialects by their names for users."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from toolbus.text import is_json_object
 
 Endings = Mapping[str, Ending]
 
-# OpenAI's reference, and what servers with the same API send; the names behind a line are those that send it.
+# OpenAI's reference, and words of other servers with the same API, which the comments name.
 OPENAI_CHAT_ENDINGS: Endings = {
     "stop": "complete",
     "tool_calls": "complete",
@@ -122,7 +122,7 @@ REALTIME_ENDINGS: Endings = {
     "failed": "failed",
 }
 
-# Gemini Live: google.genai.types.TurnCompleteReason; every other word of it says what is not allowed.
+# Gemini Live: google.genai.types.TurnCompleteReason; every other word of it is a refusal.
 LIVE_ENDINGS: Endings = {
     "": "complete",
     "turn_complete_reason_unspecified": "complete",
@@ -164,9 +164,9 @@ def read_end(
 
     Args:
         text, calls: of the turn.
-        reason: what the provider says beside the stop reason.
-        nameless: whether there were calls without a name, which `calls` does not hold.
-        other: whether the answer holds anything beside text, calls and reasoning: an image, a search of the provider.
+        reason: the provider's details beside the stop reason.
+        nameless: whether the answer had calls without a name, which are not in `calls`.
+        other: whether the answer has other parts than text, calls and reasoning: an image, a search of the provider.
         retry_empty: whether an empty answer without a reason is worth a second request.
     """
     word = stop.lower()
@@ -190,10 +190,10 @@ def read_end(
 
 
 def end_text(turn: Turn) -> str:
-    """Returns why a turn ended, for people: the stop reason and what the provider said beside it."""
+    """Returns why a turn ended, for people: the stop reason and the provider's details."""
     return ": ".join(filter(None, (turn.stop, turn.reason)))
 
 
 def list_parts(*parts: object) -> str:
-    """Returns the parts of an explanation that there are, as one text."""
+    """Returns the parts of an explanation that are not empty, as one text."""
     return ", ".join(str(part) for part in parts if part)

@@ -1,4 +1,4 @@
-"""Exports tools in one provider's format: names mapped, schemas converted, and a report of what was lost.
+"""Exports tools in one provider's format: with mapped names, converted schemas, and a report of losses.
 
 Converted schemas are cached by tool, so a change of one tool converts one tool.
 """
@@ -27,7 +27,7 @@ MAX_CACHED_SCHEMAS = 500  # a dialect may cache more only for one large export; 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A tool that is not offered, and why, as a sentence: no dialect or endpoint takes every tool, or so many."""
+    """A tool that is not offered, and the reason as a sentence: a schema that cannot be expressed, or a limit."""
 
     tool: str
     why: str
@@ -43,7 +43,7 @@ class Export:
         names: maps names on the wire to names on the bus, and back.
         hashes: the schema_hash of each exported tool, by its name on the bus; a call carries it, so that a tool that
             has changed since is not run with old arguments.
-        losses: what schemas lost.
+        losses: the parts of schemas that could not be expressed.
         left_out: tools that are not in `tools`.
         kept: the exported tools themselves, by their name on the bus.
         strict: the schemas that the provider enforces, by the name of the tool on the bus.
@@ -59,9 +59,9 @@ class Export:
     strict: Mapping[str, StrictSchema] = field(default_factory=dict)
 
     def without_added_nulls(self, name: str, arguments: Any) -> Any:
-        """Returns the arguments of a call of a tool without the nulls that only stand for what was left out.
+        """Returns the arguments of a call of a tool without the nulls that mean omitted arguments.
 
-        A strict dialect makes the model write every property, and null where it means none (`OpenAIChat`).
+        A strict dialect makes the model write every property, and null for an omitted one (`OpenAIChat`).
         """
         strict = self.strict.get(name)
         return arguments if strict is None else strict.without_added_nulls(arguments)
@@ -69,7 +69,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class _Converted:
-    """A tool's schema for a dialect; `strict` is None where the provider is not asked to enforce it."""
+    """A tool's schema for a dialect; `strict` is None if the provider does not enforce it."""
 
     schema: Json
     losses: tuple[Loss, ...]
@@ -80,10 +80,10 @@ class ToolWriter(ABC):
     """How one provider writes tools, in a request or in a session. Instances hold caches only; threads may share them.
 
     Class attributes:
-        name: what users call it (`openai`, `anthropic` …).
+        name: its name for users (`openai`, `anthropic` …).
         name_rule: which function names it accepts.
-        schema_rules: which part of JSON Schema it accepts; an instance may have rules of its own.
-        max_tools: how many tools it takes in one request or session; None where none is published.
+        schema_rules: which part of JSON Schema it accepts; an instance may have its own rules.
+        max_tools: how many tools it takes in one request or session; None if not published.
     """
 
     name: ClassVar[str]
@@ -92,8 +92,8 @@ class ToolWriter(ABC):
     max_tools: ClassVar[int | None] = None
 
     def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS) -> None:
-        # Whether the provider is asked to enforce schemas: False never, None where one qualifies as it is, True also
-        # where optional properties are rewritten. Only dialects whose provider can do that change it.
+        # Whether the provider enforces schemas: False never; None for schemas that qualify unchanged; True also for
+        # those whose optional properties are rewritten. Only dialects of such providers change it.
         self.strict: bool | None = False
         self._max_cached_schemas = max_cached_schemas
         # Converted schemas by the tool they came from; replaced as a whole, since threads share it.
@@ -162,5 +162,5 @@ class ToolWriter(ABC):
         """Returns one tool as a request declares it. Exports share the schema, which must not be changed."""
 
     def write_strict_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
-        """Returns one tool whose schema the provider is asked to enforce; only for dialects with `strict`."""
+        """Returns one tool whose schema the provider enforces; only for dialects with `strict`."""
         return self.write_tool(wire_name, tool, schema)

@@ -137,7 +137,7 @@ class Gemini(Dialect):
         return [content_of("model", parts), content_of("user", answers + images)]
 
     def _image_parts(self, named_results: Iterable[tuple[str, Result | ProviderAnswer]]) -> list[Json]:
-        """Returns the images of results; they stand behind all responses, since older models take none inside one."""
+        """Returns the images of results; they follow all responses, since older models do not take them inside one."""
         parts: list[Json] = []
         for wire, result in named_results:
             images = self.images.images_of(result) if isinstance(result, Result) else []
@@ -147,7 +147,7 @@ class Gemini(Dialect):
         return parts
 
     def _echo(self, turn: Turn, names: NameTable) -> list[Json] | None:
-        """Returns a turn's own parts with the calls' current ids; None where its calls differ."""
+        """Returns a turn's own parts with the calls' current ids; None if its calls differ."""
         parts = [part_of(part) for content in turn.raw for part in content.get("parts") or ()]
         places = [place for place, part in enumerate(parts) if CALL in part]
         if len(places) != len(turn.calls):
@@ -201,7 +201,7 @@ def declaration(wire_name: str, tool: Tool, schema: Json, key: str = "parameters
 
 
 def _response_schema(tool: Tool) -> Json | None:
-    """Returns the schema of a tool's results as `object_of` writes them; None where it cannot be written."""
+    """Returns the schema of a tool's results as `object_of` writes them; None if it cannot be written."""
     schema = tool.output_schema or {}
     if schema.get("type", "object") != "object":
         if '"$ref"' in tool.output_schema_json:

@@ -5,8 +5,8 @@ Messages have the keys of the Python SDK (`function_declarations`), which the se
 and `answers(...)[0]["tool_response"]` are the arguments of `send_tool_response`.
 
 Schemas have OpenAPI's keywords: the server ignores `parameters_json_schema`, and the model then calls tools without
-arguments (googleapis/python-genai issue 1147). Images in results are described: what is sent beside a tool response is
-not part of what the model reads before it goes on (pydantic-ai issue 7362).
+arguments (googleapis/python-genai issue 1147). Images in results are only described: the model does not read
+images beside a tool response before it continues (pydantic-ai issue 7362).
 """
 
 from __future__ import annotations

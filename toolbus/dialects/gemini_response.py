@@ -40,7 +40,7 @@ class PartStream(TurnStream):
         self._calls: list[ModelCall] = []
         self._deltas: list[Delta] = []
         self._stop = ""  # the finish reason; "" until it came
-        self._message = ""  # what the provider says about it; "" until it came
+        self._message = ""  # the provider's details; "" until they arrive
         self._blocked = False  # whether the prompt was blocked
         self._nameless = False  # whether a call came without a name
         self._usage: Json = {}  # the newest counts
@@ -119,7 +119,7 @@ class PartStream(TurnStream):
 
 
 def _explanation(candidate: Mapping[str, Any]) -> str:
-    """Returns what the provider says about a finish reason: its message, and the categories that were blocked."""
+    """Returns the provider's details of a finish reason: its message, and the blocked categories."""
     ratings = [_as_json(as_mapping(rating)) for rating in candidate.get("safety_ratings") or ()]
     blocked = (rating.get("category") for rating in ratings if rating.get("blocked"))
     return list_parts(candidate.get("finish_message"), *blocked)

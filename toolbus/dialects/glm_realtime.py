@@ -35,7 +35,7 @@ class GlmRealtime(FlatTools):
         """Creates the dialect of sessions in one mode.
 
         Raises:
-            SetupError: there is no such mode.
+            SetupError: the mode is unknown.
         """
         if mode not in get_args(Mode):
             raise SetupError(f"GLM realtime has no mode {mode!r}: give 'audio', which calls tools, or 'text'")

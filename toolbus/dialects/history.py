@@ -36,10 +36,10 @@ LOST_RESULT = Result(
 
 @dataclass(frozen=True, slots=True)
 class ProviderAnswer:
-    """An answer to a call that a history holds in the provider's own format.
+    """An answer to a call in a history, in the provider's own format.
 
     Attributes:
-        call_id: which call it answers; "" where the provider has no ids: it then answers the first open call.
+        call_id: which call it answers; "" if the provider has no ids: it then answers the first open call.
         message: the provider's message or item.
     """
 
@@ -87,7 +87,7 @@ def pair_calls(
         short_ids: whether all ids have nine letters and digits, those of this dialect too.
     """
     entries: list[Message | Mapping[str, Any] | _OpenTurn] = []
-    turns: list[_OpenTurn] = []  # newest first: where two turns have the same id, the newer one is answered
+    turns: list[_OpenTurn] = []  # newest first: if two turns have the same id, the newer one is answered
     for item in items:
         if isinstance(item, Turn):
             turns.insert(0, _OpenTurn(item))
@@ -139,7 +139,7 @@ class _UniqueIds:
 
 
 def call_wire_name(call: ModelCall, names: NameTable, rule: NameRule) -> str:
-    """Returns a call's name as a provider accepts it, also where the tool is no longer offered.
+    """Returns a call's name as a provider accepts it, also if the tool is no longer offered.
 
     A name that the model invented is not looked up: it may be the name of a tool on the bus that the model did not
     mean.
@@ -191,7 +191,7 @@ def exported_names(export: Export | None, rule: NameRule) -> NameTable:
 
 
 class PairedDialect(Dialect):
-    """A dialect in which each call is answered by a message of its own behind the model's.
+    """A dialect in which a separate message after the model's answers each call.
 
     Attributes:
         short_ids: see `pair_calls`.
@@ -235,7 +235,7 @@ class PairedDialect(Dialect):
         return messages + self.write_images([(wire, item.result) for wire, item in zip(wires, answered, strict=True)])
 
     def write_images(self, named_results: Sequence[tuple[str, Result]]) -> list[Json]:
-        """Returns messages with the images of results, where they cannot be in the answers to the calls.
+        """Returns messages with the images of results, if they cannot be in the answers to the calls.
 
         Args:
             named_results: each result with the name of its tool on the wire.
@@ -252,7 +252,7 @@ class PairedDialect(Dialect):
 
     @abstractmethod
     def echo(self, turn: Turn) -> list[Json] | None:
-        """Returns a turn of this dialect as it came, with the calls' current ids; None where its calls differ."""
+        """Returns a turn of this dialect unchanged but for the calls' current ids; None if its calls differ."""
 
     @abstractmethod
     def rebuild(self, turn: Turn, wires: Sequence[str]) -> list[Json]:

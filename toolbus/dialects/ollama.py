@@ -69,7 +69,7 @@ class Ollama(PairedDialect):
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
         """As in `Dialect`. The API has no tool_choice: ``none`` writes no tools, the name of a tool that tool alone.
 
-        So a model may still answer in text where a tool was chosen. ``required`` cannot be written.
+        So a model may still answer in text although a tool was chosen. ``required`` cannot be written.
         """
         forced = forced_tool(export, tools)
         if forced == ANY_TOOL:
@@ -164,9 +164,9 @@ class Ollama(PairedDialect):
         labels: list[str] = []
         images: list[str] = []
         for wire, result in named_results:
-            if found := self.images.images_of(result):
+            if of_result := self.images.images_of(result):
                 labels.append(image_label(wire))
-                images += map(base64_of, found)
+                images += map(base64_of, of_result)
         return [{"role": "user", "content": "\n".join(labels), "images": images}] if images else []
 
     def with_call_id(self, answer: ProviderAnswer, call_id: str) -> Json:
@@ -201,7 +201,7 @@ class _OllamaStream(TurnStream):
         self._calls: list[Json] = []
         self._ids: list[str] = []  # of the calls, by place
         self._nameless = False  # whether a call came without a name
-        self._last: Json = {}  # the stop reason and the counts, as far as they came
+        self._last: Json = {}  # the stop reason and the counts received so far
         self._done = False  # whether the last chunk came
 
     def read(self, event: Any) -> list[Delta]:

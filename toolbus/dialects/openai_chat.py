@@ -1,7 +1,7 @@
 """Writes OpenAI's chat completions, strictly, so that the many compatible servers accept them.
 
-A model's reasoning goes back to it, since thinking models refuse a turn without it, and only where it came, since
-other models refuse it. Responses are read in `openai_chat_response`.
+A model's reasoning is sent back only if the model wrote some: thinking models refuse a turn without it, other models
+refuse a turn with it. Responses are read in `openai_chat_response`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class OpenAIChat(PairedDialect):
     """`/v1/chat/completions`.
 
     Args:
-        strict: whether the server is asked to enforce schemas (`strict: true`). False: never, since many servers that
-            speak the format refuse a key that they do not know. None: where a schema qualifies as it is. True: also
-            with optional properties as nullable ones; `Export.without_added_nulls` then says what a call means.
+        strict: whether the server enforces schemas (`strict: true`). False: never, since many servers with this format
+            refuse a key that they do not know. None: for schemas that qualify unchanged. True: also with optional
+            properties as nullable ones; `Export.without_added_nulls` then restores the meaning of a call.
         short_ids: whether calls in a conversation have ids of nine letters and digits: Mistral refuses all others, and
             another server of this format may have given them.
     """
@@ -90,7 +90,7 @@ class OpenAIChat(PairedDialect):
         return ChatStream(names)
 
     def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
-        """As in `Dialect`. ``none`` writes no tools at all: llama.cpp and others call in spite of tool_choice none."""
+        """As in `Dialect`. ``none`` writes no tools: llama.cpp and others call although tool_choice is none."""
         forced = forced_tool(export, tools)
         request = chat_request(self, items, export, tools)
         if forced is not None:

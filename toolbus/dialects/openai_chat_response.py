@@ -31,7 +31,7 @@ def read_answer(answer: Any, names: NameTable) -> Turn:
     """Reads a whole answer: its first choice.
 
     Raises:
-        EndpointError: it is an error, or holds no choice.
+        EndpointError: it is an error, or has no choice.
     """
     answer = as_mapping(answer)
     if answer.get("error"):
@@ -58,7 +58,7 @@ def read_message(
     """Reads a message of the model.
 
     Args:
-        reason: what the server says beside the stop reason.
+        reason: the server's details beside the stop reason.
     """
     text, thinking = _text_and_thinking(message.get("content"))
     refusal = _refusal(message)
@@ -161,7 +161,7 @@ class ChatStream(TurnStream):
         self._reasoning_key = ""  # the key of the first reasoning; "" until it came
         self._calls: list[_PartialCall] = []
         self._stop = ""  # the finish reason; "" until it came
-        self._reason = ""  # what came beside it
+        self._reason = ""  # its details
         self._usage: Any = None  # the last that came: mostly in a chunk without choices, behind the finish reason
 
     def read(self, event: Any) -> list[Delta]:
@@ -229,8 +229,8 @@ class _PartialCall:
     def __init__(self, index: int) -> None:
         self.index = index  # its place among the calls, by the server or by arrival
         self.id = ""  # the last that came; "" until then
-        self.name = ""  # as far as it came
-        self._arguments = ""  # as far as they came
+        self.name = ""  # so far
+        self._arguments = ""  # so far
         self._extra: Json = {}  # all other keys, to be echoed
 
     def take(self, entry: Json, names: NameTable) -> None:

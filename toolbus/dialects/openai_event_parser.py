@@ -95,10 +95,10 @@ class OpenAIEventParser(RealtimeParser):
         return [] if read is None else read(event)
 
     def call_id(self, response: str, place: int | None, source: Mapping[str, Any]) -> str:
-        """Returns a call's id, "" where it is not known yet.
+        """Returns a call's id, "" if it is not known yet.
 
         Args:
-            place: the call's output_index in the response; None where the event has none.
+            place: the call's output_index in the response; None if the event has none.
             source: the event, or the item in it, that describes the call.
         """
         return string(source, "call_id")
@@ -125,7 +125,7 @@ class OpenAIEventParser(RealtimeParser):
     def _arguments_complete(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
         arriving = self._find(event, event)
         arriving.ended, arriving.name = True, string(event, "name") or arriving.name
-        # It also comes where the response was cut: without arguments only what follows tells that it was not.
+        # It also comes if the response was cut: without arguments, only later events show whether it was.
         return self._report(arriving, event) if arguments(event, "arguments") or arriving.arguments else []
 
     def _item_complete(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
@@ -158,7 +158,7 @@ class OpenAIEventParser(RealtimeParser):
         return string(event, "response_id") or next(reversed(self._names_by_response), "")
 
     def _find(self, event: Mapping[str, Any], source: Mapping[str, Any]) -> _ArrivingCall:
-        """Returns the call of an event, found by the event's keys; a new one where none is known."""
+        """Returns the call of an event, found by the event's keys; a new one if none is known."""
         response = self._response_of(event)
         index = event.get("output_index")
         place = index if isinstance(index, int) else None
@@ -220,20 +220,20 @@ def _error(event: Mapping[str, Any]) -> list[RealtimeEvent]:
 
 
 def string(message: Mapping[str, Any], key: str) -> str:
-    """Returns a text of a message, "" where it has none."""
+    """Returns a text of a message; "" if it is missing."""
     value = message.get(key)
     return value if isinstance(value, str) else ""
 
 
 def arguments(message: Mapping[str, Any], key: str) -> str:
-    """Returns a call's arguments as text, whether they came as text or as an object; "" where there are none."""
+    """Returns a call's arguments as text, whether they came as text or as an object; "" if missing."""
     try:
         return arguments_text(message.get(key))
-    except (TypeError, ValueError, RecursionError):  # an object that JSON cannot hold
+    except (TypeError, ValueError, RecursionError):  # an object that is not JSON
         return ""
 
 
 def mapping(message: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Returns an object of a message, an empty one where it has none."""
+    """Returns an object of a message; an empty one if it is missing."""
     value = message.get(key)
     return value if isinstance(value, Mapping) else {}

@@ -25,10 +25,10 @@ from toolbus.v1 import tool_pb2 as pb
 
 
 class OpenAIEventsDialect(RealtimeDialect):
-    """What the providers that use OpenAI's realtime events have in common.
+    """The common part of providers with OpenAI's realtime events.
 
     Class attributes:
-        accepted_images: which images in results its models look at.
+        accepted_images: which images in results its models accept.
 
     Args:
         images: False for a model that refuses images: the text of a result then describes them.
@@ -110,5 +110,5 @@ def _images_item(wire: str, images: Sequence[pb.ImageContent]) -> Json:
 
 
 def with_choice(session: Json) -> Json:
-    """Returns a session's settings in which the model chooses among the tools, where there are any."""
+    """Returns a session's settings in which the model chooses among the tools, if it has any."""
     return {**session, "tool_choice": "auto"} if session["tools"] else session

@@ -80,7 +80,7 @@ def _text(content: Any) -> str:
 
 
 def _refusal(content: Any) -> str:
-    """Returns the text with which the model refuses to answer; "" where it does not."""
+    """Returns the text with which the model refuses to answer; "" if it does not."""
     return "" if isinstance(content, str) else "".join(str(part.get("refusal") or "") for part in _objects(content))
 
 
@@ -92,7 +92,7 @@ class ResponseStream(TurnStream):
     def __init__(self, names: NameTable) -> None:
         super().__init__()
         self._names = names
-        self._items: dict[Hashable, Json] = {}  # output items as far as they came, by their place in the answer
+        self._items: dict[Hashable, Json] = {}  # received parts of output items, by their place in the answer
         self._reasoning: list[str] = []
         self._response: Mapping[str, Any] | None = None  # the response in the last event; None until then
         self._take: dict[str, Callable[[Mapping[str, Any]], list[Delta]]] = {
@@ -129,7 +129,7 @@ class ResponseStream(TurnStream):
         return turn if turn.reasoning else replace(turn, reasoning="".join(self._reasoning))
 
     def _item_of(self, event: Mapping[str, Any], default: Json) -> Json:
-        """Returns the item that an event is about, created from the default where the server did not announce it."""
+        """Returns the item that an event is about, created from the default if the server did not announce it."""
         place = event.get("output_index", event.get("item_id"))
         if place not in self._items:
             item_id = {"id": event["item_id"]} if event.get("item_id") else {}

@@ -25,7 +25,7 @@ def answer_text(result: Result) -> str:
 def object_of(result: Result) -> dict[str, Any]:
     """Returns a result as an object: an object is passed on, anything else is wrapped as `{"result": …}`.
 
-    A failure has an `error`, with what the tool returned, if anything, as `result` beside it. Content is a text under
+    A failure has an `error`, and the tool's output, if any, as `result`. Content is a text under
     `content`.
     """
     output = parsed_output(result.output_json)
@@ -43,6 +43,6 @@ def object_of(result: Result) -> dict[str, Any]:
 
 
 def arguments_object(arguments_json: str) -> dict[str, Any]:
-    """Returns a model's arguments as an object, `{}` where they are not one: to echo a call, not to make it."""
+    """Returns a model's arguments as an object, or `{}`: to echo a call, not to make it."""
     arguments = parsed_output(arguments_json)
     return arguments if isinstance(arguments, dict) else {}

@@ -1,6 +1,6 @@
 """Defines a realtime dialect: how a provider's session, a socket that stays open, offers tools and answers calls.
 
-Its parser turns the provider's events into the few that matter here; the session decides what to do about them.
+Its parser converts the provider's events into the few kinds that a session uses.
 """
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ class RealtimeDialect(ToolWriter):
         """
 
     def request(self, export: Export | None = None, tools: ToolChoice = "auto") -> list[Json]:
-        """Returns the events that request a response; none where the provider always responds by itself.
+        """Returns the events that request a response; empty if the provider always responds by itself.
 
         Args:
             export: the tools of the session, for a choice that names or requires one.
             tools: the choice for this response.
 
         Raises:
-            InvalidRequest: there is no such tool, or the provider has no choice for a response.
+            InvalidRequest: the tool is unknown, or the provider has no choice for a response.
         """
         if tools != "auto":
             raise InvalidRequest(

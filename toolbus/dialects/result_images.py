@@ -33,7 +33,7 @@ class ImageRule:
         return [block.image for block in result.content if self._accepts(block)]
 
     def text_beside_images(self, result: Result) -> str:
-        """Returns the text of all that `images_of` does not return; "" where nothing else is in the result."""
+        """Returns the text of the parts that `images_of` does not return; may be ""."""
         rest = replace(result, content=tuple(block for block in result.content if not self._accepts(block)))
         text = answer_text(rest)
         return "" if text == "null" and not rest.content else text
@@ -47,8 +47,8 @@ class ImageRule:
 ANTHROPIC_IMAGES = ImageRule(frozenset((*_COMMON_TYPES, "image/gif")), 5 * MIB * 3 // 4)
 OPENAI_IMAGES = ImageRule(frozenset((*_COMMON_TYPES, "image/gif")), 15 * MIB)
 GEMINI_IMAGES = ImageRule(frozenset((*_COMMON_TYPES, "image/heic", "image/heif")), 7 * MIB)
-# PNG and JPEG are what every build of Ollama's server decodes, and what OpenAI documents for sessions. Neither has a
-# published limit of its own; an event of a session is one message of its socket.
+# Every build of Ollama's server decodes PNG and JPEG, and OpenAI documents these for sessions. Neither publishes a
+# limit; an event of a session is one message of its socket.
 OLLAMA_IMAGES = ImageRule(frozenset(("image/jpeg", "image/png")), 15 * MIB)
 OPENAI_REALTIME_IMAGES = ImageRule(frozenset(("image/jpeg", "image/png")), 5 * MIB)
 NO_IMAGES = ImageRule(frozenset(), 0)

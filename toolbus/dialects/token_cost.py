@@ -43,7 +43,7 @@ def estimate_tokens(value: Export | Any) -> int:
 
 
 def costs(export: Export) -> dict[str, int]:
-    """Returns what each exported tool costs, by its name on the bus, in the order of the export."""
+    """Returns the tokens of each exported tool, by its name on the bus, in the order of the export."""
     return {name: estimate_tokens(tool) for name, tool in zip(export.names.to_wire, export.tools, strict=True)}
 
 

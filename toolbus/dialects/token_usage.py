@@ -1,7 +1,7 @@
-"""Reads how many tokens an answer cost, in each provider's terms.
+"""Reads the tokens of a request and its answer from each provider's fields.
 
-Providers differ in what they count: Anthropic's input leaves out what the cache held, Gemini's output leaves out
-reasoning. `Usage` always counts both.
+Providers count differently: Anthropic's input does not include cached tokens, Gemini's output does not include
+reasoning. `Usage` always includes both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from toolbus.dialects.conversation import Usage, add_counts
 
 
 def chat_usage(usage: Any) -> Usage | None:
-    """Reads usage of chat completions; None where there is none."""
+    """Reads usage of chat completions; None if it is missing."""
     if not isinstance(usage, Mapping):
         return None
     # `details`; before them DeepSeek's key, and Moonshot's
@@ -27,7 +27,7 @@ def chat_usage(usage: Any) -> Usage | None:
 
 
 def responses_usage(usage: Any) -> Usage | None:
-    """Reads usage of Responses and of realtime sessions; None where there is none."""
+    """Reads usage of Responses and of realtime sessions; None if it is missing."""
     if not isinstance(usage, Mapping):
         return None
     cached = (_detail(usage, f"input_{each}_details", "cached_tokens") for each in ("tokens", "token"))
@@ -40,7 +40,7 @@ def responses_usage(usage: Any) -> Usage | None:
 
 
 def anthropic_usage(usage: Any) -> Usage | None:
-    """Reads usage of Messages; None where there is none."""
+    """Reads usage of Messages; None if it is missing."""
     if not isinstance(usage, Mapping):
         return None
     counts = [_count(usage.get(key)) for key in ("input_tokens", "cache_creation_input_tokens")]
@@ -55,7 +55,7 @@ def anthropic_usage(usage: Any) -> Usage | None:
 
 
 def gemini_usage(usage: Any) -> Usage | None:
-    """Reads the usage metadata of Gemini, with the SDK's keys; None where there is none."""
+    """Reads the usage metadata of Gemini, with the SDK's keys; None if it is missing."""
     if not isinstance(usage, Mapping):
         return None
     thoughts = _count(usage.get("thoughts_token_count"))
@@ -65,7 +65,7 @@ def gemini_usage(usage: Any) -> Usage | None:
 
 
 def ollama_usage(answer: Mapping[str, Any]) -> Usage | None:
-    """Reads the counts of Ollama's last chunk; None where there are none."""
+    """Reads the counts of Ollama's last chunk; None if they are missing."""
     return _usage(
         answer.get("prompt_eval_count"), answer.get("eval_count"), answer.get("prompt_eval_cached_count"), None
     )
@@ -79,7 +79,7 @@ def _usage(input_tokens: Any, output_tokens: Any, cached: Any, reasoning: Any) -
 
 
 def _count(value: Any) -> int | None:
-    """Returns a count, None where the value is not a count."""
+    """Returns a count; None for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 

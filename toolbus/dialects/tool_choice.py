@@ -29,7 +29,7 @@ def chosen_names(tools: ToolChoice) -> tuple[str, ...]:
 
 
 def forces_call(tools: ToolChoice) -> bool:
-    """Tells whether a choice leaves the model nothing but to call."""
+    """Tells whether a choice forces the model to call."""
     return tools not in ("auto", "none")
 
 
@@ -39,10 +39,10 @@ def follows(turn: Turn, tools: ToolChoice) -> bool:
 
 
 def forced_tool(export: Export | None, tools: ToolChoice) -> str | None:
-    """Returns the wire name of the tool that the model must call, `ANY_TOOL` for any; None where it may call none.
+    """Returns the wire name of the tool that the model must call, `ANY_TOOL` for any; None if no call is forced.
 
     Raises:
-        InvalidRequest: there is no such tool in the export, or none at all.
+        InvalidRequest: the export does not have the tool, or is empty.
     """
     if not forces_call(tools):
         return None

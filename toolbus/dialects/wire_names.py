@@ -60,7 +60,7 @@ class NameTable:
         """Returns the table for a set of names. It does not depend on their order.
 
         A valid name is used unchanged. Another one has its forbidden characters replaced, and gets a hash of itself
-        where the result is taken, too long, or meaningless (a name of forbidden characters only).
+        if the result is taken, too long, or meaningless (a name of forbidden characters only).
         """
         unique = list(dict.fromkeys(names))
         stems = {name: _stem(name, rule) for name in unique}
@@ -96,7 +96,7 @@ class NameTable:
 
 
 def _stem(name: str, rule: NameRule) -> str:
-    """Returns a name with forbidden characters replaced; it may be too long. "" where it would be meaningless."""
+    """Returns a name with forbidden characters replaced; it may be too long. "" if it would be meaningless."""
     if rule.accepts(name):
         return name
     stem = rule.forbidden.sub("_", name)

@@ -1,7 +1,7 @@
 """Asks a program before a call is made: its hook lets the call run, refuses it or changes its arguments.
 
-Whatever goes wrong on the way refuses the call. Nothing runs that the hook has not seen: the arguments that are sent
-are written from the values that it was given, so that a tool which reads JSON in another way gets the same.
+Every failure refuses the call. A call runs only with arguments that the hook has seen: they are written from the values
+that the hook got, so that a tool that reads JSON in another way gets the same values.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ log = logging.getLogger("toolbus.loop")
 NOT_APPROVED = "not_approved"  # `CallError.reason` of calls that were refused here
 
 Decision: TypeAlias = bool | str | Mapping[str, Any]
-"""What a hook answers: True runs the call, False refuses it, a text refuses it and tells the model why, a mapping runs
-it with these arguments instead of the model's."""
+"""The answer of a hook: True runs the call, False refuses it, a text refuses it and is the reason for the model, a
+mapping runs it with these arguments instead of the model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class ApprovalRequest:
     """A call that waits for the hook.
 
     Attributes:
-        tool: as the model was offered it.
+        tool: as it was offered to the model.
         call: as the model wrote it.
-        arguments: the values that the tool gets. A hook returns other ones; changing these changes nothing.
-        round: in which round; 0 for a call that a rule makes; in a realtime session the number of the response.
+        arguments: the values that the tool gets. To change them, a hook returns others; changes of these are ignored.
+        round: the number of the round; 0 for a call of a rule; in a realtime session the number of the response.
         order: its place among the calls of the round, from 0.
-        context: on whose behalf it is made; None where the program has not said so.
+        context: on whose behalf it is made; None if the program has set no context.
     """
 
     tool: Tool
@@ -64,14 +64,14 @@ class Approved:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequested:
-    """A call waits for the hook, which is asked now."""
+    """A call waits for the hook, which is called next."""
 
     request: ApprovalRequest
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalGiven:
-    """The hook has answered; `decision` is None where it failed, which refuses the call."""
+    """The hook has answered; `decision` is None if it failed, which refuses the call."""
 
     request: ApprovalRequest
     decision: Decision | None
@@ -86,7 +86,7 @@ ApprovalEvent: TypeAlias = ApprovalRequested | ApprovalGiven
 
 
 def is_destructive(tool: Tool) -> bool:
-    """Tells whether a tool says of itself that it may destroy something."""
+    """Tells whether a tool is declared destructive."""
     return tool.annotations.destructive is True
 
 
@@ -94,9 +94,9 @@ class Approval:
     """Asks one hook, about one call at a time: a person answers one question after the other. For one event loop.
 
     Args:
-        needed: which tools' calls it is asked about.
-        notify: receives the events; None where there is no receiver.
-        remembers: whether a call that was refused is refused again without asking; for as long as the object lives.
+        needed: tells whether calls of a tool need approval.
+        notify: receives the events; None: no receiver.
+        remembers: whether a call that was refused is refused again without the hook, as long as this object exists.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Approval:
         self._lock = asyncio.Lock()  # one question at a time, in the order in which the calls came
 
     def needs(self, tool: Tool) -> bool:
-        """Tells whether the hook is asked about a tool's calls; also where the program's own choice fails."""
+        """Tells whether a tool's calls need approval; they do if the program's own choice fails."""
         try:
             return bool(self._needed(tool))
         except Exception:
@@ -123,7 +123,7 @@ class Approval:
             return True
 
     async def decide(self, request: ApprovalRequest) -> Approved | Result:
-        """Returns the arguments that the call is made with, or the error that replaces its result.
+        """Returns the arguments of the call if it may run, or the error that replaces its result.
 
         Cancelling it cancels the hook.
         """
@@ -135,19 +135,19 @@ class Approval:
         async with self._lock:
             if key in self._refused:
                 return _refusal(request, "the same call was refused before in this turn", _GO_ON)
-            self._tell(ApprovalRequested(request))
+            self._report(ApprovalRequested(request))
             decision, outcome = await self._ask(request, arguments_json)
             if self._remembers and decision is not None and not isinstance(outcome, Approved):
                 self._refused.add(key)
-            self._tell(ApprovalGiven(request, decision))
+            self._report(ApprovalGiven(request, decision))
             return outcome
 
-    def _tell(self, event: ApprovalEvent) -> None:
+    def _report(self, event: ApprovalEvent) -> None:
         if self._notify is not None:
             self._notify(event)
 
     async def _ask(self, request: ApprovalRequest, arguments_json: str) -> tuple[Decision | None, Approved | Result]:
-        """Asks the hook. Returns its answer, None where it failed, and what follows from it."""
+        """Calls the hook. Returns its answer, None if it failed, and the arguments or the refusal."""
         try:
             answer = self._hook(request)
             decision = await answer if inspect.isawaitable(answer) else answer
@@ -169,18 +169,17 @@ class Approval:
                 quote(request.tool.name),
                 error,
             )
-        except TimeoutError as error:  # of the hook itself: it is to have a limit of its own
+        except TimeoutError as error:  # of the hook itself: the loop sets none
             log.warning("the approval of %s timed out%s: the call is refused", quote(request.tool.name), _detail(error))
         except Exception:
             log.exception("the approval of %s failed: the call is refused", quote(request.tool.name))
         else:
             why = f"it was refused: {decision}" if decision else "the user refused this call"
             return decision, _refusal(request, why, _GO_ON)
-        return None, _refusal(request, _NOBODY, _GO_ON)
+        return None, _refusal(request, "its approval failed", _GO_ON)
 
 
-_NOBODY = "nobody could be asked whether it may run"
-_GO_ON = "Do not make the same call again: tell the user what you wanted to do, or go on without it."
+_GO_ON = "Do not make the same call again: tell the user what you wanted to do, or continue without it."
 
 
 class _NoDecision(Exception):
@@ -188,7 +187,7 @@ class _NoDecision(Exception):
 
 
 def check_hook(hook: Approve) -> Approve:
-    """Returns what a program gives as `approve`.
+    """Returns the `approve` of a program.
 
     Raises:
         SetupError: it cannot be called.
@@ -202,8 +201,8 @@ def _detail(error: Exception) -> str:
     return f" ({shorten(str(error))})" if str(error) else ""
 
 
-def _refusal(request: ApprovalRequest, why: str, what_to_do: str) -> Result:
-    text = f"{request.tool.name} was not run: {why}. {what_to_do}"
+def _refusal(request: ApprovalRequest, why: str, advice: str) -> Result:
+    text = f"{request.tool.name} was not run: {why}. {advice}"
     return Result(
         is_error=True, error=CallError(Code.PERMISSION_DENIED, text, Stage.NOT_DISPATCHED, reason=NOT_APPROVED)
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.tool import CallError, Result
 
-# Above this rate a model talks to its tools instead of its user.
+# Above this rate a model calls tools instead of talking to its user.
 WINDOW_CALLS = 4
 WINDOW_SECONDS = 15.0
 
@@ -18,7 +18,7 @@ class CallRateLimit:
     """Counts the calls of the last seconds. A refused call does not count, so the limit always ends.
 
     Raises:
-        SetupError: from the constructor, where a limit is not above 0.
+        SetupError: from the constructor, if a limit is not above 0.
     """
 
     def __init__(self, calls: int, seconds: float, clock: Callable[[], float]) -> None:
@@ -31,7 +31,7 @@ class CallRateLimit:
         self._made: deque[float] = deque()  # when the calls of the window were made, oldest first
 
     def refusal(self, name: str) -> Result | None:
-        """Returns the error that replaces a call's result; None where the call may be made, which then counts.
+        """Returns the error that replaces a call's result; None if the call may be made, which then counts.
 
         Args:
             name: of the tool, as the model knows it.
@@ -47,7 +47,7 @@ class CallRateLimit:
             Code.OVERLOADED,
             f"{name} was not run: a live conversation may make {self._calls} tool calls in {self._seconds:g} seconds, "
             f"and the next call is possible in {math.ceil(wait)} seconds. Call no tool until then, also not with other "
-            "arguments: tell the user what you know already.",
+            "arguments: tell the user what you already know.",
             Stage.NOT_DISPATCHED,
             limit=("window_calls", float(self._calls)),
             retry_after_seconds=wait,

@@ -51,17 +51,17 @@ def injection_tool() -> Tool:
 class DeferredTools:
     """The offered tools of one conversation in deferred mode. For one thread at a time, apart from `search`.
 
-    The order suits prompt caches: tools that were offered before stay in front, injected tools follow. A tool that
-    leaves the catalog is offered again when it comes back.
+    The order suits prompt caches: tools that were offered before come first, injected tools follow. A tool that leaves
+    the catalog is offered again when it returns.
 
     Args:
-        pinned: names that are offered from the start, whenever the catalog has them; the first ones where not all fit.
-        cache: shared by the conversations of a program, so that a catalog is indexed once; None: one of its own.
+        pinned: names that are offered from the start, if the catalog has them; the first ones if not all fit.
+        cache: shared by the conversations of a program, so that a catalog is indexed once; None: a new one.
 
     Attributes:
         limit: how many tools are offered at most, these two included; None: the pinned ones and MAX_INJECTED. Pinned
-            tools leave room for MAX_INJECTED_AT_ONCE others, or for half of the limit. Where injected tools do not fit,
-            those leave that were requested or called least recently.
+            tools leave room for MAX_INJECTED_AT_ONCE others, or for half of the limit. If injected tools do not fit,
+            those that were requested or called least recently are removed.
         unpinned: how many pinned tools of the catalog do not fit.
     """
 
@@ -92,7 +92,7 @@ class DeferredTools:
         return len(self._tools) - len(self._shown) - sum(name in self._tools for name in self._injected)
 
     def offered(self, tools: Iterable[Tool]) -> list[Tool]:
-        """Returns the tools of a catalog that the model is offered. `search` and `inject` then use this catalog.
+        """Returns the offered tools of a catalog. `search` and `inject` then use this catalog.
 
         The two tools of this mode come first, then the pinned ones in the order of the catalog, then the injected
         ones. A tool of the catalog with the name of one of the two is hidden.
@@ -132,9 +132,9 @@ class DeferredTools:
         return oldest
 
     def offer(self, names: Iterable[str]) -> list[str]:
-        """Injects tools that the catalog has; a tool that is injected already counts as needed now.
+        """Injects tools that the catalog has; a tool that is already injected counts as needed now.
 
-        Returns the names of the tools that left for them.
+        Returns the names of the tools that were removed for them.
         """
         for name in names:
             if name in self._tools and name not in self._shown:
@@ -142,19 +142,19 @@ class DeferredTools:
         return self._evict(self._room)
 
     def suggest(self, text: str) -> None:
-        """Injects the tools that a user's message seems to be about. Call it before the model is asked, not between.
+        """Injects the tools that match a user's message. Call it before the first request of a turn only.
 
-        To search takes too long for an event loop. Where too many tools are offered by now, half of them leave at
-        once: with each that left, a provider's prompt cache would have to begin anew.
+        The search takes too long for an event loop. If too many tools are offered, half of them are removed at once:
+        each removal invalidates a provider's prompt cache.
         """
-        found = self._index().search(text, top_k=SUGGESTED)["results"]
-        names = [result["name"] for result in found]
+        results = self._index().search(text, top_k=SUGGESTED)["results"]
+        names = [result["name"] for result in results]
         self.offer(name for name in names if name in self._injected)
         new = [name for name in names if name not in self._injected and name not in self._shown]
-        most = min(MAX_SUGGESTED, self._room)
-        if len(self._injected) + len(new) > most:
-            self._evict(most // 2)
-        self.offer(new[: max(0, most - len(self._injected))])
+        limit = min(MAX_SUGGESTED, self._room)
+        if len(self._injected) + len(new) > limit:
+            self._evict(limit // 2)
+        self.offer(new[: max(0, limit - len(self._injected))])
 
     def search(self, arguments: Mapping[str, Any] | str) -> Result:
         """Answers a call of `search_tools`; arguments may be the model's JSON text. May be called from any thread."""
@@ -181,11 +181,11 @@ class DeferredTools:
             else:
                 name = repair_utf8(name[:MAX_NAME])
                 unknown[name] = self._similar(name) if len(unknown) < MAX_CORRECTED else []
-        left = self.offer([*already, *injected])
+        removed = self.offer([*already, *injected])
         answer: dict[str, Any] = {"injected": injected, "already_offered": already, "unknown": unknown}
-        if left:
-            answer["no_longer_offered"] = left  # may hold requested ones, where there is room for few
-            answer["injected"] = [name for name in injected if name not in left]
+        if removed:
+            answer["no_longer_offered"] = removed  # may hold requested ones, if the limit is small
+            answer["injected"] = [name for name in injected if name not in removed]
         if injected or already:
             return _answer({"success": True, **answer})
         why = f"no tool has such a name: use one of the names listed under unknown, or one that {SEARCH_TOOLS} found"

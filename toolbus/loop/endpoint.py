@@ -25,7 +25,7 @@ log = logging.getLogger("toolbus.loop")
 
 Ask = Callable[[Json], Any]
 
-MAX_TOKENS = 4096  # of an answer of Anthropic's, where a program names no number
+MAX_TOKENS = 4096  # of an answer of Anthropic's, if the program sets no number
 # The keys of requests that a loop writes itself, in the terms of all providers.
 _LOOP_KEYS = frozenset(
     (
@@ -41,9 +41,9 @@ class Endpoint:
 
     Attributes:
         dialect: the format of its requests and answers.
-        ask: takes a request. Returns, or is awaited for, a whole answer or an async iterator of its events.
+        ask: takes a request. Returns a whole answer or an async iterator of its events, or an awaitable of either.
         name: for errors and logs.
-        options: the keys that its program put into every request; who asks besides the loop leaves them as they are.
+        options: the keys that its program sets in every request; councils do not change them.
     """
 
     dialect: Dialect
@@ -98,12 +98,12 @@ def openai_endpoint(
     """Returns a model behind chat completions.
 
     Args:
-        client: an `openai.AsyncOpenAI`, with the base_url of any server that speaks the same.
+        client: an `openai.AsyncOpenAI`, with the base_url of any server with the same API.
         stream: False for a server that cannot stream calls.
-        strict: whether the server enforces schemas (`OpenAIChat`). None: OpenAI's own does where a schema qualifies as
-            it is, another server is not asked to, since some refuse the key.
-        options: further keys of every request (temperature …). A streamed answer is asked to count its tokens, unless
-            there are `stream_options`; None sends none.
+        strict: whether the server enforces schemas (`OpenAIChat`). None: OpenAI's own does for schemas that qualify
+            unchanged, other servers do not, since some refuse the key.
+        options: further keys of every request (temperature …). Requests for streamed answers also request a count of
+            tokens, unless `stream_options` is set; None sends no `stream_options`.
 
     Raises:
         SetupError: an option is one that the loop writes.
@@ -127,10 +127,10 @@ def openai_endpoint(
 
 
 class _CountedChat:
-    """Asks a server to count the tokens of streamed answers, until it refuses to.
+    """Requests a count of tokens for streamed answers, until the server refuses it.
 
-    Most servers count only when they are asked; some refuse keys that they do not know. A first request that is refused
-    costs less than to know no tokens of all others.
+    Most servers count only on request; some refuse keys that they do not know. One refused request costs less than to
+    have no counts at all.
     """
 
     def __init__(self, client: Any, fixed: Json) -> None:
@@ -175,7 +175,7 @@ def anthropic_endpoint(
 
     Args:
         client: an `anthropic.AsyncAnthropic`.
-        max_tokens: of one answer; 4,096 by default, since this provider wants a number.
+        max_tokens: of one answer; 4,096 by default, since this provider requires a number.
         options: as for `openai_endpoint`.
     """
     from toolbus.dialects.anthropic import Anthropic
@@ -222,7 +222,7 @@ def ollama_endpoint(client: Any, model: str, *, stream: bool = True, **options: 
     fixed = _fixed(options) | {"model": model, "stream": stream}
 
     def ask(request: Json) -> Any:
-        if "options" in request:  # temperature and length of one request; what the program set stays beside them
+        if "options" in request:  # temperature and length of one request; the program's other options stay
             request = request | {"options": {**dict(fixed.get("options") or {}), **request["options"]}}
         return client.chat(**fixed | request)
 
@@ -256,27 +256,27 @@ def endpoint_of(client: Any, model: str, **options: Any) -> Endpoint:
 
 
 def check_endpoint(endpoint: Endpoint) -> Endpoint:
-    """Returns what a program gives as an endpoint, which may be the client of a provider by mistake.
+    """Returns the endpoint of a program, which may be the client of a provider by mistake.
 
     Raises:
         SetupError: it is not an endpoint.
     """
     if not isinstance(endpoint, Endpoint):
         raise SetupError(
-            f"{quote(repr(endpoint))} is not an endpoint: give openai_endpoint(client, model), or what another "
-            "function of toolbus.loop makes of the client of a provider"
+            f"{quote(repr(endpoint))} is not an endpoint: give openai_endpoint(client, model), or the result of "
+            "another endpoint function of toolbus.loop"
         )
     return endpoint
 
 
 def _package(client: Any) -> str:
-    """Returns the package of a provider's client, which may be of a subclass of a program's own; "" if unknown."""
+    """Returns the package of a provider's client, which may be of a program's own subclass; "" if unknown."""
     packages = (kind.__module__.partition(".")[0] for kind in type(client).__mro__)
     return next((package for package in packages if package in _CLIENTS), "")
 
 
 def _check(client: Any, package: str) -> None:
-    """Checks a client that is known; a program may give an object of its own that has the same methods.
+    """Checks a known client; a program may also give its own object with the same methods.
 
     Raises:
         SetupError: it is one of another provider, or it blocks.

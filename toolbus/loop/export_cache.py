@@ -1,4 +1,4 @@
-"""Exports the current catalog of a source in one dialect, once for as long as the catalog stays the same."""
+"""Exports the current catalog of a source in one dialect, and caches the export until the catalog changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolbus.tool import Tool
 
 log = logging.getLogger("toolbus.loop")
 
-MAX_EXPORTS = 8  # of conversations in deferred mode that alternate, each with tools of its own
+MAX_EXPORTS = 8  # of conversations in deferred mode that alternate, each with its own tools
 
 _Key: TypeAlias = tuple[int, tuple[str, ...] | None, int | None, int]  # revision, injected names, limit, refusals
 
@@ -30,7 +30,7 @@ class ExportCache:
     Args:
         list_timeout: seconds to wait for the catalog.
         max_tools: see `LoopSettings`.
-        refused: what the endpoint refuses, which is not exported; None: nothing is known.
+        refused: the refusals of the endpoint, which are not exported; None: no refusals.
     """
 
     def __init__(
@@ -85,19 +85,19 @@ class ExportCache:
         if self._warned or not (loop_tools.limited or loop_tools.unpinned):
             return
         self._warned = True
-        most = f"a request of {self._dialect.name} takes {self._max_tools} (LoopSettings(max_tools=…) sets it)"
+        limit = f"a request of {self._dialect.name} takes {self._max_tools} (LoopSettings(max_tools=…) sets it)"
         if loop_tools.unpinned:
             log.warning(
-                "%s: %d pinned tools are not offered from the start, so that there is room for others; pin fewer",
-                most,
+                "%s: %d pinned tools are not offered from the start, to leave room for others; pin fewer",
+                limit,
                 loop_tools.unpinned,
             )
         else:
             log.warning(
-                "the catalog has %d tools and %s: the model is offered those that the conversation seems to need, and "
-                "finds the others with search_tools. ToolLoop(pinned=[…]) says which ones are always offered",
+                "the catalog has %d tools and %s: only those that match the conversation are offered, and the model "
+                "finds the others with search_tools. ToolLoop(pinned=[…]) names tools that are always offered",
                 count,
-                most,
+                limit,
             )
 
     async def _list(self) -> tuple[int, Sequence[Tool]]:
@@ -113,7 +113,7 @@ class ExportCache:
         if self._catalog is not None:
             missing = missing_after_restart(self._source, (tool.name for tool in self._catalog[1]), catalog[1])
             if missing:
-                text = "the bus has just restarted, and %d tools are not back yet: using the last known catalog"
+                text = "the bus has just restarted, and %d tools are not registered yet: using the last known catalog"
                 log.info(text, len(missing))
                 return self._catalog
         self._catalog = catalog
@@ -130,15 +130,16 @@ class ExportCache:
 
 
 def export_within(dialect: ToolWriter, tools: Sequence[Tool]) -> Export:
-    """Returns the tools that a session can be offered: the first ones of the catalog, as many as its provider takes.
+    """Returns the tools for a session: the first ones of the catalog, as many as its provider takes.
 
-    Searching needs a list of tools that changes in the middle of an answer, which not every session has.
+    A search would need a list of tools that changes in the middle of an answer, which not every session has.
     """
-    most = dialect.max_tools
-    if most is None or len(tools) <= most:
+    limit = dialect.max_tools
+    if limit is None or len(tools) <= limit:
         return dialect.export(tools)
-    export = dialect.export(tools[:most])
+    export = dialect.export(tools[:limit])
     why = (
-        f"the catalog has {len(tools)} tools, and a session takes {most}: offer fewer, by role or source_of(…, names=…)"
+        f"the catalog has {len(tools)} tools, and a session takes {limit}: offer fewer, by role or "
+        "source_of(…, names=…)"
     )
-    return replace(export, left_out=(*export.left_out, *(LeftOut(tool.name, why) for tool in tools[most:])))
+    return replace(export, left_out=(*export.left_out, *(LeftOut(tool.name, why) for tool in tools[limit:])))

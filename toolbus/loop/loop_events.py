@@ -18,7 +18,7 @@ class RoundStarted:
 
     Attributes:
         round: from 1.
-        export: the offered tools; None where the model takes no tools.
+        export: the offered tools; None if the model takes no tools.
         forced: whether the model must answer in text now.
         hidden: how many tools of the catalog are not offered, but found with `search_tools`.
     """
@@ -38,7 +38,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """A piece of the model's reasoning, where its provider shows it."""
+    """A piece of the model's reasoning, if its provider shows it."""
 
     text: str
 
@@ -56,7 +56,7 @@ class RoundRetried:
     """The model's answer could not be read, or was empty: the round's request is sent once more.
 
     Attributes:
-        turn: that answer. It is not part of the conversation. It has no text that was shown; reasoning may have been.
+        turn: that answer. It is not part of the conversation. Its text was not shown, but its reasoning may have been.
     """
 
     round: int
@@ -65,7 +65,7 @@ class RoundRetried:
 
 @dataclass(frozen=True, slots=True)
 class ToolsRefused:
-    """The endpoint takes no tools: the request is repeated without tools, and the model is not offered any again."""
+    """The endpoint takes no tools: the request is repeated without tools, and no later request offers tools."""
 
     error: Exception
 
@@ -75,8 +75,8 @@ class ToolsLeftOut:
     """The endpoint refused some tools; it has answered without them, and the loop does not offer them again.
 
     Attributes:
-        left_out: these tools with the reason; later they are in `RoundStarted.export.left_out`. Those that it only may
-            refuse are offered again, to find out more.
+        left_out: these tools with the reason; later they are in `RoundStarted.export.left_out`. Tools that it may
+            refuse are offered again, to continue the search.
         error: its last refusal.
     """
 

@@ -1,4 +1,4 @@
-"""Configures a loop with one frozen record, and holds the settings of a host that users are used to."""
+"""Configures a loop with one frozen record; `SYNCHRONET` has the settings of the chat of Synchronet BBS."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ class LoopSettings:
         rounds_most: rounds in all, requested ones included.
         call_timeout: seconds for each call; None means the tool's own.
         list_timeout: seconds to wait for the catalog; after them the last known catalog is used.
-        no_convergence_text: the reply where the model requests tools even after the last round; "" leaves it empty.
-        no_summary_text: the reply where the model's answer is empty after it used tools; "" leaves it empty.
+        no_convergence_text: the reply if the model requests tools even after the last round; may be "".
+        no_summary_text: the reply if the model's answer is empty after it used tools; may be "".
         embedder: compares the meanings of tools for `search_tools`; None means that of the extra `semantic`, if it is
-            installed, and False none.
+            installed; False disables the comparison.
         may_route: which tools the rules of a loop may call; by default all but those of files in a drop-in folder,
             which the author of the rules has not reviewed.
         max_tools: how many tools a request may offer; None means the number of the endpoint's dialect, and 0 any
-            number. With a larger catalog the model is offered some, and finds the others with `search_tools`.
+            number. Of a larger catalog some are offered, and the model finds the others with `search_tools`.
         keep_injected: whether tools that a model requested with `request_tool_injection` stay offered in later turns
             of the conversation, also those that it did not call.
-        needs_approval: which tools' calls wait for the `approve` of a loop or session; without one nothing waits.
+        needs_approval: which tools' calls wait for the `approve` of a loop or session, if it has one.
         retries: how often, in each round, the same request is sent again if the model's answer is empty or could not be
             read by its provider; 0 means never.
         result_bytes: how much of one result the model gets, in bytes of UTF-8; 0 and None mean all of it. The default
             is about 16,000 tokens of English: half the context of many local models, an eighth of a provider's.
 
     Raises:
-        SetupError: from the constructor, where a value breaks its rule.
+        SetupError: from the constructor, if a value breaks its rule.
     """
 
     rounds: int = 3

@@ -19,7 +19,7 @@ from toolbus.tool import Result, Tool
 
 EXTEND_TOOL_LOOP = "extend_tool_loop"
 EXTENSION_DEFAULT = 5
-MESSAGES = 10  # of the user, that and up to twice as many count for what is suggested; older ones do not
+MESSAGES = 10  # tools are suggested for the user's newest messages: this number, and up to twice as many
 
 
 class RoundBudget:
@@ -69,7 +69,7 @@ def extension_tool(settings: LoopSettings) -> Tool:
     return Tool(
         EXTEND_TOOL_LOOP,
         f"You may call tools in {settings.rounds} rounds before you have to answer. Call this together with your other "
-        "calls when the task needs more of them. Do NOT call it when you can answer already.",
+        "calls when the task needs more of them. Do NOT call it when you can already answer.",
         json.dumps({"type": "object", "properties": {"rounds": rounds}}),
     )
 
@@ -78,14 +78,14 @@ class LoopTools:
     """The loop's own tools in one turn, and in deferred mode the choice among the tools of the source.
 
     Deferred mode begins by itself with a catalog of more tools than the provider takes, and then lasts until the end
-    of the turn. What is offered follows from the conversation alone, so it is the same after a restart, and tools stay
-    where they were for the provider's prompt cache.
+    of the turn. The offered tools depend only on the conversation, so they are the same after a restart, and in the
+    same order for the provider's prompt cache.
 
     Args:
-        deferred: None where every tool is offered.
+        deferred: None if every tool is offered.
         items: the conversation so far: the tools that it called or requested are offered again.
         also: names of tools that are offered from the start; unknown ones are ignored.
-        automatic: creates the mode where it begins by itself; None: it does not.
+        automatic: creates the mode when it begins by itself; None: it does not.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class LoopTools:
     ) -> None:
         self.extension = RoundBudget(settings)
         self._settings = settings
-        self._deferred: DeferredTools | None = None  # None where every tool is offered
+        self._deferred: DeferredTools | None = None  # None if every tool is offered
         self._automatic = automatic
         self._suggests = False  # whether the mode began by itself
         self._tools: tuple[Tool, ...] = (self.extension.tool,) if settings.extension else ()
@@ -108,7 +108,7 @@ class LoopTools:
             self._answers[EXTEND_TOOL_LOOP] = self.extension.extend
         self._items = tuple(items)
         self._also = tuple(also)
-        self._remembers = True  # whether what the conversation needs has yet to be offered
+        self._is_new = True  # whether the tools that the conversation needs are not offered yet
         if deferred is not None:
             self._defer(deferred)
 
@@ -118,7 +118,7 @@ class LoopTools:
 
     @property
     def injected(self) -> tuple[str, ...] | None:
-        """The injected names; None where every tool is offered. The export depends on it."""
+        """The injected names; None if every tool is offered. The export depends on it."""
         return None if self._deferred is None else self._deferred.injected
 
     @property
@@ -150,8 +150,8 @@ class LoopTools:
             return
         self._deferred.limit = None if max_tools is None else max_tools - len(self._tools)
         self._deferred.offered(self._without_hidden(tools))
-        if self._remembers:
-            self._remembers = False
+        if self._is_new:
+            self._is_new = False
             for need in needs_of(self._items, requests=self._settings.keep_injected):
                 if isinstance(need, tuple):
                     self._deferred.offer(need)
@@ -160,7 +160,7 @@ class LoopTools:
             self._deferred.offer(self._also)
 
     def offered(self, tools: Iterable[Tool]) -> Sequence[Tool]:
-        """Returns the tools of a catalog that the model is offered. The loop's tools hide others of their name."""
+        """Returns the offered tools of a catalog. The loop's tools hide others with their names."""
         visible = self._without_hidden(tools)
         return [*self._tools, *(visible if self._deferred is None else self._deferred.offered(visible))]
 
@@ -168,7 +168,7 @@ class LoopTools:
         return [tool for tool in tools if tool.name not in self._answers]
 
     async def answer(self, name: str, arguments_json: str) -> Result | None:
-        """Answers a call of one of the loop's tools; None where it is not one of them."""
+        """Answers a call of one of the loop's tools; None for any other tool."""
         answer = self._answers.get(name)
         if answer is None:
             if self._deferred is not None:
@@ -180,10 +180,10 @@ class LoopTools:
 
 
 def needs_of(items: Sequence[HistoryItem], *, requests: bool) -> Iterator[str | tuple[str, ...]]:
-    """Yields what a conversation needed, in its order: the names of tools, and between them the newest user messages.
+    """Yields the names of tools that a conversation used and the newest user messages, in their order.
 
     Args:
-        requests: whether tools count that the model requested and did not call.
+        requests: whether to include tools that the model requested and did not call.
     """
     messages = sum(bool(user_text(item)) for item in items)
     old = max(0, (messages - 1) // MESSAGES * MESSAGES - MESSAGES)

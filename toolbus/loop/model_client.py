@@ -1,4 +1,4 @@
-"""Sends the requests of a conversation to the model, and leaves out of them what the endpoint refuses."""
+"""Sends the requests of a conversation to the model, without the tools that its endpoint refuses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PROBE = (Message("user", "Answer with OK."),)
 
 
 class ModelClient:
-    """Sends requests to the model of an endpoint, and remembers what the endpoint refuses.
+    """Sends requests to the model of an endpoint, and stores the endpoint's refusals.
 
     Args:
         cutter: cuts huge results of a conversation.
@@ -52,13 +52,13 @@ class ModelClient:
     async def ask(
         self, items: Sequence[HistoryItem], export: Export | None, choice: ToolChoice, notify: Notify, renew: Renew
     ) -> tuple[Turn, Export | None]:
-        """Sends the conversation. Returns the model's answer, and the tools that it was offered.
+        """Sends the conversation. Returns the model's answer, and the offered tools.
 
-        A refusal of some tools, or of their number, repeats the request without them; one of all tools repeats it
-        without tools, unless the choice forces a call.
+        After a refusal of some tools, or of their number, the request is repeated without them; after a refusal of all
+        tools it is repeated without tools, unless the choice forces a call.
 
         Args:
-            renew: exports the catalog again, for a number of tools that was not known.
+            renew: exports the catalog again, after the endpoint has refused the number of tools.
 
         Raises:
             Exception: any other error of the endpoint's client.
@@ -73,7 +73,7 @@ class ModelClient:
                 if request.answer_began or export is None or not export.tools or not refuses_tools(error):
                     raise
                 if forces_call(choice):
-                    raise  # an answer without tools is not what the program asked for
+                    raise  # the program requires a call, which an answer without tools cannot have
                 # A request that forbids tools may be refused by a model that takes tools otherwise.
                 refuses_all = choice != "none"
                 log.warning("%r takes no tools: the request is repeated without tools", self.endpoint)
@@ -114,7 +114,7 @@ class ModelClient:
         return turn
 
     async def refuses(self, tools: Sequence[Tool]) -> bool:
-        """Tells whether the endpoint refuses a declaration among these, by a short request of its own.
+        """Tells whether the endpoint refuses a declaration among these, by a separate short request.
 
         Raises:
             Exception: any other error of the endpoint's client.
@@ -124,7 +124,7 @@ class ModelClient:
         try:
             async with contextlib.aclosing(self.endpoint.answer(request, export.names)) as pieces:
                 async for _ in pieces:
-                    break  # what it answers does not matter
+                    break  # any answer means that the tools were accepted
         except Exception as error:
             if schema_refusal(error, export) is None:
                 raise
@@ -133,7 +133,7 @@ class ModelClient:
 
 
 class _Request:
-    """One answer of the model, whatever number of requests it takes."""
+    """One answer of the model, for which several requests may be needed."""
 
     def __init__(self, client: ModelClient, items: Sequence[HistoryItem], choice: ToolChoice, notify: Notify) -> None:
         self._client = client
@@ -141,9 +141,9 @@ class _Request:
         self._items = items
         self._choice = choice
         self._notify = notify
-        self._whys: dict[Tool, str] = {}  # what is left out of the request, and why
+        self._whys: dict[Tool, str] = {}  # tools that are not in the request, and why
         self._undecided: set[Tool] = set()  # of these, tools that may not be refused at all
-        self._loose: set[str] = set()  # the hashes of declarations that are not strict any more
+        self._loose: set[str] = set()  # the hashes of declarations that are no longer strict
         self._guess: set[str] = set()  # of these, the ones of an error that named no tool
         self.answer_began = False
 
@@ -165,7 +165,7 @@ class _Request:
                 if not (self.answer_began or export is None or not export.tools or refuses_tools(error)):
                     renewed = await self._repaired(error, export, renew) if requests < MAX_REQUESTS else None
                 if renewed is None:
-                    self._refused.strict, self._refused.max_tools = strict, max_tools  # what it read did not help
+                    self._refused.strict, self._refused.max_tools = strict, max_tools  # their changes did not help
                     if self._whys and first is not None and schema_refusal(error, first) is not None:
                         self._refused.give_up(first)
                     raise
@@ -181,7 +181,7 @@ class _Request:
                 return turn, export
 
     async def _repaired(self, error: Exception, export: Export, renew: Renew) -> Export | None:
-        """Returns an export without what an error refuses; None where that is not known."""
+        """Returns an export without the tools that an error refuses; None if it does not identify any."""
         limit = tool_limit(error)
         if limit is not None and MIN_TOOLS <= limit < len(export.tools):
             self._refused.max_tools = limit
@@ -199,7 +199,7 @@ class _Request:
             return export
         if not tools:
             self._loose -= self._guess  # it did not help
-            log.warning("%r refuses a tool and does not say which: short requests find out", self._client.endpoint)
+            log.warning("%r refuses a tool and does not say which: short requests find it", self._client.endpoint)
             try:
                 halving = await self._refused.find(export, self._client.refuses)
             except Exception as other:
@@ -229,7 +229,7 @@ class _Request:
 
     def _relax(self, strict: Literal["off", "absent"], export: Export) -> Export | None:
         if self._refused.strict in (strict, "absent"):
-            return None  # it was that already
+            return None  # it is already set
         self._refused.strict = strict
         log.warning("%r refuses strict declarations: the request is repeated without", self._client.endpoint)
         return export
@@ -242,8 +242,8 @@ class _Request:
             log.warning("tool %r is not offered to %r: %s", tool.name, self._client.endpoint, why)
         if self._undecided:
             log.warning(
-                "%d more tools were left out of one request to %r: it refuses some of them, which %d requests did not "
-                "find; the search goes on with the next request",
+                "%d more tools were left out of one request to %r: it refuses some of them, which %d requests could "
+                "not find; the search continues with the next request",
                 len(self._undecided),
                 self._client.endpoint,
                 MAX_PROBES,

@@ -33,9 +33,9 @@ class ResponseDone:
     """A response of the model is over.
 
     Attributes:
-        ending: `complete`; `cut` where no more tokens were allowed or the user interrupted; `refused`; `failed`.
-        reason: what the provider says of an ending that is not `complete`; else "".
-        usage: its tokens; None where the provider gave none.
+        ending: `complete`; `cut` if the token limit was reached or the user interrupted; `refused`; `failed`.
+        reason: the provider's reason for an ending that is not `complete`; else "".
+        usage: its tokens; None if the provider does not report them.
     """
 
     ending: Ending

@@ -5,9 +5,9 @@ list of tools equal to the catalog, makes the calls that the model requests, and
 no socket itself, and may only be used from one event loop.
 
 The calls of one response are answered together, when the response is over and all of them have ended: a provider
-refuses a second response while one is in progress, and would answer to half of the results first. While the user
-speaks, results are sent without a request for a response: most providers then begin one by themselves; where one does
-not, the response is requested a second after the user has stopped.
+refuses a second response while one is in progress, and would otherwise answer to half of the results. While the user
+speaks, results are sent without a request for a response: most providers then begin one by themselves; otherwise the
+session requests it a second after the user has stopped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from toolbus.tool import CallError, Result
 
 log = logging.getLogger("toolbus.loop")
 
-PAUSE_SECONDS = 1.0  # for a provider to begin a response by itself; those that do so take a tenth of it
+PAUSE_SECONDS = 1.0  # for a provider to begin a response by itself; such providers need a tenth of it
 
 
 class RealtimeSession:
@@ -86,13 +86,13 @@ class RealtimeSession:
         Args:
             send: takes one event for the provider, as a dict; may be async.
             context: on whose behalf calls are made; None means the context of the source.
-            window_calls, window_seconds: the rate limit: how many calls may be made within a sliding length of time;
+            window_calls, window_seconds: the rate limit: how many calls may be made within a sliding window of time;
                 further ones are refused with an error as their result.
-            on_event: receives all events of the session; what it raises is logged.
+            on_event: receives all events of the session; its exceptions are logged.
             pause_seconds: how long a provider has to begin a response by itself after the user has stopped speaking.
-            approve: is asked before calls, as by a `ToolLoop`; a call that was refused is asked about again, since a
-                session has no turns.
-            settings: those of calls hold: their timeout, which need approval, how much of a result the model gets.
+            approve: is called before calls, as by a `ToolLoop`, but also again for a call that was refused before,
+                since a session has no turns.
+            settings: only `call_timeout`, `needs_approval` and `result_bytes` are used.
 
         Raises:
             SetupError: a limit is not above 0, or `approve` is not a function.
@@ -140,7 +140,7 @@ class RealtimeSession:
 
     @property
     def closed(self) -> bool:
-        """Whether the session is closed, and sends nothing any more."""
+        """Whether the session is closed, and no longer sends events."""
         return self._closed
 
     # -- tools -------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class RealtimeSession:
 
     async def _sync_when_settled(self) -> None:
         await self._session_tools.settled()
-        await self._sync_or_report()  # what is not back has gone, and no change tells that
+        await self._sync_or_report()  # removes tools that were not registered again, for which no change is reported
 
     async def _sync_or_report(self) -> None:
         try:
@@ -197,9 +197,9 @@ class RealtimeSession:
     # -- events ------------------------------------------------------------------------------------------------------
 
     async def feed(self, event: Any) -> None:
-        """Takes one event of the provider. Calls run in tasks of their own; this never waits for one.
+        """Takes one event of the provider. Calls run in separate tasks; this method never waits for one.
 
-        An event that is unknown or malformed is ignored.
+        Unknown or malformed events are ignored.
 
         Args:
             event: a mapping, or an object of the provider's SDK.
@@ -244,7 +244,7 @@ class RealtimeSession:
         """Makes a call, or refuses it."""
         response = self._responses.get(call.response, self.export, over=True)
         if call.id in response.calls:
-            return  # a provider cannot tell the answers of two calls with one id apart
+            return  # a provider cannot distinguish the answers of two calls with one id
         response_call = response.add(call, time.time())
         if call.known:
             response_call.result = self._rate_limit.refusal(quote_name(call))
@@ -286,12 +286,12 @@ class RealtimeSession:
             self._send_if_ready()
 
     def request_response(self, tool_choice: ToolChoice = "auto") -> None:
-        """Has the model respond, as soon as no response is in progress and the user does not speak.
+        """Makes the model respond, as soon as no response is in progress and the user does not speak.
 
-        A response that the provider begins by itself meanwhile stands for it, unless there is a choice.
+        Without a choice, a response that the provider begins by itself meanwhile counts as this one.
 
         Args:
-            tool_choice: for this response: `auto`, `none`, `required`, or the name of a tool that it has to call.
+            tool_choice: for this response: `auto`, `none`, `required`, or the name of the tool that it has to call.
 
         Raises:
             InvalidRequest: the session has no such tool, or its provider no such choice.
@@ -308,7 +308,7 @@ class RealtimeSession:
         self._cancel(self._responses.call_ids)
 
     async def close(self) -> None:
-        """Ends all work; nothing more is sent. Later events are ignored, and a later `sync` returns CLOSED."""
+        """Ends all work and sends no more events. Later events are ignored, and a later `sync` returns CLOSED."""
         self._closed = True
         if self._pause is not None:
             self._pause.cancel()
@@ -353,7 +353,7 @@ class RealtimeSession:
         """Returns the events that request a response, with the program's choice."""
         try:
             return self._dialect.request(self.export, self._turn_taking.take_choice())
-        except InvalidRequest as error:  # the chosen tool has gone meanwhile
+        except InvalidRequest as error:  # the chosen tool was withdrawn meanwhile
             self._report_failure("a response is requested without the choice of a tool", error)
             return self._dialect.request()
 
@@ -371,7 +371,7 @@ class RealtimeSession:
         """Sends events; the caller holds the send lock."""
         for event in events:
             if self._closed:
-                raise PeerLost("the realtime session is closed: nothing is sent to it any more")
+                raise PeerLost("the realtime session is closed: no more events are sent to it")
             sending = self._send(event)
             if inspect.isawaitable(sending):
                 await sending

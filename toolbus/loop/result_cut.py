@@ -1,6 +1,6 @@
-"""Cuts a tool's huge result for the model; the program still has the whole one.
+"""Cuts a tool's huge result for the model; the program still gets the whole result.
 
-A cut depends on the result alone, so a stored conversation is written the same way again, and prompt caches hold.
+A cut depends only on the result, so a stored conversation is written the same way again, and prompt caches stay valid.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from toolbus.text import dump_json, shorten
 from toolbus.tool import MIB, Result
 from toolbus.v1 import tool_pb2 as pb
 
-MIN_RESULT_BYTES = 1_000  # leaves room for what a cut says of itself, and for the beginning of changed arguments
+MIN_RESULT_BYTES = 1_000  # leaves room for the mark of a cut, and for the beginning of changed arguments
 MAX_EDITED = 1_000  # characters of changed arguments that a model reads
-# Cut results that are remembered, since each request writes the whole conversation again, and reading JSON of 4 MiB
-# takes as long as a request.
-_MAX_REMEMBERED, _MAX_REMEMBERED_BYTES = 64, 16 * MIB
-_MOST_BYTES = 4  # of one character in UTF-8
-_DESCRIPTION_BYTES = 100  # what a text adds to a failure, or to a block that it describes
+# Cached cuts, since each request writes the whole conversation again, and reading JSON of 4 MiB takes as long as a
+# request.
+_MAX_CACHED, _MAX_CACHED_BYTES = 64, 16 * MIB
+_MAX_CHARACTER_BYTES = 4  # of one character in UTF-8
+_DESCRIPTION_BYTES = 100  # that the text of a failure or of a described block adds
 _CUT_EDIT = " …]"
 _EDITED = "[The user changed the arguments of this call before it ran: "
 
@@ -30,14 +30,14 @@ class ResultCutter:
     """Cuts the results of one loop's conversations. For one event loop.
 
     Args:
-        limit: bytes of UTF-8 that a model gets of a result at most; 0: any number.
+        limit: the maximum of UTF-8 bytes of a result for the model; 0: any number.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         # The whole result and its cut by the identity of the whole, which lives as long as its entry.
         self._cuts: NewestCacheBySize[int, tuple[Result, Result]] = NewestCacheBySize(
-            _MAX_REMEMBERED, _MAX_REMEMBERED_BYTES, _size_of
+            _MAX_CACHED, _MAX_CACHED_BYTES, _size_of
         )
 
     def cut_items(self, items: Sequence[HistoryItem]) -> Sequence[HistoryItem]:
@@ -55,23 +55,23 @@ class ResultCutter:
         """Returns a result as a model gets it."""
         if not self._limit or not _may_exceed(result, self._limit):
             return result
-        remembered = self._cuts.get(id(result))
-        if remembered is None:
-            remembered = (result, cut_result(result, self._limit))
-            self._cuts[id(result)] = remembered
-        return remembered[1]
+        cached = self._cuts.get(id(result))
+        if cached is None:
+            cached = (result, cut_result(result, self._limit))
+            self._cuts[id(result)] = cached
+        return cached[1]
 
 
 def with_edit(result: Result, edited_json: str) -> Result:
-    """Returns the result of a call that ran with changed arguments: the model reads these behind it, also of a cut."""
+    """Returns the result of a call that ran with changed arguments, followed by these arguments, also after a cut."""
     block = pb.ContentBlock(text=pb.TextContent(text=f"{_EDITED}{shorten(edited_json, MAX_EDITED)}]"))
     return replace(result, content=(*result.content, block))
 
 
 def cut_result(result: Result, limit: int) -> Result:
-    """Returns a result whose text has at most ``limit`` bytes; where it is cut, it says so, and how to get less.
+    """Returns a result whose text has at most ``limit`` bytes; a cut text ends with a mark and how to request less.
 
-    Images stay: the models that see them get them as images, of which each provider limits the size.
+    Images stay: models that accept them get them as images, whose size each provider limits.
     """
     total = 0 if result.asks else len(result.text.encode())
     if total <= limit:
@@ -100,7 +100,7 @@ def cut_result(result: Result, limit: int) -> Result:
 
 
 def _split_edit(result: Result, limit: int) -> tuple[Sequence[pb.ContentBlock], Sequence[pb.ContentBlock]]:
-    """Returns the content, and what tells of changed arguments, in at most so many bytes; empty where it is not."""
+    """Returns the content, and the block of changed arguments in at most ``limit`` bytes; empty without changes."""
     content = result.content
     if not content or not content[-1].text.text.startswith(_EDITED):
         return content, ()
@@ -118,10 +118,10 @@ def cut_text(text: str, limit: int) -> str:
 
 
 class _Budget:
-    """The bytes that are left for a text whose parts come one after the other, a line break between them."""
+    """The remaining bytes for the parts of a text, which a line break separates."""
 
     def __init__(self, total: int, limit: int) -> None:
-        self.is_full = False  # whether a part was cut; parts after it are left out
+        self.is_full = False  # whether a part was cut; later parts are dropped
         size = len(_mark(total, limit).encode())
         self._mark = _mark(total, limit - size)
         self._left = limit - size
@@ -154,4 +154,4 @@ def _characters(result: Result) -> int:
 def _may_exceed(result: Result, limit: int) -> bool:
     """Tells whether a result may be too long, without writing its text."""
     content = sum(block.ByteSize() + _DESCRIPTION_BYTES for block in result.content)
-    return _characters(result) * _MOST_BYTES + content + _DESCRIPTION_BYTES > limit
+    return _characters(result) * _MAX_CHARACTER_BYTES + content + _DESCRIPTION_BYTES > limit

@@ -36,13 +36,13 @@ MAX_SIMILAR_NAMES = 5  # for a model that invented a name
 
 @dataclass(frozen=True, slots=True)
 class CallRunner:
-    """What all calls of one turn, or of one realtime session, have in common.
+    """The common part of all calls of one turn, or of one realtime session.
 
     Attributes:
-        context: what tools may know about the circumstances; round and order of each call are added to it.
+        context: the context of the calls; round and order of each call are added to it.
         loop_tools: answers the loop's own tools.
-        notify: receives the events; None where there is no receiver.
-        approval: asks the program before calls; None where it is not asked.
+        notify: receives the events; None: no receiver.
+        approval: asks the program before calls; None: calls need no approval.
     """
 
     source: ToolSource
@@ -61,9 +61,9 @@ class CallRunner:
         Cancelling it cancels the calls and waits for their end.
 
         Args:
-            export: what the model was offered; None: nothing.
+            export: the offered tools; None: no tools.
             number: of the round.
-            earlier: what it was offered in earlier rounds of the turn, the newest first.
+            earlier: the exports of earlier rounds of the turn, the newest first.
         """
         round_calls = RoundCalls(self, export, number, earlier)
         if len(calls) == 1:
@@ -135,7 +135,7 @@ class RoundCalls:
         return unknown_tool(call, export)
 
     async def _checked_call(self, call: ModelCall, order: int, export: Export) -> Result:
-        """Makes a call of a tool that was offered, once its arguments are read and it repeats no other."""
+        """Makes a call of an offered tool, if its arguments are JSON and it repeats no other call."""
         tool, guard = export.kept[call.name], self._runner.guard
         try:
             arguments_json, arguments = parse_arguments(call.arguments_json)
@@ -164,7 +164,7 @@ class RoundCalls:
             return result
 
     async def _approved_call(self, request: ApprovalRequest, arguments_json: str, export: Export) -> Result:
-        """Makes a call, once it is approved where that is needed."""
+        """Makes a call, after its approval if it needs one."""
         approval = self._runner.approval
         if approval is not None and approval.needs(request.tool):
             outcome = await approval.decide(request)
@@ -202,7 +202,7 @@ def parse_arguments(arguments_json: str) -> tuple[str, Any]:
 
 
 def _excerpt(text: str, place: int) -> str:
-    """Quotes what a model wrote around a place, so that it sees its own mistake."""
+    """Quotes the text of a model around a place, so that it sees its own mistake."""
     start = max(0, min(place - MAX_ARGUMENTS_SHOWN // 2, len(text) - MAX_ARGUMENTS_SHOWN))
     shown = quote(text[start : start + MAX_ARGUMENTS_SHOWN], MAX_ARGUMENTS_SHOWN)
     return ("… " if start else "") + shown + (" …" if start + MAX_ARGUMENTS_SHOWN < len(text) else "")

@@ -1,4 +1,4 @@
-"""Routes a user's message to a tool by rules, before the model is asked: small models often miss an obvious call."""
+"""Routes a user's message to a tool by rules, before the first request: small models often miss an obvious call."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Rule:
     """Calls a tool for a user's message.
 
     Attributes:
-        match: takes the text and returns the arguments of the call, or None where the rule does not match. A pattern is
-            searched for in the text; its named groups are the arguments.
+        match: takes the text and returns the arguments of the call, or None if the rule does not match. A pattern is
+            searched in the text; its named groups are the arguments.
         tool: the tool's name on the bus.
         priority: rules are tried in ascending order; of equal ones the first.
 
     Raises:
-        SetupError: from the constructor, where the pattern is invalid.
+        SetupError: from the constructor, if the pattern is invalid.
     """
 
     match: Match | re.Pattern[str] | str
@@ -45,11 +45,11 @@ class Rule:
                 ) from None
 
     def arguments(self, text: str) -> str | None:
-        """Returns the arguments of the call as JSON; None where the rule does not match, or fails."""
+        """Returns the arguments of the call as JSON; None if the rule does not match, or fails."""
         try:
             arguments = self._match_arguments(text)
             return None if arguments is None else dump_arguments(dict(arguments))
-        except Exception:  # a rule is the program's own code, and the model can still be asked
+        except Exception:  # a rule is the program's own code, and the model can still answer
             log.exception("the rule for %r failed: it is skipped", self.tool)
             return None
 
@@ -70,10 +70,10 @@ def in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 def route(
     rules: Sequence[Rule], text: str, offered: Mapping[str, Tool], may_route: Callable[[Tool], bool]
 ) -> tuple[str, str] | None:
-    """Returns the tool and the arguments of the first rule that matches; None where no rule matches.
+    """Returns the tool and the arguments of the first rule that matches; None if no rule matches.
 
     Args:
-        offered: the tools that the model is offered; a rule cannot call other tools.
+        offered: the offered tools; a rule cannot call other tools.
         may_route: which of these a rule may call.
     """
     for rule in rules:

@@ -1,4 +1,4 @@
-"""Keeps the tools of one realtime session equal to the catalog of a source, and remembers what the session has."""
+"""Keeps the tools of one realtime session equal to the catalog of a source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolbus.loop.tool_source import ToolSource, missing_after_restart
 
 log = logging.getLogger("toolbus.loop")
 
-SETTLE_PAUSE = 0.25  # seconds between two looks whether a bus that has restarted still waits for its plugins
+SETTLE_PAUSE = 0.25  # seconds between two checks whether a restarted bus still waits for its plugins
 
 
 class SessionTools:
@@ -23,13 +23,13 @@ class SessionTools:
 
     Args:
         send: sends events to the provider.
-        notify: receives what was sent, or that a new session is needed.
+        notify: receives `ToolsSent` and `NewSessionNeeded`.
         is_closed: tells whether the session is closed.
 
     Attributes:
         export: the tools that the session has.
         parser: reads the provider's events, with the names of these tools.
-        waits: whether the last `sync` kept the tools of a bus that has just restarted, and lacked some of them.
+        waits: whether the last `sync` changed nothing, because the bus has just restarted and still lacks tools.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class SessionTools:
         self.waits = False
 
     async def setup(self) -> Json:
-        """Takes the current tools as sent. Returns the provider's message that sets them."""
+        """Returns the provider's message that sets the current tools, which then count as sent."""
         async with self._lock:
             _, tools = await self._source.tools()
             self._use(export_within(self._dialect, tools))
@@ -67,7 +67,7 @@ class SessionTools:
             self.waits = bool(missing)
             if missing:
                 log.info(
-                    "%s session: the bus has restarted, and %d tools are not back yet",
+                    "%s session: the bus has restarted, and %d tools are not registered yet",
                     *(self._dialect.name, len(missing)),
                 )
                 return Sync.UNCHANGED
@@ -89,7 +89,7 @@ class SessionTools:
             return Sync.SENT
 
     async def settled(self) -> None:
-        """Waits until the source's bus does not wait for plugins any more, as it does when it has restarted."""
+        """Waits until the source's bus no longer waits for plugins, as it does after a restart."""
         while getattr(self._source, "settling", False):
             await asyncio.sleep(SETTLE_PAUSE)
 

@@ -1,7 +1,7 @@
 """Asks the person at the terminal whether a call may run: `ask_on_terminal`, an `approve` for programs with a console.
 
 The question goes to standard error. Lines are read without a thread, so that Ctrl-C ends the question, and so that a
-turn that is cancelled takes no line from whoever reads next.
+turn that is cancelled takes no line from the next reader.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import sys
 from toolbus.loop.approval import ApprovalRequest, Decision
 from toolbus.text import clean_chunk, clean_line, escape_unsafe
 
-MAX_SHOWN_ARGUMENTS = 10_000  # characters: what does not fit on a few screens is not read
+MAX_SHOWN_ARGUMENTS = 10_000  # characters: a person does not read more than a few screens
 
 _YES, _NO = frozenset(("y", "yes")), frozenset(("", "n", "no"))
 
 
 async def ask_on_terminal(request: ApprovalRequest) -> Decision:
-    """Shows a call to the person at the terminal. Returns what they answer: yes, no, or a text for the model.
+    """Shows a call to the person at the terminal. Returns their answer: yes, no, or a text for the model.
 
-    Lines that were typed or pasted before the question are discarded: they do not answer it. Without a terminal, where
-    nobody can answer, the call is refused.
+    Lines that were typed or pasted before the question are discarded: they do not answer it. Without a terminal the
+    call is refused.
     """
     if sys.stdin is None or not sys.stdin.isatty():
-        return "nobody can be asked, since the program has no terminal"
+        return "the user cannot be asked, since the program has no terminal"
     _discard_input()
     print(f"\n{_described(request)}", file=sys.stderr, flush=True)
     line = await read_line("Run it? y: yes; Enter: no; or write what to do instead:")
@@ -43,7 +43,7 @@ async def read_line(prompt: str) -> str | None:
     handle = sys.stdin.fileno()
     try:
         loop.add_reader(handle, ready.set)
-    except NotImplementedError:  # Windows has no such thing for consoles
+    except NotImplementedError:  # Windows cannot wait for a console
         line = await asyncio.to_thread(sys.stdin.readline)
         return line.rstrip("\r\n") if line else None
     try:
@@ -57,12 +57,12 @@ async def read_line(prompt: str) -> str | None:
 
 
 def _discard_input() -> None:
-    """Forgets what the terminal holds and nobody has read."""
+    """Discards lines of the terminal that were not read."""
     try:
         import termios
 
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-    except ImportError:  # Windows, whose console has functions of its own
+    except ImportError:  # Windows, whose console has its own functions
         import msvcrt
 
         while msvcrt.kbhit():  # type: ignore[attr-defined]

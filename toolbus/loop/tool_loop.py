@@ -1,4 +1,4 @@
-"""Asks a model, runs the tools that it calls, and asks again until it answers: `ToolLoop`."""
+"""Runs turns of a conversation: sends requests to a model and runs its tool calls until it answers (`ToolLoop`)."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class ToolLoop:
     Args:
         source: a `toolbus.Bus`, a `toolbus.Host`, or any `ToolSource`.
         endpoint: the model; see `toolbus.loop.endpoint_of`.
-        context: what tools may know about the circumstances of calls.
-        rules: calls that are made before the model is asked, where the user's message matches.
-        pinned: names of the tools that the model is offered from the start; it finds the others with `search_tools`.
-            None offers every tool, as long as the provider takes so many in one request.
-        approve: is asked before each call of a tool for which `LoopSettings.needs_approval` holds, by default those
-            that say they are destructive. Takes an `ApprovalRequest`, returns a `Decision` or an awaitable of one; a
-            plain function runs on the event loop and must not block it. None: no call waits.
+        context: the context of the calls.
+        rules: make calls before the first request to the model, if the user's message matches.
+        pinned: names of the tools that are offered from the start; the model finds the others with `search_tools`.
+            None offers every tool, if the provider takes so many in one request.
+        approve: is called before each call of a tool for which `LoopSettings.needs_approval` holds, by default
+            destructive ones. Takes an `ApprovalRequest`, returns a `Decision` or an awaitable of one; a plain function
+            runs on the event loop and must not block it. None: calls need no approval.
 
     Raises:
-        TypeError: from the constructor, where `pinned` is one text.
-        SetupError: from the constructor, where `approve` is not a function or `endpoint` not an endpoint.
+        TypeError: from the constructor, if `pinned` is one text.
+        SetupError: from the constructor, if `approve` is not a function or `endpoint` not an endpoint.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ToolLoop:
         pinned: Sequence[str] | None = None,
         approve: Approve | None = None,
     ) -> None:
-        if isinstance(pinned, str):  # a sequence of letters, none of which is a tool
+        if isinstance(pinned, str):  # it would be read as a list of letters
             raise TypeError(f"pinned is {quote(pinned)}, one text: give a list of names, [{quote(pinned)}]")
         self.endpoint = check_endpoint(endpoint)
         self.settings = settings or LoopSettings()
@@ -82,7 +82,7 @@ class ToolLoop:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the endpoint takes tools, as far as is known: one that refused them is not offered any again."""
+        """Whether the endpoint takes tools: False after it has refused them, which are then not offered again."""
         return self._model_client.takes_tools
 
     async def run(
@@ -94,7 +94,7 @@ class ToolLoop:
             messages: the user's message, or a whole conversation: dicts with role and content, the items of an earlier
                 reply, or both.
             context: of this turn; None means the context of the loop.
-            tool_choice: for the first request of the turn: `auto`, `none`, `required`, or the name of a tool, which the
+            tool_choice: for the first request of the turn: `auto`, `none`, `required`, or the name of the tool that the
                 model has to call.
 
         Raises:

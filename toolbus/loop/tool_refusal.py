@@ -1,8 +1,7 @@
-"""Detects what an endpoint's error refuses: all tools, some of them, their number, or the key `strict`.
+"""Reads whether an endpoint's error refuses all tools, some of them, their number, or the key `strict`.
 
-In these cases the model can still answer without what was refused. Any other error (a temporary fault, a rate limit)
-must be reported: hiding it would remove tools silently. Errors are read by their attributes, so that no provider's SDK
-has to be installed.
+The model can then still answer without them. Any other error (a temporary fault, a rate limit) must be reported: hiding
+it would remove tools silently. Errors are read by their attributes, so that no provider's SDK has to be installed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ STATUSES = frozenset({400, 404, 422, 501})
 
 _TOOLS = r"[`'\"]?\b(?:tools|tool(?: |_)?(?:use|calls?|calling)|functions?[ _-]?call(?:s|ing)?|functions)\b[`'\"]?"
 
-# In any answer with one of STATUSES. Each comes from at least one server, named behind it.
+# In any answer with one of STATUSES. Each comes from at least one server, named after it.
 PHRASES = tuple(
     re.compile(phrase, re.IGNORECASE | re.DOTALL)
     for phrase in (
@@ -44,8 +43,8 @@ SERVER_PHRASES = tuple(
     )
 )
 
-# A tool by its place in the request, or by its name. What follows a place must be a part of the declaration: errors of
-# other keys, such as its type, would blame one tool after the other.
+# A tool by its place in the request, or by its name. The text after a place must be a part of the declaration: errors
+# of other keys, such as its type, would blame one tool after the other.
 _PART = r"(?:function|custom|parameters|input_schema|name|description)\b"
 _PLACES = tuple(
     re.compile(place)
@@ -59,7 +58,7 @@ _PLACES = tuple(
 )
 _NAMES = re.compile(r"invalid (?:json )?schema for (?:function|tool) [`'\"]?([^`'\",:\s]+)", re.IGNORECASE)  # OpenAI …
 
-# Of one tool's schema, without saying whose.
+# About one tool's schema, without the name of the tool.
 _UNNAMED = tuple(
     re.compile(phrase, re.IGNORECASE)
     for phrase in (
@@ -100,7 +99,7 @@ _TOO_MANY = tuple(
 )
 
 
-# What an error quotes of the request or of the answer: words of users, tools and models, which refuse nothing.
+# Quotes of the request or of the answer in an error: texts of users, tools and models, which are not a refusal.
 _QUOTED = re.compile(r"\\*['\"](?:input|failed_generation)\\*['\"]\s*:.*", re.DOTALL)  # pydantic's key, and Groq's
 
 
@@ -109,8 +108,8 @@ class SchemaRefusal:
     """An endpoint's refusal of some declarations.
 
     Attributes:
-        names: the tools, by their names on the bus; empty where the error names none.
-        strict: what it says of the key `strict`: that the key is unknown, or that there are too many strict tools.
+        names: the tools, by their names on the bus; empty if the error names none.
+        strict: "key" if the key `strict` is unknown, "tools" if the request has too many strict tools, else "".
     """
 
     names: tuple[str, ...] = ()
@@ -118,7 +117,7 @@ class SchemaRefusal:
 
 
 def schema_refusal(error: BaseException, export: Export) -> SchemaRefusal | None:
-    """Reads an error as a refusal of some of the exported tools; None where it certainly is not one."""
+    """Reads an error as a refusal of some of the exported tools; None if it is not one."""
     if isinstance(error, OSError | TimeoutError) or status_of(error) not in _SCHEMA_STATUSES:
         return None
     text = text_of_error(error)
@@ -139,7 +138,7 @@ def schema_refusal(error: BaseException, export: Export) -> SchemaRefusal | None
 
 
 def strict_of(declaration: Any) -> bool | None:
-    """Returns the key `strict` of a declaration, wherever the dialect writes it; None where there is none."""
+    """Returns the key `strict` of a declaration, wherever the dialect writes it; None if it is absent."""
     for holder in (declaration, declaration.get("function")):
         if isinstance(holder, dict) and "strict" in holder:
             return bool(holder["strict"])
@@ -147,7 +146,7 @@ def strict_of(declaration: Any) -> bool | None:
 
 
 def tool_limit(error: BaseException) -> int | None:
-    """Returns the number of tools that an endpoint says it takes, where it refuses a request with more."""
+    """Returns the number of tools that an endpoint takes, if its error refuses a request with more."""
     if status_of(error) not in {None, 400, 413, 422}:
         return None
     text = text_of_error(error)
@@ -166,7 +165,7 @@ def refuses_tools(error: BaseException) -> bool:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Returns the HTTP status that an error of a client carries; None where there is none."""
+    """Returns the HTTP status of a client's error; None if it has none."""
     response = getattr(error, "response", None)
     for holder, name in ((error, "status_code"), (error, "code"), (error, "status"), (response, "status_code")):
         status = getattr(holder, name, None)
@@ -176,7 +175,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def text_of_error(error: BaseException) -> str:
-    """Returns all texts of an error: its string, its message and the body of the answer, without what they quote."""
+    """Returns all texts of an error: its string, its message and the body of the answer, without quotes in them."""
     parts: list[Any] = [str(error)]
     parts += [getattr(error, name, None) for name in ("message", "body", "details")]
     try:

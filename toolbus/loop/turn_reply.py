@@ -26,8 +26,8 @@ Stopped: TypeAlias = Literal[
     "paused",
 ]
 """Why a turn ended: the model answered; a tool's result is the reply; the model answered in the forced answer after the
-last round; it requested tools even then; its answer was empty after it had used tools; and the endings of an answer
-that is not whole, as `Ending` defines them: they are told instead of the others."""
+last round; it requested tools even then; its answer was empty after it had used tools. An incomplete answer has its
+`Ending` instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class CallDone:
         round: in which round; 0 for a call that a rule made before the first request to the model.
         order: its place among the calls of the round, from 0.
         started, ended: seconds since the epoch; the time that an approval took is between them.
-        edited_json: the arguments that it ran with, where the program's approval changed them; "" elsewhere.
+        edited_json: the arguments that it ran with, if the program's approval changed them; else "".
     """
 
     call: ModelCall
@@ -53,7 +53,7 @@ class CallDone:
 
     @property
     def answered(self) -> Answered:
-        """The call and its result for the conversation: the model reads there whether its arguments were changed."""
+        """The call and its result for the conversation, with a note for the model if its arguments were changed."""
         return Answered(self.call, with_edit(self.result, self.edited_json) if self.edited_json else self.result)
 
     @property
@@ -79,11 +79,10 @@ class Reply:
         calls: every call of the turn, in order.
         rounds: the number of requests to the model.
         stopped: why the turn ended.
-        cut: whether the model's last answer was truncated because no more tokens were allowed: its text, or the call
-            that it was writing, is incomplete.
-        reason: why the turn was refused, failed, cut or paused: the provider's stop reason and what it said beside it;
-            "" after any other end.
-        usage: the tokens of all requests of the turn; None where the provider gave none.
+        cut: whether the token limit truncated the model's last answer: its text, or its last call, is incomplete.
+        reason: why the turn was refused, failed, cut or paused: the provider's stop reason and its details; "" after
+            any other end.
+        usage: the tokens of all requests of the turn; None if the provider does not report them.
     """
 
     text: str
@@ -131,7 +130,7 @@ def _item(message: Any) -> HistoryItem:
 
 
 def last_user_text(items: Sequence[HistoryItem]) -> str:
-    """Returns the text of the last message; "" where it is not the user's, or has no text."""
+    """Returns the text of the last message; "" if it is not the user's, or has no text."""
     return user_text(items[-1])
 
 

@@ -31,7 +31,7 @@ class TurnRun:
     """The state of one turn; used once.
 
     Args:
-        notify: receives the events, on this event loop; None where the turn is not streamed.
+        notify: receives the events, on this event loop; None if the turn is not streamed.
     """
 
     def __init__(
@@ -51,17 +51,17 @@ class TurnRun:
         self._is_streamed = notify is not None
         self._calls: list[CallDone] = []
         self._round = 0  # requests to the model so far, without those that repeat one
-        self._text = ""  # what the model said before it paused
+        self._text = ""  # the model's text before it paused
         self._usage: Usage | None = None  # of all requests; None until the provider gave one
         self._cut = False  # whether its last answer was truncated
         self._export: Export | None = None  # the offered tools; None: no tools
         self._earlier: list[Export] = []  # those of earlier rounds, the newest first
 
     async def reply(self, rules: Sequence[Rule], choice: ToolChoice = "auto") -> Reply:
-        """Asks the model and runs its calls until there is a reply.
+        """Sends requests and runs the model's calls until it replies.
 
         Args:
-            choice: of the first request; ``none`` also calls nothing by a rule.
+            choice: of the first request; ``none`` also disables the rules.
 
         Raises:
             InvalidRequest: the choice is not possible with the endpoint and the offered tools.
@@ -147,7 +147,7 @@ class TurnRun:
         return turn
 
     async def _call(self, turn: Turn) -> str | None:
-        """Runs the calls of a turn. Returns the reply where the results of direct_reply tools are one."""
+        """Runs the calls of a turn. Returns the reply if all calls were of direct_reply tools and succeeded."""
         if not self._round:
             self._items.append(turn)
         done = await self._runner.run(turn.calls, self._export, self._round, self._earlier)
@@ -167,10 +167,10 @@ class TurnRun:
             stopped = "no_summary"
         elif not text.strip() and turn.reason:
             stopped, reason = "failed", end_text(turn)
-        if stopped in ("refused", "failed", "paused"):  # without what the model or its provider wrote: that is content
+        if stopped in ("refused", "failed", "paused"):  # without texts of the model or its provider: they are content
             log.warning("%r gave no whole answer, it is %s: %s", self._model_client.endpoint, stopped, _stop_text(turn))
         if turn.calls:
-            result = refusal(Code.CANCELLED, f"the call was not made, because its answer is not whole: {reason}")
+            result = refusal(Code.CANCELLED, f"the call was not made, because its answer is incomplete: {reason}")
             self._items.append(Answers(tuple(Answered(call, result) for call in turn.calls)))
         if text.strip() or not self._calls:
             return self._reply(text, stopped, reason)
@@ -185,9 +185,9 @@ class TurnRun:
         return self._reply_with(self._settings.no_convergence_text, "no_convergence")
 
     def _reply_with(self, text: str, stopped: Stopped, reason: str = "") -> Reply:
-        """Ends with a text that is not the model's; the conversation holds it as an answer of the model.
+        """Ends with a text that is not the model's; the conversation has it as an answer of the model.
 
-        A tool's huge result that is the reply is cut there, as it is in the answer to its call.
+        The conversation gets a huge result cut, as in the answer to its call.
         """
         if text:
             self._items.append(Message("assistant", cut_text(text, self._settings.result_bytes or 0)))
@@ -203,13 +203,13 @@ def _ignore(event: LoopEvent) -> None:
 
 
 def _direct_reply_text(result: Result) -> str:
-    """Returns the text of a direct reply: of an object its error or note, if it has one."""
+    """Returns the text of a direct reply: for an object its error or note, if it has one."""
     output = {} if result.content else object_of(result)
     texts = (output.get(key) for key in _TEXT_KEYS)
     return next((text for text in texts if text and isinstance(text, str)), result.text)
 
 
 def _stop_text(turn: Turn) -> str:
-    """Returns why a turn ended, for a log: the provider's word, without what was written."""
+    """Returns why a turn ended, for a log: the provider's stop reason, without texts of the answer."""
     is_empty = not turn.text.strip() and not turn.calls
     return ", ".join(filter(None, (turn.stop, "the answer is empty" if is_empty else "")))

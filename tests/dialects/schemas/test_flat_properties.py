@@ -140,7 +140,7 @@ def test_alternatives_of_objects_are_described_one_by_one() -> None:
     }
 
 
-def test_a_schema_that_refers_to_itself_is_described_once_and_kept_whole_in_items() -> None:
+def test_a_recursive_schema_is_described_once_and_stays_whole_in_items() -> None:
     written, losses = properties({"Node": NODE}, tree={"$ref": "#/$defs/Node"})
     assert losses == []
     assert written["tree"]["description"] == (
@@ -157,7 +157,7 @@ def test_a_schema_that_refers_to_itself_is_described_once_and_kept_whole_in_item
     assert schema["$defs"]["Node"]["properties"]["children"]["items"] == {"$ref": "#/$defs/Node"}
 
 
-def test_what_concerns_all_parameters_goes_into_the_description_of_the_tool() -> None:
+def test_notes_about_all_parameters_go_into_the_description_of_the_tool() -> None:
     schema, losses = convert(
         {
             "type": "object",
@@ -173,7 +173,7 @@ def test_what_concerns_all_parameters_goes_into_the_description_of_the_tool() ->
     assert schema["description"] == 'About both.\nDependentRequired: {"a": ["b"]}, no other fields.'
 
 
-def test_what_does_not_fit_into_the_description_is_reported_with_its_place() -> None:
+def test_parts_that_do_not_fit_into_the_description_are_reported_with_their_place() -> None:
     def nested(levels: int) -> Json:
         return {"type": "object", "properties": {"n": nested(levels - 1)}} if levels else {"type": "string"}
 

@@ -199,7 +199,7 @@ def test_an_open_object_says_that_it_is_open_where_servers_would_close_it() -> N
 
 
 @pytest.mark.parametrize("keyword", ["not", "if"])
-def test_what_would_forbid_more_without_its_pattern_is_dropped_as_a_whole(keyword: str) -> None:
+def test_a_keyword_that_would_forbid_more_without_its_pattern_is_dropped_as_a_whole(keyword: str) -> None:
     properties, losses = openai(a={"type": "string", keyword: {"pattern": "x"}}, b={"type": "string", "not": {}})
     assert properties == {"a": {"type": "string"}, "b": {"type": "string", "not": {}}}
     assert [(loss.path, loss.keyword) for loss in losses] == [
@@ -229,7 +229,7 @@ def test_bounds_for_which_llama_cpp_refuses_a_request_stand_in_the_description()
     assert [(loss.path, loss.keyword) for loss in losses] == [("/properties/text", "maxLength")]
 
 
-def test_what_llama_cpp_cannot_read_is_written_in_another_way_without_a_loss() -> None:
+def test_a_pattern_that_llama_cpp_cannot_read_is_written_in_another_way_without_a_loss() -> None:
     properties, losses = openai(
         anything=True,
         described={"description": "Whatever fits."},

@@ -34,7 +34,7 @@ def properties(**schemas: Any) -> tuple[Json, list[Loss]]:
         {},
     ],
 )  # fmt: skip
-def test_what_the_provider_knows_is_unchanged(schema: Json) -> None:
+def test_keywords_that_the_provider_knows_are_unchanged(schema: Json) -> None:
     assert properties(a=schema) == ({"a": schema}, [])
 
 
@@ -72,12 +72,12 @@ def test_the_rest_is_written_in_other_keywords_or_stated_in_words(schema: Any, w
     assert properties(a=schema) == ({"a": written}, [])
 
 
-def test_a_list_of_what_are_no_schemas_does_not_become_an_empty_one() -> None:
+def test_a_list_without_a_valid_schema_does_not_become_an_empty_one() -> None:
     schema, _ = convert({"properties": {"a": {"type": "null"}}, "items": [None]}, GEMINI_JSON_SCHEMAS, "t")
     assert "prefixItems" not in schema
 
 
-def test_a_reference_is_resolved_with_what_stands_beside_it() -> None:
+def test_a_reference_is_resolved_with_the_keywords_beside_it() -> None:
     schema, losses = convert(
         {
             "properties": {"to": {"$ref": "#/definitions/Address", "description": "Where it goes."}},
@@ -116,7 +116,7 @@ def test_a_schema_that_refers_to_itself_stays_so_and_requires_no_part_of_itself(
     assert schema["properties"]["list"] == schema["$defs"]["Node"]
 
 
-def test_what_stands_beside_a_reference_that_stays_is_reported() -> None:
+def test_keywords_beside_a_reference_that_stays_are_reported() -> None:
     _, losses = convert(
         {"properties": {"parent": {"$ref": "#", "description": "The one above."}}}, GEMINI_JSON_SCHEMAS, "t"
     )
@@ -138,7 +138,7 @@ def test_references_stay_where_they_would_make_a_schema_too_large() -> None:
     assert schema["$defs"] == {"Large": large}
 
 
-def test_what_stands_beside_a_reference_is_reported_in_the_order_of_the_schema() -> None:
+def test_keywords_beside_a_reference_are_reported_in_the_order_of_the_schema() -> None:
     beside = {"title": "T", "deprecated": True, "description": "D", "default": {}, "readOnly": True, "maxProperties": 3}
     node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node", **beside}}}
     schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/Node"}}, "$defs": {"Node": node}}

@@ -82,7 +82,7 @@ ROOTS = st.dictionaries(st.sampled_from("abc"), st.recursive(LEAVES, _grown, max
 @pytest.mark.parametrize("rules", [OPENAI_SCHEMAS, ANTHROPIC_SCHEMAS], ids=["openai", "anthropic"])
 @settings(max_examples=examples(20), suppress_health_check=list(HealthCheck), deadline=None)
 @given(properties=ROOTS)
-def test_every_keyword_is_kept_rewritten_with_the_same_meaning_or_reported(
+def test_every_keyword_stays_is_rewritten_with_the_same_meaning_or_is_reported(
     rules: SchemaRules, properties: Json
 ) -> None:
     schema = {"type": "object", "properties": properties}
@@ -94,7 +94,7 @@ def test_every_keyword_is_kept_rewritten_with_the_same_meaning_or_reported(
     assert list(map(str, account(schema, SentTool("t", "", converted, {}), losses).unreported)) == []
 
 
-def test_what_one_alternative_of_the_root_says_of_the_whole_object_is_reported() -> None:
+def test_rules_of_one_alternative_for_the_whole_object_are_reported() -> None:
     schema = {
         "type": "object",
         "anyOf": [

@@ -110,7 +110,7 @@ GROUPS = st.recursive(
 
 @settings(max_examples=examples(40), deadline=None)
 @given(body=GROUPS, texts=st.lists(st.text("ab0_-. é😀/\n", max_size=5), min_size=1, max_size=8))
-def test_what_is_written_matches_the_same_texts(body: str, texts: list[str]) -> None:
+def test_a_written_pattern_matches_the_same_texts(body: str, texts: list[str]) -> None:
     original = re.compile(f"(?:{body})", re.ASCII)
     for rule in ALL:
         again = rule(f"^(?:{body})$")
@@ -124,7 +124,7 @@ def test_what_is_written_matches_the_same_texts(body: str, texts: list[str]) -> 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(text=st.text(r"()[]{}|\^$*+?.-:=!<>Pkpu0123abdDwWsSxc,é", max_size=30))
-def test_any_text_is_read_or_refused_and_what_is_written_can_be_read_again(text: str) -> None:
+def test_any_text_is_read_or_refused_and_a_written_pattern_can_be_read_again(text: str) -> None:
     for rule in ALL:
         again = written(rule, text)
         if again is not None:

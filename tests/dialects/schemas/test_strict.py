@@ -90,7 +90,7 @@ def test_a_tool_without_parameters_says_that_it_requires_none(rewrite: bool) -> 
         closed(a=closed(b=closed(c=closed(d=closed(e=closed(f=TEXT)))))),
     ],
 )
-def test_what_strict_mode_does_not_take_is_not_strict(schema: Json) -> None:
+def test_a_schema_that_strict_mode_refuses_is_not_strict(schema: Json) -> None:
     assert strict(schema) is None
 
 
@@ -144,7 +144,7 @@ def test_optional_properties_become_nullable_where_a_program_asks_for_it() -> No
         {"type": "object", "properties": {"a": {"oneOf": [TEXT, {"type": "integer"}]}}},
     ],
 )
-def test_what_would_mean_other_calls_is_not_rewritten_and_loses_nothing(schema: Json) -> None:
+def test_a_schema_that_would_mean_other_calls_is_not_rewritten_and_has_no_losses(schema: Json) -> None:
     form, converted, losses = convert_strictly(schema, OPENAI_SCHEMAS, "t", rewrite=True)
     assert form is None
     assert converted["properties"].keys() == {"a"}
@@ -212,7 +212,7 @@ OBJECTS = st.recursive(
 
 @settings(max_examples=examples(25), suppress_health_check=list(HealthCheck), deadline=None)
 @given(properties=st.dictionaries(st.sampled_from("abc"), OBJECTS, max_size=3), data=st.data())
-def test_what_a_model_writes_in_strict_mode_is_valid_for_the_tool_once_its_nulls_are_removed(
+def test_arguments_of_strict_mode_are_valid_for_the_tool_after_their_nulls_are_removed(
     properties: Json, data: st.DataObject
 ) -> None:
     schema = closed((), **properties)
@@ -273,7 +273,7 @@ def test_each_tool_says_whether_it_is_strict(dialect: ToolWriter, flags: list[bo
     assert cached.strict.keys() == export.strict.keys()
 
 
-def test_an_export_says_what_a_call_means() -> None:
+def test_an_export_restores_the_meaning_of_a_call() -> None:
     export = OpenAIChat(strict=True).export([OPTIONAL, OPEN])
     assert export.without_added_nulls("optional", {"a": None}) == {}
     assert export.without_added_nulls("open", {"a": None}) == {"a": None}

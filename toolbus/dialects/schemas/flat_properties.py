@@ -3,7 +3,7 @@
 That is Ollama: of a property its official client sends ``type``, ``items``, ``description`` and ``enum`` (`ollama`
 0.6, `Tool.Function.Parameters.Property`), and of the parameters ``type``, ``properties``, ``required``, ``items`` and
 ``$defs``. Its server also keeps ``anyOf`` and ``properties`` of a property (`api.ToolProperty`), which do not reach it
-through that client. Both pass on ``items`` and ``$defs`` as they are, so these hold whole schemas. All else is stated
+through that client. Both pass on ``items`` and ``$defs`` unchanged, so these have whole schemas. All else is stated
 in words.
 """
 
@@ -75,7 +75,7 @@ def _property(name: str, schema: dict[str, Any], words: Words, report: LossRepor
 
 
 def _chosen(schema: dict[str, Any], report: LossReport) -> dict[str, Any]:
-    """Returns a schema whose alternatives are written with the fields that there are, as far as that is possible."""
+    """Returns a schema whose alternatives are written with the available fields, as far as possible."""
     keyword = "anyOf" if "anyOf" in schema else "oneOf"
     base = {key: value for key, value in schema.items() if key != keyword}
     branches = [{} if branch is True else branch for branch in schema[keyword] if branch is not False]
@@ -112,7 +112,7 @@ def _allow_null(base: dict[str, Any]) -> None:
 
 
 def _united(branch: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
-    """Returns the only alternative together with what stands beside it, which is nearer."""
+    """Returns the only alternative together with the keywords beside it, which take precedence."""
     united = {**branch, **base}
     texts = dict.fromkeys(each["description"] for each in (base, branch) if "description" in each)
     if texts:
@@ -126,7 +126,7 @@ def _lists_values(branch: dict[str, Any]) -> bool:
 
 
 def _types_of(branch: dict[str, Any]) -> list[str]:
-    """Returns the types of an alternative, none where it does not say."""
+    """Returns the types of an alternative; may be empty."""
     return _listed(branch.get("type") or types_of_values(_values(branch)))
 
 

@@ -1,4 +1,4 @@
-"""Writes schemas for providers that read some keywords of JSON Schema: what the others say is stated in words.
+"""Writes schemas for providers that read some keywords of JSON Schema; the others are stated in words.
 
 That is Gemini's `parametersJsonSchema`. Its documentation lists the keywords under `GenerationConfig` for
 `responseJsonSchema`, its counterpart: `oneOf` is read as `anyOf`, an enum holds texts and numbers, nothing stands
@@ -22,7 +22,7 @@ _COPIED = frozenset(
 _LISTS = frozenset(("anyOf", "oneOf", "prefixItems"))
 _FORMATS = frozenset(("date-time", "date", "time", "duration", "enum", "int32", "int64", "float", "double"))
 _ABOUT = frozenset(("title", "description"))
-_OUTSIDE = _ABOUT | {"enum", "oneOf", "required"}  # what stands beside alternatives of one type each
+_OUTSIDE = _ABOUT | {"enum", "oneOf", "required"}  # keywords beside alternatives of one type each
 _EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 
 
@@ -132,10 +132,10 @@ class _Writing:
 def _split_required(written: dict[str, Any], stated: dict[str, Any]) -> None:
     """Moves required names that the provider refuses into words: those of no property, and those that refer back."""
     required, properties = written["required"], written.get("properties", {})
-    kept = [name for name in required if name in properties and not _refers(properties[name])]
-    if len(kept) < len(required):
-        written["required"] = kept
-        stated["required"] = [name for name in required if name not in kept]
+    writable = [name for name in required if name in properties and not _refers(properties[name])]
+    if len(writable) < len(required):
+        written["required"] = writable
+        stated["required"] = [name for name in required if name not in writable]
 
 
 def _write_bound(schema: dict[str, Any], bound: str, value: float, written: dict[str, Any]) -> bool:

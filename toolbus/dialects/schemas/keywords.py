@@ -1,6 +1,6 @@
 """Merges the keywords of one type from all parts that apply, for providers that know few keywords.
 
-A rule that has no keyword there goes into the description, where a model reads it just as well.
+A rule without a keyword there goes into the description, which the model reads, too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Keywords:
         return schema
 
     def checked(self, part: Part, keyword: str) -> Any:
-        """Returns the value of a keyword, None where there is none; an invalid value is reported."""
+        """Returns the value of a keyword; None if it is missing. An invalid value is reported."""
         if keyword not in part.schema or keyword in part.done:
             return None
         value = part.schema[keyword]

@@ -1,4 +1,4 @@
-"""Reports what a schema loses in the conversion for a provider, and where in the schema."""
+"""Reports the losses of a schema in the conversion for a provider, with their places in the schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from toolbus.text import shorten
 
 _STRICT_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)  # json.dumps would make one each time
-MAX_LEVELS = 128  # of JSON: twice what the bus takes, since a converted schema may be deeper than what it came from
+MAX_LEVELS = 128  # of JSON: twice the bus's limit, since a converted schema may be deeper than the original
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Loss:
 
     Attributes:
         tool: the tool's name on the bus.
-        path: where in its schema, as a JSON pointer; "" is the root.
+        path: the place in its schema, as a JSON pointer; "" is the root.
         keyword: which keyword was dropped or replaced.
-        why: a sentence: the value, the rule, what replaced it.
+        why: a sentence: the value, the rule, the replacement.
     """
 
     tool: str
@@ -116,7 +116,7 @@ class LossReport:
         return next(name for number in itertools.count(1) if (name := f"{wish}{number}") not in used)
 
     def target(self, reference: str) -> dict[str, Any] | bool | None:
-        """Returns the schema that a reference points to, None where there is none."""
+        """Returns the schema that a reference points to; None if it points to none."""
         if not reference.startswith("#"):
             return None
         pointer = unquote(reference[1:])

@@ -49,14 +49,14 @@ _COMBINED: dict[str, Callable[[Any, Any], Any]] = {
     "enum": lambda first, second: [value for value in first if value in second] or first,
     "uniqueItems": lambda first, second: first or second,
 }
-"""Keyword → its value where two parts have one."""
+"""Keyword → its value if two parts have one."""
 
 
 class Merger:
     """Merges one tool's schema.
 
     Attributes:
-        definitions: what the remaining references refer to, by name.
+        definitions: the schemas of the remaining references, by name.
     """
 
     def __init__(self, report: LossReport) -> None:
@@ -74,7 +74,7 @@ class Merger:
         return merged
 
     def _merge(self, parts: list[Part]) -> dict[str, Any] | bool:
-        """Returns all parts as one schema, False where no value can satisfy them."""
+        """Returns all parts as one schema; False if no value can satisfy them."""
         flat: list[Part] | None = parts
         if len(parts) > 1 or "$ref" in parts[0].schema or "allOf" in parts[0].schema:
             flat = self._parts.flat(parts)
@@ -180,7 +180,7 @@ class Merger:
         return self._child(children)
 
     def _child(self, children: list[tuple[Any, Part]]) -> dict[str, Any] | bool:
-        """Returns what all schemas that apply to one value come to."""
+        """Returns the combination of all schemas that apply to one value."""
         if len(children) == 1:
             value, owner = children[0]
             return self._merge([Part(value, owner.references)]) if isinstance(value, dict) else bool(value)
@@ -248,7 +248,7 @@ def _allow_null(merged: dict[str, Any]) -> None:
 
 
 def implied_type(schema: dict[str, Any]) -> Any:
-    """Returns the type or types that a schema without any implies by its keywords or values; empty where none."""
+    """Returns the types that a schema without types implies by its keywords or values; may be empty."""
     values = [schema["const"]] if "const" in schema else schema.get("enum", ())
     return types_of_values(values) if values else inferred([Part(schema)])
 

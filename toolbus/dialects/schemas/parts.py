@@ -13,7 +13,7 @@ from typing import Any
 from toolbus.dialects.schemas.losses import LossReport, excerpt
 from toolbus.schema_grammar import TYPES, is_type, of_type
 
-_MAX_CHARACTERS = 512 * 1024  # of schemas with references expanded: twice what the bus takes for one schema
+_MAX_CHARACTERS = 512 * 1024  # of schemas with references expanded: twice the bus's limit for one schema
 _MAX_NEWEST = 32  # references that a place holds in a set of its own
 _INFERRED = {
     **dict.fromkeys(("properties", "required", "additionalProperties", "patternProperties", "minProperties"), "object"),
@@ -72,7 +72,7 @@ class Part:
     done: frozenset[str] = frozenset()
 
     def get(self, keyword: str) -> Any:
-        """Returns the value of a keyword, None where there is none."""
+        """Returns the value of a keyword; None if it is missing."""
         return None if keyword in self.done else self.schema.get(keyword)
 
 
@@ -85,7 +85,7 @@ class Parts:
         self._sizes: dict[int, int] = {}  # characters of a schema without its inner schemas, by identity
 
     def flat(self, parts: list[Part]) -> list[Part] | None:
-        """Returns parts with their references and allOf followed; None where no value can satisfy them.
+        """Returns parts with their references and allOf followed; None if no value can satisfy them.
 
         Raises:
             TooLarge: the whole schema has become too large.
@@ -153,7 +153,7 @@ class Parts:
         return reference in part.references
 
     def cut(self, reference: str, target: dict[str, Any], part: Part) -> Part:
-        """Returns what stands for the target of a reference that is not followed: its type alone, which is a loss."""
+        """Returns the replacement of a reference that is not followed: only its type, which is a loss."""
         why = f"{excerpt(reference)} refers back to itself: below this level only the type is kept"
         self._report.lose(part.schema, "$ref", why)
         kind = target.get("type")
@@ -180,7 +180,7 @@ class Parts:
 
 
 def types_of(parts: list[Part], report: LossReport) -> frozenset[str]:
-    """Returns the types that all parts allow; all types where no part names one."""
+    """Returns the types that all parts allow; all types if no part names one."""
     allowed = _widened(TYPES)
     for part in parts:
         own = _types(part, report)
@@ -195,13 +195,13 @@ def types_of(parts: list[Part], report: LossReport) -> frozenset[str]:
 
 
 def inferred(parts: list[Part]) -> str:
-    """Returns the type that the keywords imply where no part names one, "" where they imply none."""
+    """Returns the type that the keywords imply if no part names one; "" if they imply none."""
     kinds = [_INFERRED[keyword] for part in parts for keyword in part.schema if keyword in _INFERRED]
     return kinds[0] if kinds else ""
 
 
 def values_of(part: Part) -> list[Any] | None:
-    """Returns the values that a part allows, None where it does not list them."""
+    """Returns the values that a part allows; None if it does not list them."""
     if "const" in part.schema:
         return [part.schema["const"]]
     values = part.get("enum")

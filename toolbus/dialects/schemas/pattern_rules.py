@@ -54,14 +54,14 @@ def in_words(pattern: str, keyword: str = "pattern") -> str:
 
 
 def common_pattern(text: str) -> str:
-    """Writes what Python's `re`, RE2 and engines that build automata have in common."""
+    """Writes patterns for Python's `re`, RE2 and engines that build automata."""
     pattern = read_pattern(text)
     _refuse(pattern, "lookaround", "backreference", "property")
     return _Writer().alternatives(pattern.alternatives) if "spelling" in pattern.features else _unless(pattern, text)
 
 
 def re2_pattern(text: str) -> str:
-    """Writes what RE2 reads."""
+    """Writes patterns for RE2."""
     pattern = read_pattern(text)
     _refuse(pattern, "lookaround", "backreference")
     if _repeated(pattern.alternatives) > _MAX_RE2_REPETITIONS:
@@ -71,7 +71,7 @@ def re2_pattern(text: str) -> str:
 
 
 def grammar_pattern(text: str) -> str:
-    """Writes what llama.cpp converts into a grammar, which is also common to other engines.
+    """Writes patterns that llama.cpp converts into a grammar, and that other engines read, too.
 
     Its converter (common/json-schema-to-grammar.cpp) takes only whole texts, ``^…$``, and copies sets and literals into
     the grammar, whose parser knows few escapes: an unknown one fails the request with all its tools. A repetition after
@@ -172,7 +172,7 @@ class _Writer:
 
 
 class _GrammarWriter(_Writer):
-    """Writes pieces so that llama.cpp's converter reads them as they are meant."""
+    """Writes pieces so that llama.cpp's converter reads them correctly."""
 
     def _repetition(self, piece: Piece) -> str:
         # Which of several ways to match comes first makes no difference for a whole text.
@@ -230,7 +230,7 @@ def _in_class(char: str, shown: Callable[[str], str]) -> str:
 
 
 def _shown(char: str) -> str:
-    """Returns a character, as an escape where it would not be seen."""
+    """Returns a character, as an escape if it is invisible."""
     if char in "\t\n\r":
         return {"\t": "\\t", "\n": "\\n", "\r": "\\r"}[char]
     return f"\\x{ord(char):02X}" if char < " " or "\x7f" <= char <= "\xa0" else char

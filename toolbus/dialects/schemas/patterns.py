@@ -50,7 +50,7 @@ class Piece:
     """A part of a pattern, with how often it may stand in its place.
 
     Attributes:
-        kind: what it is.
+        kind: its kind.
         value: the character, the `CharacterClass`, or the alternatives of a group.
         low: how often at least.
         high: how often at most, None without a limit.
@@ -73,9 +73,9 @@ class Pattern:
 
     Attributes:
         alternatives: its pieces.
-        features: what not every engine knows: ``lookaround``, ``backreference``, ``boundary``, ``property``,
+        features: parts that not every engine knows: ``lookaround``, ``backreference``, ``boundary``, ``property``,
             ``spelling`` (the same can be written in another way), ``foreign`` (it is not ECMAScript).
-        rules: how many rules a grammar for it needs, where each repetition with a limit is written out.
+        rules: how many rules a grammar for it needs, with each limited repetition written out.
     """
 
     alternatives: Alternatives

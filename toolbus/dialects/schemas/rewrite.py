@@ -14,7 +14,7 @@ from toolbus.dialects.schemas.parts import ANY_TYPE, Part, Parts, TooLarge, infe
 from toolbus.dialects.schemas.pattern_rules import PatternRule
 from toolbus.schema_grammar import TYPES, of_type
 
-# How deep schemas may be nested; where one becomes too large with its references expanded, the next one is tried.
+# How deep schemas may be nested; if one becomes too large with its references expanded, the next depth is tried.
 _LEVELS = (30, 8, 4)
 _VALUE_LEVELS = 16  # of a default or an example
 _MIN_CHARACTERS = 40  # of one converted schema, for the size limit
@@ -79,7 +79,7 @@ class _Rewriting:
     def schema(
         self, parts: list[Part], level: int, *, nullable: bool = False, branch: bool = False
     ) -> dict[str, Any] | None:
-        """Returns all parts as one schema, None where no value can satisfy them.
+        """Returns all parts as one schema; None if no value can satisfy them.
 
         Args:
             nullable: whether null is allowed beside it.
@@ -114,7 +114,7 @@ class _Rewriting:
     # -- alternatives --------------------------------------------------------------------------------------------------
 
     def _branches(self, part: Part, keyword: str, notes: list[Part]) -> list[Part] | None:
-        """Returns the alternatives to be written, None where there are none.
+        """Returns the alternatives to be written; None without any.
 
         Alternatives that only list required names become a description: writing them would repeat the whole object.
         """

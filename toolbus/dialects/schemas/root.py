@@ -69,7 +69,7 @@ class _Root:
         self._parts = 0
 
     def read(self, schema: Any, references: frozenset[str], steps: int) -> _Shape | None:
-        """Returns the object that a schema describes, None where it does not allow one."""
+        """Returns the object that a schema describes; None if it does not allow one."""
         self._parts += 1
         if steps > _MAX_STEPS or self._parts > _MAX_PARTS:
             raise Inexpressible("the root of its schema is combined of too many parts: write it as one object schema")
@@ -97,7 +97,7 @@ class _Root:
         return shape
 
     def _report_rules(self, branch: Any, shape: _Shape | None) -> None:
-        """Reports what an alternative says of the whole object, which does not hold for the others."""
+        """Reports rules of one alternative for the whole object, which do not apply to the others."""
         for keyword in shape.others if shape is not None and isinstance(branch, dict) else ():
             if keyword in branch:
                 why = f"it holds for one of the root's alternatives only, {excerpt(branch[keyword])} was dropped"

@@ -16,7 +16,7 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _EXCLUSIVE = {"exclusiveMinimum": "minimum", "exclusiveMaximum": "maximum"}
 _RESTS = ("additionalProperties", "unevaluatedProperties")
 _KNOWN = {*MAPS, *LISTS, *SINGLE, *CHECKS}  # none of them may be null
-_NEGATING = frozenset(("not", "if"))  # what they forbid or demand grows when their schema allows more
+_NEGATING = frozenset(("not", "if"))  # they forbid or require more when their schema allows more
 _BOUNDS = frozenset(("minLength", "maxLength", "minItems", "maxItems"))
 _PLAIN_REFERENCE = re.compile(r"#(/[^/~%]+)+")
 _OUTER = frozenset(("$defs", "definitions", "$schema", "$id", "$anchor"))
@@ -34,7 +34,7 @@ _FLAGS = frozenset(("additionalProperties", "unevaluatedProperties", "unevaluate
 
 
 class Sanitizer:
-    """Leaves out malformed keywords and patterns that the provider cannot read, and adds what only providers require.
+    """Removes malformed keywords and patterns that the provider cannot read, and adds keywords that providers require.
 
     Args:
         property_names: pattern of the property names that the provider accepts; "" means any.
@@ -74,13 +74,13 @@ class _Sanitizing:
         self._rules = rules
         self._report = report
         self._moved: dict[str, str] = {}  # references that were not plain, and the names in $defs that replace them
-        self.refers = False  # whether a reference was kept
-        self._rewritten = False  # whether something of an older draft became what 2020-12 has instead
+        self.refers = False  # whether the written schema has a reference
+        self._rewritten = False  # whether a keyword of an older draft was converted to 2020-12
 
     def root(self, root: dict[str, Any]) -> dict[str, Any]:
         sanitized = self.schema(root)
         definitions: dict[str, Any] = {}
-        while len(definitions) < len(self._moved):  # what was moved may refer to what must be moved
+        while len(definitions) < len(self._moved):  # moved schemas may refer to others that must be moved
             for reference, name in list(self._moved.items())[len(definitions) :]:
                 definitions[name] = self._moved_target(reference)
         if definitions:
@@ -134,7 +134,7 @@ class _Sanitizing:
         branches = self._list(schema, "oneOf", value)
         if self._report.visits == before or branches is None:
             return "oneOf", branches
-        # Where one allows more, two may hold: oneOf would refuse what the tool takes.
+        # If one allows more, two may match: oneOf would refuse arguments that the tool takes.
         if "anyOf" in schema:
             self._report.lose(schema, "oneOf", "it was dropped: a part of it allows more than it says")
             return "oneOf", None
@@ -142,24 +142,24 @@ class _Sanitizing:
         return "anyOf", branches
 
     def _keep_rest_open(self, schema: dict[str, Any], valid: dict[str, Any], notes: list[str]) -> None:
-        """Drops what closes an object, where it would forbid names that a pattern allows."""
-        patterns, kept = schema.get("patternProperties"), valid.get("patternProperties", {})
-        if isinstance(patterns, dict) and len(patterns) > len(kept):
+        """Drops keywords that close an object, if they would forbid names that a pattern allows."""
+        patterns, readable = schema.get("patternProperties"), valid.get("patternProperties", {})
+        if isinstance(patterns, dict) and len(patterns) > len(readable):
             for keyword in _RESTS:
                 if valid.get(keyword, True) is not True:
                     why = f"{excerpt(schema[keyword])} would forbid names that a dropped pattern allows"
                     self._report.lose(schema, keyword, why)
                     del valid[keyword]
-        elif kept and self._rules.grammar and valid.get("additionalProperties") is False:
+        elif readable and self._rules.grammar and valid.get("additionalProperties") is False:
             why = "false became what patternProperties allow: grammars know no patterns of names, and would forbid all"
             self._report.lose(schema, "additionalProperties", why)
-            notes += [in_words(pattern, "patternProperties") for pattern in kept]
-            every = [*kept.values()]
+            notes += [in_words(pattern, "patternProperties") for pattern in readable]
+            every = [*readable.values()]
             values = [copy.deepcopy(value) for index, value in enumerate(every) if value not in every[:index]]
             valid["additionalProperties"] = values[0] if len(values) == 1 else {"anyOf": values}
 
     def _keyword(self, schema: dict[str, Any], keyword: str, value: Any, notes: list[str]) -> Any:
-        """Returns the value of a keyword, None where it must be dropped; notes say in words what was dropped."""
+        """Returns the value of a keyword; None if it must be dropped; notes get the dropped parts in words."""
         if keyword in MAPS:
             return self._map(schema, keyword, value, notes)
         if keyword in LISTS:

@@ -1,7 +1,7 @@
-"""Converts JSON Schemas into the part of JSON Schema that a provider accepts, with a report of what was lost.
+"""Converts JSON Schemas into the part of JSON Schema that a provider accepts, with a report of losses.
 
-What a provider accepts is a `SchemaRules`, and the main part of it is a rewriting: a callable that gets the root of a
-schema and a report, and returns a schema that the provider accepts. A dialect may bring one of its own.
+A `SchemaRules` describes the schemas that a provider accepts. Its main part is a rewriting: a callable that gets the
+root of a schema and a report, and returns a schema that the provider accepts. A dialect may have its own rewriting.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Rewriting: TypeAlias = Callable[[dict[str, Any], LossReport], dict[str, Any]]
 """Returns a new schema for a root, and reports what it lost; the root is not changed.
 
 Its places are known to the report by the identity of their objects. A second rewriting over the result of a first one
-needs `LossReport.over` that result. Raises `Inexpressible` where the tool cannot be offered.
+needs `LossReport.over` that result. Raises `Inexpressible` if the tool cannot be offered.
 """
 
 
@@ -50,7 +50,7 @@ class SchemaRules:
     """Which part of JSON Schema a provider accepts.
 
     Attributes:
-        rewriting: writes what the provider accepts; None means that it accepts everything.
+        rewriting: writes schemas that the provider accepts; None means that it accepts every schema.
         plain_root: whether the root must be a plain object schema, without anyOf, oneOf, allOf, enum or not. The
             rewriting then gets one.
     """
@@ -59,7 +59,7 @@ class SchemaRules:
     plain_root: bool = True
 
 
-# The fields of a schema in a Gemini function declaration (google.genai.types.Schema, without what its API refuses).
+# The fields of a schema in a Gemini function declaration (google.genai.types.Schema, without those refused).
 _GEMINI_KEYWORDS = frozenset(
     (
         *("type", "format", "title", "description", "nullable", "enum", "default", "example", "anyOf"),
@@ -72,7 +72,7 @@ ANY_SCHEMAS = SchemaRules(plain_root=False)
 # Also for the many servers that speak OpenAI's formats. OpenAI itself compiles patterns with Python's `re`, as the
 # meta-schema's format "regex", and its strict mode refuses lookaround.
 OPENAI_SCHEMAS = SchemaRules(Sanitizer(patterns=grammar_pattern, grammar=True))
-# Anthropic itself compiles what ECMAScript knows. Servers that speak its format refuse the whole request for `\p{…}`
+# Anthropic itself compiles patterns of ECMAScript. Servers with its format refuse the whole request for `\p{…}`
 # (z.ai) and for whatever else Python's `re` does not know.
 ANTHROPIC_SCHEMAS = SchemaRules(Sanitizer(property_names=r"[a-zA-Z0-9_.-]{1,64}"))
 GEMINI_SCHEMAS = SchemaRules(Rewriter(_GEMINI_KEYWORDS, patterns=re2_pattern))
@@ -81,7 +81,7 @@ OLLAMA_SCHEMAS = SchemaRules(FlatProperties())
 
 
 def convert(parameters: dict[str, Any], rules: SchemaRules, tool: str) -> tuple[dict[str, Any], list[Loss]]:
-    """Returns the schema for a provider, and what was lost. The given schema is not changed.
+    """Returns the schema for a provider, and the losses. The given schema is not changed.
 
     A schema becomes wider, never narrower, with one exception: where keywords imply one type and none is named, that
     type is added. The bus checks arguments against the whole schema when the call comes. A root without a type gets
@@ -97,7 +97,7 @@ def convert(parameters: dict[str, Any], rules: SchemaRules, tool: str) -> tuple[
 def convert_strictly(
     parameters: dict[str, Any], rules: SchemaRules, tool: str, *, rewrite: bool
 ) -> tuple[StrictSchema | None, dict[str, Any], list[Loss]]:
-    """Returns the schema for strict mode, None where it cannot have it, and what `convert` returns.
+    """Returns the schema for strict mode, None if it does not qualify, and the results of `convert`.
 
     Args:
         rewrite: whether a schema that does not qualify may be rewritten (`rewritten_schema`).

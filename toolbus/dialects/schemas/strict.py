@@ -2,7 +2,7 @@
 
 Strict mode takes a part of JSON Schema: every object lists all its properties as required and forbids others. A schema
 that is written so qualifies unchanged. Where a program asks for it, optional properties become nullable instead, and a
-null that stands only for "left out" is removed again from what the model sends.
+null that only means "omitted" is removed again from the model's arguments.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEYWORDS = frozenset(
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     )
 )
-# Not taken by strict mode; what a description says just as well.
+# Not accepted by strict mode; the description states them instead.
 _STATED = ("default", "minLength", "maxLength")
 _NULL = {"type": "null"}
 _DEFINITIONS = ("$defs", "definitions")
@@ -48,7 +48,7 @@ class StrictSchema:
     added_nulls: dict[int, frozenset[str]] = field(default_factory=dict)
 
     def without_added_nulls(self, arguments: Any) -> Any:
-        """Returns arguments without the nulls that stand for properties left out; the given ones are not changed."""
+        """Returns arguments without the nulls of omitted properties; the given ones are not changed."""
         return self._value(arguments, [self.schema]) if self.added_nulls else arguments
 
     def _value(self, value: Any, schemas: list[dict[str, Any]]) -> Any:
@@ -77,7 +77,7 @@ class StrictSchema:
 
 
 def strict_schema(schema: dict[str, Any]) -> StrictSchema | None:
-    """Returns a schema that strict mode takes as it is, None for any other one.
+    """Returns a schema that strict mode accepts unchanged; None for any other one.
 
     Args:
         schema: as the sanitizer wrote it.
@@ -85,17 +85,17 @@ def strict_schema(schema: dict[str, Any]) -> StrictSchema | None:
     if schema.get("additionalProperties") is not False:  # the most frequent reason
         return None
     schema = {keyword: value for keyword, value in schema.items() if keyword != "$schema"}
-    schema.setdefault("required", [])  # "'required' is required to be supplied", also where there are no properties
+    schema.setdefault("required", [])  # "'required' is required to be supplied", also without properties
     return StrictSchema(schema) if _qualifies(schema) else None
 
 
 def rewritten_schema(schema: dict[str, Any], report: LossReport) -> StrictSchema | None:
-    """Returns a schema rewritten for strict mode; None where no such schema means the same calls.
+    """Returns a schema rewritten for strict mode; None if no such schema describes the same calls.
 
     Optional properties become nullable, and objects that say nothing of other properties forbid them.
 
     Args:
-        report: of that schema; gets what the rewriting loses.
+        report: of that schema; gets the losses of the rewriting.
     """
     before = len(report.losses)
     rewriter = _Rewriter(schema, report)
@@ -187,7 +187,7 @@ def _allows_null(schema: dict[str, Any], root: dict[str, Any], level: int = 0) -
 
 
 def _resolved(schema: dict[str, Any], root: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the schema that a chain of references leads to; none where it leads nowhere."""
+    """Yields the schema at the end of a chain of references, if there is one."""
     for _ in range(_MAX_REFERENCES):
         if "$ref" not in schema:
             yield schema

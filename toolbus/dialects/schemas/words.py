@@ -1,7 +1,7 @@
 """States schemas in words, for providers that have no keyword for a rule: a model reads them in a description.
 
 Works on merged schemas (`merged`). Fields of objects become a nested list, each with its type, its rules and its own
-description. Texts are bounded; what does not fit is reported.
+description. Texts are bounded; parts that do not fit are reported.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Words:
     """States the schemas of one tool.
 
     Args:
-        definitions: what references in these schemas refer to, by name.
+        definitions: the schemas of references in these schemas, by name.
     """
 
     def __init__(self, report: LossReport, definitions: Mapping[str, Any]) -> None:
@@ -162,7 +162,7 @@ class Words:
     # -- schemas inside ------------------------------------------------------------------------------------------------
 
     def _lists(self, schema: dict[str, Any], facts: list[str], level: int, *, has_fields: bool = False) -> list[str]:
-        """Returns the schemas inside a schema as the lines of a list; what is short is added to the facts.
+        """Returns the schemas inside a schema as the lines of a list; short ones are added to the facts.
 
         Args:
             has_fields: whether the provider knows fields of this object.
@@ -263,7 +263,7 @@ def _sentence(facts: list[str]) -> str:
 
 
 def _about(schema: Any, name: str = "") -> str:
-    """Returns what a schema says about itself as one line, as an entry of a list has it."""
+    """Returns the description of a schema as one line of a list."""
     if not isinstance(schema, dict):
         return ""
     return " ".join(". ".join(filter(None, (*telling_title(schema, name), schema.get("description")))).split())
