@@ -132,7 +132,7 @@ async def test_the_head_is_that_of_the_files(tmp_path: Path) -> None:
     async with running_bus() as bus:
         error = (await bus.call("toolbus:audit_head")).error
         assert error is not None
-        assert "keeps no audit: start it with a data directory" in error.message
+        assert "has no audit: start it with a data directory" in error.message
 
 
 async def test_an_operator_s_act_is_refused_where_the_audit_is_required_and_the_disk_is_full(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The bus itself: `Bus` runs one, `Config` says how. Each name is loaded when it is first asked for.
+"""Exports the bus: `Bus` runs one, `Config` configures it. Each name is loaded when it is first used.
 
 The floors below the wiring are folders: catalog, calls, streams, storage, tasks, operators, upstream, gateway.
 """

@@ -114,7 +114,7 @@ def parse_callback_url(text: str) -> CallbackUrl:
     if port:
         where += f":{port}"
     path = target if target.startswith("/") else f"/{target}"
-    url = f"{scheme}://{where}{_NOT_ASCII.sub(lambda found: quote(found[0]), path)}"
+    url = f"{scheme}://{where}{_NOT_ASCII.sub(lambda match: quote(match[0]), path)}"
     shown = text
     if ":" in info:
         begin = parts.start(2)

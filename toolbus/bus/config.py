@@ -1,7 +1,7 @@
-"""Holds the configuration of a bus as one frozen record that checks itself, before anything listens.
+"""Holds the configuration of a bus as one frozen record that checks itself before the bus listens.
 
-An error names the value, the rule and how to fix it. Where settings come from is known to `serve_settings`; nothing
-here opens a socket or makes a directory.
+An error names the value, the rule and how to fix it. `serve_settings` knows where settings come from; this file opens
+no socket and makes no directory.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ class Config:
         adopt_roles: whether roles that are not configured are added when programs name them: ``off``; ``first-use``, by
             the first registration of a tool and by the main server of ``upstream``; ``upstream``, by that alone.
         data_dir: the directory in which what survives a restart is persisted; None: nothing survives.
-        upstream: ``http://HOST:PORT`` of a main server that our tools are offered to; None: there is no such server.
+        upstream: ``http://HOST:PORT`` of a main server that our tools are offered to; None: the bus has no main server.
         limits: see `Limits`.
         grace_seconds: how long the tools of a broken session wait for it to come back.
-        drain_seconds: how long calls in flight may take when the bus is asked to stop.
+        drain_seconds: how long calls in flight may take when the bus stops.
         heartbeat_seconds, idle_heartbeat_seconds, missed_heartbeats, missed_heartbeats_gone: how soon a hung peer is
             noticed, see `Timings`.
-        silenced: sources that may attach and call, but not offer tools.
+        silenced: sources that may attach and call, but may not offer tools.
         generation: sources that may use the models that hosts lend (``host:generate``); ``*`` as in ``guarded``.
         guarded: sources whose results are withheld where they hold something named like a secret; one that ends with
             ``*`` stands for all that begin so.
         tripwire: how secrets are recognized by their names: ``default``, or ``synchronet`` for that system's own rules.
         tripwire_allow: names that a tool's results may hold all the same, by tool.
-        pins: what becomes of tools of plugins that change after they were first seen, by source: ``warn`` marks them,
-            ``block`` refuses them until they are approved; a source that is not named is not compared. ``*`` as above.
+        pins: what happens to a plugin's tools that change after they were first seen, by source: ``warn`` marks them,
+            ``block`` refuses them until they are approved; other sources are not compared. ``*`` as above.
         permissions: which users may call which tools, and those of which roles and sources.
         background_after_seconds: how long a call of this process (`toolbus.tools.ToolRegistry`) waits before it becomes
             a task.
@@ -85,17 +85,17 @@ class Config:
         repair_arguments: whether arguments that break a schema are repaired before they are refused, and defaults are
             filled in.
         record_contents: whether the record of calls holds arguments and outputs, cut and without secrets.
-        audit: whether what is done to the bus is written down in the data directory, if there is one.
-        audit_required: whether what cannot be written down is refused.
-        audit_calls: whether calls are written down too: by whom, which tool, how they ended; no contents.
+        audit: whether changes of the bus are recorded in the data directory, if it has one.
+        audit_required: whether a change is refused that cannot be recorded.
+        audit_calls: whether calls are recorded too: by whom, which tool, how they ended; no contents.
         traces: the URL of a collector of OpenTelemetry that gets spans of sampled calls (OTLP over HTTP);
             ``/v1/traces`` is added where it has no path. None: calls are not traced.
-        trace_ratio: of the calls that bring no trace, how many begin one: from 0 to 1.
-        trace_most: calls that are sampled in a second at most.
-        slow_seconds: calls that take longer are logged and listed; 0: none is.
+        trace_ratio: the share of the calls without a trace that begin one: from 0 to 1.
+        trace_most: how many calls are sampled in a second at most.
+        slow_seconds: calls that take longer are logged and listed; 0: no call.
         metrics: whether the calls of each tool are counted, and `/metrics` is served.
         metrics_tools: how many tools have series of their own there; the rest is ``other``.
-        grpc_reflection: whether clients can ask the server for its services.
+        grpc_reflection: whether clients can list the services of the server.
         mcp: what MCP clients are offered.
         console: whether operators have a page over HTTP.
 
@@ -158,7 +158,7 @@ class Config:
         for address in self.grpc:
             secure, address = split_secure(address)
             check_address("grpc", address, unix=not secure, anywhere=bool(secure))
-        allowed_uids(self.neighbours)  # it names a user that does not exist
+        allowed_uids(self.neighbours)  # raises for a user that does not exist
         if self.http != "off":
             check_address("http", self.http)
         if self.https is not None:
@@ -280,7 +280,7 @@ class Config:
 
     @property
     def keys_dir(self) -> Path | None:
-        """The directory of the keys; None where there is none."""
+        """The directory of the keys; None where nothing is persisted."""
         return self.keys or (self.data_dir / "keys" if self.data_dir is not None else None)
 
     @property
@@ -295,7 +295,7 @@ def check_address(name: str, address: str, *, unix: bool = False, anywhere: bool
     Args:
         name: what the address is for, in the error's text.
         unix: whether ``unix:PATH`` will do as well.
-        anywhere: whether it may be beyond loopback, because who asks needs a key there.
+        anywhere: whether it may be beyond loopback, where each request needs a key.
 
     Raises:
         SetupError: another form, a port out of range, a host that is not loopback.

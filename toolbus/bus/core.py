@@ -1,8 +1,8 @@
-"""Defines the core that every room of one bus shares, and what a room is: a part of the bus with a life of its own.
+"""Defines `Core`, which all rooms of a bus share, and `Room`, a part of the bus with a life of its own.
 
-A room gets the `Core` and nothing else, and may be left out. The bus knows rooms by the type `Room` only: it opens,
-starts, drains and stops them, and asks them for the health of sources. A room that needs another one asks `Rooms.find`,
-and does without it where it is not there.
+A room gets only the `Core`, and a bus may be built without it. The bus knows rooms by the type `Room`: it opens,
+starts, drains and stops them, and gets the health of sources from them. A room finds another one by `Rooms.find`, and
+works without it where this bus does not have it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """The shared parts of one bus. A room reads and calls them; none is replaced while the bus lives.
+    """The shared parts of one bus. A room reads and calls them; no part is replaced while the bus runs.
 
     Attributes:
         neighbours: which users of this machine may use the bus.
-        keyring: the keys of identities beyond this machine; None where no address needs them.
-        doorman: who asks beyond this machine.
+        keyring: the keys of identities on other machines; None where no address needs them.
+        doorman: authenticates requests from other machines.
         roles: adds and removes roles.
         registry: what is offered, by which source.
         policy: who may offer and call what.
@@ -53,16 +53,16 @@ class Core:
         presence: the sessions of attached peers.
         records: the newest calls.
         metrics: counts of the calls of each tool.
-        audit: where parts say what was done and by whom.
-        pins: what is trusted of sources whose changes are to be noticed.
+        audit: records who changed what.
+        pins: the declarations of pinned sources that are trusted.
         indexes: of the catalogs that are searched.
         tasks: calls that outlived their soft deadline.
         local: the bus as its own process uses it.
-        signals: what changed, and who listens.
+        signals: notifies rooms of changes.
         stalls: tells when the bus stood still.
         rooms: the rooms of this bus, this one included.
-        web: what rooms serve over HTTP beside the gateway's endpoints.
-        features: what mounted MCP servers have beside tools.
+        web: the paths that rooms serve over HTTP beside the gateway's endpoints.
+        features: prompts and resources of mounted MCP servers.
         request_stop: requests the end of the whole bus; the program that runs it drains and stops it.
     """
 
@@ -113,24 +113,24 @@ class Room:
         return ()
 
     async def open(self) -> None:
-        """Takes what only one bus can have (files, addresses) and restores what was persisted; serves nothing yet.
+        """Locks files and binds addresses, and restores persisted state; serves nothing yet.
 
         Raises:
-            SetupError: it cannot be had. Rooms that are open already are stopped.
+            SetupError: a file or an address cannot be used. Rooms that are open already are stopped.
         """
 
     async def start(self) -> None:
         """Begins to serve.
 
         Raises:
-            SetupError: it cannot. Every room is stopped.
+            SetupError: it cannot serve. Every room is stopped.
         """
 
     async def drain(self) -> None:
         """Prepares the graceful shutdown, while calls and sessions still go on."""
 
     async def stop(self) -> None:
-        """Ends whatever `open` and `start` began; is called once, also where these failed halfway."""
+        """Ends all that `open` and `start` began; called once, also after one of them failed halfway."""
 
     def serving(self, source: str) -> bool | None:
         """Tells whether a source can be called through this room; None where the room does not know the source."""
@@ -141,7 +141,7 @@ class Room:
         return ()
 
     def register(self, request: wire.RegisterRequest) -> wire.RegisterResponse | None:
-        """Registers tools that come without a session; None where that is not this room's business.
+        """Registers tools that come without a session; None where the room does not register such tools.
 
         Raises:
             RequestError: nothing was registered.
@@ -162,7 +162,7 @@ class Rooms:
         return iter(self._rooms)
 
     def add(self, room: Room) -> None:
-        """Adds a room behind those that are there."""
+        """Adds a room after the others."""
         self._rooms.append(room)
 
     def find(self, kind: type[AnyRoom]) -> AnyRoom | None:

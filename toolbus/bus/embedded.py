@@ -39,7 +39,7 @@ class EmbeddedBus:
         self._caller = LocalCaller("local", dispatcher)
         self._workers = Workers(LOCAL_WORKERS, "toolbus-local")  # not the loop's own: its few threads are the program's
         self.run_sync = self._workers.run  # runs a plain function off the loop
-        self.catalog_changed = signals.catalog_changed  # says that the catalog changed; from any thread
+        self.catalog_changed = signals.catalog_changed  # notifies of a changed catalog; from any thread
 
     def tool(self, function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]) -> Any:
         """Offers a function of this process as a tool; a decorator, with or without `ToolOptions`."""
@@ -74,7 +74,7 @@ class EmbeddedBus:
         self.catalog_changed()
 
     def remove_tool(self, name: str, source: str = "local") -> bool:
-        """Withdraws a tool of this process. Returns whether there was one."""
+        """Withdraws a tool of this process. Returns whether it was offered."""
         outcome = self.registry.unregister(name, "", source)
         self.catalog_changed()
         return bool(outcome.names)

@@ -1,6 +1,6 @@
-"""Collects what MCP servers have beside tools: prompts, resources, templates of resources, completions.
+"""Collects the prompts, resources, resource templates and completions of mounted MCP servers.
 
-Mounted servers provide them, the endpoint for MCP clients hands them on. Neither knows the other.
+The endpoint for MCP clients serves them. Neither side knows the other.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ OnUpdate = Callable[[str], None]  # gets the URI of a resource that was updated
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """On whose behalf a provider is asked.
+    """Who makes a request to a provider.
 
     Attributes:
         accepts: what the client can answer in the middle of a request, in words of `ToolCall.accepts`.
         identity: whose request it is.
         user_id: the user; "" where none is named.
-        on_progress: gets progress; None if that is not wanted.
+        on_progress: gets progress; None: progress is dropped.
     """
 
     accepts: Collection[str] = ()
@@ -41,7 +41,7 @@ class FeatureProvider(Protocol):
         role: that it is for; "" for all.
         min_level: the access level that a user needs.
         capabilities: of `prompts`, `resources`, `completions`, `subscribe`.
-        instructions: of the server to models; "" unless its operator wants them handed on.
+        instructions: of the server to models; "" unless its operator lets clients see them.
     """
 
     source: str
@@ -74,7 +74,7 @@ class FeatureProvider(Protocol):
         ...
 
     def subscribe(self, uri: str, on_update: OnUpdate) -> Callable[[], None]:
-        """Reports each update of a resource from now on. Returns what ends it."""
+        """Reports each update of a resource from now on. Returns a function that ends this."""
         ...
 
 
@@ -90,26 +90,26 @@ class Features:
 
     @property
     def providers(self) -> list[FeatureProvider]:
-        """Those that are there now."""
+        """The providers of now."""
         return list(self._providers.values())
 
     def add(self, provider: FeatureProvider) -> None:
-        """Adds a provider in the place of one of the same source, if there is one."""
+        """Adds a provider in the place of an earlier one of the same source."""
         self._providers[provider.source] = provider
         self._all_changed()
 
     def remove(self, source: str) -> None:
-        """Removes the provider of a source, if there is one."""
+        """Removes the provider of a source, if it has one."""
         if self._providers.pop(source, None) is not None:
             self._all_changed()
 
     def changed(self, kind: Kind) -> None:
-        """Says that a provider declares other things of a kind now."""
+        """Notifies that a provider now declares other prompts or resources."""
         for listener in list(self._listeners):
             listener(kind)
 
     def on_change(self, listener: Callable[[Kind], None]) -> Callable[[], None]:
-        """Calls a listener with the kind at each change. Returns what ends it."""
+        """Calls a listener with the kind at each change. Returns a function that ends this."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 

@@ -151,7 +151,7 @@ class LocalHandler:
         return asyncio.run_coroutine_threadsafe(nested.call(call), here.loop)
 
     def _progress(self, here: _Here, progress: pb.ToolProgress) -> None:
-        if threading.get_ident() == here.thread:  # at once: what came later would come after the result
+        if threading.get_ident() == here.thread:  # at once: a later turn of the loop would be after the result
             self._take_progress(here, progress)
         else:
             here.loop.call_soon_threadsafe(self._take_progress, here, progress)
@@ -160,7 +160,7 @@ class LocalHandler:
         here.dispatcher.progress(self, [progress], time.monotonic())
 
     def cancel(self, call: Call, reason: str) -> bool:
-        """Cancels the function's task; one on a thread learns it from its scope, and keeps its slot until it ends."""
+        """Cancels the function's task; one on a thread sees it in its scope, and its slot is taken until it ends."""
         running = self._running.get(call.id)
         if running is not None:
             task, scope = running
@@ -182,7 +182,7 @@ class LocalCaller:
             one. A function may not set the context of a call, and is not an admin.
         is_admin: whether it may call the bus's own tools.
         may_omit_user: whether its calls that name no user pass rules that name users.
-        longest_timeout: seconds; a call that asks for more gets this.
+        longest_timeout: seconds; a longer timeout of a call is shortened to this.
         identity: on whose behalf the program calls.
     """
 
@@ -262,7 +262,7 @@ class LocalCaller:
             waiting[0].set_result(result)
 
     def progress(self, call_id: str, progress: pb.ToolProgress) -> None:
-        """Hands progress on to the function that watches the call."""
+        """Passes progress to the function that watches the call."""
         waiting = self._waiting.get(call_id)
         if waiting is not None and waiting[1] is not None:
             try:

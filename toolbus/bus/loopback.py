@@ -20,7 +20,7 @@ _IPV6 = re.compile(r"[0-9A-Fa-f:.]{2,45}", re.ASCII)  # no scope id: `::1%lo`
 # A URL inside a longer text starts a user info of its own. A password with a blank and `http://` in it is not handled.
 _NEXT_URL = re.compile(r"""(?<=[\s"'(<\[=,])(?=https?://)""", re.ASCII | re.IGNORECASE)
 _SCHEME = re.compile(r"[^/\\@:]*:[/\\]{2,}|[^/\\@:]*\bhttps?:[/\\]*", re.ASCII | re.IGNORECASE)
-_ATS = ("@", "%40", "＠", "﹫")  # what a broken client writes for one
+_ATS = ("@", "%40", "＠", "﹫")  # spellings of an at sign by broken clients
 
 
 def is_loopback_host(host: str) -> bool:
@@ -41,8 +41,8 @@ def is_allowed_host_header(value: str) -> bool:
 
 def is_allowed_origin(value: str) -> bool:
     """Returns whether an `Origin` header names a page that this machine served itself (REST-21)."""
-    found = _ORIGIN.fullmatch(value)
-    return found is not None and is_allowed_host_header(found[1])
+    match = _ORIGIN.fullmatch(value)
+    return match is not None and is_allowed_host_header(match[1])
 
 
 def is_own_origin(value: str, host: str, scheme: str, port: int) -> bool:

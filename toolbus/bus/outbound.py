@@ -1,6 +1,6 @@
 """Opens HTTP connections to programs of this machine, for every room that sends requests.
 
-Loopback addresses only, without a name service (REST-32); no proxies, no cookies, no redirects unless a caller wants
+Loopback addresses only, without a name service (REST-32); no proxies, no cookies, no redirects unless a caller enables
 them; no decompression here, since a small response may expand without end.
 """
 

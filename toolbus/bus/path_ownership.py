@@ -1,7 +1,7 @@
-"""Refuses paths that another user could change or replace: the data directory, what is obeyed in it, and sockets.
+"""Refuses paths that another user could change or replace: the data directory, the files in it, and sockets.
 
-A path is as safe as each directory and each symbolic link that it leads through: whoever may write one of these decides
-what is found at its end. Root is trusted, and so is a directory like ``/tmp``, where only owners remove entries.
+A path is as safe as each directory and each symbolic link that it leads through: a user who may write one of these
+decides which file is at its end. Root is trusted, and so are directories like ``/tmp`` (sticky).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_path(path: Path, what: str, *, lstat: Callable[[Path], os.stat_result]
     """
     end, unmapped = path.absolute(), unmapped_uid()
     resolved = Path(os.path.realpath(end))
-    closed = False  # whether others are kept out of the directory of the part
+    closed = False  # whether only we may enter the directory of the part
     for part in _parts(end):
         try:
             status = lstat(part)
@@ -71,7 +71,7 @@ def check_path(path: Path, what: str, *, lstat: Callable[[Path], os.stat_result]
 
 
 def _fault(part: Path, status: os.stat_result, *, is_end: bool) -> tuple[str, str]:
-    """Returns who else can change a part of a path, and the command that fixes it; "" for nobody."""
+    """Returns who else can change a part of a path, and the command that fixes it; "" where no other user can."""
     shown = shlex.quote(str(part))
     if status.st_uid not in (os.geteuid(), ROOT):
         return f"belongs to {show_user(status.st_uid)}", f"chown -h {os.geteuid()} {shown}"

@@ -1,7 +1,7 @@
 """Adds and removes roles while the bus runs, persists them, and adopts roles that programs name where that is allowed.
 
-The roles of the configuration come first, then these, in the order in which they came. What the file holds was added or
-adopted here; a role that only the configuration names goes with it.
+The roles of the configuration come first, then these, in the order in which they came. The file holds the roles that
+were added or adopted here; a role that only the configuration names ends with that configuration.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Roles:
         """Removes a role. One of the configuration is back when the bus starts again.
 
         Raises:
-            UnknownRole: there is no such role.
+            UnknownRole: the role does not exist.
             NotKept: it is removed, but that could not be persisted.
             NotAudited: the audit could not be written, so nothing was changed.
         """
@@ -113,7 +113,7 @@ class Roles:
     # -- adopted ---------------------------------------------------------------------------------------------------
 
     def first_use(self, role: str, principal: Principal) -> bool:
-        """Adopts a role that a registration names, where the configuration says so. Returns whether it exists now.
+        """Adopts a role that a registration names, where the configuration allows it. Returns whether it exists now.
 
         Raises:
             NotAudited: the audit could not be written, so nothing was changed.
@@ -123,7 +123,7 @@ class Roles:
         )
 
     def from_upstream(self, roles: Iterable[str]) -> None:
-        """Adopts the roles of a main server, where the configuration says so; what fails is tried again next time."""
+        """Adopts the roles of a main server, where the configuration allows it; a failure is retried next time."""
         if self._adopts == "off":
             return
         for role in roles:
@@ -137,7 +137,7 @@ class Roles:
         if sum(each != "operator" for each in self._added.values()) >= self._limit:
             if not self._was_full:
                 log.warning(
-                    "not adopted role=%r: %d roles are, as many as the limit unconfigured_roles; add it with "
+                    "not adopted role=%r: %d roles are adopted, as many as the limit unconfigured_roles; add it with "
                     "`toolbus call toolbus:role_add`", role, self._limit,
                 )  # fmt: skip
             self._was_full = True

@@ -1,7 +1,7 @@
-"""Collects the settings of ``toolbus serve``: a flag wins over the environment, that over the file, that over defaults.
+"""Collects the settings of ``toolbus serve``: flags win over the environment, the file and defaults.
 
 Each source is read by the same functions, so a bad value gets the same error wherever it stands: its place, the value,
-the rule and how to fix it. What a bus accepts is known to `Config`, which checks itself.
+the rule and how to fix it. `Config` knows what a bus accepts, and checks itself.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _pins(reader: Reader) -> dict[str, str]:
     return {source: pin.choice(PINS) for source, pin in reader.entries().items()}
 
 
-# Each setting by its name in the file; of the tables there are no variables.
+# Each setting by its name in the file; tables have no variables.
 _READ: dict[str, Read] = {
     "grpc": _texts,
     "http": Reader.text,

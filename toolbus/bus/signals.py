@@ -1,7 +1,7 @@
-"""Tells the rooms of a bus what changed: the catalog, the health of a source, whether the bus takes calls, ended calls.
+"""Notifies the rooms of a bus of changes: of the catalog, the health of sources, readiness, keys and ended calls.
 
-A change of the catalog reaches two kinds of listeners: those who must see each change at once, on the bus's loop, and
-watchers, who get what changed as one step, at most once in `Timings.watch_seconds`.
+A change of the catalog reaches two kinds of listeners: some see each change at once, on the bus's loop; watchers
+get all changes as one step, at most once in `Timings.watch_seconds`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Signals:
         self._on_readiness: list[Callable[[], object]] = []
         self._on_keys: list[Callable[[bool], object]] = []
         self._watchers: set[asyncio.Event] = set()
-        self._call_ended: asyncio.Event | None = None  # of everybody who waits for the next call; None: nobody
+        self._call_ended: asyncio.Event | None = None  # shared by all who wait for the next call; None: no one waits
         self.closed = False  # whether watchers are to end
 
     @property
@@ -82,12 +82,12 @@ class Signals:
         self._wake_followers()
 
     def source_changed(self, source: str) -> None:
-        """Says that the health of a source may have changed."""
+        """Notifies that the health of a source may have changed."""
         for listener in self._on_source:
             listener(source)
 
     def readiness_changed(self) -> None:
-        """Says that the bus began or ceased to take calls."""
+        """Notifies that the bus began or ceased to take calls."""
         for listener in self._on_readiness:
             listener()
         self._wake_followers()
@@ -107,7 +107,7 @@ class Signals:
             self._call_ended = None
 
     def keys_changed(self, *, server: bool) -> None:
-        """Says that keys may have ended or changed.
+        """Notifies that keys may have ended or changed.
 
         Args:
             server: whether the server's own certificate changed.
@@ -116,7 +116,7 @@ class Signals:
             listener(server)
 
     def catalog_changed(self) -> None:
-        """Says that the catalog changed; from any thread."""
+        """Notifies that the catalog changed; from any thread."""
         if self._loop is not None and threading.get_ident() != self._thread:
             self._loop.call_soon_threadsafe(self.catalog_changed)
             return

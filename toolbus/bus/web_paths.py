@@ -1,7 +1,7 @@
 """Holds the paths that rooms serve over HTTP beside the gateway's own endpoints.
 
-A room adds an ASGI application when it opens. The gateway passes to it what it has admitted: the access guard has asked
-who makes the request, and the body is limited.
+A room adds an ASGI application when it opens. The gateway passes admitted requests to it: the access guard
+knows who makes the request, and the body is limited.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _API = "api/"
 
 
 class Cookies(Protocol):
-    """Knows whom the cookie of a browser proves."""
+    """Knows which identity the cookie of a browser proves."""
 
     def identity_in(self, header: str) -> Identity | None:
-        """Returns whom a Cookie header proves; None where it holds no cookie of the bus.
+        """Returns the identity that a Cookie header proves; None where it holds no cookie of the bus.
 
         Raises:
-            Unauthenticated: what it holds proves no identity any more.
+            Unauthenticated: the cookie does not prove an identity any more.
         """
 
 
@@ -61,7 +61,7 @@ class WebPaths:
         self._applications[path] = application
 
     def find(self, path: str) -> Application | None:
-        """Returns what serves a path of a request; None where it is not a room's."""
+        """Returns the application that serves the path of a request; None where it is not a room's."""
         end = path.find("/", 1)
         if end == len(_API) and path.startswith(_API, 1):
             end = path.find("/", end + 1)

@@ -74,15 +74,15 @@ log = logging.getLogger("toolbus")
 # In the order in which they open and start; they stop in reverse order. A room goes with its line.
 ROOMS: tuple[type[Room], ...] = (
     CallbacksRoom,  # first: it locks the data directory
-    AuditRoom,  # before whatever does what is written down
+    AuditRoom,  # before the rooms whose actions it records
     MetricsRoom,  # its path is served by the gateway
-    TracesRoom,  # before whatever makes calls, and stops after it
+    TracesRoom,  # before the rooms that make calls, and stops after them
     KeysRoom,
     OperatorsRoom,
     PinsRoom,
     LogsRoom,
     McpServerRoom,  # its path is served by the gateway
-    GatewayRoom,  # binds before gRPC is served, and stops after whatever its requests wait for
+    GatewayRoom,  # binds before gRPC is served, and stops after the rooms that its requests wait for
     ConsoleRoom,  # its paths are served by the gateway; stops before, since its streams would go on
     NotificationsRoom,
     UpstreamRoom,
@@ -112,7 +112,7 @@ class SweepTimer:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, when - time.monotonic()), self._wake)
 
     def cancel(self) -> None:
-        """Forgets the next sweep."""
+        """Cancels the next sweep."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -163,7 +163,7 @@ class Bus(EmbeddedBus):
         signals = Signals(registry, dispatcher.view, self.records, timings.watch_seconds)
         super().__init__(registry, dispatcher, signals, limits)
         self._stopped = asyncio.Event()
-        self._running = contextlib.AsyncExitStack()  # what stops when the bus stops, last first
+        self._running = contextlib.AsyncExitStack()  # the rooms that stop with the bus, the last first
         self.core = Core(
             config=config,
             limits=limits,
@@ -230,7 +230,7 @@ class Bus(EmbeddedBus):
         return f"<Bus {where} {self.core.presence!r} {self.dispatcher!r}>"
 
     def _offer_own(self) -> None:
-        """Offers what the rooms themselves can do: to operators all of it, to models what the configuration names."""
+        """Offers the tools of rooms: all of them to operators, the groups that the configuration names to models."""
         for room in self.core.rooms:
             for method in room.tools():
                 self.offer(BUS_SOURCE, spec_of_method(method), qualified=True)
@@ -283,7 +283,7 @@ class Bus(EmbeddedBus):
             await asyncio.sleep(min(0.01, left))
 
     async def stop(self) -> None:
-        """Ends every session and listens no more. Calls in flight end in UNAVAILABLE."""
+        """Ends every session and stops listening. Calls in flight end in UNAVAILABLE."""
         self.core.signals.close()
         now = time.monotonic()
         for peer in list(self.core.presence.sessions.values()):
@@ -291,7 +291,7 @@ class Bus(EmbeddedBus):
         self.dispatcher.stop(now)
         self._sweeps.cancel()
         self.core.stalls.stop()
-        await asyncio.sleep(0)  # lets the streams end with the status that says why
+        await asyncio.sleep(0)  # lets the streams end with the status of the reason
         try:
             await self._running.aclose()
         finally:
@@ -300,7 +300,7 @@ class Bus(EmbeddedBus):
             log.info("stopped")
 
     async def wait_stopped(self) -> None:
-        """Waits until an operator has asked the whole bus to drain, or it has stopped."""
+        """Waits until an operator drains the whole bus, or it has stopped."""
         await self._stopped.wait()
 
     async def __aenter__(self) -> Self:
@@ -349,7 +349,7 @@ class Bus(EmbeddedBus):
         self.core.roles.remove(role)
 
     def permit(self, kind: str, name: str, users: Sequence[str] | None) -> None:
-        """Says which users may call tools: `Grants.permit`."""
+        """Sets which users may call tools: `Grants.permit`."""
         self._grants.permit(kind, name, users)
 
     def grant(self, source: str, right: str = "tools") -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.core_model import Core, nested, one_call, row, tool
 from toolbus.bus.calls.call_records import CallRecords
-from toolbus.bus.console.called_tools import MAX_GONE, CalledTools
+from toolbus.bus.console.called_tools import MAX_STALE, CalledTools
 from toolbus.bus.console.digest import MAX_CALLED, MAX_TOOLS
 from toolbus.bus.console.readings import ToolCounts
 from toolbus.bus.metrics.call_counts import FORGET_SECONDS, CallMetrics
@@ -142,7 +142,7 @@ def test_rows_of_tools_that_the_metrics_forgot_go() -> None:
             metrics.take("p", f"t{generation}-{number}").add(0, generation * 2.0 * FORGET_SECONDS, 0.001)
         while called.changed():
             pass
-        assert len(called) <= 1_500 + MAX_GONE + MAX_CALLED
+        assert len(called) <= 1_500 + MAX_STALE + MAX_CALLED
         for _ in range(3):
             metrics.forget((generation * 2 + 1.5) * FORGET_SECONDS, lambda source, name: False)
         assert len(metrics) == 0

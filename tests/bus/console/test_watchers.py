@@ -18,7 +18,7 @@ from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.console.console_app import BUSY_RETRY_SECONDS, STREAM_PATH, ConsoleApp
 from toolbus.bus.console.console_login import Logins
 from toolbus.bus.console.digest import Row
-from toolbus.bus.console.digest_feed import KEPT, MAX_WATCHERS, DigestFeed, Ended, Frame, TooSlow
+from toolbus.bus.console.digest_feed import MAX_FRAMES, MAX_WATCHERS, DigestFeed, Ended, Frame, TooSlow
 from toolbus.bus.console.readings import Readings
 from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.functions.tool_spec import spec_of
@@ -68,7 +68,7 @@ async def test_who_falls_behind_begins_anew() -> None:
         first = await within(anext(slow))
         await within(anext(quick))
         number = first.number
-        while number <= first.number + KEPT:
+        while number <= first.number + MAX_FRAMES:
             await bus.call("add", {"a": 1, "b": 2})
             number = (await within(anext(quick))).number
         with pytest.raises(TooSlow):

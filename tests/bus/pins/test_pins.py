@@ -226,7 +226,7 @@ def test_what_does_not_fit_is_refused_where_changes_are_blocked() -> None:
     many = [Tool(f"t{number}") for number in range(MAX_TOOLS + 1)]
     waiting = pins.review("s", many)
     assert list(waiting) == [(f"t{MAX_TOOLS}", "")]
-    assert "cannot be remembered" in waiting[f"t{MAX_TOOLS}", ""]
+    assert "cannot be stored" in waiting[f"t{MAX_TOOLS}", ""]
     for number in range(MAX_SOURCES - 1):
         pins.review(f"s{number}", [Tool("t")])
     assert list(pins.review("one_more", [Tool("t")])) == [("t", "")]

@@ -1,1 +1,1 @@
-"""Knows who is asking: identities, and the scopes that say what each may do."""
+"""Declares identities and their scopes, and decides which users of this machine may connect."""

@@ -1,7 +1,7 @@
-"""Declares who a peer is once proven, and what it may do: an identity and its scopes.
+"""Declares identities, which prove who a peer is, and their scopes: what each may do.
 
-Pure matching and the sentences of refusals. What proves an identity (the kernel, a token, a certificate, a JWT) is not
-known here, nor are calls, streams or files. A scope is a list of globs that allow; only ``never`` denies, and it wins.
+Pure matching and the texts of refusals. It does not know what proves an identity (the kernel, a token, a certificate,
+a JWT), nor calls, streams or files. A scope is a list of globs that allow; only ``never`` denies, and it wins.
 An empty list allows nothing.
 """
 
@@ -170,7 +170,7 @@ class Identity:
         key: the id of the key that proved it; "" where the kernel did.
         how: what proved it.
         expires: when its key ends, in seconds since the epoch.
-        proof: tells its key from another one of that id: the SHA-256, or of a JWT the id of the key that signed it.
+        proof: distinguishes keys of one id: the SHA-256 of the key; for a JWT the id of the key that signed it.
     """
 
     name: str
@@ -185,7 +185,7 @@ class Identity:
 
     @property
     def shown(self) -> str:
-        """The identity and its key, for a sentence."""
+        """The identity and its key, for messages."""
         return f"identity {self.name!r} (key {self.key})" if self.key else f"identity {self.name or 'local'!r}"
 
     def administers(self, verb: str) -> bool:
@@ -226,11 +226,11 @@ class Identity:
             )
 
     def check_verb(self, verb: str, action: str) -> None:
-        """Checks what it wants to do to the bus.
+        """Checks an action on the bus.
 
         Args:
             verb: one of `VERBS`.
-            action: what needs it, as the error names it: ``DELETE /api/tasks``.
+            action: as the error names it: ``DELETE /api/tasks``.
 
         Raises:
             NotPermitted: the identity may not.
@@ -277,10 +277,10 @@ class Identity:
         return now >= self.expires
 
 
-# A program of this machine that the bus trusts, as the kernel says: it may do everything.
+# A program of this machine whose user the bus trusts: it may do everything.
 LOCAL = Identity("", None)
-# Who has proven nothing: may read what needs no key.
-NOBODY = Identity("nobody", _NOTHING)
+# A client without a key: may read the paths that need no key.
+ANONYMOUS = Identity("nobody", _NOTHING)
 
 Template = Literal["plugin", "host", "operator", "reader"]
 

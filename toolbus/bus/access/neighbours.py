@@ -1,7 +1,8 @@
 """Decides which users of this machine may use the bus over loopback: ``neighbours`` of the configuration.
 
-The kernel says who asks, so programs need no secret. A user is asked for by connection and never remembered by a peer's
-address, because ports are used again. Unix sockets are not known here: their directory decides.
+The kernel says which user a connection belongs to, so programs need no secret. The user is looked up for each
+connection and never cached by a peer's address, because ports are used again. Unix sockets are protected by their
+directory instead.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class Neighbours:
         return self._allowed is None
 
     def check_system(self) -> None:
-        """Asks about a connection of its own. Allows everyone where the system does not know whose it is."""
+        """Looks up the user of a connection of its own. Allows everyone where the system does not know it."""
         if self._allowed is None:
             return
         try:
             owner = self._owner_of_own_connection()
-        except OSError:  # says nothing about the system: another user may have used up the ports
+        except OSError:  # perhaps another user has used up the ports: this shows nothing about the system
             return
         if owner != self._own or owner == self._unmapped:
             self._allowed = None

@@ -1,4 +1,4 @@
-"""Declares who calls or lists, as the policy and the listings of the catalog ask for it."""
+"""Declares the principal: who calls or lists, as the policy and the listings of the catalog see it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolbus.functions.scope import ToolScope
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls or lists; by default what a plain call of a program of this machine can reach.
+    """Who calls or lists; by default a program of this machine.
 
     Attributes:
         source: the source that calls or lists; "" for one that only lists.
@@ -26,7 +26,7 @@ class Principal:
 
     @property
     def account(self) -> str:
-        """What its calls are charged to: its identity, or its source where it is a program of this machine."""
+        """The account that its calls count for: its identity, or its source where it is a program of this machine."""
         return f"identity {self.identity.name}" if self.identity.scopes is not None else self.source
 
     def of_source(self, source: str) -> Principal:
@@ -39,5 +39,5 @@ _UNKNOWN = Principal(is_admin=False, identity=Identity("unknown", Scopes()))
 
 
 def principal_of(scope: ToolScope) -> Principal:
-    """Returns who made the outermost call that a function of the bus answers; one who may do nothing if unknown."""
+    """Returns who made the outermost call that a function of the bus answers; one without scopes if unknown."""
     return scope.principal if isinstance(scope.principal, Principal) else _UNKNOWN

@@ -1,7 +1,7 @@
 """Limits what one identity uses of the bus: calls a second, and calls in flight.
 
 The rate is a GCRA, the generic cell rate algorithm (ITU-T I.371): a leaky bucket whose whole state is one moment. It is
-asked once for a message of calls, not for each.
+checked once for a message of calls, not for each call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HasCalls(Protocol):
 
 
 class Quota:
-    """What the callers of one identity may use together; without limits it allows everything.
+    """The limits that the callers of one identity share; without limits it allows everything.
 
     Attributes:
         rate: calls a second; None: no limit.

@@ -1,4 +1,4 @@
-"""Says in words what scopes allow: a sentence for each thing that an identity may do, for people who check that."""
+"""Describes scopes for people: one sentence for each thing that an identity may do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from toolbus.bus.access.identity import ALL, Globs, Scopes
 
 
 def scope_sentences(scopes: Scopes) -> list[str]:
-    """Returns what scopes allow."""
+    """Returns the sentences."""
     return [
         _attach(scopes),
         f"It offers {_named(scopes.offer, 'tools', 'no tools', 'tools of any name')}.",

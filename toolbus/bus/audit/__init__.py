@@ -1,1 +1,1 @@
-"""Writes down who did what to the bus: a chain of lines in files that only grow."""
+"""Records who changed what on the bus: a chain of lines in files that only grow."""

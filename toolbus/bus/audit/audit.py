@@ -1,6 +1,6 @@
-"""Takes from the parts of the bus what was done and by whom, and has it written down where the bus keeps an audit.
+"""Records what was done on the bus and by whom, where the bus has an audit.
 
-A part says what happened and knows no files: without an audit every method does nothing.
+A part of the bus reports what happened and knows no files: without an audit every method does nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Act = Literal[
 ]
 Outcome = Literal["ok", "begun", "failed", "refused"]
 
-# Acts that any client can cause as often as it likes; what is beyond the burst is counted, not written.
+# Acts that any client can cause as often as it likes; those beyond the burst are counted, not written.
 REFUSALS: frozenset[Act] = frozenset({"refuse", "denied", "rate"})
 REFUSALS_PER_SECOND = 10
 REFUSALS_BURST = 200
@@ -68,12 +68,12 @@ class Audit:
         """Writes from now on.
 
         Args:
-            required: whether what cannot be written is refused.
+            required: whether a change is refused that cannot be recorded.
         """
         self._writer, self._required = writer, required
 
     def close(self) -> None:
-        """Writes nothing any more."""
+        """Stops writing."""
         self._writer = None
 
     @property
@@ -83,7 +83,7 @@ class Audit:
 
     @property
     def lost(self) -> int:
-        """How many lines were not written that should have been."""
+        """How many lines could not be written."""
         return self._writer.lost if self._writer is not None else 0
 
     def record(
@@ -96,11 +96,11 @@ class Audit:
         why: str = "",
         **more: str | int,
     ) -> None:
-        """Says what was done; the line is written soon.
+        """Records an act; its line is written soon.
 
         Args:
             principal: who did it.
-            target: to what: a tool, a source, a key, a role.
+            target: the object of the act: a tool, a source, a key, a role.
             more: further fields of the line: `peer`, the session or address; `source`, where it is not the principal's;
                 counts.
         """
@@ -114,16 +114,16 @@ class Audit:
         writer.put(AuditRecord(now, _fields(act, principal, target, outcome, why, more)))
 
     def refuse(self, peer: str, target: str, why: str) -> None:
-        """Says that an unknown client was not let in.
+        """Records that an unknown client was refused.
 
         Args:
             peer: the address.
-            target: what was requested.
+            target: its request.
         """
         self.record("refuse", OBSERVER, target=target, outcome="refused", why=why, peer=peer, how="")
 
     def record_calls(self, calls: Sequence[tuple[Any, ...]], began: float) -> None:
-        """Says which calls ended, many in one line.
+        """Records calls that ended, many in one line.
 
         Args:
             calls: records of the bus; their contents are not written.
@@ -134,7 +134,7 @@ class Audit:
 
     @contextmanager
     def operation(self, act: Act, principal: Principal = BUS, *, target: str = "", why: str = "") -> Iterator[None]:
-        """Says what an operator does, and how it ends; the lines are on disk at once.
+        """Records an operator's act and how it ends; the lines are on disk at once.
 
         Where the audit is required, a line with the outcome `begun` is on disk before the body runs.
 
@@ -159,7 +159,7 @@ class Audit:
         writer.put(AuditRecord(time.time(), _fields(act, principal, target, "ok", why), urgent=True))
 
     def check(self) -> None:
-        """Checks that what is done now can be written down.
+        """Checks that an act of now can be recorded.
 
         Raises:
             NotAudited: the audit is required, and its last line could not be written.

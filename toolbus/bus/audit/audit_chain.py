@@ -2,8 +2,8 @@
 
 The files ``000001.jsonl``, ``000002.jsonl`` … of one directory are one chain. Each line is a JSON object whose ``prev``
 is the SHA-256 of the line before it, without its newline, across files; whose ``seq`` counts from 1. So a line that was
-changed, cut or moved shows in the lines after it. Lines that were cut from the end show only to whoever has the hash of
-a later line, a *head*.
+changed, cut or moved shows in the lines after it. Lines that were cut from the end show only with the hash of a
+later line, a *head*.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class ChainEnd:
     """Where a chain ends.
 
     Attributes:
-        seq: of the newest line; 0 if there is none.
-        head: its hash; `FIRST_PREV` if there is none.
-        file: the newest file; None if there is none.
+        seq: of the newest line; 0 before the first.
+        head: its hash; `FIRST_PREV` before the first.
+        file: the newest file; None before the first.
         size: bytes of that file up to the end of its last whole line.
-        torn: what follows there: a line that was not written to its end.
+        torn: the bytes that follow: a line that was not written to its end.
     """
 
     seq: int
@@ -41,12 +41,12 @@ class ChainEnd:
 
 @dataclass(frozen=True, slots=True)
 class ChainVerdict:
-    """What a check of a chain found.
+    """The result of a check of a chain.
 
     Attributes:
-        lines: how many lines hold together, from the first on.
+        lines: how many lines are intact, from the first on.
         head: the hash of the last one of them.
-        fault: what is wrong, with the place of the first line concerned; "" if nothing is.
+        fault: the first fault, with its place; "" where the chain is intact.
     """
 
     lines: int
@@ -81,28 +81,28 @@ def read_line(line: bytes) -> dict[str, Any] | None:
 
 
 def find_end(directory: Path) -> ChainEnd:
-    """Finds where a chain ends; nothing but the end is read and checked."""
+    """Finds the end of a chain; reads and checks only the end."""
     newest: Path | None = None
     whole, torn = 0, b""
     for file in reversed(files_of(directory)):
         data = file.read_bytes()
         end = len(data)
-        found = b""
-        while end and not found:
+        line = b""
+        while end and not line:
             newline = data.rfind(b"\n", 0, end)
             if newline < 0:
                 end = 0
                 break
             start = data.rfind(b"\n", 0, newline) + 1
             if read_line(data[start:newline]) is not None:
-                found, end = data[start:newline], newline + 1
+                line, end = data[start:newline], newline + 1
             else:
                 end = start
         if newest is None:
             newest, whole, torn = file, end, data[end:]
-        entry = read_line(found)
+        entry = read_line(line)
         if entry is not None:
-            return ChainEnd(entry["seq"], hash_of(found), newest, whole, torn)
+            return ChainEnd(entry["seq"], hash_of(line), newest, whole, torn)
     return ChainEnd(0, FIRST_PREV, newest, whole, torn)
 
 
@@ -121,7 +121,7 @@ def verify(directory: Path, head: str = "") -> ChainVerdict:
     """Checks a chain from its first line to its last, across files.
 
     Args:
-        head: the hash of a line that was in the chain at some time; "": only what the files themselves show is checked.
+        head: the hash of a line that was in the chain at some time; "": lines cut from the end are not detected.
 
     Raises:
         OSError: a file cannot be read.
@@ -143,7 +143,7 @@ def verify(directory: Path, head: str = "") -> ChainVerdict:
 
 
 def _misplaced(directory: Path, line: _Line, before: _Line | None, expected: int) -> str:
-    """Says why a line other than the expected one is where that should be."""
+    """Explains why another line is in the place of the expected one."""
     where = f"after {before.shown}" if before is not None else "at the beginning"
     if line.entry is None:
         return f"line {expected} ({line.place}) was changed: it is not a line of the audit"
@@ -158,7 +158,7 @@ def _misplaced(directory: Path, line: _Line, before: _Line | None, expected: int
 
 
 def _changed(line: _Line, after: _Line | None, before: _Line | None, whole: ChainVerdict) -> ChainVerdict:
-    """Says which of two lines was changed, where the second does not have the hash of the first.
+    """Explains which of two lines was changed, where the second does not have the hash of the first.
 
     Args:
         whole: the chain up to the first of them.

@@ -1,8 +1,8 @@
 """Writes the lines of the audit on a thread of its own, so that neither the disk nor the hashes delay the bus.
 
-Lines are on disk within a second, those of operators at once. Of lines that cannot be written a bounded number waits;
-what is beyond is counted in a line ``lost``. A line that was torn by the end of the process is removed at the next
-start, and a line ``torn`` says so.
+Lines are on disk within a second, those of operators at once. A bounded number of lines waits while the disk fails;
+those beyond it are counted in a line ``lost``. A line that the end of the process tore is removed at the next start,
+and a line ``torn`` records that.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ MAX_WAITING = 10_000  # lines
 MAX_FILE = 64 * MIB  # bytes; a larger file is continued in a new one
 MAX_TEXT = 300  # characters of one field
 BATCH_SECONDS = 0.02  # between the first line that waits and the write, so that many share one
-WAIT_SECONDS = 5.0  # how long an act waits for its line
+WAIT_SECONDS = 5.0  # how long an operator's act waits for its line
 RETRY_SECONDS = 1.0  # after a write that failed
-COMPLAIN_SECONDS = 60.0  # between two complaints in the log
+ERROR_SECONDS = 60.0  # between two errors in the log
 
 
 @dataclass(slots=True, eq=False)
@@ -45,9 +45,9 @@ class AuditRecord:
     Attributes:
         time: seconds since the epoch.
         fields: those of the line beside its place in the chain; texts are cut when it is written.
-        urgent: whether it has to be on disk at once.
-        calls: with the act `calls`: records as the bus has them, and what makes their times seconds since the epoch.
-        written: set when it is on disk, or cannot be; None: nobody waits.
+        urgent: whether it must be on disk at once.
+        calls: with the act `calls`: records as the bus has them, and the offset of their times to the epoch.
+        written: set when it is on disk, or cannot be; None: no act waits for it.
         error: why it could not be written.
     """
 
@@ -80,7 +80,7 @@ class AuditWriter:
 
         Args:
             boot: identifies the run of the bus in its lines.
-            sync_seconds: how often lines are forced to disk that nobody waits for.
+            sync_seconds: how often lines are forced to disk for which no act waits.
             head_seconds: how often the head is logged.
         """
         self._directory = directory
@@ -90,8 +90,8 @@ class AuditWriter:
         self._sync_seconds = sync_seconds
         self._head_seconds = head_seconds
         self._waiting: deque[AuditRecord] = deque()
-        self._lost = self._lost_calls = 0  # lines that found no room, and calls in them; guarded by the lock
-        self._told_lost = 0  # lines that lines `lost` have counted
+        self._lost = self._lost_calls = 0  # lines beyond the limit, and calls in them; guarded by the lock
+        self._recorded_lost = 0  # lost lines that lines `lost` count
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._urgent = threading.Event()
@@ -105,7 +105,7 @@ class AuditWriter:
         self._synced_at = time.monotonic()
         self._unsynced = False
         self._head_logged_at = time.monotonic()
-        self._complained_at = -COMPLAIN_SECONDS
+        self._error_logged_at = -ERROR_SECONDS
         self._thread = threading.Thread(target=self._run, name="toolbus-audit", daemon=True)
         self.failing = False
 
@@ -120,7 +120,7 @@ class AuditWriter:
     @property
     def lost(self) -> int:
         """How many lines were not written."""
-        return self._told_lost + self._lost
+        return self._recorded_lost + self._lost
 
     def open(self) -> None:
         """Opens the directory, repairs a torn last line, and starts the thread.
@@ -145,14 +145,14 @@ class AuditWriter:
         self._thread.start()
 
     def put(self, entry: AuditRecord) -> None:
-        """Has a line written soon; one that finds no room is counted as lost."""
+        """Queues a line; one beyond the limit is counted as lost."""
         if len(self._waiting) >= (self._max_waiting if entry.calls is None else self._max_waiting // 100):
             self.lose(1, 0 if entry.calls is None else len(entry.calls[0]))
             return
         self._waiting.append(entry)
         if entry.urgent:
             self._urgent.set()
-        if not self._wake.is_set():  # asking costs a tenth of setting
+        if not self._wake.is_set():  # a check costs a tenth of setting it
             self._wake.set()
 
     def lose(self, lines: int, calls: int = 0) -> None:
@@ -161,14 +161,14 @@ class AuditWriter:
             self._lost, self._lost_calls = self._lost + lines, self._lost_calls + calls
 
     def put_now(self, entry: AuditRecord) -> None:
-        """Has a line written and waits until it is on disk.
+        """Writes a line and waits until it is on disk.
 
         Raises:
             NotAudited: it could not be written.
         """
         written = entry.written = threading.Event()
         entry.urgent = True
-        self._waiting.append(entry)  # however many wait: it is told soon whether it can be written
+        self._waiting.append(entry)  # without the limit: it waits only briefly
         self._urgent.set()
         self._wake.set()
         if not written.wait(WAIT_SECONDS):
@@ -179,7 +179,7 @@ class AuditWriter:
             raise NotAudited(entry.error)
 
     def close(self) -> None:
-        """Writes what waits, as far as that is possible, and ends the thread."""
+        """Writes the queued lines as far as possible, and ends the thread."""
         if self._thread.is_alive():
             self._closing = True
             self._urgent.set()
@@ -234,7 +234,7 @@ class AuditWriter:
             self._failed(entries, error)
             self._waiting.extend(AuditRecord(each.time, each.fields) for each in entries if each.error)
             return
-        self._told_lost += lost
+        self._recorded_lost += lost
         if self.failing:
             log.info("the audit can be written again seq=%d", self._seq)
             self.failing = False
@@ -269,17 +269,17 @@ class AuditWriter:
             while rest:
                 rest = rest[os.pwrite(self._file, rest, size + len(data) - len(rest)) :]
         except OSError:
-            os.ftruncate(self._file, size)  # a part of it may be there; what cannot be removed is overwritten
+            os.ftruncate(self._file, size)  # a part may be written; the next write overwrites it if this fails
             raise
         self._size += len(data)
 
     def _failed(self, entries: list[AuditRecord], error: Exception) -> None:
-        """Notes that lines could not be written; those that somebody waits for become lines of a refused act."""
+        """Notes that lines could not be written; where an act waits, its line becomes that of a refused act."""
         self.failing = True
         text = getattr(error, "strerror", None) or repr(error)
         now = time.monotonic()
-        if now - self._complained_at >= COMPLAIN_SECONDS:
-            self._complained_at = now
+        if now - self._error_logged_at >= ERROR_SECONDS:
+            self._error_logged_at = now
             log.error("cannot write the audit in %s why=%s waiting=%d", self._directory, text, len(self._waiting))
         for each in entries:
             if each.written is not None:

@@ -1,1 +1,1 @@
-"""Shows operators a bus: builds its digest, serves the page that draws it, and decides who may look."""
+"""Shows operators a bus: builds its digests, serves the page that draws them, and logs browsers in."""

@@ -1,7 +1,7 @@
-"""Reads the counts of each tool for digests: those that were called since the last one, or those called most.
+"""Reads the counts of each tool for digests: the tools called since the last one, or those called most.
 
-A row costs some microseconds, for the quantiles. So a digest has a bounded number of them: what else was called comes
-with the digests after it.
+A row costs some microseconds, for the quantiles. So a digest has a bounded number of them; the others follow in later
+digests.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ToolRow: TypeAlias = tuple[str, str, int, int, float | None, float | None, float
 """Source, name, calls, those that failed, median and 95th percentile of the seconds, when the last one ended."""
 
 MADE_AT_ONCE = 200  # rows, a millisecond
-MAX_GONE = 1_000  # rows of tools that are not counted any more
+MAX_STALE = 1_000  # rows of tools that are not counted any more
 
 
 class CalledTools:
-    """The counts of the tools of one bus, as those who have read every digest know them.
+    """The counts of the tools of one bus, as a reader of every digest knows them.
 
     Args:
         began: added to times of the bus's clock, makes them seconds since the epoch.
@@ -42,7 +42,7 @@ class CalledTools:
         return len(self._rows)
 
     async def prepare(self) -> None:
-        """Makes the rows for those who have read none, bit by bit: with many tools they take milliseconds."""
+        """Makes the rows for a new reader, in steps: with many tools they take milliseconds."""
         self._rows.clear()
         for number, counts in enumerate(self._most_called()):
             self._row(counts)
@@ -50,17 +50,17 @@ class CalledTools:
                 await asyncio.sleep(0)
 
     def begin(self) -> list[ToolRow]:
-        """Returns the rows of the tools that were called most, for those who have read none."""
+        """Returns the rows of the tools that were called most, for a new reader."""
         self._mark, _ = self._metrics.changed(0)
         self._waiting.clear()
         return self.most_called()
 
     def changed(self) -> list[ToolRow]:
         """Returns the rows of tools that were called since their last row."""
-        self._mark, found = self._metrics.changed(self._mark)
+        self._mark, called = self._metrics.changed(self._mark)
         self._forget()
         waiting = self._waiting
-        for counts in found:
+        for counts in called:
             waiting.setdefault(counts)
         rows = list(itertools.islice(waiting, MAX_CALLED))
         for counts in rows:
@@ -72,12 +72,12 @@ class CalledTools:
         return [self._row(counts) for counts in self._most_called()]
 
     def _most_called(self) -> list[CallCounts]:
-        _, found = self._metrics.changed(0)
-        return heapq.nlargest(MAX_TOOLS, found, key=_calls)
+        _, called = self._metrics.changed(0)
+        return heapq.nlargest(MAX_TOOLS, called, key=_calls)
 
     def _forget(self) -> None:
-        """Drops the rows of tools that the metrics have forgotten: who watches for weeks would keep all of them."""
-        if len(self._rows) > len(self._metrics) + MAX_GONE:
+        """Drops the rows of tools that the metrics have forgotten, so that weeks of watching do not fill the memory."""
+        if len(self._rows) > len(self._metrics) + MAX_STALE:
             of = self._metrics.of
             self._rows = {counts: row for counts, row in self._rows.items() if of(counts.source, counts.name) is counts}
 

@@ -1,7 +1,7 @@
-"""Answers the console's requests over HTTP: the files of its page, the stream of digests, and who is asking.
+"""Answers the console's requests over HTTP: the files of its page, the stream of digests, logins, and the identity.
 
-The gateway passes on what it has admitted. The page's files are the same for everybody and hold nothing of the bus;
-what its scripts ask for needs a right each.
+The gateway passes admitted requests on. The page's files are the same for all and hold nothing of the bus; each request
+of its scripts needs a permission.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ ME_PATH = f"{API_PATH}/me"
 CODE_PATH = f"{API_PATH}/code"
 LOGIN_PATH = f"{API_PATH}/login"
 _METHODS = {ME_PATH: ("GET", "HEAD"), STREAM_PATH: ("GET", "HEAD"), CODE_PATH: ("POST",), LOGIN_PATH: ("POST",)}
-PATHS = (  # method and path of what is answered
+PATHS = (  # method and path of each request that is answered
     *(("GET", path) for path in (PAGE_PATH, HOME, f"{HOME}{{file:rest}}")),
     *((methods[0], path) for path, methods in _METHODS.items()),
 )
 MAX_LOGIN_BYTES = 4_096
 _NO_LOGIN = "programs and browsers of this machine need no login: open /console"
 SEND_SECONDS = 10.0
-RETRY_SECONDS = (1.0, 3.0)  # after how long a client is told to come back, drawn between these
-BUSY_RETRY_SECONDS = (10.0, 20.0)  # the same where there are too many
+RETRY_SECONDS = (1.0, 3.0)  # until a client should reconnect, drawn between these
+BUSY_RETRY_SECONDS = (10.0, 20.0)  # the same for one stream too many
 _BUSY = "there are as many consoles as the bus serves at the same time: it will be tried again"
 _SLOW = "the digests were not read as fast as they were made: the stream begins again"
 
@@ -62,9 +62,9 @@ class ConsoleApp:
 
     Args:
         folder: of the page's files, which are read at the first request.
-        logins: lets browsers in over HTTPS.
-        audit: where it is said which browsers came in.
-        bus_id: as sessions are told.
+        logins: logs browsers in over HTTPS.
+        audit: records logins.
+        bus_id: as in the handshake of sessions.
         send_seconds: a client that takes no bytes for so long is cut off.
     """
 
@@ -83,7 +83,7 @@ class ConsoleApp:
         self._audit = audit
         self._bus_id = bus_id
         self._send_seconds = send_seconds
-        self._files: PageFiles | None = None  # None until the first is asked for
+        self._files: PageFiles | None = None  # None until the first request
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answers a request."""
@@ -111,18 +111,18 @@ class ConsoleApp:
             why = f"the console's files are read with GET, not with {scope['method']}"
             await _refuse(scope, send, 405, why, [(b"allow", b"GET, HEAD")])
             return
-        if scope["path"] == PAGE_PATH:  # so that the page may refer to what stands beside it
+        if scope["path"] == PAGE_PATH:  # so that relative references of the page work
             query = scope["query_string"]
             target = HOME.encode() + (b"?" + query if query else b"")
             await _respond(scope, send, 307, b"", [(b"location", target), _NO_STORE, _NO_REFERRER])
             return
         if self._files is None:
             self._files = await asyncio.to_thread(PageFiles, self._folder)
-        found = self._files.find(scope["path"])
-        if found is None:
+        match = self._files.find(scope["path"])
+        if match is None:
             await _refuse(scope, send, 404, f"the console has no file {scope['path']}")
             return
-        file, cache = found
+        file, cache = match
         etag = file.etag.encode()
         headers: Headers = [(b"etag", etag), (b"cache-control", cache.encode()), _NO_REFERRER]
         known = b",".join(value for name, value in scope["headers"] if name == b"if-none-match")
@@ -168,7 +168,7 @@ class ConsoleApp:
             headers = [_JSON, _NO_STORE, (b"set-cookie", cookie.encode())]
             await _respond(scope, send, 200, orjson.dumps({"identity": identity.name}), headers)
 
-    # -- what its scripts ask for ------------------------------------------------------------------------------------
+    # -- for its scripts ---------------------------------------------------------------------------------------------
 
     def _me(self, identity: Identity) -> dict[str, Any]:
         scopes = identity.scopes
@@ -211,12 +211,12 @@ class ConsoleApp:
             await put(b"", more=False)
         except TimeoutError:
             connection = scope.get(CONNECTION)
-            if connection is not None:  # closing it would wait until everything was taken
+            if connection is not None:  # closing it would wait until the client has read everything
                 connection.transport.abort()
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:
-    """Yields the body of a request; ends early where its client is gone."""
+    """Yields the body of a request; ends early where its client has disconnected."""
     while True:
         message = await receive()
         yield message.get("body", b"")
@@ -235,7 +235,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _retry(seconds: tuple[float, float]) -> bytes:
-    """Returns what tells a client when to come back; drawn, so that those of one bus do not come together."""
+    """Returns a line that sets when a client reconnects: drawn, so that not all clients do so at once."""
     return b"retry: %d\n\n" % (random.uniform(*seconds) * 1000)
 
 

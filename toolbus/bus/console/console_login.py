@@ -1,8 +1,8 @@
-"""Lets a browser in over HTTPS: a code that is good once, for a minute, and the cookie that it is exchanged for.
+"""Logs a browser in over HTTPS: with a code that is valid once, for a minute, in exchange for a cookie.
 
-A credential is not for a browser to hold. `toolbus console` exchanges it for a code, which the browser exchanges for a
-cookie. The cookie holds no secret of the key: it is sealed by the bus, names the key that it stands for, and ends with
-it. With a data directory it is valid after a restart of the bus too.
+A browser must not hold a credential. `toolbus console` exchanges it for a code, and the browser the code for a cookie.
+The cookie holds no secret of the key: the bus seals it, it names its key and ends with it. With a data directory it is
+valid after a restart of the bus too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COOKIE = "__Host-toolbus"  # a browser takes a cookie of such a name only from H
 COOKIE_SECONDS = 12 * 3600.0
 CODE_SECONDS = 60.0
 CODE_BYTES = 24
-MAX_CODES = 1_000  # that are not used yet; the oldest is dropped
+MAX_CODES = 1_000  # unused; beyond it the oldest is dropped
 _PURPOSE = "console cookie"
 _AGAIN = "make a new one with `toolbus console --bus ADDRESS`"
 _NO_SCOPES = Scopes()  # of a cookie until its key is looked up
@@ -34,7 +34,7 @@ class Logins:
     """The codes and cookies of one bus.
 
     Args:
-        doorman: knows whether a key is still in force.
+        doorman: tells whether a key is still in force.
         data_dir: holds the key that seals cookies; None: they end with the bus.
         clock: seconds since the epoch.
     """
@@ -44,7 +44,7 @@ class Logins:
         self._data_dir = data_dir
         self._clock = clock
         self._made: Sealer | None = None  # None until it is needed
-        self._codes: dict[bytes, tuple[Identity, float]] = {}  # by the SHA-256 of a code: whose it is, and its end
+        self._codes: dict[bytes, tuple[Identity, float]] = {}  # by the SHA-256 of a code: its identity, and its end
 
     def __repr__(self) -> str:
         return f"<Logins codes={len(self._codes)}>"
@@ -58,7 +58,7 @@ class Logins:
     def code_for(self, identity: Identity) -> str:
         """Returns a code that lets a browser act as an identity."""
         now = self._clock()
-        self._codes = {digest: (whose, end) for digest, (whose, end) in self._codes.items() if end > now}
+        self._codes = {digest: each for digest, each in self._codes.items() if each[1] > now}
         while len(self._codes) >= MAX_CODES:
             del self._codes[next(iter(self._codes))]
         code = secrets.token_urlsafe(CODE_BYTES)
@@ -66,10 +66,10 @@ class Logins:
         return code
 
     def exchange(self, code: str) -> tuple[Identity, str]:
-        """Returns whose a code is, and the header that sets the cookie; the code is used up.
+        """Returns the identity of a code, and the header that sets the cookie; the code is used up.
 
         Raises:
-            Unauthenticated: it is not a code of this bus, was used before or has expired, or its key has ended.
+            Unauthenticated: the code is unknown, was used or has expired, or its key has ended.
         """
         identity, end = self._codes.pop(_digest(code), (None, 0.0))
         if identity is None or end <= self._clock():
@@ -85,12 +85,12 @@ class Logins:
         return identity, f"{COOKIE}={sealed}; {attributes}"
 
     def identity_in(self, header: str) -> Identity | None:
-        """Returns whom a Cookie header proves, with the scopes of now; None where it holds no cookie of the bus.
+        """Returns the identity that a Cookie header proves, with the scopes of now; None without a cookie of the bus.
 
         The identity expires with the cookie.
 
         Raises:
-            Unauthenticated: the bus did not seal it, it has expired, or its key has ended.
+            Unauthenticated: the cookie has expired or is not of this bus, or its key has ended.
         """
         pairs = (pair.strip().partition("=") for pair in header.split(";"))
         cookie = next((value for name, _, value in pairs if name == COOKIE), "")

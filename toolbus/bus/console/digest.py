@@ -1,6 +1,6 @@
-"""Makes digests: what operators see of a bus at a moment, or of what changed since the moment before.
+"""Makes digests: the state of a bus as operators see it, whole or as the changes since the digest before.
 
-Pure: what was read of the bus comes in, an object for JSON goes out, bounded in rows and bytes whatever the bus holds.
+Pure: readings of the bus in, an object for JSON out, with bounded rows and bytes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from toolbus.bus.calls.call_record import CallRecord
 MAX_CALLS = 50  # newest calls of a digest, whatever their outcome
 MAX_FAILED = 50  # further calls of a digest that failed
 MAX_RUNNING = 100  # calls in flight, the oldest
-MAX_CALLED = 250  # tools with new counts: a thousand that are called all the time are told every two seconds
+MAX_CALLED = 250  # tools with new counts: a thousand busy ones are all shown every two seconds
 MAX_TOOLS = 1_000  # tools of a full digest, those that were called most
 MAX_ROWS = 1_000  # sessions, and as many sources, of a full digest
-MAX_BYTES = 1_000_000  # of an encoded digest: what is beyond is cut off the longest list
+MAX_BYTES = 1_000_000  # of an encoded digest: the longest list is cut until it fits
 _LISTS = ("tools", "calls", "running", "sessions", "sources", "closed", "gone")
 _CONTENTS = ("arguments", "output")  # of a record; ten kilobytes a call would be most of a digest
 
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 class KnownRows:
-    """The rows of one list as those who have read every digest know them."""
+    """The rows of one list as a reader of every digest knows them."""
 
     def __init__(self) -> None:
         self._rows: Mapping[str, Row] = {}  # by key
@@ -40,7 +40,7 @@ class KnownRows:
         return list(self._rows.values())
 
     def update(self, rows: Mapping[str, Row]) -> tuple[list[Row], list[str]]:
-        """Takes the rows of now. Returns those that are not as before, and the keys of those that are gone."""
+        """Replaces the rows. Returns those that are new or changed, and the keys of those that were removed."""
         before, self._rows = self._rows, rows
         changed = [row for key, row in rows.items() if before.get(key) != row]
         return changed, [key for key in before if key not in rows]
@@ -55,7 +55,7 @@ def describe_call(record: CallRecord, began: float) -> Row:
 
 
 def encode(digest: Row) -> bytes:
-    """Returns a digest as JSON of at most `MAX_BYTES`: what does not fit is cut off its longest lists."""
+    """Returns a digest as JSON of at most `MAX_BYTES`: its longest lists are cut until it fits."""
     body = orjson.dumps(digest)
     while len(body) > MAX_BYTES and any(digest.get(name) for name in _LISTS):
         digest = dict(digest)
@@ -66,7 +66,7 @@ def encode(digest: Row) -> bytes:
 
 
 def is_quiet(before: Row, digest: Row) -> bool:
-    """Tells whether a digest says nothing that the one before it did not say."""
+    """Tells whether a digest has no news since the one before it."""
     moving = ("number", "at", "full", "seconds", "rate", "loop_lag", "held_bytes", "running")
     same = all(digest[key] == before.get(key) for key in digest if key not in moving and key not in _LISTS)
     news = any(digest[key] for key in _LISTS if key != "running")

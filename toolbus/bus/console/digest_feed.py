@@ -1,7 +1,7 @@
-"""Builds the digests of one bus, for all who watch it: once in an interval, the same bytes for each of them.
+"""Builds the digests of one bus: once in an interval, the same bytes for all watchers.
 
-Nothing is read without watchers. A new watcher waits for the next digest, which is then built at once, and gets
-everything; the others get what changed. A watcher that is too slow for that begins anew.
+Nothing is read without watchers. A new watcher waits for the next digest, which is then built at once, and gets a full
+one; the others get the changes. A watcher that reads too slowly begins anew.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ log = logging.getLogger("toolbus.console")
 
 MAX_WATCHERS = 20  # streams at the same time
 FAULT_SECONDS = 1.0  # until a digest is tried again
-KEPT = 8  # digests that a watcher may be behind
+MAX_FRAMES = 8  # how many digests a watcher may be behind
 CLOSEST_SECONDS = 0.05  # between two digests, also where a watcher waits for one
-RECENT_SECONDS = 5.0  # that the rates of the first digest are about
-LINGER_SECONDS = 10.0  # how long digests are built for a client that asked for one and may ask again
+RECENT_SECONDS = 5.0  # that the rates of the first digest cover
+LINGER_SECONDS = 10.0  # how long digests are built after a request for one: its client may send another
 
 
 class Frame(NamedTuple):
@@ -36,8 +36,8 @@ class Frame(NamedTuple):
 
     Attributes:
         number: of the digest.
-        body: it as JSON.
-        event: it as an event of a stream.
+        body: the digest as JSON.
+        event: the digest as an event of a stream.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Frame(NamedTuple):
 
 
 class TooMany(Exception):
-    """There are as many watchers as there may be."""
+    """The limit of watchers is reached."""
 
 
 class Ended(Exception):
@@ -67,7 +67,7 @@ class DigestFeed:
     """The digests of one bus.
 
     Args:
-        timings: say how often there is a digest.
+        timings: how often a digest is built.
     """
 
     def __init__(self, records: CallRecords, metrics: CallMetrics, readings: Readings, timings: Timings) -> None:
@@ -75,18 +75,20 @@ class DigestFeed:
         self._readings = readings
         self._timings = timings
         self._number = time.time_ns() // 1_000_000  # of the newest; rises across restarts too
-        self._frames: deque[Frame] = deque(maxlen=KEPT)  # the newest, without a gap; none without watchers
-        self._joining: list[asyncio.Future[Frame]] = []  # those who wait for a full one
+        self._frames: deque[Frame] = deque(maxlen=MAX_FRAMES)  # the newest, without a gap; empty without watchers
+        self._joining: list[asyncio.Future[Frame]] = []  # requests for a full one
         self._waiting = asyncio.Event()  # set, and replaced, with each digest
-        self._due = asyncio.Event()  # whether one is wanted before its time
+        self._due = asyncio.Event()  # whether one is requested before its time
         self._streams = 0
-        self._asking = 0  # requests for one digest that wait
-        self._asked_at = -LINGER_SECONDS  # when the last such request came or ended
+        self._requests = 0  # for one digest, waiting
+        self._requested_at = -LINGER_SECONDS  # when the last such request ended
         self._building: asyncio.Task[None] | None = None  # None without watchers
         self._sessions, self._sources = KnownRows(), KnownRows()
         self._tools = CalledTools(metrics, records.began)
         self._last: Row | None = None  # the newest digest; None without watchers
-        self._last_at = self._looked_at = 0.0  # when it was built, and when was last looked, by the monotonic clock
+        self._last_at = self._looked_at = (
+            0.0  # when it was built, and when the bus was last read, by the monotonic clock
+        )
         self._position = 0  # number of the last call that it covers
         self._ended = self._failed = 0  # calls when it was built
         self.closed = False
@@ -97,7 +99,7 @@ class DigestFeed:
     @property
     def watchers(self) -> int:
         """How many streams and waiting requests there are."""
-        return self._streams + self._asking
+        return self._streams + self._requests
 
     def close(self) -> None:
         """Ends every stream and every wait."""
@@ -115,7 +117,7 @@ class DigestFeed:
         Raises:
             TooMany: there are `MAX_WATCHERS` streams already.
             Ended: the bus stops.
-            TooSlow: the watcher is more than `KEPT` digests behind.
+            TooSlow: the watcher is more than `MAX_FRAMES` digests behind.
         """
         if self._streams >= MAX_WATCHERS:
             raise TooMany
@@ -137,16 +139,16 @@ class DigestFeed:
             self._streams -= 1
 
     async def after(self, since: int, wait_seconds: float) -> bytes:
-        """Returns the digest after one, or a full one if too much is between.
+        """Returns the digest after another one, or a full one if several came between.
 
         Args:
             since: the number of the digest that is known.
-            wait_seconds: how long to wait for something to change.
+            wait_seconds: how long to wait for a change.
 
         Raises:
             Ended: the bus stops.
         """
-        self._asking += 1
+        self._requests += 1
         try:
             if self._frames and since == self._number and not await self._next(wait_seconds):
                 await self._next(None)
@@ -154,11 +156,11 @@ class DigestFeed:
                 return self._frames[-1].body
             return (await self._full()).body
         finally:
-            self._asking -= 1
-            self._asked_at = time.monotonic()
+            self._requests -= 1
+            self._requested_at = time.monotonic()
 
     async def _next(self, wait_seconds: float | None) -> bool:
-        """Waits for the next digest; None: has it built now. Returns whether there is one."""
+        """Waits for the next digest; None: builds it now. Returns whether it came."""
         self._ensure_building()
         if wait_seconds is None:
             self._due.set()
@@ -170,7 +172,7 @@ class DigestFeed:
         return True
 
     async def _full(self) -> Frame:
-        """Returns a digest with everything, built for all who wait for one."""
+        """Returns a full digest, built for all who wait for one."""
         if self.closed:
             raise Ended
         waiting: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
@@ -201,7 +203,7 @@ class DigestFeed:
                     self._build(self._looked_at)
                 except Exception:
                     log.exception("a fault of the bus while it made a digest")
-                    self._number += 1  # what had changed is lost: all who know the digest before it begin anew
+                    self._number += 1  # its changes are lost: all watchers begin anew
                     self._frames.clear()
                     self._looked_at = time.monotonic() + FAULT_SECONDS
         finally:
@@ -211,7 +213,7 @@ class DigestFeed:
             self._sessions, self._sources = KnownRows(), KnownRows()
 
     def _is_watched(self) -> bool:
-        return bool(self.watchers) or time.monotonic() - self._asked_at < LINGER_SECONDS
+        return bool(self.watchers) or time.monotonic() - self._requested_at < LINGER_SECONDS
 
     async def _pause(self) -> None:
         """Waits until the next digest is due."""
@@ -222,11 +224,11 @@ class DigestFeed:
         await asyncio.sleep(max(0.0, self._looked_at + CLOSEST_SECONDS - time.monotonic()))
 
     def _build(self, now: float) -> None:
-        """Makes the next digest, unless it would say nothing new and no watcher waits for it."""
-        wanted = self._due.is_set()
+        """Makes the next digest, unless it has no news and no watcher waits for it."""
+        is_due = self._due.is_set()
         self._due.clear()
         changes = self._changes(now)
-        early = not wanted and now - self._last_at < self._timings.digest_idle_seconds
+        early = not is_due and now - self._last_at < self._timings.digest_idle_seconds
         if early and self._last is not None and is_quiet(self._last, changes):
             return
         frame = Frame.of(changes)
@@ -242,7 +244,7 @@ class DigestFeed:
         self._announce()
 
     def _changes(self, now: float) -> Row:
-        """Returns what changed since the last digest."""
+        """Returns the changes since the last digest."""
         records, readings = self._records, self._readings
         if self._last is None:
             ended, failed, since = records.recent(max(now - RECENT_SECONDS, readings.started - records.began))
@@ -258,7 +260,7 @@ class DigestFeed:
             "at": round(records.began + now, 3),
             "full": False,
             **(scalars := readings.scalars()),
-            "in_flight": max(0, scalars["in_flight"] - self._asking),  # those who wait for this digest are not news
+            "in_flight": max(0, scalars["in_flight"] - self._requests),  # without the requests for this digest
             "seconds": round(seconds, 3),
             "ended": ended,
             "failed": failed,
@@ -276,7 +278,7 @@ class DigestFeed:
         }
 
     def _whole(self, changes: Row) -> Row:
-        """Returns a digest with everything, as of the same moment."""
+        """Returns the full digest of the same moment."""
         records = self._records
         calls = records.latest(0, MAX_CALLS, MAX_FAILED).records
         return changes | {

@@ -1,8 +1,8 @@
 """Holds the files of the console's page as they are served, and the headers that make a browser trust nothing else.
 
-All files are read once, when the first is asked for. A path is looked up in a dictionary, so none leads out of the
-folder. Below a version, which is made from what the files hold, they never change; elsewhere a browser asks whether
-they have. The page itself refers to the files below the version: it always loads files that belong together. Its head
+All files are read once, at the first request. A path is looked up in a dictionary, so none leads out of the
+folder. Below a version, which is a digest of all contents, they never change; elsewhere a browser checks for
+changes. The page refers to the files below the version, so it always loads files that belong together. Its head
 names all modules, so that a browser requests them at once instead of import after import.
 """
 
@@ -56,7 +56,7 @@ class PageFile:
 
     Attributes:
         content_type: of the file, "" where no browser has to know it.
-        etag: names what it holds, with its quotes.
+        etag: identifies its content, with its quotes.
     """
 
     content: bytes
@@ -91,7 +91,7 @@ class PageFiles:
         return f"<PageFiles {self.version} files={len(self._files)}>"
 
     def find(self, path: str) -> tuple[PageFile, str] | None:
-        """Returns what a path below `HOME` serves, and its Cache-Control; None where there is no such file."""
+        """Returns the file of a path below `HOME`, and its Cache-Control; None where no such file exists."""
         name = path.removeprefix(HOME)
         version, slash, rest = name.partition("/")
         is_versioned = bool(slash) and version == self.version
@@ -103,10 +103,10 @@ class PageFiles:
     def _versioned(self, index: bytes, names: frozenset[str]) -> bytes:
         """Returns the page with its references to files of the folder below the version."""
 
-        def below(found: re.Match[bytes]) -> bytes:
-            if found[2].decode("utf-8", "replace") not in names:
-                return found[0]
-            return b'%b="%b%b/%b"' % (found[1], HOME.encode(), self.version.encode(), found[2])
+        def below(match: re.Match[bytes]) -> bytes:
+            if match[2].decode("utf-8", "replace") not in names:
+                return match[0]
+            return b'%b="%b%b/%b"' % (match[1], HOME.encode(), self.version.encode(), match[2])
 
         return _REFERENCE.sub(below, index)
 

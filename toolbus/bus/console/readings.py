@@ -1,7 +1,7 @@
-"""Reads of a bus what its digest shows: sessions, sources, calls in flight, and what is counted.
+"""Reads a bus for its digests: sessions, sources, calls in flight, and counts.
 
-Everything is read on the bus's loop, in constant time for each row: how many tools a source has is counted only where
-that changed, and a very long list bit by bit, before.
+Everything is read on the bus's loop, in constant time for each row: the tools of a source are counted only after a
+change, and very long lists in steps, before the digest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from toolbus.version import VERSION
 
 COUNTED_AT_ONCE = 5_000  # entries of the catalog, in less than a millisecond
 LONG_SECONDS = 5.0  # between two counts of an owner with more
-# Kinds of sources that their names tell: the name alone, or before what sets those of a kind apart.
+# Kinds of sources by their names: the name alone, or followed by the separator.
 _OWN = (("bus", BUS_SOURCE, "."), ("dropin", "dropin", ":"))
 _OWN_KINDS = tuple(name for _, name, _ in _OWN)
 
@@ -34,7 +34,7 @@ Addresses = dict[str, Any]
 
 
 class ToolCounts:
-    """How many tools sources and sessions have, counted again where the number of their entries is another one.
+    """How many tools sources and sessions have; counted again where the number of their entries has changed.
 
     Args:
         at_once: how many entries of the catalog are counted before others get their turn.
@@ -51,13 +51,13 @@ class ToolCounts:
         """Begins a reading."""
         self._budget = self._at_once
 
-    def keep(self, owners: Iterable[Handler | str]) -> None:
+    def retain(self, owners: Iterable[Handler | str]) -> None:
         """Forgets all but some owners."""
         self._known = {owner: self._known[owner] for owner in owners if owner in self._known}
         self._long_at = {owner: when for owner, when in self._long_at.items() if owner in self._known}
 
     async def count_long(self, owner: Handler | str, entries: int) -> None:
-        """Counts an owner with very many tools, bit by bit."""
+        """Counts an owner with very many tools, in steps."""
         if entries <= self._at_once or self._known.get(owner, (-1,))[0] == entries:
             return
         now = time.monotonic()
@@ -88,7 +88,7 @@ class ToolCounts:
 
 
 class Readings:
-    """What is read of one bus.
+    """The readings of one bus.
 
     Args:
         addresses: returns where it listens.
@@ -103,7 +103,7 @@ class Readings:
         self.started = started
 
     async def prepare(self) -> None:
-        """Counts what would hold the loop up."""
+        """Counts the long lists, which would hold the loop up."""
         registry = self._core.registry
         for source, entries in registry.sources().items():
             await self._counts.count_long(source, entries)
@@ -112,7 +112,7 @@ class Readings:
         self._counts.begin()
 
     def scalars(self) -> Row:
-        """Returns what is one value."""
+        """Returns the single values."""
         core = self._core
         dispatcher, presence = core.dispatcher, core.presence
         total, failed = self.ended()
@@ -141,7 +141,7 @@ class Readings:
         return total, total - outcomes[0] - outcomes[INPUT_REQUIRED]
 
     def running(self) -> list[Row]:
-        """Returns the calls that are waited for, the oldest first."""
+        """Returns the calls in flight, the oldest first."""
         return [self._running(call) for call in self._core.dispatcher.in_flight.oldest(MAX_RUNNING)]
 
     def sessions(self) -> dict[str, Row]:
@@ -157,7 +157,7 @@ class Readings:
         for peer in presence.review.refused.peers:
             refused[peer.source] = refused.get(peer.source, 0) + len(presence.review.refused.of(peer))
         shown = list(itertools.islice(names, MAX_ROWS))
-        self._counts.keep([*shown, *self._sessions()])
+        self._counts.retain([*shown, *self._sessions()])
         return {name: self._source(name, offering.get(name, 0), refused.get(name, 0)) for name in shown}
 
     def _sessions(self) -> list[Peer]:
@@ -219,4 +219,4 @@ def _kind_of(source: str, handlers: Sequence[Handler]) -> str:
         for kind, name, separator in _OWN:
             if source == name or source.startswith(name + separator):
                 return kind
-    return handlers[0].kind if handlers else "peer"  # what is offline was a session
+    return handlers[0].kind if handlers else "peer"  # an offline source had a session

@@ -1,9 +1,8 @@
 """Refuses HTTP requests of other machines, of users who may not use the bus, and of web pages in a local browser.
 
-Over HTTPS other machines come in with a key: `remote_access` admits them. All is checked before a request's body is
-read, for every path but the probes (REST-20 to REST-24). No header that claims
-where a request came from is believed: the peer is the address of the socket. The limit of a request's body is enforced
-here too, after that check: a client that is refused learns nothing else.
+Over HTTPS other machines need a key: `remote_access` admits them. Everything is checked before a request's body is
+read, for every path but the probes (REST-20 to REST-24). Headers that claim where a request came from are ignored: the
+peer is the address of the socket. The limit of a request's body is enforced after these checks.
 """
 
 from __future__ import annotations
@@ -29,23 +28,25 @@ from toolbus.text import quote
 log = logging.getLogger("toolbus.http")
 
 OPEN_PATHS = frozenset({"/healthz"})
-_PROBE_PATHS = frozenset(path.decode() for path in PROBES)  # open to every user of this machine: they tell nothing
-OPERATOR_PATHS = ("/api/bus/", "/api/console/")  # prefixes of what no page but the listener's own may use
+_PROBE_PATHS = frozenset(
+    path.decode() for path in PROBES
+)  # open to every user of this machine: they show nothing of the bus
+OPERATOR_PATHS = ("/api/bus/", "/api/console/")  # prefixes of the paths that only pages of the listener itself may use
 READING = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing, here as everywhere
 _JSON_TYPE = re.compile(r"application/(?:[^\s;,/]+\+)?json\s*(?:;.*)?", re.ASCII | re.IGNORECASE)  # as in REST-10
 
 
 class AccessGuard:
-    """Refuses foreign clients with 403, and before the application reads them some bodies.
+    """Refuses foreign clients with 403, and some bodies before the application reads them.
 
-    A body of a page of another server that does not say that it is JSON gets 415, one whose length is ambiguous 400 or
-    501, a large one 413.
+    A body of a page of another server whose type is not JSON gets 415, one of ambiguous length 400 or 501, a large one
+    413.
 
     Args:
         max_bytes: of a request's body (limit http_body_bytes).
         neighbours: which users of this machine may use the bus.
-        remote: admits what comes over HTTPS.
-        audit: where it is said who was refused.
+        remote: admits requests over HTTPS.
+        audit: records refusals.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class AccessGuard:
         self._audit.refuse(f"{host}:{port}", f"{scope['method']} {scope['path']}", why)
 
     async def _admit(self, scope: Scope) -> tuple[int, str] | None:
-        """Notes who makes a request. Returns the status and the reason with which it is refused, None if it is not."""
+        """Notes who makes a request. Returns the status and the reason of a refusal; None where it is admitted."""
         if scope["scheme"] != "https":
             scope[IDENTITY] = LOCAL
             return None if scope["path"] in OPEN_PATHS else _refusal(scope)
@@ -141,7 +142,7 @@ def _uid(scope: Scope) -> int | None:
 
 
 def _refusal(scope: Scope) -> tuple[int, str] | None:
-    """Returns the status and the reason with which a request is refused; None where it is allowed."""
+    """Returns the status and the reason of a refusal; None where a request is allowed."""
     client = scope.get("client")
     if client is None or not is_loopback_peer(client[0]):
         return 403, "only programs on this machine may use the bus: connect over 127.0.0.1 or ::1"
@@ -167,7 +168,7 @@ def _refusal(scope: Scope) -> tuple[int, str] | None:
 
 
 def _site_refusal(scope: Scope) -> tuple[int, str] | None:
-    """Refuses what a browser says that a page of another server makes it do; programs say nothing of the kind."""
+    """Refuses requests of pages of other servers, by a header that only browsers send."""
     for site in _values(scope, b"sec-fetch-site"):
         if site not in ("same-origin", "none"):
             return 403, (
@@ -178,10 +179,10 @@ def _site_refusal(scope: Scope) -> tuple[int, str] | None:
 
 
 def _page_refusal(scope: Scope, origin: str) -> tuple[int, str] | None:
-    """Refuses what a page of another server of this machine asks, unless a browser would ask for permission first.
+    """Refuses requests of pages of other servers of this machine that a browser sends without a preflight.
 
-    A browser sends some requests of any page to any address, and only hides the answers from the page. For a body that
-    says it is JSON it sends a preflight before, which is never granted.
+    A browser sends some requests of any page to any address, and only hides the answers from the page. For a body
+    of type JSON it sends a preflight first, which is never granted.
     """
     what = f"the Origin header is {quote(origin)}, which is not the address of this listener"
     if scope["path"].startswith(OPERATOR_PATHS):
@@ -193,5 +194,5 @@ def _page_refusal(scope: Scope, origin: str) -> tuple[int, str] | None:
     return 415, f"{what}, and Content-Type is {shown}: send Content-Type: application/json, or no Origin header"
 
 
-def _values(scope: Scope, wanted: bytes) -> list[str]:
-    return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
+def _values(scope: Scope, header: bytes) -> list[str]:
+    return [value.decode("latin-1") for name, value in scope["headers"] if name == header]

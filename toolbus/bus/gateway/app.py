@@ -1,6 +1,6 @@
 """Assembles the HTTP application: the routes of every endpoint, health, OpenAPI, and how exceptions become responses.
 
-``/healthz`` says that the process runs and its loop turns, ``/readyz`` whether the bus accepts calls. This is the one
+``/healthz`` shows that the process runs, ``/readyz`` whether the bus accepts calls. This is the one
 place that maps exceptions to HTTP statuses.
 """
 
@@ -76,7 +76,7 @@ def application(parts: GatewayParts) -> ASGIApp:
 
 @functools.lru_cache
 def endpoints_of(has_council: bool) -> FastAPI:
-    """Returns the endpoints, which know no bus; building them takes a third of a second."""
+    """Returns the endpoints, which all buses share: building them takes a third of a second."""
     docs_page = DocsPage()
     app = FastAPIOffline(
         title="toolbus",
@@ -144,12 +144,12 @@ async def _validation_response(request: Request, error: Exception) -> Response:
 
 
 def _hidden(fault: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what replaces the input of a fault: a secret is not repeated."""
+    """Returns the replacement of a fault's input where that is a secret."""
     return {"input": "***"} if SECRET in fault["loc"] else {}
 
 
 async def _error_response(request: Request, error: Exception) -> Response:
-    """Returns the response to what the bus refuses on purpose."""
+    """Returns the response to a request that the bus refuses on purpose."""
     status = http_status(error)
     if status == 500:
         return await _internal_error(request, error)
@@ -170,7 +170,7 @@ def _response(status: int, content: Mapping[str, Any]) -> Response:
 
 
 def _echo(value: Any, depth: int = 0) -> Any:
-    """Returns part of a request as an error may repeat it: short, in JSON types, without passwords (REST-8)."""
+    """Returns a part of a request as an error may repeat it: short, in JSON types, without passwords (REST-8)."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):

@@ -1,7 +1,7 @@
 """Renders the result of a call as the HTTP response of an invoke.
 
-A large output is passed on as it came, once a thread has checked that it is JSON: parsing and writing it again would
-keep every other call waiting.
+A large output is passed on as it came, after a thread has checked that it is JSON: parsing and writing it again would
+delay every other call.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _describe_error(error: CallError) -> dict[str, Any]:
     }
 
 
-# Builds no values, and runs a step of Python for nearly each of them, so that other threads get their turn in between.
+# Builds no values, but runs Python code for most of them, so that other threads get their turn in between.
 _CHECKER = json.JSONDecoder(
     object_pairs_hook=lambda pairs: None,
     parse_int=lambda digits: None,

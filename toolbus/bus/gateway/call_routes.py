@@ -132,7 +132,7 @@ def call_of(body: InvokeBody, request: Request) -> tuple[LocalCaller, pb.ToolCal
 
     Raises:
         UnknownRole: the role is not configured.
-        NotPermitted: who asks may not call.
+        NotPermitted: the identity may not call.
     """
     parts = parts_of(request)
     if body.role and body.role not in parts.core.view.roles(principal_of(request)):
@@ -143,7 +143,7 @@ def call_of(body: InvokeBody, request: Request) -> tuple[LocalCaller, pb.ToolCal
 
 
 def take_trace(call: pb.ToolCall, request: Request) -> None:
-    """Takes the trace context of a request's headers over into its call."""
+    """Copies the trace context of a request's headers into its call."""
     for name, value in request.scope["headers"]:
         if name == b"traceparent":
             call.traceparent = value.decode("latin-1")
@@ -255,7 +255,7 @@ async def invoked_response(result: Result) -> Response:
 
 
 def _retry_after(result: Result) -> dict[str, str]:
-    """Returns the header that says when to retry, in whole seconds, since HTTP has no fractions."""
+    """Returns the header Retry-After, in whole seconds, since HTTP has no fractions."""
     seconds = result.error.retry_after_seconds if result.error is not None else 0.0
     return {"Retry-After": str(math.ceil(seconds))} if seconds > 0 else {}
 

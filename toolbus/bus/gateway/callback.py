@@ -1,9 +1,9 @@
 """Runs calls by callback URL: each call is one POST to the URL that a plugin registered (REST-40 to REST-43).
 
-`Callbacks` does the network part for all callback handlers (see callback_handler.py): the exchanges, by way of
-`CallbackClient`, and the probes of origins that are offline or whose plugins have yet to show that they are there.
+`Callbacks` does the network part for all callback handlers (see callback_handler.py): the exchanges, through
+`CallbackClient`, and the probes of origins that are offline or whose plugins are not confirmed yet.
 
-The deadline of a call is the dispatcher's. It cancels the exchange at whatever step it is, so that one limit holds for
+The deadline of a call is the dispatcher's. It cancels the exchange at any step, so that one limit holds for
 connecting, sending and reading together (REST-41).
 """
 
@@ -42,41 +42,41 @@ log = logging.getLogger("toolbus.callbacks")
 FAILURES_TO_OFFLINE = 3  # REST-43
 FIRST_PROBE_SECONDS = 0.25
 MAX_PROBE_SECONDS = 30.0
-PROBE_SHARE = 0.1  # a tool is back after a tenth of the time that it was away, at most MAX_PROBE_SECONDS later
+PROBE_SHARE = 0.1  # of the time that an origin was offline: the pause between two probes, up to MAX_PROBE_SECONDS
 CONNECT_SECONDS = 2.0  # of a probe
-LISTEN_SECONDS = 60.0  # for a plugin that has registered to listen; later its first result shows its socket
+LISTEN_SECONDS = 60.0  # until a registered plugin listens; after that its first result shows its socket
 PROOF_SECONDS = 5.0  # for the answer to a challenge
-LOAD_SECONDS = 1.0  # after which the client is loaded: later than what a bus or a plugin does at its start
+LOAD_SECONDS = 1.0  # until the client is loaded: after the start of bus and plugin
 PROBES = 64  # at the same time
-GONE = (404, 410)  # statuses with which a restored tool's first answer says that its plugin does not have it
-ANOTHER = "another program may listen there than registered the tool: let its plugin register again"
-SHORT = "the bus has no file descriptor left to find out who listens there: retry later"
-NOBODY = "no program listens there any more: let its plugin register again"
+NOT_FOUND = (404, 410)  # as the first answer of a restored tool: its plugin does not have it any more
+OTHER_LISTENER = "another program may listen there than registered the tool: let its plugin register again"
+NO_DESCRIPTORS = "the bus has no file descriptor left to find out who listens there: retry later"
+NO_LISTENER = "no program listens there any more: let its plugin register again"
 
 
 @dataclass(frozen=True, slots=True)
 class CallbackSignals:
-    """Whom `Callbacks` tells what it has found out.
+    """The functions that `Callbacks` calls after changes.
 
     Attributes:
-        moved: an origin went offline or came back online.
-        judged: a plugin has shown that it is there, or that it may be another program; the text says why, and is empty
-            where it is there.
-        learned: the plugin of an origin listens with another socket than was known, or with the first.
+        origin_changed: an origin went offline or came back online.
+        confirmation_changed: handlers were confirmed, where the text is empty; or another program may listen at their
+            URL, for the reason in the text.
+        listener_changed: the plugin of an origin listens with a new socket.
         disowned: a restored tool is not its plugin's any more; the text is the plugin's answer.
     """
 
-    moved: Callable[[Origin], None]
-    judged: Callable[[Sequence[CallbackHandler], str], None]
-    learned: Callable[[Origin], None]
+    origin_changed: Callable[[Origin], None]
+    confirmation_changed: Callable[[Sequence[CallbackHandler], str], None]
+    listener_changed: Callable[[Origin], None]
     disowned: Callable[[CallbackHandler, str], None]
 
 
 class _LazyClient:
-    """The client of one bus, which a thread loads: the loop would stand still for a tenth of a second.
+    """The client of one bus, loaded on a thread: loading takes a tenth of a second.
 
     Attributes:
-        loaded: None until it is.
+        loaded: None before that.
     """
 
     def __init__(self, may_serve: Callable[[int], bool]) -> None:
@@ -85,7 +85,7 @@ class _LazyClient:
         self._preparing: asyncio.Task[None] | None = None  # None until `prepare`
 
     def prepare(self) -> None:
-        """Begins to load it soon, so that the first call need not wait."""
+        """Loads the client soon, so that the first call need not wait."""
         if self._preparing is None:
             self._preparing = asyncio.get_running_loop().create_task(self._prepare(), name="toolbus callback client")
 
@@ -94,7 +94,7 @@ class _LazyClient:
         await self.load()
 
     async def load(self) -> CallbackClient:
-        """Returns it."""
+        """Returns the client."""
         if self.loaded is None:
             module = await asyncio.to_thread(importlib.import_module, "toolbus.bus.gateway.callback_client")
             if self.loaded is None:  # of several that waited, the first makes it
@@ -133,8 +133,8 @@ class Callbacks:
         self._signals = signals
         self._client = _LazyClient(may_serve)
         self._running: dict[Call, asyncio.Task[None]] = {}  # exchanges
-        self._proving: dict[CallbackHandler, asyncio.Task[str]] = {}  # challenges that are not answered yet
-        self._awaiting: dict[Origin, asyncio.Task[None]] = {}  # those whose plugin registered before it listens
+        self._proving: dict[CallbackHandler, asyncio.Task[str]] = {}  # challenges in flight
+        self._awaiting: dict[Origin, asyncio.Task[None]] = {}  # waits for plugins that registered before they listen
 
     def __repr__(self) -> str:
         return f"<Callbacks exchanges={len(self._running)}>"
@@ -239,55 +239,52 @@ class Callbacks:
         if content is None:
             return _too_large(name, limit)
         result = callback_messages.read_response(response.status, content, response.charset or "utf-8", name)
-        self._weigh(handler, response, result)
+        self._note_answer(handler, response, result)
         return result
 
-    def _weigh(self, handler: CallbackHandler, response: CallbackResponse, result: pb.ToolResult) -> None:
-        """Notes what an answer says about the registration: whether the plugin still has the tool.
+    def _note_answer(self, handler: CallbackHandler, response: CallbackResponse, result: pb.ToolResult) -> None:
+        """Updates the registration by an answer: whether the plugin still has the tool.
 
-        What was registered in this run of the bus is the plugin's own business (REST-42).
+        A tool that was registered in this run of the bus stays, whatever its plugin answers (REST-42).
         """
         reason, status = result.error.reason, response.status
         if handler.is_restored:
             if reason == callback_messages.NOT_REGISTERED:
                 self._signals.disowned(handler, reason)
-            elif status in GONE and not handler.has_answered:
+            elif status in NOT_FOUND and not handler.has_answered:
                 self._signals.disowned(handler, f"HTTP {status}")
         if 200 <= status < 300 and reason not in callback_messages.NOT_THERE:
             handler.has_answered = True
             if handler.is_restored or handler.secret:
                 return
-            # Perhaps its plugin was started again in this run: then this is the first answer over a new connection.
-            # Asking the kernel at each answer would take as long as reading it.
+            # If its plugin was restarted in this run, this is the first answer over a new connection. A look-up of
+            # the socket at each answer would take as long as reading it.
             if response.is_first or not handler.listener:
                 listener = handler.origin.listener()
                 if listener and listener != handler.listener:
-                    self._signals.learned(handler.origin)  # at once: a kill of the bus must not lose it
+                    self._signals.listener_changed(handler.origin)  # at once: a kill of the bus must not lose it
 
     async def _doubt(self, handler: CallbackHandler) -> str:
-        """Returns why the program at a URL may not be the plugin that a secret or a restored tool belongs to.
-
-        Empty where it may get the call.
-        """
+        """Returns why the program at a URL may not be the plugin of a tool; "" without a doubt."""
         listener = handler.origin.listener()
         if handler.recognizes(listener):
             return ""
         if listener is None:
-            return SHORT
-        doubt = await self._prove(handler) if handler.secret else ANOTHER if listener else NOBODY
+            return NO_DESCRIPTORS
+        doubt = await self._prove(handler) if handler.secret else OTHER_LISTENER if listener else NO_LISTENER
         if doubt:
-            self._judged(handler, doubt)
+            self._note_doubt(handler, doubt)
             self.probe(handler.origin)
         return doubt
 
-    def _judged(self, handler: CallbackHandler, doubt: str) -> None:
-        """Notes whether the program at a handler's URL is its plugin; says so where that is news."""
+    def _note_doubt(self, handler: CallbackHandler, doubt: str) -> None:
+        """Notes whether the program at a handler's URL is its plugin, and notifies of a change."""
         if handler.is_confirmed is bool(doubt) or handler.doubt != doubt:
             handler.is_confirmed, handler.doubt = not doubt, doubt
-            self._signals.judged([handler], doubt)
+            self._signals.confirmation_changed([handler], doubt)
 
     async def _prove(self, handler: CallbackHandler) -> str:
-        """Returns what `_challenge` does; calls that come while one is under way share it."""
+        """Returns the result of `_challenge`; calls that come meanwhile share it."""
         task = self._proving.get(handler)
         if task is None:
             task = self._proving[handler] = asyncio.get_running_loop().create_task(self._challenge(handler))
@@ -303,7 +300,7 @@ class Callbacks:
         """Lets the plugin prove that it knows the secret.
 
         Returns:
-            Why the program there may not be the plugin; empty where it has proven that it is.
+            Why the program there may not be the plugin; empty where it has proved that it is.
 
         Raises:
             NotConnected: no program accepts a connection.
@@ -349,28 +346,28 @@ class Callbacks:
     def take_offline(self, origin: Origin) -> None:
         """Takes the tools of an origin offline, and probes it until it accepts a connection."""
         origin.online = False
-        self._signals.moved(origin)
+        self._signals.origin_changed(origin)
         self.probe(origin)
 
     def bring_online(self, origin: Origin) -> None:
-        """Offers the tools of an origin again, as far as their plugin is known to be there."""
+        """Offers the confirmed tools of an origin again."""
         self._client.prepare()
         origin.failures = 0
         if not origin.online:
-            self._judge(origin)
+            self._check_listener(origin)
             origin.online = True
-            self._signals.moved(origin)
+            self._signals.origin_changed(origin)
         if origin.probing is not None and not origin.waits():
             probing, origin.probing = origin.probing, None
             if probing is not asyncio.current_task():
                 probing.cancel()
 
     def confirm(self, handlers: Sequence[CallbackHandler]) -> None:
-        """Trusts whoever listens at the URLs of some handlers of one origin, as if they registered now."""
+        """Trusts the program that listens at the URLs of some handlers of one origin, as if it registered now."""
         for handler in handlers:
             handler.is_restored, handler.is_confirmed = False, True
             handler.listener = handler.origin.listener() or ""
-        self._signals.judged(handlers, "")
+        self._signals.confirmation_changed(handlers, "")
 
     def await_listener(self, origin: Origin) -> None:
         """Waits for a plugin that registered before it listens, so that its socket is known before its first result.
@@ -385,14 +382,14 @@ class Callbacks:
         began = time.monotonic()
         while origin.handlers and (waited := time.monotonic() - began) < LISTEN_SECONDS:
             if origin.listener():
-                self._signals.learned(origin)
+                self._signals.listener_changed(origin)
                 return
             await asyncio.sleep(max(waited * PROBE_SHARE, FIRST_PROBE_SECONDS))
 
-    def _judge(self, origin: Origin) -> None:
-        """Confirms the restored tools of the plugin that listens at an origin, and doubts those of another.
+    def _check_listener(self, origin: Origin) -> None:
+        """Confirms the restored tools of the plugin that listens at an origin, and suspends those of another program.
 
-        Those with a secret are judged by their proofs alone.
+        For tools with a secret only proofs count.
         """
         if (listener := origin.listener()) is None:
             return
@@ -404,31 +401,31 @@ class Callbacks:
                 (known if recognized else foreign).append(handler)
                 handler.is_confirmed = recognized
         if known:
-            self._signals.judged(known, "")
+            self._signals.confirmation_changed(known, "")
         if foreign:
-            self._signals.judged(foreign, ANOTHER)
+            self._signals.confirmation_changed(foreign, OTHER_LISTENER)
 
-    async def ask(self, origins: Iterable[Origin]) -> None:
-        """Asks many origins once, side by side, whether they are there, and offers the tools of those that are."""
+    async def probe_once(self, origins: Iterable[Origin]) -> None:
+        """Probes many origins once, at the same time, and offers the tools of those that answer."""
         slots = asyncio.Semaphore(PROBES)
 
-        async def ask(origin: Origin) -> None:
+        async def probe(origin: Origin) -> None:
             async with slots:
                 if await accepts_connections(origin.address, self.may_serve):
-                    await self._welcome(origin)
+                    await self._bring_back(origin)
 
-        await asyncio.gather(*map(ask, origins))
+        await asyncio.gather(*map(probe, origins))
 
-    async def _welcome(self, origin: Origin) -> None:
+    async def _bring_back(self, origin: Origin) -> None:
         """Offers the tools of an origin that has accepted a connection."""
         listener = origin.listener()
         for handler in [each for each in origin.handlers if each.secret and not each.recognizes(listener)]:
             try:
                 doubt = await self._prove(handler)
-            except NotConnected:  # it has gone again
+            except NotConnected:  # it has stopped meanwhile
                 return
-            self._judged(handler, doubt)
-        self._judge(origin)
+            self._note_doubt(handler, doubt)
+        self._check_listener(origin)
         self.bring_online(origin)
         if origin.is_serving:
             origin.reset_failures()
@@ -443,7 +440,7 @@ class Callbacks:
         try:
             while origin.waits():
                 if await accepts_connections(origin.address, self.may_serve):
-                    await self._welcome(origin)
+                    await self._bring_back(origin)
                     if not origin.waits():
                         return
                 backoff = (time.monotonic() - offline_since) * PROBE_SHARE
@@ -455,7 +452,7 @@ class Callbacks:
 
 
 async def accepts_connections(address: tuple[str, str, int], may_serve: Callable[[int], bool]) -> bool:
-    """Probes an origin with a TCP connect, and who answers it. Sends nothing: a request might run a tool (REST-43)."""
+    """Probes an origin with a TCP connect, and checks its user. Sends nothing: a request might run a tool (REST-43)."""
     _, host, port = address
     for each in ("127.0.0.1", "::1") if host == "localhost" else (host,):
         with contextlib.suppress(OSError, TimeoutError):

@@ -1,4 +1,4 @@
-"""Posts to callback URLs and asks for proofs, over the keep-alive connections of one aiohttp session.
+"""Posts calls and challenges to callback URLs, over the keep-alive connections of one aiohttp session.
 
 `Callbacks` loads this module when the first tool has a callback URL: aiohttp takes a tenth of a second and 10 MB.
 """
@@ -42,7 +42,7 @@ class CallbackClient:
         """Posts the body of a call to a tool's URL and returns the response, which the caller releases.
 
         Raises:
-            ExchangeFault: there is none.
+            ExchangeFault: no response came.
         """
         if handler.request is None:
             handler.request = CallbackRequest(self._session, _url(handler), handler.headers)

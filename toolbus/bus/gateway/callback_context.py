@@ -1,7 +1,7 @@
-"""Writes the context of a call as headers of its callback, for plugins that ask for it when they register.
+"""Writes the context of a call as headers of its callback, for plugins that request this when they register.
 
 The REST contract fixes the body of a callback, and leaves its headers free. Servers bound the headers of a request, by
-8 KiB at least, so the context is bounded too: what does not fit is left out, and a header names it.
+8 KiB at least, so the context is bounded too: a header names the parts that are left out.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from toolbus.bus.calls.trace import Trace
 from toolbus.tool import Tool
 from toolbus.v1 import tool_pb2 as pb
 
-ASKED_FOR = "context_headers"  # in a tool's metadata
+WANTS_CONTEXT = "context_headers"  # key of a tool's metadata
 MAX_BYTES = 6_000  # of all headers together: the smallest limit of common servers is 8,190
 _USER, _LEFT_OUT = "X-Toolbus-User", "X-Toolbus-Left-Out"
-_UNREADABLE = ()  # what is not JSON: it has no header, and is named among what is left out
+_UNREADABLE = ()  # stands for text that is not JSON: it is left out
 
 
 def wants_context(tool: Tool) -> bool:
-    """Tells whether a tool's plugin has asked for the context of its calls."""
-    if ASKED_FOR not in tool.metadata_json:
+    """Tells whether a tool's plugin wants the context of its calls."""
+    if WANTS_CONTEXT not in tool.metadata_json:
         return False
     metadata = _read(tool.metadata_json)  # a gRPC peer may send any text
-    return isinstance(metadata, dict) and metadata.get(ASKED_FOR) is True
+    return isinstance(metadata, dict) and metadata.get(WANTS_CONTEXT) is True
 
 
 def context_headers(call: Call) -> dict[str, str]:
@@ -51,7 +51,7 @@ def context_headers(call: Call) -> dict[str, str]:
 
 
 def trace_headers(trace: Trace) -> dict[str, str]:
-    """Returns the trace of a call: every callback gets it, asked for or not."""
+    """Returns the trace of a call: every callback has it."""
     headers = {"traceparent": trace.traceparent}
     return headers | {"tracestate": trace.tracestate} if trace.tracestate else headers
 
@@ -68,7 +68,7 @@ def _fields(call: Call) -> Iterator[tuple[str, Any]]:
 
 
 def _fitted(value: Any, room: int) -> tuple[str, bool]:
-    """Returns as much of a value as fits, as JSON, and whether that is all of it; "" where nothing is or fits."""
+    """Returns as much of a value as fits, as JSON, and whether that is all of it; "" for an empty value."""
     if not value:
         return "", value is not _UNREADABLE
     if isinstance(value, dict):
@@ -98,8 +98,8 @@ def _fitted_fields(fields: dict[str, Any], room: int) -> tuple[str, bool]:
         if room < 0:
             break
         parts[name] = part
-    kept = [parts[name] for name in fields if name in parts]
-    return f"{{{','.join(kept)}}}" if kept else "", len(kept) == len(fields)
+    included = [parts[name] for name in fields if name in parts]
+    return f"{{{','.join(included)}}}" if included else "", len(included) == len(fields)
 
 
 def _message(message: pb.ContextMessage) -> dict[str, str]:
@@ -108,7 +108,7 @@ def _message(message: pb.ContextMessage) -> dict[str, str]:
 
 
 def _read(text: str) -> Any:
-    """Returns what a JSON text holds; `_UNREADABLE` where it is not JSON."""
+    """Returns the value of a JSON text; `_UNREADABLE` where it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

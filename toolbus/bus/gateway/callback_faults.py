@@ -1,4 +1,4 @@
-"""Says how an exchange with a callback URL failed, in words that need no HTTP client."""
+"""Defines how an exchange with a callback URL can fail; needs no HTTP client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class NotConnected(ExchangeFault):
     """No program accepted a connection, so nothing was sent.
 
     Attributes:
-        out_of_sockets: whether this process had none left.
+        out_of_sockets: whether this process had no socket left.
         untrusted: whether the program has no certificate that this machine trusts.
     """
 
@@ -22,7 +22,7 @@ class NotConnected(ExchangeFault):
 
 
 class NotHttp(ExchangeFault):
-    """What came is not an HTTP response."""
+    """The answer is not an HTTP response."""
 
 
 class ConnectionBroke(ExchangeFault):

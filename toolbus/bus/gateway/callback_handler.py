@@ -1,8 +1,8 @@
 """Holds the registrations by callback URL: a `CallbackHandler` for each, and the `Origin` that some of them share.
 
 An origin is scheme, host and port of one source's callbacks. It counts connect failures in a row, and its tools go
-offline and come back together (REST-43). A restored registration is *unconfirmed* until its plugin has shown that it is
-there: see `CallbackHandler.recognizes`. Nothing here sends anything.
+offline and come back together (REST-43). A restored registration is *unconfirmed* until the bus knows that its plugin
+listens: see `CallbackHandler.recognizes`. Nothing here sends requests.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ class Origin:
     def listener(self) -> str | None:
         """Returns the id of the socket that listens there now.
 
-        Empty where none does or the system does not say; None where this process is too short of file descriptors to
-        ask, from which nothing follows.
+        Empty where no program listens or the system does not say; None where this process has no file descriptor left.
         """
         _, host, port = self.address
         hosts = ("127.0.0.1", "::1") if host == "localhost" else (host,)
@@ -87,7 +86,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Exchanges:
-    """What posts the calls of handlers: `start` begins the exchange of one, `cancel` ends it."""
+    """The functions that post calls: `start` begins the exchange of one, `cancel` ends it."""
 
     start: Callable[[CallbackHandler, Call], None]
     cancel: Callable[[Call], None]
@@ -98,15 +97,15 @@ class CallbackHandler:
 
     Attributes:
         key: identifies the registration in the store.
-        secret: what its plugin and the bus prove themselves to each other with; empty where the plugin set none.
+        secret: with which its plugin and the bus authenticate each other; empty where the plugin set none.
         listener: the id of the socket that its plugin listens with; empty where it is not known.
         is_restored: whether it is from before this run of the bus, and its plugin has not registered it since.
-        is_confirmed: whether its plugin is known to be there. Else it is not offered, and nothing is posted.
-        proven_by: the id of the socket whose program proved that it knows the secret; empty where none did.
-        doubt: why the program there did not prove that it is the plugin; empty where it did, or was not asked.
+        is_confirmed: whether its plugin is known to listen. Else it is not offered, and nothing is posted.
+        proven_by: the id of the socket whose program proved that it knows the secret; empty before that.
+        doubt: why the program there may not be the plugin; empty without a doubt.
         has_answered: whether the tool gave a result since it was restored.
-        wants_context: whether its plugin asked for the context of calls, in headers.
-        request: what the requests of its calls have in common; None before the first.
+        wants_context: whether its plugin wants the context of calls, in headers.
+        request: the common part of its requests; None before the first.
     """
 
     __slots__ = (
@@ -175,7 +174,7 @@ class CallbackHandler:
 
     @property
     def session_state(self) -> int:
-        """Live; offline while the origin accepts no connection; unconfirmed until the plugin has shown itself."""
+        """Live; offline while the origin accepts no connection; unconfirmed until the plugin is known to listen."""
         if not self.is_confirmed:
             return wire.SESSION_STATE_UNCONFIRMED
         return wire.SESSION_STATE_LIVE if self.origin.online else wire.SESSION_STATE_OFFLINE
@@ -183,9 +182,9 @@ class CallbackHandler:
     def recognizes(self, listener: str | None) -> bool:
         """Tells whether the program behind a listening socket may get calls without another proof.
 
-        What was registered in this run of the bus trusts whoever listens at its URL (REST-43). What was restored trusts
-        the socket that it was registered with: as long as that one is open, its program has not ended. With a secret
-        only a proof counts.
+        A tool that was registered in this run of the bus trusts every program at its URL (REST-43). A restored tool
+        trusts the socket of its registration: while that is open, its program has not ended. With a secret only a
+        proof counts.
         """
         if self.secret:
             return bool(listener) and listener == self.proven_by

@@ -54,7 +54,7 @@ def finite(digits: str) -> float:
 _DECODER = json.JSONDecoder(parse_float=finite, parse_constant=refuse_constant)
 
 NOT_REGISTERED, NOT_RUNNING = "TOOL_NOT_REGISTERED", "PLUGIN_NOT_RUNNING"
-NOT_THERE = {NOT_REGISTERED, NOT_RUNNING}  # a plugin host's errors that do not come from the tool
+NOT_THERE = {NOT_REGISTERED, NOT_RUNNING}  # errors of a plugin host, not of the tool
 
 # REST-50: the plugin host's error for a call that did not reach its tool, or did not come back.
 _HOST_ERRORS = {
@@ -127,7 +127,7 @@ def _inflate(body: bytes, format_: int, limit: int) -> bytes | None:
 
 
 def read_response(status: int, body: bytes, charset: str, tool_name: str) -> pb.ToolResult:
-    """Returns the result that a callback's response stands for (REST-42), without its call_id. Never raises.
+    """Returns the result in a callback's response (REST-42), without its call_id. Never raises.
 
     Args:
         charset: of the content type; "" where it has none.
@@ -188,7 +188,7 @@ def _status_line(status: int) -> str:
 def envelope(result: Result) -> dict[str, Any]:
     """Returns the plugin host's response for a call that has ended (REST-50); `write_json` writes it.
 
-    A failure without an output has its text as the output: a main server shows its model nothing else.
+    A failure without an output has its text as the output, the only part that a main server shows to its model.
 
     A client SDK tells an exception from an envelope that the tool returned by the message, which begins with the class
     of the exception; an exception without a text looks like an envelope whose error is the class.

@@ -1,8 +1,8 @@
-"""Proves bus and plugin to each other with the secret of a registration, which is sent by neither of them.
+"""Authenticates bus and plugin to each other with the secret of a registration, which neither of them sends.
 
-The plugin registers with a `callback_secret`. Before the first call at a listening socket, the bus asks for a proof:
-a GET of the callback URL with a nonce and without arguments. A program that does not know the secret cannot answer it,
-gets nothing else, and learns nothing about the secret. Each call is signed, so that the plugin knows the bus.
+The plugin registers with a `callback_secret`. Before the first call at a listening socket, the bus sends a
+challenge: a GET of the callback URL with a nonce and without arguments. A program without the secret cannot answer it,
+gets no calls, and learns nothing about the secret. Each call is signed, so that the plugin knows the bus.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def nonce() -> str:
 
 
 def proof(secret: str, nonce: str, callback_url: str) -> str:
-    """Returns what a plugin answers to a challenge.
+    """Returns a plugin's answer to a challenge.
 
     Args:
         callback_url: as the plugin registered it, so that the proof of another of its ports is of no use.
@@ -39,16 +39,16 @@ def proof(secret: str, nonce: str, callback_url: str) -> str:
 
 
 def signature(secret: str, nonce: str, body: bytes) -> str:
-    """Returns what the bus signs the body of a call with."""
+    """Returns the bus's signature of the body of a call."""
     return _mac(secret, b"call", nonce, body)
 
 
 def is_proof(answer: str, secret: str, nonce: str, callback_url: str) -> bool:
-    """Tells whether an answer proves that who gave it knows the secret."""
+    """Tells whether an answer to a challenge proves the secret."""
     expected = proof(secret, nonce, callback_url)
     return hmac.compare_digest(answer.strip().lower().encode("utf-8", "replace"), expected.encode())
 
 
 def _mac(secret: str, purpose: bytes, nonce: str, data: bytes) -> str:
-    """The purpose keeps a signature of the bus from being a proof of the plugin, and the other way round."""
+    """Returns a MAC; the purpose separates signatures of the bus from proofs of plugins."""
     return hmac.new(secret.encode(), b"%b:%b:%b" % (purpose, nonce.encode(), data), hashlib.sha256).hexdigest()

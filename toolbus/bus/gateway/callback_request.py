@@ -1,7 +1,7 @@
 """Posts the bodies of calls to one callback URL, over the keep-alive connections of an aiohttp session.
 
-It uses aiohttp's pool of connections and its parser of responses, and leaves out what its client does for each request:
-merging headers, cookies, redirects, a timer, a task that writes the body. That was half of the processor time of a
+It uses aiohttp's pool of connections and its parser of responses, without the work of its client for each request:
+headers to merge, cookies, redirects, a timer, a task that writes the body. That was half of the processor time of a
 call, and so many objects that the garbage collector took a fifth of the rest.
 """
 
@@ -21,13 +21,13 @@ from yarl import URL
 from toolbus.bus.outbound import MAX_HEAD_BYTES
 from toolbus.limits import KIB
 
-_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # in a header; what RFC 9110 calls a field value has none of them
+_FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # in a header: RFC 9110 excludes them from field values
 JOINED_BYTES = 64 * KIB  # a shorter body is copied behind its head: one write instead of two
 _SWITCHING_PROTOCOLS = 101  # the only informational response that is the last one
 
 
 class CallbackResponse:
-    """A response whose head has arrived; `release` it when its body is read, or is not wanted.
+    """A response whose head has arrived; `release` it after its body was read, or without reading it.
 
     Attributes:
         is_first: whether it is the first over its connection.
@@ -51,13 +51,13 @@ class CallbackResponse:
         return parse_content_type(content_type)[1].get("charset", "") if content_type else ""
 
     def release(self) -> None:
-        """Gives the connection back; closes it where a part of the request or the response is still on its way."""
+        """Releases the connection; closes it where a part of the request or the response is still on its way."""
         if not _abort_unsent(self._connection):
             self._connection.release()
 
 
 class CallbackRequest:
-    """What the requests to one callback URL have in common: where they go, and their head.
+    """The common part of the requests to one callback URL: their target, and their head.
 
     Args:
         session: of the running loop; its headers are sent, too.
@@ -84,7 +84,7 @@ class CallbackRequest:
         Raises:
             aiohttp.ClientConnectorError: no program accepts a connection; nothing was sent.
             aiohttp.ClientError, OSError: the connection broke.
-            aiohttp.http_exceptions.HttpProcessingError: what came is not an HTTP response.
+            aiohttp.http_exceptions.HttpProcessingError: the answer is not an HTTP response.
             ValueError: a header has a control character.
         """
         head = f"{self._head}{_lines(headers) if headers else ''}Content-Length: {len(body)}\r\n\r\n".encode()

@@ -40,7 +40,7 @@ def router() -> APIRouter:
         """
         parts = parts_of(request)
         principal = principal_of(request)
-        # What an identity saw at that revision is not known: its scopes may have changed since.
+        # The scopes of an identity may have changed since that revision, so it gets the whole catalog.
         known = revision_of(last_event_id, since) if principal.identity.scopes is None else -1
         follow = _follow(parts, known, principal)
         return EventStream(follow, parts.core.timings.ping_seconds)

@@ -11,8 +11,8 @@ from fastapi import Request, Response
 
 from toolbus.bus.gateway.gateway_parts import parts_of
 
-GONE_SECONDS = 0.05  # until the loop has read the end of a connection that follows a request
-STATUS_DISCONNECTED = 499  # what servers log for a client that left; it never arrives anywhere
+SETTLE_SECONDS = 0.05  # until the loop has read the end of a connection that follows a request
+STATUS_DISCONNECTED = 499  # as servers log it for a client that disconnected; never sent
 
 T = TypeVar("T")
 
@@ -45,13 +45,13 @@ async def left_in_stall(request: Request) -> bool:
     if not stalls.unsettled:
         return False
     watching = asyncio.ensure_future(_disconnected(request))
-    await asyncio.wait((watching,), timeout=GONE_SECONDS)
+    await asyncio.wait((watching,), timeout=SETTLE_SECONDS)
     watching.cancel()
     return watching.done() and not watching.cancelled()
 
 
 def disconnected_response() -> Response:
-    """Returns the response that ends a request whose client is gone."""
+    """Returns the response that ends a request whose client has disconnected."""
     return Response(status_code=STATUS_DISCONNECTED)
 
 

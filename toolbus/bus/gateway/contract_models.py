@@ -40,7 +40,7 @@ def _check_name(name: str) -> str:
 
 
 def _check_secret(secret: str) -> str:
-    """Refuses a secret that is easily guessed, or that could not be told from the text around it."""
+    """Refuses a secret that is too short, or has other characters than it may have."""
     if secret and not is_secret(secret):
         raise PydanticCustomError(
             "callback_secret",
@@ -118,7 +118,7 @@ class RegisterBody(BaseModel):
         ),
         AfterValidator(lambda secret: _check_secret(secret or "")),
     ] = None
-    # What the contract does not know: tools over gRPC have it too.
+    # Fields of ours: tools over gRPC have them too.
     display_name: Annotated[
         Text | None, Field(max_length=MAX_DISPLAY_NAME, description="Its name for people.", examples=["Weather"])
     ] = None
@@ -154,7 +154,7 @@ class RegisterBody(BaseModel):
 
 
 def ignored_fields(body: Any) -> list[str]:
-    """Returns the names of the fields of a registration that mean nothing here, as they may be shown.
+    """Returns the names of the unknown fields of a registration, as they may be shown.
 
     Args:
         body: as it was sent; a model that collected them would refuse what is not UTF-8 in them.

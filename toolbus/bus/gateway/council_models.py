@@ -34,7 +34,7 @@ def _shallow(value: Any) -> Any:
     return value
 
 
-# Those that write tools for a request: a realtime session is set up in another way, and MCP offers to clients.
+# The dialects of requests to a model; those of realtime sessions and MCP are not.
 CHAT_DIALECTS = ("openai", "openai-responses", "anthropic", "gemini", "ollama")
 
 

@@ -50,7 +50,7 @@ def wants_events(request: Request) -> bool:
 
 
 def revision_of(last_event_id: str | None, since: int | None) -> int:
-    """Returns the number after which a client wants to continue; -1 where it gave none, or none that is valid."""
+    """Returns the number after which a client continues; -1 where it sent no valid one."""
     known = last_event_id if last_event_id is not None else str(since if since is not None else -1)
     return int(known) if known.isascii() and known.isdecimal() and len(known) < 19 else -1
 

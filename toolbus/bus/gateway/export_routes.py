@@ -1,6 +1,6 @@
 """Exports tools in the format of a model provider, and searches them where there are too many to offer.
 
-Both go through the view: a tool that a user is shown here can be called by an invoke with the same user. Converting
+Both use the view: a tool that a user sees here can be called by an invoke with the same user. Converting
 hundreds of schemas takes a while, so it is done on a thread, once for each catalog revision and set of parameters.
 """
 

@@ -1,4 +1,4 @@
-"""Holds what the endpoints of the HTTP application reach: the core of the bus and the rooms beside the gateway."""
+"""Holds the parts of the bus that the endpoints use: its core, and rooms beside the gateway."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def principal_of(request: Request, user_id: str = "", level: int = 0) -> Princip
         level: that user's access level, as the request says.
 
     Raises:
-        NotPermitted: who asks may not act for that user, or not state that level.
+        NotPermitted: the identity may not act for that user, or not state that level.
     """
     identity: Identity = request.scope[IDENTITY]
     identity.check_claims(user_id, level)
@@ -55,20 +55,20 @@ def task_owner(request: Request, user_id: str) -> str:
     """Returns the owner of a user's tasks; with "" that of clients that name no user over HTTP.
 
     Raises:
-        NotPermitted: who asks may not act for that user.
+        NotPermitted: the identity may not act for that user.
     """
     return owner_of(user_id, principal_of(request, user_id).account)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayParts:
-    """What the endpoints reach.
+    """The parts of one bus.
 
     Attributes:
         registrations: where tools with a callback URL are registered; None where the bus takes none.
         own_url: where the application is served: a callback there would call itself; None over HTTPS only.
         find_council: returns the council, loaded on first use; None where the bus has no council room.
-        remote: admits what comes over HTTPS.
+        remote: admits requests over HTTPS.
     """
 
     core: Core
@@ -102,7 +102,7 @@ class GatewayParts:
         return self.registrations.register(source, tool, target, secret)
 
     def persist(self) -> None:
-        """Persists what was registered or withdrawn.
+        """Persists changes of the registrations.
 
         Raises:
             NotKept: it could not be written; it holds until the bus stops.

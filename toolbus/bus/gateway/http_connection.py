@@ -1,7 +1,7 @@
 """Reads HTTP connections within bounds of bytes and time, and puts the security headers on every answer.
 
-Every answer, those included that the application never sees: a request that is not HTTP, too slow or too large, and one
-beyond the number of connections.
+This includes the answers to requests that the application never sees: those that are not HTTP, too slow or too large,
+or beyond the limit of connections.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CERTIFICATE = "toolbus.certificate"  # where the ASGI scope of a request holds t
 CONNECTION = "toolbus.connection"  # where the ASGI scope of a request holds its `BoundedProtocol`
 PROBES = (b"/healthz", b"/readyz")  # answered however many connections there are
 
-# What is not a web page may load nothing, be framed by none and send no form.
+# An answer that is not a web page may load nothing, may not be framed, and may send no form.
 NO_PAGE = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _POLICY = "content-security-policy"
 _HEADERS = (
@@ -115,7 +115,7 @@ class BoundedProtocol(HttpToolsProtocol):
     before its body has ended shares them with the head of the next. Between two requests a connection may be idle.
 
     Attributes:
-        on_lost: called when the connection is lost; None where the request that is being answered does not ask for it.
+        on_lost: called when the connection is lost; None where no request needs it.
     """
 
     def __init__(self, config: BoundedConfig, *parts: Any, **more: Any) -> None:
@@ -134,7 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None  # None while no head is due, and until connected
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Asks whose connection it is, once for all of its requests, and gives the first head its time."""
+        """Looks up the user of the connection, once for all of its requests, and starts the time of the first head."""
         super().connection_made(transport)
         peer, own = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self._uid = self._bounds.uid_of(peer, own) if peer and own else None
@@ -144,7 +144,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets the time, and tells the request that is being answered."""
+        """Stops the time, and notifies the request that is being answered."""
         self._stop_head_timer()
         super().connection_lost(exc)
         if self.on_lost is not None:
@@ -163,7 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response(f"The request line and headers have more than {MAX_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
-        """Notes that a head begins, and whose it is."""
+        """Notes that a head begins, and the user of its connection."""
         self._head_begun = True
         super().on_message_begin()
         self.scope["extensions"] = {UID: {"uid": self._uid}}
@@ -194,7 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Gives what the client has begun to send its time: the next head, or the rest of a body that nobody reads."""
+        """Starts the time for the rest of the bytes that the client has begun to send: a head, or an unread body."""
         super().on_response_complete()
         if (self._head_begun or not self._in_head) and self.cycle.response_complete:
             self._start_head_timer()

@@ -29,7 +29,7 @@ class HttpServer:
     Args:
         connections: how many may be open.
         head_seconds: as in `Timings`.
-        neighbours: tells whose a connection is.
+        neighbours: looks up the user of a connection.
     """
 
     def __init__(self, connections: int, head_seconds: float, neighbours: Neighbours) -> None:
@@ -79,7 +79,7 @@ class HttpServer:
             self._serving.result()
 
     async def stop(self) -> None:
-        """Stops listening and ends what is open."""
+        """Stops listening and ends open connections."""
         if self._server is None or self._serving is None:
             if self._listening is not None:
                 self._listening.close()

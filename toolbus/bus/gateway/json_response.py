@@ -14,7 +14,7 @@ _ASCII_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def write_json(value: Any) -> bytes:
-    """Returns compact UTF-8 JSON of something that was read from JSON.
+    """Returns a value, which was read from JSON, as compact UTF-8 JSON.
 
     Raises:
         RecursionError: it is nested too deeply.

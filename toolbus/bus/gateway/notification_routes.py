@@ -1,4 +1,4 @@
-"""Streams what plugins say to users outside calls, as server-sent events, or lists the newest."""
+"""Serves notifications of plugins to users, as a list or as server-sent events."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def router() -> APIRouter:
         if wants_events(request):
             return EventStream(_follow(parts, principal, user_id, known), parts.core.timings.ping_seconds)
         board = parts.core.presence.notifications
-        found = [each for each in board.since(known or 1, principal) if _is_for(each, user_id)]
-        shown = found[:limit] if known else found[-limit:]
+        entries = [each for each in board.since(known or 1, principal) if _is_for(each, user_id)]
+        shown = entries[:limit] if known else entries[-limit:]
         return json_response(
             {"ok": True, "newest": board.newest, "notifications": [_described(each) for each in shown]}
         )

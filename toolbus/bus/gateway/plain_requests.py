@@ -1,9 +1,9 @@
 """Answers plain calls and lists without FastAPI, whose routing costs several times as much as the call itself.
 
-A request is plain where nothing about it is unusual: the path as it is written, a whole small body of JSON, no stream
-as the answer. All others, and all that break a rule, go on to FastAPI as they came, so each error has one text and one
-place. Both ways share the model of the body and the functions that make a call of it and a response of its result: a
-field is added to `InvokeBody` and `call_routes`, and this file does not change.
+A request is plain if it has the exact path, a whole small body of JSON, and no stream as the answer. All others, and
+those that break a rule, go on to FastAPI unchanged, so each error has one text and one place. Both ways share the model
+of the body and the functions that make a call of it and a response of its result: a new field is added to `InvokeBody`
+and `call_routes` only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _JSON_TYPES = frozenset({b"application/json", b"application/json; charset=utf-8"
 
 
 class PlainRequests:
-    """ASGI application that answers plain requests, and has others answered.
+    """ASGI application that answers plain requests, and passes on the others.
 
     Args:
         app: the endpoints.
@@ -107,7 +107,7 @@ def _read(messages: list[Message]) -> InvokeBody:
     """Reads the messages of a request as FastAPI does.
 
     Raises:
-        ValueError: they are not a plain body that keeps all rules.
+        ValueError: they are not a plain and valid body.
     """
     if messages[-1]["type"] != "http.request":
         raise ValueError("the client has disconnected")
@@ -118,7 +118,7 @@ def _read(messages: list[Message]) -> InvokeBody:
 
 
 def _replaying(messages: list[Message], receive: Receive) -> Receive:
-    """Returns what receives these messages first."""
+    """Returns a receive function that yields these messages first."""
     again = iter(messages)
 
     async def replay() -> Message:

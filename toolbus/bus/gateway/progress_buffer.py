@@ -1,7 +1,7 @@
 """Buffers the progress of one call whose result is streamed, until its HTTP client reads it.
 
-Of many updates the newest progress is kept, and every chunk: chunks are pieces of the output, so as many bytes may wait
-as an output may have. A client that reads more slowly than that ends its call.
+Where many updates wait, newer progress replaces older; chunks are pieces of the output and all stay, up to the size of
+an output. A client that reads more slowly than that ends its call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ProgressBuffer:
             self._newest = number
 
     def close(self) -> None:
-        """Ends `events` after what waits."""
+        """Ends `events` after the updates that wait."""
         self._waiting.close()
 
     async def events(self) -> AsyncGenerator[bytes]:

@@ -1,8 +1,8 @@
 """Serves the records of ended calls, as a list or as a stream that follows them.
 
-A stream is notified of the first call after a silence and then reads in batches: calls cost nothing more for being
-followed. What it could not read before it was overwritten is an event `lost`. Streams with the same filter that keep
-up share their events.
+A stream is notified of the first call after a silence and then reads in batches: followed
+calls cost nothing more. An event `lost` stands for records that were overwritten before the stream read them. Streams
+with the same filter and position share their events.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _filter(
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class EncodedBatch:
-    """What one batch sends, and the number of the last call that it covers."""
+    """The bytes of one batch, and the number of the last call that it covers."""
 
     data: bytes
     position: int
@@ -51,7 +51,7 @@ class SharedBatches:
         self._made: WeakValueDictionary[tuple[RecordFilter, int], EncodedBatch] = WeakValueDictionary()
 
     def after(self, records: CallRecords, record_filter: RecordFilter, position: int) -> EncodedBatch:
-        """Returns a batch of what comes after a number; an older one that another stream has is as good."""
+        """Returns a batch of the records after a number, which another stream may have made before."""
         batch = self._made.get((record_filter, position))
         if batch is None:
             batch = self._made[record_filter, position] = self._make(records, record_filter, position)

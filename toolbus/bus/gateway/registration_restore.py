@@ -1,6 +1,6 @@
 """Restores callback tools after a restart: offers them again, in their places and roles, as they were persisted.
 
-Restored tools are suspended and unconfirmed until their plugin has shown that it is there: the business of `Callbacks`.
+Restored tools are suspended and unconfirmed until `Callbacks` knows that their plugin listens.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MakeHandler = Callable[[str, CompiledTool, CallbackUrl, str, float], CallbackHan
 
 
 def only_approved(records: Iterable[StoredRegistration], pins: Pins) -> list[StoredRegistration]:
-    """Returns persisted tools without those that wait for an approval: their sources were pinned to block since."""
+    """Returns persisted tools without those that wait for an approval, since their sources are pinned to block now."""
     stored = list(records)
     waiting = {
         source: pins.review(source, [each.tool for each in stored if each.source == source], accepted=True)

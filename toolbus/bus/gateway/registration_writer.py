@@ -1,7 +1,6 @@
-"""Writes registrations by callback URL to the store: what has changed, whatever changed it.
+"""Writes changed registrations by callback URL to the store.
 
-What is written is what the registry says about a handler. What the store could not write is tried again with the next
-change, and when the bus stops.
+It writes the registry's state of a handler. A failed write is retried with the next change, and when the bus stops.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class RegistrationWriter:
         self._store = store
         self._timings = timings
         self._left = left
-        self._unsaved: dict[CallbackHandler, None] = {}  # whose last change the store could not write
+        self._unsaved: dict[CallbackHandler, None] = {}  # whose last write failed
         self._retry_at = 0.0  # when the next change may retry that, by the monotonic clock
         self._roles = registry.roles  # as of the last `persist`
 
@@ -47,10 +46,10 @@ class RegistrationWriter:
         return f"<RegistrationWriter unsaved={len(self._unsaved)}>"
 
     def persist(self, handlers: Iterable[CallbackHandler], *, strict: bool = False) -> None:
-        """Persists what has changed since the last time.
+        """Persists all changes since the last time.
 
         Args:
-            handlers: all there are.
+            handlers: all of the bus.
             strict: whether a failed write is an error; else it is logged and retried later.
 
         Raises:
@@ -65,11 +64,11 @@ class RegistrationWriter:
             self.write(changed, strict=strict)
 
     def retry(self, handlers: Iterable[CallbackHandler]) -> None:
-        """Persists what the store could not write before, at once."""
+        """Retries failed writes at once."""
         self._retry_at = 0.0
         self.persist(handlers)
 
-    def write(self, handlers: Iterable[CallbackHandler], gone: Iterable[str] = (), *, strict: bool = False) -> None:
+    def write(self, handlers: Iterable[CallbackHandler], removed: Iterable[str] = (), *, strict: bool = False) -> None:
         """Writes handlers as they are now, and deletes keys.
 
         Args:
@@ -79,7 +78,7 @@ class RegistrationWriter:
             NotKept: see strict.
         """
         changed: list[StoredRegistration] = []
-        dropped = list(gone)
+        dropped = list(removed)
         unsaved = {**self._unsaved, **dict.fromkeys(handlers)}
         for handler in unsaved:
             if self._registry.places(handler):
@@ -102,7 +101,7 @@ class RegistrationWriter:
                 ) from error
 
     def save_answers(self, origins: Iterable[Origin], when: float) -> bool:
-        """Persists when origins last answered. Returns whether it could.
+        """Persists when origins last answered. Returns whether it was written.
 
         Args:
             when: in seconds since the epoch.
@@ -117,7 +116,7 @@ class RegistrationWriter:
         return True
 
     def save_listener(self, origin: Origin) -> None:
-        """Persists with which socket the plugin listens now, for the tools that it registered in this run."""
+        """Persists the plugin's listening socket, for the tools that it registered in this run."""
         if not (listener := origin.listener()):
             return
         moved = [each for each in origin.handlers if not each.is_restored and each.listener != listener]
@@ -127,7 +126,7 @@ class RegistrationWriter:
             self.write(moved)
 
     def places(self, handler: CallbackHandler) -> tuple[tuple[str | None, int], ...]:
-        """Returns where a handler's tools stand, as they are stored."""
+        """Returns the places of a handler's tools, as they are stored."""
         places = dict(self._registry.places(handler))
         if None in places:  # else a role without a place would pass for a new role at the next start
             for role in self._registry.known_roles:

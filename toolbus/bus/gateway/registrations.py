@@ -1,9 +1,8 @@
 """Registers tools with a callback URL, by REST or by gRPC without a session, and persists them.
 
-Stands between the HTTP application or the gRPC service and the registry: makes a handler for each registration, keeps
-origins together, and persists what has to survive a restart (`registration_restore` restores it). What is persisted is
-what the registry says about a handler, after any change: so a tool that a plugin overwrote or an operator cleared over
-gRPC does not come back after a restart either.
+Between the HTTP application or the gRPC service and the registry: makes a handler for each registration, groups them by
+origin, and persists them (`registration_restore` restores them). The registry's state of a handler is persisted after
+any change, so a tool that a plugin overwrote or an operator cleared over gRPC does not come back after a restart.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from toolbus.v1 import tool_pb2 as pb
 log = logging.getLogger("toolbus.callbacks")
 
 DEFAULT_SOURCE = "external"  # REST-3
-EXPIRE_SECONDS = 30 * 86_400.0  # a tool whose origin did not answer for so long is dropped
+EXPIRE_SECONDS = 30 * 86_400.0  # without an answer of its origin, until a tool is dropped
 
 
 class Registrations:
@@ -59,7 +58,9 @@ class Registrations:
         self._on_source = core.signals.source_changed
         self._changed = core.signals.catalog_changed
         self._writer = RegistrationWriter(core.registry, store, core.timings, self._left)
-        signals = CallbackSignals(self._origin_moved, self._judged, self._writer.save_listener, self._disowned)
+        signals = CallbackSignals(
+            self._origin_changed, self._confirmation_changed, self._writer.save_listener, self._disowned
+        )
         self._callbacks = Callbacks(core.dispatcher, core.limits, core.neighbours.allows, signals)
         self._origins: dict[tuple[str, tuple[str, str, int]], Origin] = {}  # by source and address
         self._by_source: dict[str, dict[Origin, None]] = {}  # the same origins
@@ -68,7 +69,7 @@ class Registrations:
         self._pins = core.pins
         self._adopt = core.roles.first_use
         self._housekeeping: asyncio.Task[None] | None = None  # None until started
-        self._restoring = False  # whether it is still open which of the restored origins are there
+        self._restoring = False  # whether the probes of restored origins are not complete
         self._answers_saved_at = time.time()  # when the times of the last answers were last persisted
 
     def __repr__(self) -> str:
@@ -78,7 +79,7 @@ class Registrations:
     # -- life ----------------------------------------------------------------------------------------------------
 
     async def restore(self, records: Iterable[StoredRegistration]) -> None:
-        """Restores what was persisted, and offers at once what its plugin still listens for."""
+        """Restores persisted tools, and offers at once those whose plugin still listens."""
         self._restoring = True
         stored = {record.key: record for record in records}
         approved = only_approved(stored.values(), self._pins)
@@ -90,17 +91,17 @@ class Registrations:
                 for each in self._handlers.values()
                 if set(self._writer.places(each)) != set(stored[each.key].offers)
             ]
-            self._writer.write(changed, gone=stored.keys() - self._handlers.keys())
+            self._writer.write(changed, removed=stored.keys() - self._handlers.keys())
         if self._origins:
             offline = [origin for origin in self._origins.values() if not origin.online]
-            asking = asyncio.ensure_future(self._callbacks.ask(offline))
+            probing = asyncio.ensure_future(self._callbacks.probe_once(offline))
             try:
-                await asyncio.wait([asking], timeout=self._timings.reachable_seconds)
+                await asyncio.wait([probing], timeout=self._timings.reachable_seconds)
             finally:
-                asking.cancel()
+                probing.cancel()
             for origin in offline:
                 if origin.online:
-                    self._callbacks.probe(origin)  # for those of its tools that have not proven their plugin yet
+                    self._callbacks.probe(origin)  # for its tools whose plugin has not proved its secret yet
                 else:
                     origin.last_failure = "not since the bus started"
                     self._callbacks.take_offline(origin)
@@ -122,7 +123,7 @@ class Registrations:
         return self._by_source
 
     async def stop(self) -> None:
-        """Cancels what runs, and persists the rest."""
+        """Cancels all tasks, and persists the rest."""
         tasks = [self._housekeeping, *(origin.probing for origin in self._origins.values())]
         running = [task for task in tasks if task is not None]
         for task in running:
@@ -158,7 +159,7 @@ class Registrations:
         return self._register(source, [(compiled, target)], needs_role=True, secret=secret)[0]
 
     def register_by_grpc(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
-        """Registers the tools of a Register without a session, each judged on its own.
+        """Registers the tools of a Register without a session, each on its own.
 
         Raises:
             RequestError: nothing was registered; a bad tool is one only where the request says all_or_none.
@@ -170,7 +171,7 @@ class Registrations:
         self._check_source(source)
         items: list[tuple[CompiledTool, CallbackUrl]] = []
         faults: list[tuple[pb.Tool, RequestError]] = []
-        seen, coming = set[tuple[str, str]](), set[str]()
+        seen, new_roles = set[tuple[str, str]](), set[str]()
         self._audit.check()
         for message in request.tools:
             try:
@@ -179,7 +180,7 @@ class Registrations:
                 seen.add(key)
                 item = self._read(message)
                 self._presence.review.check_role(
-                    Principal(source), message.role, all_or_none=request.all_or_none, new=coming
+                    Principal(source), message.role, all_or_none=request.all_or_none, new=new_roles
                 )
                 items.append(item)
             except RequestError as fault:
@@ -212,7 +213,7 @@ class Registrations:
         return compile_tool(tool, self._limits), target
 
     def _hold(self, source: str, tools: Sequence[CompiledTool]) -> dict[tuple[str, str], str]:
-        """Returns why tools of a pinned source wait for an approval, by name and role; what they were is withdrawn."""
+        """Returns why tools of a pinned source wait for an approval, by name and role; withdraws their old ones."""
         waiting = self._pins.review(source, [tool.declared for tool in tools])
         handlers = [handler for origin in self._by_source.get(source, ()) for handler in origin.handlers]
         former = [handler for handler in handlers if _key(handler.offered.tool) in waiting]
@@ -276,7 +277,7 @@ class Registrations:
     # -- persisting ----------------------------------------------------------------------------------------------
 
     def persist(self, *, strict: bool = False) -> None:
-        """Persists what has changed since the last time, whatever changed it: `RegistrationWriter.persist`.
+        """Persists all changes since the last time: `RegistrationWriter.persist`.
 
         Raises:
             NotKept: see strict.
@@ -296,12 +297,12 @@ class Registrations:
 
     # -- origins -------------------------------------------------------------------------------------------------
 
-    def _origin_moved(self, origin: Origin) -> None:
+    def _origin_changed(self, origin: Origin) -> None:
         """Suspends the tools of an origin that went offline, or resumes them when it is back online."""
         if origin.online:
             names = self._registry.resume([handler for handler in origin.handlers if handler.is_confirmed])
             for handler in origin.handlers:
-                if not handler.is_confirmed:  # what it said was true while the origin was away
+                if not handler.is_confirmed:  # its doubt may be out of date
                     self._registry.suspend([handler], f"{origin}: {handler.doubt or UNCONFIRMED}{_trust(handler)}")
             log.info("online source=%r origin=%s tools=%d", origin.source, origin, len(names))
         else:
@@ -317,8 +318,8 @@ class Registrations:
         self._on_source(origin.source)
         self._changed()
 
-    def _judged(self, handlers: Sequence[CallbackHandler], doubt: str) -> None:
-        """Offers tools whose plugin has shown that it is there, or suspends those that may be another program's."""
+    def _confirmation_changed(self, handlers: Sequence[CallbackHandler], doubt: str) -> None:
+        """Offers tools that were confirmed, or suspends those at whose URL another program may listen."""
         origin = handlers[0].origin
         if doubt:
             self._registry.suspend(handlers, f"{origin}: {doubt}{_trust(handlers[0])}")
@@ -340,9 +341,9 @@ class Registrations:
         self._changed()
 
     def confirm(self, source: str) -> list[str]:
-        """Trusts whoever listens at the URLs of a source's unconfirmed tools. Returns their names.
+        """Trusts the programs that listen at the URLs of a source's unconfirmed tools. Returns their names.
 
-        Those with a secret stay as they are: their plugin proves itself.
+        Tools with a secret are left out: their plugin proves it.
 
         Raises:
             NotKept: it could not be persisted; it is in force until the bus stops.
@@ -373,7 +374,7 @@ class Registrations:
         while True:
             try:
                 silent_since = time.time() - self._timings.note_seconds
-                await self._callbacks.ask(
+                await self._callbacks.probe_once(
                     [each for each in self._origins.values() if each.is_serving and each.answered_at < silent_since]
                 )
                 self._expire()
@@ -413,5 +414,5 @@ def _key(tool: Tool) -> tuple[str, str]:
 
 
 def _trust(handler: CallbackHandler) -> str:
-    """Returns what an operator may do for a tool that is not confirmed, as the end of a sentence."""
+    """Returns how an operator confirms a tool, as the end of a sentence."""
     return "" if handler.secret else f", or trust it with `toolbus confirm {handler.source}`"

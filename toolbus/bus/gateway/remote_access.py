@@ -1,6 +1,6 @@
 """Admits HTTPS requests of other machines: by key, by scope, and no page of another site.
 
-Each request needs a key. When a key ends, the requests that it began end too: a stream of events would otherwise go on.
+Each request needs a key. When a key ends, its open requests end too: a stream of events would otherwise go on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from toolbus.bus.access.identity import LOCAL, NOBODY, Identity
+from toolbus.bus.access.identity import ANONYMOUS, LOCAL, Identity
 from toolbus.bus.gateway.http_connection import CERTIFICATE, PROBES
 from toolbus.bus.gateway.resource_metadata import ResourceMetadata
 from toolbus.bus.gateway.scope_guard import check_path, needs_key
@@ -26,9 +26,9 @@ from toolbus.text import quote
 
 EVENTS = "text/event-stream"
 BY_COOKIE = "toolbus.by_cookie"  # in an ASGI scope: the identity is that of a browser's login
-_NO_STORE = (b"cache-control", b"no-store")  # of what one identity sees: no cache on the way keeps it
+_NO_STORE = (b"cache-control", b"no-store")  # an answer for one identity must not be cached on its way
 _LOGIN_ENDED = "the login of this browser has ended: make a new one with `toolbus console --bus ADDRESS`"
-_OPEN_PATHS = frozenset(path.decode() for path in PROBES)  # they tell nothing but that the bus runs
+_OPEN_PATHS = frozenset(path.decode() for path in PROBES)  # they show only that the bus runs
 
 
 @dataclass(slots=True)
@@ -48,10 +48,10 @@ class _Request:
 
 
 def _check_own_page(headers: list[tuple[bytes, bytes]]) -> None:
-    """Checks that a page of the bus makes a request; an Origin, where there is one, is that of the bus already.
+    """Checks that a page of the bus makes a request; an Origin header has been checked before.
 
     Raises:
-        NotPermitted: nothing shows it.
+        NotPermitted: no header shows it.
     """
     sites = {value for name, value in headers if name == b"sec-fetch-site"}
     if sites != {b"same-origin"} and not any(name == b"origin" for name, _ in headers):
@@ -62,11 +62,11 @@ def _check_own_page(headers: list[tuple[bytes, bytes]]) -> None:
 
 
 class RemoteAccess:
-    """Who may come in over HTTPS.
+    """Authenticates and authorizes requests over HTTPS.
 
     Args:
-        metadata: tells MCP clients where they get a token.
-        web: knows whom the cookies of browsers prove.
+        metadata: shows MCP clients where they get a token.
+        web: identifies browsers by their cookies.
     """
 
     def __init__(self, doorman: Doorman, metadata: ResourceMetadata, web: WebPaths) -> None:
@@ -80,8 +80,8 @@ class RemoteAccess:
 
         Raises:
             Unauthenticated: no key proves an identity.
-            NotPermitted: its scopes do not hold what the path needs, or a page of another site asks.
-            NotOffered: there is no such path for it.
+            NotPermitted: its scopes lack what the path needs, or a page of another site asks.
+            NotOffered: the path does not exist for it.
         """
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
@@ -96,7 +96,7 @@ class RemoteAccess:
         if path in _OPEN_PATHS:
             return LOCAL
         if not needs_key(method, path) and self._web.find(path) is not None:
-            return NOBODY
+            return ANONYMOUS
         given = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
         if len(given) > 1:
             raise Unauthenticated("the request has two Authorization headers: send one")
@@ -111,7 +111,7 @@ class RemoteAccess:
         return identity
 
     def _of_cookie(self, scope: Scope) -> Identity | None:
-        """Returns whom the cookie of a browser proves; None without one.
+        """Returns the identity that the cookie of a browser proves; None without one.
 
         Raises:
             Unauthenticated: its login has ended.
@@ -122,20 +122,20 @@ class RemoteAccess:
         cookies = self._web.cookies
         identity = cookies.identity_in(header) if header and cookies is not None else None
         if identity is not None:
-            # A browser adds the cookie to whatever goes to the bus: that a page of the bus asks has to be shown too.
+            # A browser adds the cookie to every request to the bus, also to those of other pages.
             _check_own_page(headers)
             scope[BY_COOKIE] = True
         return identity
 
     async def serve(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send, identity: Identity) -> None:
-        """Has a request of an identity answered, until its key ends."""
+        """Passes a request of an identity on, and ends it when its key ends."""
         task = asyncio.current_task()
-        if task is None or identity.scopes is None or identity is NOBODY:
+        if task is None or identity.scopes is None or identity is ANONYMOUS:
             await app(scope, receive, send)
             return
         request = self._open[task] = _Request(identity)
         timer = None
-        if scope.get(BY_COOKIE):  # what its key does not end ends with it
+        if scope.get(BY_COOKIE):  # the login may end before its key
             left = max(0.0, identity.expires - time.time())
             timer = asyncio.get_running_loop().call_later(left, self._end, task, request, _LOGIN_ENDED)
 
@@ -162,13 +162,13 @@ class RemoteAccess:
                 timer.cancel()
 
     def headers_of_401(self, scope: Scope) -> dict[str, str]:
-        """Returns the headers with which a request without a valid key is refused."""
+        """Returns the headers of the refusal of a request without a valid key."""
         return {"WWW-Authenticate": self.metadata.challenge(scope)}
 
     def refresh(self) -> None:
         """Ends the requests of keys that are no longer in force, and the streams of those with other scopes.
 
-        A stream shows what its scopes allowed when it began. A call that was allowed goes on.
+        A stream shows the tools of the scopes with which it began. A call that was allowed goes on.
         """
         for task, request in list(self._open.items()):
             try:

@@ -1,7 +1,7 @@
-"""Tells MCP clients of other machines where they get a token for `/mcp` (RFC 9728): from the configured issuers.
+"""Shows MCP clients of other machines where they get a token for `/mcp` (RFC 9728): from the configured issuers.
 
-The document is open to everybody: a client without a token needs it. It holds the names of the issuers, and the address
-under which the client asked.
+The document needs no key: a client without a token reads it. It holds the names of the issuers, and the address that
+the client used.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class ResourceMetadata:
     """Describes `/mcp` as a resource that tokens of issuers open.
 
     Args:
-        issuers: their names; those that are not https URLs are left out, since no client can ask them.
+        issuers: their names; those that are not https URLs are left out, since clients cannot use them.
     """
 
     def __init__(self, issuers: Sequence[str]) -> None:
         self._issuers = [each for each in issuers if each.startswith("https://")]
 
     def response(self, scope: Scope) -> JSONResponse | None:
-        """Returns the document that a request asks for; None where it asks for something else, or there is none."""
+        """Returns the document for a request; None for another path, or without issuers."""
         path: str = scope["path"]
         resource = path.removeprefix(WELL_KNOWN)
         if resource == path or not _is_resource(resource) or scope["method"] not in ("GET", "HEAD"):
@@ -51,7 +51,7 @@ class ResourceMetadata:
         return "Bearer" if origin is None else f'Bearer resource_metadata="{origin}{WELL_KNOWN}{path}"'
 
     def _origin(self, scope: Scope) -> str | None:
-        """Returns the address under which the client reached this listener; None where there is nothing to tell."""
+        """Returns the address under which the client reached this listener; None without issuers or a plain host."""
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if not self._issuers or len(hosts) != 1 or not _PLAIN_HOST.fullmatch(hosts[0]):
             return None
@@ -59,5 +59,5 @@ class ResourceMetadata:
 
 
 def _is_resource(path: str) -> bool:
-    """Tells whether MCP clients ask at a path, written so that it may stand in a header between quotes."""
+    """Tells whether a path is one of MCP clients that may stand in a header between quotes."""
     return re.fullmatch(RESOURCE + r"(?:/[A-Za-z0-9._~-]{1,100})?", path, re.ASCII) is not None

@@ -1,7 +1,7 @@
-"""Asks the scopes of an identity for each HTTP path: what no rule names is as if it were not there.
+"""Checks the scopes of an identity for each HTTP path; a path without a rule does not exist for it.
 
-A rule says what a path needs. On whose behalf a request is made, and which tools it sees or calls, is asked where its
-parameters are known. Programs of this machine pass without a rule.
+A rule names the verb that a path needs. The user of a request, and the tools that it lists or calls, are checked where
+its parameters are known. Programs of this machine need no rule.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from toolbus.bus.access.identity import Identity
 from toolbus.errors import NotOffered, NotPermitted
 
-ANY = ""  # every identity may: what it sees there is what its scopes reach
+ANY = ""  # every identity may use it, and sees there what its scopes reach
 
 # Method, path as the application declares it, and the verb of the scope `administer` that it needs.
 RULES: tuple[tuple[str, str, str], ...] = (
@@ -33,7 +33,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("DELETE", "/api/tasks/{task_id}", ANY),
     ("GET", "/api/notifications", ANY),
     ("GET", "/api/calls", "calls"),
-    # The dispatcher asks the verb of the tool that is called.
+    # The dispatcher checks the verb of the tool that is called.
     ("POST", "/api/bus/{name}", ANY),
     # A council calls tools in the bus's own name.
     ("GET", "/api/council", "council"),
@@ -48,7 +48,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("GET", "/api/console/me", ANY),
     ("GET", "/api/console/stream", "calls"),
     ("POST", "/api/console/code", "calls"),
-    # Its profile and its scopes say what it sees and calls there.
+    # The profile and the scopes decide which tools it lists and calls there.
     ("POST", "/mcp", ANY),
     ("GET", "/mcp", ANY),
     ("DELETE", "/mcp", ANY),
@@ -59,14 +59,14 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("GET", "/openapi.json", ANY),
     ("GET", "/static-offline-docs/{file}", ANY),
 )
-# What needs no key: files of the package, which hold nothing of the bus, and where a browser gets its proof.
+# Paths without a key: files of the package, which hold nothing of the bus, and the login of browsers.
 NO_KEY: tuple[tuple[str, str], ...] = (
     ("GET", "/console"),
     ("GET", "/console/"),
     ("GET", "/console/{file:rest}"),
     ("POST", "/api/console/login"),
 )
-# What only programs of this machine may use, and why.
+# Paths that only programs of this machine may use, and why.
 LOCAL_ONLY = {
     "/api/tools/register": "callback URLs are of the bus's own machine: register over gRPC, in a session",
     "/api/tasks/{task_id}/redirect": "results are posted to URLs of the bus's own machine: follow /api/tasks/events",
@@ -95,7 +95,7 @@ def check_path(identity: Identity, method: str, path: str) -> None:
     """Checks a request of an identity.
 
     Raises:
-        NotPermitted: its scopes do not hold what the path needs, or the path is for this machine only.
+        NotPermitted: its scopes lack what the path needs, or the path is for this machine only.
         NotOffered: no rule names the path.
     """
     if identity.scopes is None:

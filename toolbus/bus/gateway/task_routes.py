@@ -28,7 +28,7 @@ from toolbus.bus.tasks import Task
 from toolbus.text import quote
 from toolbus.tool import MAX_TIMEOUT_SECONDS
 
-AWAIT_SECONDS = 30.0  # below what common clients wait for an answer
+AWAIT_SECONDS = 30.0  # less than the timeouts of common clients
 
 TaskId = Annotated[str, Path(description="As the call was answered with it.", examples=["task_0123456789abcdef"])]
 OneStatus = Annotated[Literal["", "running", "completed", "failed"], Query(description="Empty for all.")]

@@ -1,4 +1,4 @@
-"""Makes the TLS side of HTTPS: a client's certificate is asked for, and a request may carry a token instead."""
+"""Makes the TLS side of HTTPS: clients may prove themselves by a certificate, or by a token in a request."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class TlsContext:
         self.refresh()
 
     def refresh(self) -> None:
-        """Takes a renewed certificate over. A root that is dropped stays until the bus restarts.
+        """Loads a renewed certificate. A dropped root stays until the bus restarts.
 
-        It does no harm: a certificate has to be on the list of keys as well.
+        This is safe: a certificate must be in the list of keys as well.
         """
         key, chain, roots = self._keys.server_certificate()
         with _file_of(key + chain) as path:

@@ -16,7 +16,7 @@ from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.schema import SchemaFault, compile_output_schema, is_deeper
 from toolbus.bus.core import Core
-from toolbus.bus.gateway.callback_context import ASKED_FOR
+from toolbus.bus.gateway.callback_context import WANTS_CONTEXT
 from toolbus.bus.gateway.contract_models import (
     ClearBody,
     Cleared,
@@ -44,7 +44,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": Problem, "description": "The request cannot be read: not UTF-8, nested too deep, or two lengths."},
     403: {
         "model": Problem,
-        "description": "Who asks may not: another machine, a web page, a source without the right.",
+        "description": "Not permitted: another machine, a web page, a source without the permission.",
     },
     413: {"model": Problem, "description": "The body is longer than the limit `http_body_bytes`."},
     415: {"model": Problem, "description": "A web page of another server sends a body without saying that it is JSON."},
@@ -115,7 +115,7 @@ def list_body(request: Request, role: str = "", user_id: str = "", level: int = 
 
     Raises:
         UnknownRole: the role is not configured.
-        NotPermitted: who asks may not act for that user, or not state that level.
+        NotPermitted: the identity may not act for that user, or not state that level.
     """
     parts = parts_of(request)
     principal = principal_of(request, user_id, level)
@@ -201,7 +201,7 @@ def _tool(body: RegisterBody, limits: Limits) -> Tool:
     via = [str(each)[:200] for each in body.via] if isinstance(body.via, list) else []
     metadata: dict[str, Any] = {"via": via[:8]} if via else {}
     if body.context_headers:
-        metadata[ASKED_FOR] = True
+        metadata[WANTS_CONTEXT] = True
     hints = body.annotations
     try:
         return Tool(

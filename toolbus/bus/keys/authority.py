@@ -1,8 +1,8 @@
 """Issues certificates: roots of an authority, server certificates and client certificates, ECDSA on P-256.
 
-Pure: what is stored where is known to `key_store`. A root lives for 10 years, what it issues for 90 days. While one
-root takes over from another, the new one is also certified by the old one: that certificate goes with the server's, so
-that clients which know only the old root accept the server too.
+Pure: `key_store` knows the files. A root is valid for 10 years, a certificate that it issues for 90 days. While a root
+replaces another, the old one also certifies the new one: that certificate goes with the server's, so that clients
+which know only the old root accept the server too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ except ImportError as error:
 ROOT_DAYS = 3652
 DAYS = 90  # of a certificate that a root issues
 RENEW_BEFORE_DAYS = 30
-EARLY = timedelta(minutes=5)  # a certificate counts from before now: clocks of other machines are behind
+EARLY = timedelta(minutes=5)  # a certificate is valid from before now: clocks of other machines may be behind
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 URI_SCHEME = "toolbus:"
 MAX_HOST = 253  # characters of a host name
@@ -83,11 +83,11 @@ class Authority:
             raise SetupError("ca.key is not a key on an elliptic curve: restore the one of `toolbus keys init`")
         self._key: Key = loaded
         self.root_pems = roots
-        fitting = [root for root in self.roots if root.public_key() == self._key.public_key()]
-        if not fitting:
+        issuing = [root for root in self.roots if root.public_key() == self._key.public_key()]
+        if not issuing:
             raise SetupError("ca.key belongs to no root in ca.pem: restore both from one copy")
-        self.root = fitting[0]
-        # Of a rotation that was killed halfway it may be about another root.
+        self.root = issuing[0]
+        # After a rotation that was killed halfway, the file may be about another root.
         self.crossed = crossed if by_old is not None and by_old.public_key() == self.root.public_key() else b""
 
     @classmethod
@@ -95,7 +95,7 @@ class Authority:
         """Makes an authority with a new root.
 
         Returns:
-            It, and the private key of its root as PEM.
+            The authority, and the private key of its root as PEM.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         root = _root(key, _root_name(key, now), now, key, None)
@@ -154,7 +154,7 @@ class Authority:
 
 
 def root_id(root: x509.Certificate) -> str:
-    """Returns what names a root in the list of keys."""
+    """Returns the name of a root in the list of keys."""
     return hashlib.sha256(root.public_bytes(Encoding.DER)).hexdigest()[:16]
 
 
@@ -179,7 +179,7 @@ def names_of(pem: bytes) -> list[str]:
 
 
 def _root(key: Key, name: x509.Name, now: float, signer: Key, issuer: x509.Certificate | None) -> x509.Certificate:
-    """Returns a root, or with an issuer the same as that one certifies it."""
+    """Returns a root that certifies itself, or with an issuer one that the issuer certifies."""
     end = _moment(now) + timedelta(days=ROOT_DAYS)
     if issuer is not None:
         end = min(end, issuer.not_valid_after_utc)

@@ -1,7 +1,7 @@
-"""Says who makes a request beyond loopback: by its token, its certificate, or both.
+"""Authenticates requests of other machines: by their token, their certificate, or both.
 
-What serves gRPC and HTTP hands in what a request carries; the keys themselves are known to the key ring. A request
-without a valid key is refused with a sentence that says what to do, and logged at most once a minute for each peer.
+The servers of gRPC and HTTP pass in the credentials of a request; the key ring knows the keys. A request without a
+valid key is refused with a text that says how to fix it, and logged at most once a minute for each peer.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:  # it needs the extra `jwt`, which a bus without issuers need 
 
 log = logging.getLogger("toolbus.keys")
 
-SECURE = ("tls", "mtls")  # prefixes of gRPC addresses where who asks needs a key
-REFRESH_SECONDS = 0.1  # between two looks at the files because of unknown keys
-MAX_SETTLING = 5  # looks at a file that is being written, before an unknown key is refused
+SECURE = ("tls", "mtls")  # prefixes of gRPC addresses where each request needs a key
+REFRESH_SECONDS = 0.1  # between two reads of the files because of unknown keys
+MAX_SETTLING = 5  # reads of a file that is being written, before an unknown key is refused
 QUIET_SECONDS = 60.0  # between two log lines about the same peer
-MAX_PEERS = 10_000  # whose last log line is known
+MAX_PEERS = 10_000  # whose last log line is remembered
 MAX_TOKEN = 8_192  # characters; a JWT with many groups has some thousand
 
 
 class Doorman:
-    """Asks the keys of one bus.
+    """Authenticates requests by the keys of one bus.
 
     Args:
         keys: None where the bus has none; every key is then refused.
@@ -54,7 +54,7 @@ class Doorman:
 
         Args:
             authorization: the header or metadata of that name; None without one.
-            certificate: what the client proved to have, as DER; None without one.
+            certificate: the client's, whose key it has proved to have, as DER; None without one.
             peer: its address, for the log.
 
         Raises:
@@ -76,26 +76,26 @@ class Doorman:
             raise
 
     async def close(self) -> None:
-        """Ends what is being fetched."""
+        """Cancels fetches of issuers' keys."""
         if self._issuers is not None:
             await self._issuers.close()
 
     def on_refresh(self, listener: Callable[[Any], object]) -> None:
-        """Calls a listener with what each look at the files of the keys has changed."""
+        """Calls a listener with the changes that each read of the key files found."""
         self._listeners.append(listener)
 
     async def refresh(self, since: float = math.inf) -> None:
-        """Takes over what changed in the files of the keys.
+        """Reads the key files again where they changed.
 
         Args:
-            since: a time of the monotonic clock: nothing is to be done if it was done after that.
+            since: a time of the monotonic clock: does nothing where they were read after that.
         """
         if self.keys is None:
             return
         async with self._refreshing:
             if self._refreshed_at >= since:
                 return
-            if since < math.inf:  # for an unknown key; many of them share one look
+            if since < math.inf:  # for an unknown key; many of them share one read
                 await asyncio.sleep(self._refreshed_at + REFRESH_SECONDS - since)
             self._refreshed_at = time.monotonic()
             await self._reload(self.keys)

@@ -1,7 +1,7 @@
-"""Fetches the public keys of an issuer (JWKS) and holds them: over https, or from a file.
+"""Fetches the public keys of an issuer (JWKS) and caches them: over https, or from a file.
 
-A set that was fetched replaces the one before, so that a key which the issuer dropped no longer counts. Where fetching
-fails, the set before counts for a day. Nobody can make the bus fetch more often than every 30 seconds.
+A new set replaces the one before, so that a key which the issuer dropped is no longer valid. Where fetching fails, the
+set before is valid for a day. No client can make the bus fetch more often than every 30 seconds.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MAX_JWKS = 64 * 1024  # bytes
 MAX_KEYS = 100
 FETCH_SECONDS = 5.0
 RETRY_SECONDS = 30.0  # between two attempts
-REFRESH_SECONDS = 3600.0  # after which a set is fetched again beside the calls
-HOLD_SECONDS = 86_400.0  # how long a set counts that cannot be fetched again
+REFRESH_SECONDS = 3600.0  # after which a set is fetched again in the background
+HOLD_SECONDS = 86_400.0  # how long a set is valid that cannot be fetched again
 
 log = logging.getLogger("toolbus.keys")
 
@@ -42,7 +42,7 @@ class IssuerKeys:
     """The keys of one issuer.
 
     Args:
-        fetch: returns what is at an https URL.
+        fetch: returns the content of an https URL.
         clock: seconds of a clock that never goes back.
     """
 
@@ -56,8 +56,8 @@ class IssuerKeys:
         self._fetching: asyncio.Task[None] | None = None  # None while nothing is fetched
 
     def holds(self, kid: str) -> bool:
-        """Tells whether a key counts now; an old set is fetched again beside that."""
-        self._keep_fresh()
+        """Tells whether a key is valid now; an old set is fetched again in the background."""
+        self._refresh_if_old()
         return kid in self._keys and self._clock() - self._fetched < HOLD_SECONDS
 
     async def find(self, kid: str) -> Jwk:
@@ -69,14 +69,14 @@ class IssuerKeys:
         Raises:
             Unauthenticated: the issuer has no such key, or its keys cannot be fetched.
         """
-        found = self._find(kid)
-        if found is None:
+        key = self._find(kid)
+        if key is None:
             await self._refresh()
-            found = self._find(kid)
+            key = self._find(kid)
         else:
-            self._keep_fresh()
-        if found is not None:
-            return found
+            self._refresh_if_old()
+        if key is not None:
+            return key
         if self._clock() - self._fetched >= HOLD_SECONDS:
             raise Unauthenticated(
                 f"the token cannot be checked, because the keys of its issuer {self._issuer.host} cannot be fetched: "
@@ -105,7 +105,7 @@ class IssuerKeys:
         if self._fetching is not None:
             await asyncio.shield(self._fetching)  # others wait for it too
 
-    def _keep_fresh(self) -> None:
+    def _refresh_if_old(self) -> None:
         if self._keys and self._clock() - self._fetched > REFRESH_SECONDS:
             self._begin()
 
@@ -124,7 +124,9 @@ class IssuerKeys:
             self._keys = parse_jwks(content)
         except (SetupError, OSError, aiohttp.ClientError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
-            log.warning("keys of issuer %s not fetched, those before count for a day: %s", self._issuer.host, reason)
+            log.warning(
+                "keys of issuer %s not fetched, the earlier ones are valid for a day: %s", self._issuer.host, reason
+            )
             return
         self._fetched = self._clock()
         log.info("keys of issuer %s fetched keys=%d", self._issuer.host, len(self._keys))
@@ -156,14 +158,14 @@ def parse_jwks(content: bytes) -> dict[str, Jwk]:
 
 
 async def fetch_jwks(url: str, context: ssl.SSLContext | None = None) -> bytes:
-    """Returns what is at an https URL: at most `MAX_JWKS` bytes, in `FETCH_SECONDS`, without redirects and proxies.
+    """Returns the content of an https URL: at most `MAX_JWKS` bytes, in `FETCH_SECONDS`, without redirects and proxies.
 
     Args:
-        context: what is trusted; None: what the system trusts.
+        context: which certificates are trusted; None: those that the system trusts.
 
     Raises:
-        SetupError: the answer is not what it should be.
-        aiohttp.ClientError, TimeoutError, OSError: there is no answer.
+        SetupError: the answer breaks a rule.
+        aiohttp.ClientError, TimeoutError, OSError: no answer came.
     """
     if not url.startswith("https://"):
         raise SetupError("the URL is not https")

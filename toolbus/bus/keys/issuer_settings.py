@@ -1,4 +1,4 @@
-"""Declares whose tokens (JWT, as OIDC issues them) prove an identity, and reads that from the configuration."""
+"""Declares issuers whose tokens (JWT, as OIDC issues them) prove identities; read from the configuration."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from toolbus.errors import SetupError
 from toolbus.reader import Keys, Reader
 from toolbus.text import quote
 
-# Asymmetric ones only: with a shared secret, whoever checks a token could also issue it.
+# Asymmetric ones only: with a shared secret, every server that checks tokens could also issue them.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 DEFAULT_ALGORITHMS = ("RS256", "ES256", "EdDSA")
-EVERYBODY = "*"  # a group in which every token of the issuer is
+ANY_GROUP = "*"  # stands for every token of the issuer
 MAX_ISSUERS = 100
 
 
@@ -25,11 +25,11 @@ class Issuer:
 
     Attributes:
         issuer: its name, the claim ``iss`` of its tokens.
-        audience: what the claim ``aud`` has to hold.
+        audience: the value that the claim ``aud`` must hold.
         jwks: the https URL of its keys, or a file of them.
         groups: identity of `keys.toml` by group, the first that fits counts; its scopes apply. The group ``*`` stands
             for every token.
-        name: the claim that names who asks.
+        name: the claim that names the client.
         groups_claim: the claim that lists the groups.
         algorithms: with which its tokens may be signed.
 
@@ -53,8 +53,8 @@ class Issuer:
             url = urlsplit(self.jwks)
             if url.scheme != "https" or not url.hostname or url.username is not None:
                 raise SetupError(
-                    f"jwks is {quote(self.jwks)}, it must be https://HOST/PATH or a file: whoever can change the keys "
-                    "on their way can issue tokens"
+                    f"jwks is {quote(self.jwks)}, it must be https://HOST/PATH or a file: over http others could "
+                    "change the keys on their way and issue tokens"
                 )
         if not self.groups:
             raise SetupError(

@@ -1,7 +1,7 @@
-"""Answers which identity a token of another issuer proves: a JWT, as OIDC issues them.
+"""Finds the identity that a token of an issuer proves: a JWT, as OIDC issues them.
 
-A token gets the scopes of an identity of ``keys.toml`` by its groups, and a name of its own: ``chat/ann``. A token that
-was verified is known by its SHA-256 until it expires.
+A token gets the scopes of an identity of ``keys.toml`` by its groups, and a name of its own: ``chat/ann``. A verified
+token is cached by its SHA-256 until it expires.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from toolbus.bus.access.identity import Identity, Scopes, day_of
 from toolbus.bus.keys.issuer_keys import Fetch, IssuerKeys, Jwk, fetch_jwks
-from toolbus.bus.keys.issuer_settings import EVERYBODY, Issuer
+from toolbus.bus.keys.issuer_settings import ANY_GROUP, Issuer
 from toolbus.errors import SetupError, Unauthenticated
 from toolbus.newest import NewestCache
 from toolbus.text import list_names, quote
@@ -24,9 +24,9 @@ try:
 except ImportError as error:
     raise SetupError(f"issuers need more libraries ({error}): run `pip install 'toolbus[jwt]'`") from None
 
-MAX_VERIFIED = 1_000  # tokens that are known as verified
+MAX_VERIFIED = 1_000  # tokens in the cache
 MAX_TOKEN = 8_192  # characters
-MAX_NAME = 128  # characters of who asks
+MAX_NAME = 128  # characters of a client's name
 MAX_TIME = 253_402_300_799  # the end of the year 9999, in seconds since the epoch
 LEEWAY_SECONDS = 30.0  # how far an issuer's clock may be ahead
 
@@ -37,7 +37,7 @@ _OPTIONS: Any = {
     "verify_exp": False,
     "verify_nbf": False,
     "verify_iat": False,
-    # Who asks is what the configuration names, and may be any text.
+    # The configuration says which claim names the client, and it may be any text.
     "verify_sub": False,
     "verify_jti": False,
 }
@@ -46,7 +46,7 @@ _UNKNOWN = Scopes()  # of a token whose identity has not been looked up yet: not
 
 @dataclass(frozen=True, slots=True)
 class _Verified:
-    """A token that was verified.
+    """A verified token.
 
     Attributes:
         template: the identity of `keys.toml` whose scopes apply.
@@ -62,7 +62,7 @@ class Issuers:
 
     Args:
         identities: returns the scopes of each identity of `keys.toml`, as they are now.
-        fetch: returns what is at an https URL.
+        fetch: returns the content of an https URL.
         clock: tells seconds since the epoch.
         ticks: tells seconds of a clock that never goes back.
     """
@@ -85,27 +85,27 @@ class Issuers:
         return f"<Issuers {hosts} verified={len(self._verified)}>"
 
     async def identity_of(self, token: str) -> Identity:
-        """Returns whom a token proves.
+        """Returns the identity that a token proves.
 
         Raises:
             Unauthenticated: the token is not of a known issuer, not for this bus, has expired, or cannot be checked.
                 The error does not show it.
         """
         digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
-        known = self._verified.get(digest)
-        if known is None or not known.keys.holds(known.identity.proof):
-            known = await self._verify(token)
-        now = self._as_now(known.identity, known.template)
-        if now is not known.identity:
-            self._verified[digest] = replace(known, identity=now)
-        return now
+        verified = self._verified.get(digest)
+        if verified is None or not verified.keys.holds(verified.identity.proof):
+            verified = await self._verify(token)
+        identity = self._as_now(verified.identity, verified.template)
+        if identity is not verified.identity:
+            self._verified[digest] = replace(verified, identity=identity)
+        return identity
 
     def current(self, identity: Identity) -> Identity:
-        """Returns whom a token proved earlier, with the scopes of now.
+        """Returns an identity that a token proved earlier, with the scopes of now.
 
         Raises:
             Unauthenticated: the token has expired, its issuer has dropped the key that signed it, or the identity whose
-                scopes it had is gone.
+                scopes it had was removed.
         """
         if not any(
             keys.holds(identity.proof) for issuer, keys in self._issuers.values() if issuer.host == identity.key
@@ -117,7 +117,7 @@ class Issuers:
         return self._as_now(identity, identity.name.partition("/")[0])
 
     async def close(self) -> None:
-        """Ends what is being fetched."""
+        """Cancels fetches of keys."""
         for _, keys in self._issuers.values():
             await keys.close()
 
@@ -181,7 +181,7 @@ class Issuers:
 
 
 def _claims(token: str, issuer: Issuer, key: Jwk, algorithm: str) -> dict[str, Any]:
-    """Returns the claims of a token whose signature, issuer and audience are right."""
+    """Returns the claims of a token whose signature, issuer and audience are valid."""
     try:
         if key.get("alg", algorithm) != algorithm:
             raise jwt.InvalidKeyError("its key is for another algorithm")
@@ -222,7 +222,7 @@ def _template(claims: Mapping[str, Any], issuer: Issuer) -> str:
     groups = claims.get(issuer.groups_claim, [])
     listed = {groups} if isinstance(groups, str) else set(map(str, groups)) if isinstance(groups, list) else set()
     for group, template in issuer.groups.items():
-        if group == EVERYBODY or group in listed:
+        if group == ANY_GROUP or group in listed:
             return template
     raise Unauthenticated(
         f"the token of issuer {issuer.host} is in none of the groups {list_names(map(quote, issuer.groups))} (its "

@@ -1,8 +1,8 @@
 """Changes the keys of a bus: makes them, adds and renews identities' keys, revokes them, rotates the authority.
 
-What ``toolbus keys`` and the bus's own tools do. Each change holds the lock of the directory and replaces files as a
-whole; comments in ``keys.toml`` stay. The order of the writes is such that a kill between two of them leaves keys that
-work. A running bus takes the files over by itself (`keyring`).
+For ``toolbus keys`` and the bus's own tools. Each change holds the lock of the directory and replaces files as a whole;
+comments in ``keys.toml`` stay. Writes are ordered so that a kill between two of them leaves keys that work. A running
+bus reads changed files by itself (`keyring`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ try:
 except ImportError as error:
     raise SetupError(f"keys need more libraries ({error}): run `pip install 'toolbus[keys]'`") from None
 
-CA_KEY = "ca.key"  # private key of the issuing root: whoever has it can issue; the bus needs it only to renew
+CA_KEY = "ca.key"  # private key of the issuing root: its holder can issue keys; the bus needs it only to renew
 CROSSED = "crossed.pem"  # while the authority rotates: the new root as the old one certifies it
 MAX_DAYS = 3652
 DAY = 86_400.0
@@ -58,9 +58,9 @@ class CredentialRequest:
 
     Attributes:
         file: where it is written.
-        days: how long it is good.
-        address: of the bus; "" means the one that the keys directory remembers.
-        overwrite: whether the file may be there already.
+        days: how long it is valid.
+        address: of the bus; "" means the one in the keys directory.
+        overwrite: whether the file may exist already.
     """
 
     file: Path
@@ -71,7 +71,7 @@ class CredentialRequest:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A credential that was made.
+    """A new credential.
 
     Attributes:
         id: of both its keys, which are `ID-token` and `ID-cert`.
@@ -108,14 +108,14 @@ class KeyStore:
     # -- the authority and the server's certificate ------------------------------------------------------------------
 
     def init(self, names: Sequence[str], address: str = "") -> tuple[KeysFile, bool]:
-        """Makes an authority and a server's certificate. What is there stays, but names, address and certificate.
+        """Makes an authority and a server's certificate; an existing authority gets new names, address and certificate.
 
         Args:
-            names: host names and IP addresses of the bus; none means those of before.
-            address: that credentials get unless they are given one; "" means that of before.
+            names: host names and IP addresses of the bus; empty means those of before.
+            address: the default one of credentials; "" means that of before.
 
         Returns:
-            What is in force, and whether the authority is new.
+            The file that is in force, and whether the authority is new.
         """
         make_directory(self._directory)
         now = self._clock()
@@ -145,10 +145,10 @@ class KeyStore:
         return after, created
 
     def renew_server(self) -> tuple[bool, float]:
-        """Renews the server's certificate if it is time, or if its names are not those of the file.
+        """Renews the server's certificate if it is due, or if its names are not those of the file.
 
         Returns:
-            Whether it did, and when to ask again, in seconds since the epoch.
+            Whether it was renewed, and when to check again, in seconds since the epoch.
         """
         now = self._clock()
         with locked(self._directory):
@@ -163,7 +163,7 @@ class KeyStore:
         return True, max(server.expires - RENEW_BEFORE_DAYS * DAY, now + DAY)
 
     def rotate(self) -> str:
-        """Adds a root, which issues from now on; those before stay trusted.
+        """Adds a root, which issues from now on; the earlier ones stay trusted.
 
         Returns:
             The id of the new root.
@@ -178,7 +178,7 @@ class KeyStore:
             names, now = self.read().names, self._clock()
             rotated, key = authority.rotated(now)
             server = rotated.server(names, now)
-            # Trusted before it issues, and the old one's word for it there before the key: see `Authority.crossed`.
+            # It is trusted before it issues, and the old root certifies it before its key is in force.
             self._write(CA, rotated.root_pems)
             self._write(CROSSED, rotated.crossed)
             self._write(CA_KEY, key)
@@ -189,10 +189,10 @@ class KeyStore:
         """Drops every root but the one that issues.
 
         Args:
-            force: whether to do so though identities have live keys of other roots alone.
+            force: whether to do so although some identities have live keys of other roots only.
 
         Returns:
-            The live keys of other roots: their sessions go on, and no new connection is made with them.
+            The live keys of other roots: their sessions go on, but they make no new connections.
         """
         with locked(self._directory):
             authority, file, now = self._authority(), self.read(), self._clock()
@@ -215,7 +215,7 @@ class KeyStore:
             return old
 
     def issuing_root(self) -> str:
-        """Returns the id of the root that issues, "" where the authority's key is elsewhere."""
+        """Returns the id of the root that issues; "" where the authority's key is on another machine."""
         return self._authority().root_id if (self._directory / CA_KEY).exists() else ""
 
     # -- identities' keys --------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class KeyStore:
             return self._issue(name, request, content, after, new)
 
     def renew(self, name: str, request: CredentialRequest) -> Made:
-        """Makes a new credential for an identity; the one before is good until it expires or is revoked."""
+        """Makes a new credential for an identity; the one before is valid until it expires or is revoked."""
         with locked(self._directory):
             content, file = self._content(FILE), self.read()
             if name not in file.identities:
@@ -249,7 +249,7 @@ class KeyStore:
         """Revokes the live keys of an identity, of a credential (its id), or one key.
 
         Returns:
-            Those that it revoked.
+            The keys that were revoked.
         """
         with locked(self._directory):
             content, file, now = self._content(FILE), self.read(), self._clock()
@@ -268,7 +268,7 @@ class KeyStore:
     def _issue(
         self, name: str, request: CredentialRequest, content: bytes, after: KeysFile, new: dict[str, Any]
     ) -> Made:
-        """Makes a credential, and adds tables to the file: what an edit of the file's end cannot break."""
+        """Makes a credential, and appends its tables to the file."""
         if not 0 < request.days <= MAX_DAYS:
             raise SetupError(f"--days is {request.days:g}, it must be above 0 and at most {MAX_DAYS}")
         address = request.address or after.address
@@ -321,7 +321,7 @@ class KeyStore:
         self._save(tomlkit.dumps(document).encode(), after)
 
     def _save(self, content: bytes, expected: KeysFile) -> None:
-        """Writes the file, once it is sure that it says what it should."""
+        """Writes the file, after a check that it reads as expected."""
         place = str(self._directory / FILE)
         try:
             as_expected = _plain(parse_keys(content, place)) == _plain(expected)
@@ -336,7 +336,7 @@ class KeyStore:
 
 
 def old_keys(file: KeysFile, issuing: str, now: float) -> list[KeyRecord]:
-    """Returns the live keys that another root issued than the one that issues now."""
+    """Returns the live keys that another root than the current one issued."""
     return [key for key in file.keys.values() if key.root != issuing and key.state(now) == "live"]
 
 

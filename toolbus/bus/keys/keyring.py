@@ -1,7 +1,7 @@
-"""Answers which identity a token or certificate proves, from ``keys.toml``, and has the server's certificate ready.
+"""Finds the identity that a token or certificate proves, from ``keys.toml``, and holds the server's certificate.
 
-A look-up is one SHA-256 and one dictionary; it opens no file. `Keyring.reload` takes changes of the files over: a file
-that is broken changes nothing, so that a slip of an editor neither opens nor closes the bus.
+A look-up is one SHA-256 and one dictionary; it opens no file. `Keyring.reload` reads changed files: a broken file
+changes nothing, so that a mistake in an editor neither opens nor closes the bus.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from toolbus.bus.keys.private_files import Stamp, check_directory, read_private,
 from toolbus.errors import SetupError, Unauthenticated
 from toolbus.text import quote
 
-SETTLE_SECONDS = 0.1  # an editor that writes in place may be halfway: such a file is read when it has rested
+SETTLE_SECONDS = (
+    0.1  # an editor that writes in place may be halfway: such a file is read once it has not changed for so long
+)
 RETRY_SECONDS = 86_400.0  # between two attempts to renew a certificate that cannot be renewed
 
 _TOKEN_ID = re.compile(r"tbk_([0-9a-f]{8})_")
@@ -33,7 +35,7 @@ log = logging.getLogger("toolbus.keys")
 
 
 class ServerCertificate(NamedTuple):
-    """What a TLS server of the bus needs, each as PEM.
+    """The certificates and the key of a TLS server of the bus, each as PEM.
 
     Attributes:
         key: its private key.
@@ -48,12 +50,12 @@ class ServerCertificate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a reload changed; false where it changed nothing that is in force.
+    """The changes of a reload; false where it changed nothing that is in force.
 
     Attributes:
-        identities: names of those whose scopes are others now, or that are gone.
-        keys: ids of those that are revoked, removed, replaced, or end at another time.
-        server: whether the server's certificate or the roots are others now.
+        identities: names of those whose scopes changed, or that were removed.
+        keys: ids of those that were revoked, removed or replaced, or whose expiry changed.
+        server: whether the server's certificate or the roots changed.
     """
 
     identities: frozenset[str] = frozenset()
@@ -69,13 +71,13 @@ NOTHING = Changed()
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What the files say. Replaced as a whole, so that other threads may look things up meanwhile.
+    """The content of the files. Replaced as a whole, so that other threads may look things up meanwhile.
 
     Attributes:
-        tokens: by SHA-256 in hex, those in force.
-        certificates: likewise.
+        tokens: those in force, by SHA-256 in hex.
+        certificates: the same for certificates.
         by_id: both, by the key's id.
-        known: all keys by kind and SHA-256, to say why one is refused.
+        known: all keys by kind and SHA-256, for the reason of a refusal.
     """
 
     file: KeysFile
@@ -86,7 +88,7 @@ class _State:
     known: dict[tuple[Kind, str], KeyRecord] = field(default_factory=dict)
 
     def proof_of(self, key_id: str) -> tuple[object, ...] | None:
-        """Returns what a key proves and how; None where it is not in force."""
+        """Returns the fields of a key that prove an identity; None where it is not in force."""
         return _proof(self.file.keys[key_id]) if key_id in self.by_id else None
 
 
@@ -98,7 +100,7 @@ class Keyring:
         clock: tells seconds since the epoch.
 
     Attributes:
-        settling: whether the last `reload` left a file unread that may be half written.
+        settling: whether the last `reload` did not read a file because it may be half written.
 
     Raises:
         SetupError: from the constructor: a file is missing, broken, or others may read it.
@@ -117,10 +119,10 @@ class Keyring:
         file = self._state.file
         return f"<Keyring {self._directory} identities={len(file.identities)} keys={len(file.keys)}>"
 
-    # -- who it is ---------------------------------------------------------------------------------------------------
+    # -- identities ---------------------------------------------------------------------------------------------------
 
     def identity_of_token(self, token: str) -> Identity:
-        """Returns whom a token proves.
+        """Returns the identity that a token proves.
 
         Raises:
             Unauthenticated: the token is unknown, has expired or was revoked. The error does not show it.
@@ -132,7 +134,7 @@ class Keyring:
         return identity
 
     def identity_of_certificate(self, fingerprint: str) -> Identity:
-        """Returns whom a certificate proves.
+        """Returns the identity that a certificate proves.
 
         Args:
             fingerprint: SHA-256 of its DER form, in lower-case hex.
@@ -195,9 +197,9 @@ class Keyring:
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def reload(self) -> Changed:
-        """Takes over what changed in the files since the last time; costs a few microseconds if nothing did.
+        """Reads the files that changed since the last time; costs a few microseconds if none did.
 
-        A broken file is logged once, and what was in force stays so. May be called on a thread of its own.
+        A broken file is logged once, and changes nothing. May be called on any thread.
         """
         stamps = tuple(map(stamp_of, self._paths))
         if stamps == self._stamps:
@@ -211,7 +213,7 @@ class Keyring:
         try:
             after = self._read(before)
         except SetupError as error:
-            log.error("keys not reloaded, those that were read before stay in force: %s", error)
+            log.error("keys not reloaded, the earlier ones stay in force: %s", error)
             return NOTHING
         self._state = after
         if after.server != before.server or after.file.names != before.file.names:
@@ -231,20 +233,20 @@ class Keyring:
         file = parse_keys(keys, str(self._paths[0]))
         certificate = _server_certificate(self._paths[2], server, roots)
         if before is not None and before.server == certificate:
-            certificate = before.server  # who uses it asks whether it is the same object
+            certificate = before.server  # its users compare objects
         return _state(file, certificate, before)
 
     # -- the server's certificate ------------------------------------------------------------------------------------
 
     def server_certificate(self) -> ServerCertificate:
-        """Returns what a TLS server needs, ready in memory: it may be called at each handshake, on any thread."""
+        """Returns the server's certificate, from memory: may be called at each handshake, on any thread."""
         return self._state.server
 
     def renew_if_due(self) -> bool:
-        """Renews the server's certificate if it is time and the authority's key is here. Not for the event loop.
+        """Renews the server's certificate if it is due and the authority's key is here. Blocks.
 
         Returns:
-            Whether it did; the next `reload` takes the new one over.
+            Whether it was renewed; the next `reload` reads the new one.
         """
         now = self._clock()
         if now < self._renew_at:
@@ -263,7 +265,7 @@ class Keyring:
 def _is_settling(old: Stamp, new: Stamp, now: float) -> bool:
     """Tells whether a file was written in place just now; one that was moved here is complete.
 
-    Of two that were moved here in turn the second may have the number of the first, and looks like one in place.
+    Where two were moved here in turn, the second may have the inode of the first, and looks as if written in place.
     """
     if old is None or new is None or old[0] == new[0] or old[3] != new[3]:
         return False
@@ -276,7 +278,7 @@ def _shown_token(token: str) -> str:
 
 
 def _state(file: KeysFile, server: ServerCertificate, before: _State | None) -> _State:
-    """Builds the state; what did not change is the same object as before, because caches compare scopes so."""
+    """Builds the state; unchanged scopes are the same objects as before, because caches compare objects."""
     old = before.file.identities if before else {}
     identities = {
         name: old[name] if name in old and old[name].as_table() == scopes.as_table() else scopes
@@ -297,7 +299,7 @@ def _state(file: KeysFile, server: ServerCertificate, before: _State | None) -> 
 
 
 def _proof(key: KeyRecord) -> tuple[object, ...]:
-    """Returns what makes a key another one, beside the scopes of its identity."""
+    """Returns the fields whose change makes a key another one, beside the scopes of its identity."""
     return key.identity, key.kind, key.sha256, key.expires
 
 

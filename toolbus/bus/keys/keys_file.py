@@ -21,10 +21,9 @@ from toolbus.text import quote
 
 FILE = "keys.toml"
 CA = "ca.pem"  # beside it: the roots that are trusted
-SERVER = "server.pem"  # the server's private key, its certificate, and what leads from there to a root
+SERVER = "server.pem"  # the server's private key, its certificate, and the intermediate ones up to a root
 TOKEN_PREFIX = "tbk_"
 KINDS = ("token", "certificate")
-# Of a pair in one credential: the stem names both. A hand-made key may have another id.
 KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -33,15 +32,15 @@ Kind = Literal["token", "certificate"]
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """What proves an identity.
+    """A key, which proves an identity.
 
     Attributes:
         id: as the file, the log and messages name it.
-        identity: whom it proves.
+        identity: the one that it proves.
         sha256: of the token's text or of the certificate (DER), in hex.
         created: the day, "" if unknown.
         expires: when it ends, in seconds since the epoch; `math.inf` for never.
-        revoked: the day on which it was revoked; "" while it was not.
+        revoked: the day on which it was revoked; "" before that.
         root: which root of the authority issued it, see `authority`; "" if unknown.
     """
 
@@ -59,7 +58,7 @@ class KeyRecord:
         return "revoked" if self.revoked else "expired" if now >= self.expires else "live"
 
     def described(self, now: float) -> dict[str, Any]:
-        """Returns the key as lists for programs show it."""
+        """Returns the key as a row of a listing."""
         return {
             "id": self.id,
             "identity": self.identity,
@@ -103,7 +102,7 @@ def parse_keys(content: bytes, place: str) -> KeysFile:
         document = tomllib.loads(content.decode("utf-8-sig"))
     except RecursionError:
         raise SetupError(f"{place}: it is nested too deep: flatten it") from None
-    except ValueError as error:  # what UTF-8 and TOML refuse
+    except ValueError as error:  # not UTF-8, or not TOML
         raise SetupError(f"{place} is not TOML: {error}: correct that line") from None
     fields = Reader(document, place).record(_TABLES)
     server = fields.pop("server", {})

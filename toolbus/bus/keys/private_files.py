@@ -1,7 +1,7 @@
 """Reads and writes files that only this user may see: ours and 0600 in a directory of ours and 0700, or refused.
 
 A file is replaced as a whole (a temporary file, fsync, rename), so that a reader sees the old content or the new one,
-also when the writer is killed in between. Writers lock the directory; what a killed one left is removed by the next.
+also when the writer is killed in between. Writers lock the directory; the next one removes the files of a killed one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LOCK = "lock"
 LOCK_SECONDS = 10.0  # a writer holds the lock for milliseconds
 POLL_SECONDS = 0.02
 _PRIVATE = 0o077  # permissions that others must not have
-_REST = ".tmp"  # suffix of a file that is not complete yet
+_UNFINISHED = ".tmp"  # suffix of a file that is not complete yet
 
-# What changes when a file does: content, permissions, or the file itself. None: it cannot be found.
+# Changes with a file: its content, its permissions, or the file itself. None: it cannot be found.
 Stamp = tuple[int, int, int, int] | None
 
 
@@ -60,7 +60,7 @@ def make_directory(directory: Path) -> None:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Returns what tells one state of a file from the next."""
+    """Returns the stamp of a file as it is now."""
     try:
         return _stamp(path.stat())
     except OSError:
@@ -97,7 +97,7 @@ def prepared(path: Path, content: bytes) -> Iterator[Path]:
     """
     name = ""
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_REST, dir=path.parent)  # always 0600
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_UNFINISHED, dir=path.parent)  # always 0600
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
@@ -124,7 +124,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """Locks a directory against other writers, and removes what a killed one left.
+    """Locks a directory against other writers, and removes the files of a killed one.
 
     Raises:
         SetupError: the directory is not ours alone, or another writer does not end.
@@ -143,9 +143,9 @@ def locked(directory: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
                     f"or end it (`fuser {directory / LOCK}` names it), then try again"
                 )
             time.sleep(POLL_SECONDS)
-        for rest in directory.glob(f".*{_REST}"):
+        for unfinished in directory.glob(f".*{_UNFINISHED}"):
             with contextlib.suppress(OSError):
-                rest.unlink()
+                unfinished.unlink()
         yield
     finally:
         os.close(handle)

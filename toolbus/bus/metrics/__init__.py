@@ -1,1 +1,1 @@
-"""Counts what a bus does, and writes the counts as Prometheus reads them; knows neither entries nor calls."""
+"""Counts calls, and writes metrics as Prometheus reads them; knows neither entries nor calls."""

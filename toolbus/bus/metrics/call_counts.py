@@ -3,8 +3,8 @@
 Outcomes are exact. Durations are two observations for each run of calls of one tool that end in one frame, taken at
 random from its halves and weighted, so a call costs a frame of results next to nothing and quantiles are unbiased.
 
-How many tools are counted, and how many of them have series of their own, is bounded. A series never goes backwards:
-what a tool counted before it had a series stays in ``other``, and what it counted with one never moves there.
+The number of tools that are counted, and of those with a series of their own, is bounded. A series never goes
+backwards: calls that a tool counted before it had a series stay in ``other``, later ones never move there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolbus.questions import INPUT_REQUIRED, INPUT_REQUIRED_OUTCOME
 MAX_COUNTED = 10_000  # tools; 1 kB each at the most
 MAX_ALONE = 32  # calls of a tool that ended alone in their frames, until they are counted
 MAX_SWAPS = 20  # of tools with series and tools without, at a scrape
-MAX_CHECKED = 500  # tools, each time it is asked which are gone
+MAX_CHECKED = 500  # tools, in each search for those that left the catalog
 MAX_IDENTITIES = 1_000  # that are counted one by one
 FORGET_SECONDS = 3_600.0  # from when a tool was last seen in the catalog until its series goes
 OFFSET = 40  # a duration is counted in units of 2^-40 s: the index of its bucket is the number of their bits
@@ -35,7 +35,7 @@ _OUTCOMES = {code.value: code.name if code else "OK" for code in Code} | {INPUT_
 
 
 def outcome_of(code: int) -> str:
-    """Returns the name of how a call ended."""
+    """Returns the name of a call's outcome."""
     return _OUTCOMES.get(code, "INTERNAL")  # a plugin may send one of a newer protocol
 
 
@@ -50,7 +50,7 @@ def bound_of(index: int) -> float:
 
 
 class Snapshot:
-    """What was counted up to a moment."""
+    """The counts up to a moment."""
 
     __slots__ = ("failures", "histogram", "seconds", "succeeded")
 
@@ -80,7 +80,7 @@ class Snapshot:
     def quantiles(self, *shares: float) -> list[float | None]:
         """Returns the seconds that each of some shares of the calls took at most; several cost little more than one.
 
-        They are right within a factor of two. None: no call was sent.
+        They are exact within a factor of two. None: no call was sent.
 
         Args:
             shares: from 0 to 1.
@@ -94,17 +94,17 @@ class Snapshot:
         if passed[only] == observed:  # all are in one bucket: their mean is known, and says more than its bounds
             bound = bound_of(only) if only else 0.0
             return [min(max(self.seconds / observed, bound / 2.0), bound)] * len(shares)
-        found: list[float | None] = []
+        seconds: list[float | None] = []
         for share in shares:
             rank = share * observed
             index = bisect_left(passed, rank) if rank > 0 else bisect_right(passed, 0)
             count = histogram[index]
             bound = bound_of(index) if index else 0.0
-            found.append(bound / 2.0 * float(2.0 ** ((rank - passed[index] + count) / count)))
-        return found
+            seconds.append(bound / 2.0 * float(2.0 ** ((rank - passed[index] + count) / count)))
+        return seconds
 
     def merge(self, other: Snapshot, sign: int = 1) -> None:
-        """Adds what another has counted, or with sign -1 takes it away."""
+        """Adds the counts of another one, or with sign -1 subtracts them."""
         self.succeeded += sign * other.succeeded
         self.seconds += sign * other.seconds
         if other.failures:
@@ -186,7 +186,7 @@ class CallCounts(Snapshot):
 
     @property
     def series(self) -> Snapshot:
-        """What its own series shows: what it has counted since it has one."""
+        """The counts of its own series: the calls since it has one."""
         if self._base is None:
             self.count_alone()
             return self
@@ -195,11 +195,11 @@ class CallCounts(Snapshot):
         return shown
 
     def begin_series(self) -> None:
-        """Gives it a series of its own, which begins at 0; what it has counted so far stays in `other`."""
+        """Gives it a series of its own, which begins at 0; its earlier calls stay in `other`."""
         self._others, self._base, self.exemplars = None, self.copy(), None
 
     def end_series(self, others: CallCounts) -> None:
-        """Ends its series; what it counts from now on goes to the others."""
+        """Ends its series; its calls from now on count in `other`."""
         self.count_alone()
         self._others, self._base, self.exemplars = others, None, None
 
@@ -273,7 +273,7 @@ class CallCounts(Snapshot):
             self._others.add(code, ended, seconds)
 
     def add_exemplar(self, trace_id: str, seconds: float, ended: float) -> None:
-        """Keeps a traced call as the example of its bucket; it was counted before."""
+        """Stores a traced call as the example of its bucket; it is counted already."""
         if self._others is None:  # it has a series
             if self.exemplars is None:
                 self.exemplars = {}
@@ -324,7 +324,7 @@ class CallMetrics:
         self._most = most
         self._series = 0  # how many tools have one
         self._tools: dict[tuple[str, str], CallCounts] = {}
-        self._to_check: deque[CallCounts] = deque()  # all of them; the first was looked at longest ago
+        self._to_check: deque[CallCounts] = deque()  # all of them; the first was checked longest ago
 
     def __repr__(self) -> str:
         return f"<CallMetrics tools={len(self._tools)} series={self._series}>"
@@ -352,17 +352,17 @@ class CallMetrics:
     def changed(self, mark: int) -> tuple[int, list[CallCounts]]:
         """Returns the tools that counted something since a mark, and the mark of now; 0 stands for the start."""
         self._mark += 1
-        found = []
+        changed = []
         for counts in self._tools.values():
             calls = counts.calls
             if calls != counts.noted:
                 counts.noted, counts.mark = calls, self._mark
             if counts.mark > mark:
-                found.append(counts)
-        return self._mark, found
+                changed.append(counts)
+        return self._mark, changed
 
     def count_identity(self, name: str, sent: int = 0, limited: int = 0) -> None:
-        """Counts calls of an identity; who of many a token of an issuer proves (NAME/WHO) is not a part of it."""
+        """Counts calls of an identity; for tokens of issuers (NAME/USER) by its NAME alone."""
         name = name.partition("/")[0]
         if name not in self.identity_calls and len(self.identity_calls) >= MAX_IDENTITIES:
             name = OTHER
@@ -370,7 +370,7 @@ class CallMetrics:
         self.identity_limited[name] += limited
 
     def with_series(self) -> list[CallCounts]:
-        """Returns the tools that have series of their own, having given one to those with most calls.
+        """Returns the tools that have series of their own, after those with most calls got one.
 
         A tool takes the place of another only with twice as many calls: series that come and go are of no use.
         """
@@ -394,7 +394,7 @@ class CallMetrics:
             counts.begin_series()
 
     def forget(self, now: float, is_known: Callable[[str, str], bool], most: int = MAX_CHECKED) -> None:
-        """Drops tools that have not been in the catalog for an hour; looks at some of all each time.
+        """Drops tools that have not been in the catalog for an hour; checks some of them each time.
 
         Args:
             is_known: whether the catalog has a tool, by source and listed name.

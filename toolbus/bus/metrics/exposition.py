@@ -1,6 +1,6 @@
 """Writes metrics as Prometheus and other collectors read them: OpenMetrics 1.0, and the text format 0.0.4.
 
-It is pure: families in, text out. Names and labels of ours are trusted; the values of labels may hold anything.
+Pure: families in, text out. Names and labels of ours are trusted; the values of labels may hold anything.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Kind = Literal["counter", "gauge", "histogram", "summary", "info"]
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 BOUNDS = tuple(2.0**exponent for exponent in range(-10, 8))  # seconds: 1 ms to 128 s
-# The lines of a histogram with its numbers to come, and NUL for what is before them: one operation writes all of them.
+# The lines of a histogram, with NUL for the text before each bound: one operation fills in all numbers.
 _BUCKETS = "\n".join(f'\0le="{bound}"}} %d' for bound in (*map(repr, BOUNDS), "+Inf"))
 _UNITS = ("seconds", "bytes")
 

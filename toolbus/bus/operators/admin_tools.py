@@ -60,7 +60,7 @@ class AdminTools:
         self._audit = core.audit
         self._introspection = Introspection(core.presence, core.records, core.view)
         self._indexes = core.indexes
-        # The schema names the modes that this bus has. The arguments are checked by the search itself, whose errors say
+        # The schema names the modes of this bus. The arguments are checked by the search itself, whose errors say
         # how a missing mode is installed.
         declare = llm_tool(
             name=SEARCH_TOOLS,
@@ -91,7 +91,7 @@ class AdminTools:
 
     @llm_tool(description="Lists the background tasks of all users and programs, newest first, without contents.")
     async def all_tasks(self, task_id: str = "", limit: int = 200) -> dict[str, Any]:
-        """Lists tasks of every owner: whose each is, and its state; errors and progress are shown to the owner only.
+        """Lists the tasks of all owners, with owner and state; only the owner sees errors and progress.
 
         Args:
             task_id: only this one.
@@ -161,7 +161,7 @@ class AdminTools:
             return bool(batch.records or (batch.lost and follow))
         return not (follow and self._core.dispatcher.in_flight.oldest(1)) or len(batch.records) >= limit
 
-    @llm_tool(description="Cancels a call that runs, whoever made it; its caller gets the error CANCELLED.")
+    @llm_tool(description="Cancels a call in flight of any caller; its caller gets the error CANCELLED.")
     async def cancel_call(self, scope: ToolScope, id: str) -> dict[str, Any]:
         """Cancels a call.
 
@@ -186,7 +186,7 @@ class AdminTools:
 
     @llm_tool(description="Shows what the bus has counted since it started, and its limits.")
     async def stats(self) -> dict[str, Any]:
-        """Counts sessions, tools, outcomes, and what the bus does now; `/metrics` has the same and more, by tool.
+        """Counts sessions, tools, outcomes and the load of now; `/metrics` has the same and more, by tool.
 
         `limits` are the values in force of all that `[limits]` of the configuration can set, by name.
         """

@@ -1,6 +1,6 @@
-"""Reads of a bus what `/metrics` tells: calls by tool, sessions and tools by state, streams, keys, the process.
+"""Reads the metrics of a bus for `/metrics`: calls by tool, sessions and tools by state, streams, keys, the process.
 
-Labels name sources, tools and identities, never users, and nothing that a call carried.
+Labels name sources, tools and identities, never users or the contents of calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BusMetrics:
     """The metrics of one bus.
 
     Args:
-        dropped_spans: how many spans no collector has got.
+        dropped_spans: returns how many spans were not exported.
     """
 
     def __init__(self, core: Core, dropped_spans: Callable[[], int]) -> None:
@@ -74,11 +74,11 @@ class BusMetrics:
         if not counts.exemplars:
             return None
         began = self._core.records.began
-        found: dict[int, Exemplar] = {}
+        exemplars: dict[int, Exemplar] = {}
         for trace_id, seconds, ended in sorted(counts.exemplars.values(), key=lambda each: each[2]):
             index = next((index for index, bound in enumerate(BOUNDS) if seconds <= bound), len(BOUNDS))
-            found[index] = Exemplar(trace_id, round(seconds, 6), round(began + ended, 3))
-        return found
+            exemplars[index] = Exemplar(trace_id, round(seconds, 6), round(began + ended, 3))
+        return exemplars
 
     # -- catalog and streams -----------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ def _family(name: str, kind: Kind, text: str, values: float | list[Sample]) -> F
 
 
 def _process() -> Iterator[Family]:
-    """Yields the metrics of the process by the names that Prometheus' clients give them."""
+    """Yields the metrics of the process, under the names of Prometheus' clients."""
     times = os.times()
     cpu = round(times.user + times.system, 2)
     yield _counter("process_cpu_seconds", "Processor time of the bus, of users and of the system.", cpu)

@@ -1,7 +1,7 @@
-"""Explains step by step why a tool is seen and can be called, or not, by the rules that decide it for calls.
+"""Explains step by step why a tool is listed and can be called, or not.
 
-Each step asks the part that decides: the registry, the access rules, the scopes of an identity, the handlers of the
-tool. The verdict is what a call would get: `CallAdmission.decide`.
+Each step uses the part that decides for calls: the registry, the access rules, the scopes of an identity, the tool's
+handlers. The verdict is that of `CallAdmission.decide`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_LOSSES = 3  # of a dialect that are shown
 MAX_NOTICES = 3  # of sources, about the name
 _STATES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in wire.SessionState.items()}
 
-# A step: what is decided, whether it lets the call pass (None: it does not decide), and why.
+# A step: its name, whether the call passes it (None: it decides nothing), and why.
 Step = tuple[str, bool | None, str]
 
 
@@ -51,7 +51,7 @@ class Explainer:
     def explain(
         self, tool: str, user: str = "", role: str = "", level: int = 0, dialect: str = "", identity: str = ""
     ) -> dict[str, Any]:
-        """Explains what a call would meet.
+        """Explains the way of a call.
 
         Args:
             tool: its name as in a listing, or the bare name of a qualified tool.
@@ -98,7 +98,7 @@ class Explainer:
         return Principal(identity=Identity(name, identities[name]))
 
     def _nearest(self, name: str, role: str) -> Entry | None:
-        """Returns the entry that a refused call was meant for; None where no entry has the name."""
+        """Returns the entry that a call names, also in another role; None where no entry has the name."""
         try:
             return self._core.registry.find(name, role)
         except UnknownRole:

@@ -1,8 +1,8 @@
 """Stores the permissions that operators change at run time: ``permissions.json`` in the data directory.
 
 The file holds only changes to the configuration: by rule a list of users, or null where a rule of the configuration was
-removed; by source whether it is denied to offer tools. A change that leads back to the configuration is removed from
-the file. A bus does not start with a file that it cannot read: tools that an operator closed would be open.
+removed; by source whether it may not offer tools. A change back to the configuration is removed from the file. A bus
+does not start with a file that it cannot read: tools that an operator restricted would be open.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from toolbus.errors import InvalidRequest, NotKept, SetupError
 from toolbus.text import shorten
 
 FILE = "permissions.json"
-SILENCED = "silenced"  # key of the sources that are denied, beside the tables of rules
+SILENCED = "silenced"  # key of the sources that may not offer tools, beside the tables of rules
 GENERATION = "generation"  # key of the sources that an operator has granted or denied the use of lent models
 
 RuleChanges = dict[str, dict[str, list[str] | None]]  # by table and name the users; None: the rule was removed
@@ -25,11 +25,11 @@ class GrantsFile:
     """The file of one data directory. Only the bus that holds the directory's lock may use it.
 
     Args:
-        configured: the sources that the configuration denies to offer tools.
+        configured: the sources that may not offer tools by the configuration.
 
     Attributes:
-        denied: by source whether it was denied at run time.
-        generation: by source whether it was granted the use of models that hosts lend.
+        denied: by source whether an operator denied it to offer tools.
+        generation: by source whether it may use models that hosts lend.
     """
 
     def __init__(self, directory: Path, configured: frozenset[str] = frozenset()) -> None:
@@ -74,7 +74,7 @@ class GrantsFile:
         self._save({**self._changes, kind: {**self._changes.get(kind, {}), name: users}}, self.denied, self.generation)
 
     def save_source(self, source: str, denied: bool) -> None:
-        """Stores whether a source is denied to offer tools.
+        """Stores whether a source may not offer tools.
 
         Raises:
             NotKept: the file could not be written.

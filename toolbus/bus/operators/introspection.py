@@ -1,7 +1,7 @@
-"""Offers introspection of the bus as a tool: plugins, tools, ended calls and counts, as far as the user may see them.
+"""Offers introspection of the bus as a tool: the plugins, tools, ended calls and counts that the user may see.
 
-Tools that show users the state of the bus call it (`examples/dropin/this_host.py` does). A user sees the tools that
-they may call and the calls that were made for them; an operator sees everything.
+Tools that show the state of the bus to users call it, such as `examples/dropin/this_host.py`. Users see the tools that
+they may call and the calls that were made for them; operators see everything.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Introspection:
         return _plugins(listings, hosts, self._presence)[:MAX_ROWS]
 
     def _restricted(self, scope: ToolScope, everything: bool) -> list[ToolListing]:
-        """Returns what a listing without a user lacks: tools for certain users or levels, to operators only."""
+        """Returns the tools that a listing without a user lacks, for operators only."""
         if not everything:
             return []
         principal, level = principal_of(scope), level_of(scope.context.attributes)
@@ -111,7 +111,7 @@ class Introspection:
         return [_declaration(each, everything) for each in named[:MAX_DECLARATIONS]]
 
     def _calls(self, user_id: str | None, identity: Identity) -> list[Row]:
-        """Returns the calls made for a user, for None of all users; a call that names no user sees none."""
+        """Returns the calls for a user, for None of all users; without a user none."""
         if user_id == "":
             return []
         records = self._records.newest(RecordFilter(user_id=user_id or ""), len(self._records))

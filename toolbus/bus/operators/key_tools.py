@@ -1,7 +1,6 @@
 """Offers the keys of the bus to operators elsewhere: a list without secrets, and revocation.
 
-What makes a secret (`toolbus keys add` and `renew`) is not offered: it would cross the network and the records of
-calls.
+Making a secret (`toolbus keys add` and `renew`) is not offered: it would pass the network and the records of calls.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from toolbus.bus.keys.private_files import read_private
 from toolbus.errors import InvalidRequest
 from toolbus.sdk import ToolScope, llm_tool
 
-_NO_PLACE = "this bus stores nothing, so it has no keys: start it with a data directory"
+_NO_DIRECTORY = "this bus stores nothing, so it has no keys: start it with a data directory"
 _MAKE = "make keys with `toolbus keys init --name HOST`"
 
 
@@ -27,7 +26,7 @@ class KeyTools:
     """The keys of one bus, for its operators.
 
     Args:
-        directory: where the keys are; None where the bus has no place for any.
+        directory: where the keys are; None where the bus persists nothing.
     """
 
     def __init__(self, directory: Path | None, audit: Audit) -> None:
@@ -45,7 +44,7 @@ class KeyTools:
         A bus without keys answers with empty lists, and with a `note` on how to make some.
         """
         if self._directory is None:
-            return {"identities": {}, "keys": [], "note": _NO_PLACE}
+            return {"identities": {}, "keys": [], "note": _NO_DIRECTORY}
         path = self._directory / FILE
         if not path.exists():
             return {"identities": {}, "keys": [], "note": f"{path} does not exist: {_MAKE}"}
@@ -68,7 +67,7 @@ class KeyTools:
 
     def _revoke(self, name: str) -> list[str]:
         if self._directory is None:
-            raise InvalidRequest(_NO_PLACE)
+            raise InvalidRequest(_NO_DIRECTORY)
         from toolbus.bus.keys.key_store import KeyStore  # the extra `keys`, which a bus without keys need not have
 
         return [key.id for key in KeyStore(self._directory).revoke(name)]

@@ -1,8 +1,8 @@
-"""Changes levels of the log at run time, for a while: each goes back by itself.
+"""Changes levels of the log at run time, for a while: each is restored by a timer.
 
-Only loggers of toolbus: at debug others may log what passes through them. Levels belong to the process, so a bus puts
-back what it changed when it stops. Of the changes of several buses in one process the newest holds, and the level from
-before them comes back with the end of the last.
+Only loggers of toolbus: at debug others may log contents. Levels belong to the process, so a bus restores those that it
+changed when it stops. Where several buses of one process change a level, the newest change is in force, and the end of
+the last change restores the level from before.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MAX_SECONDS = 86_400.0
 
 
 class Timer(Protocol):
-    """What `loop.call_later` returns."""
+    """The part of `asyncio.TimerHandle` that is used."""
 
     def cancel(self) -> None:
-        """Does not call any more."""
+        """Cancels the call."""
 
 
 Later = Callable[[float, Callable[[], None]], Timer]
@@ -35,11 +35,11 @@ Later = Callable[[float, Callable[[], None]], Timer]
 
 @dataclass(slots=True)
 class _Changes:
-    """What the buses of this process have changed at one logger.
+    """The changes of this process's buses at one logger.
 
     Attributes:
         before: the logger's own level before the first of them.
-        levels: by who set it, the newest last.
+        levels: by bus, the newest last.
     """
 
     before: int
@@ -51,7 +51,7 @@ _changes: dict[str, _Changes] = {}  # by logger; of the process, as loggers are
 
 
 def _change(name: str, owner: LogLevels, level: int | None) -> int:
-    """Sets what a bus wants of a logger, None for nothing more; returns the logger's level before all changes."""
+    """Sets the level that a bus gives a logger, None to end that; returns the logger's level before all changes."""
     logger = logging.getLogger(name)
     with _lock:
         changes = _changes.setdefault(name, _Changes(logger.level))
@@ -73,14 +73,14 @@ class LogLevels:
 
     def __init__(self, later: Later) -> None:
         self._later = later
-        # By logger: its level before, when it goes back, and by what.
+        # By logger: its level before, when that is restored, and the timer.
         self._changed: dict[str, tuple[int, float, Timer]] = {}
 
     def __repr__(self) -> str:
         return f"<LogLevels changed={list(self._changed)}>"
 
     def show(self) -> dict[str, Any]:
-        """Returns the level of each logger, and what was changed with the seconds until it goes back."""
+        """Returns the level of each logger, and the changes with the seconds until they are restored."""
         now = time.monotonic()
         return {
             "levels": {name: _name(logging.getLogger(name).getEffectiveLevel()) for name in _loggers()},
@@ -94,10 +94,10 @@ class LogLevels:
         """Changes the level of a logger for a while.
 
         Args:
-            level: one of `LEVELS`; "" puts back the one before at once.
+            level: one of `LEVELS`; "" restores the one before at once.
 
         Raises:
-            InvalidRequest: there is no such logger or level, or the time is out of range.
+            InvalidRequest: the logger or level does not exist, or the time is out of range.
         """
         if logger not in (names := _loggers()):
             near = nearest(logger, names)
@@ -119,13 +119,13 @@ class LogLevels:
         self._changed[logger] = (before, time.monotonic() + seconds, timer)
 
     def close(self) -> None:
-        """Puts back every level."""
+        """Restores every level."""
         for logger in list(self._changed):
             self.set(logger, "")
 
 
 def _loggers() -> list[str]:
-    """Returns the loggers of toolbus that there are."""
+    """Returns the names of toolbus' loggers."""
     known = logging.root.manager.loggerDict
     names = {name for name, logger in list(known.items()) if isinstance(logger, logging.Logger)}
     return [ROOT, *sorted(name for name in names if name.startswith(f"{ROOT}."))]

@@ -1,7 +1,7 @@
-"""Finds the output of plugins wherever they run: in this process's supervisors, and in those that are attached.
+"""Finds the output of plugins: in this process's supervisors, and in those that are attached.
 
-A supervisor of another process is a peer `run.HOST.PID-ID` with tools for operators; those of the bus itself are asked
-directly. Nothing here decides who may ask: the policy has done that before a tool of the bus runs.
+A supervisor of another process is a peer `run.HOST.PID-ID` with tools for operators; those of the bus itself are called
+directly. The policy has decided who may read output before a tool of the bus runs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from toolbus.errors import InvalidRequest
 from toolbus.text import list_names, quote
 from toolbus.tool import Result
 
-ASK_SECONDS = 5.0  # for a supervisor to answer; more than one that hangs would hold up the table
-MAX_SUPERVISORS = 200  # that one request asks
+ANSWER_SECONDS = 5.0  # for a supervisor to answer: one that hangs delays the whole table
+MAX_SUPERVISORS = 200  # that one request calls
 MAX_ROWS = 1_000  # of one supervisor
 MAX_NUMBER = 1e11  # of its numbers: counts, process ids, and seconds since the epoch, which have to be a date
-# What a supervisor may answer, with what stands where a field is missing or of another type.
+# The fields of a supervisor's answers, with the default where one is missing or of another type.
 _ROW = {"plugin": "", "state": "", "pid": 0, "restarts": 0, "since": 0.0, "last_exit": "", "lines": 0, "next": 0}
 _LINE = {"number": 0, "at": 0.0, "stream": "", "text": ""}
 _ANSWER = {"lost": 0, "next": 0}
@@ -39,21 +39,21 @@ class OwnOutput(Protocol):
         """Returns the state of each."""
 
     async def read(self, plugin: str, lines: int, since: int, wait_seconds: float) -> Row:
-        """Returns lines of one; raises InvalidRequest where there is none of that name."""
+        """Returns lines of one; raises InvalidRequest for an unknown name."""
 
     def restart(self, plugin: str) -> None:
-        """Restarts one; raises InvalidRequest where there is none of that name."""
+        """Restarts one; raises InvalidRequest for an unknown name."""
 
     def stop(self, plugin: str) -> None:
-        """Stops one; raises InvalidRequest where there is none of that name, or it cannot be stopped alone."""
+        """Stops one; raises InvalidRequest for an unknown name, or where it cannot be stopped alone."""
 
 
 class PluginOutputs:
-    """Everything that has output on one bus.
+    """The output of all plugins of one bus.
 
     Args:
         call: calls a tool as the bus itself.
-        own: what rooms of this bus run.
+        own: returns the output of plugins that rooms of this bus run.
     """
 
     def __init__(self, registry: Registry, call: Call, own: Callable[[], Iterable[OwnOutput]]) -> None:
@@ -72,7 +72,7 @@ class PluginOutputs:
         errors: dict[str, str] = {}
         sources = [each for each in self._supervisors() if source in ("", each)]
         answers = await asyncio.gather(
-            *(self._ask(source, "plugins", {}) for source in sources), return_exceptions=True
+            *(self._call_supervisor(source, "plugins", {}) for source in sources), return_exceptions=True
         )
         for source, answer in zip(sources, answers, strict=True):
             if isinstance(answer, InvalidRequest):
@@ -97,12 +97,12 @@ class PluginOutputs:
         if own is not None:
             answer = await own.read(plugin, lines, since, wait_seconds)
         else:
-            asked = {"plugin": plugin, "lines": lines, "since": since, "wait_seconds": wait_seconds}
-            answer = await self._ask(source, "tail", asked, ASK_SECONDS + wait_seconds)
+            arguments = {"plugin": plugin, "lines": lines, "since": since, "wait_seconds": wait_seconds}
+            answer = await self._call_supervisor(source, "tail", arguments, ANSWER_SECONDS + wait_seconds)
             if not isinstance(answer, dict) or not isinstance(answer.get("lines"), list):
                 raise InvalidRequest(f"supervisor {source} gave no lines")
-            came = [_of_kinds(line, _LINE) for line in answer["lines"] if isinstance(line, dict)]
-            answer = {"lines": came, **_of_kinds(answer, _ANSWER)}
+            rows = [_of_kinds(line, _LINE) for line in answer["lines"] if isinstance(line, dict)]
+            answer = {"lines": rows, **_of_kinds(answer, _ANSWER)}
         return {**answer, "source": source, "plugin": plugin}
 
     async def act(self, act: str, source: str, plugin: str) -> str:
@@ -112,7 +112,7 @@ class PluginOutputs:
         if own is not None:
             (own.restart if act == "restart" else own.stop)(plugin)
         else:
-            await self._ask(source, act, {"plugin": plugin})
+            await self._call_supervisor(source, act, {"plugin": plugin})
         return source
 
     async def _place_of(self, plugin: str) -> str:
@@ -143,7 +143,9 @@ class PluginOutputs:
     def _own_of(self, source: str) -> OwnOutput | None:
         return next((each for each in self._own() if each.source == source), None)
 
-    async def _ask(self, source: str, tool: str, arguments: Mapping[str, Any], timeout: float = ASK_SECONDS) -> Any:
+    async def _call_supervisor(
+        self, source: str, tool: str, arguments: Mapping[str, Any], timeout: float = ANSWER_SECONDS
+    ) -> Any:
         """Calls a tool of a supervisor.
 
         Raises:
@@ -151,7 +153,7 @@ class PluginOutputs:
         """
         if not source.startswith(RUN_SOURCES):
             raise InvalidRequest(f"{quote(source)} runs no plugins: `toolbus logs` lists the sources that do")
-        if source not in self._registry.sources():  # a refused call would be a record, and one who follows asks on
+        if source not in self._registry.sources():  # a refused call would be recorded, again and again for a follower
             raise InvalidRequest(f"supervisor {source} is not attached: `toolbus logs` lists those that are")
         result = await self._call(f"{source}:{tool}", arguments, timeout)
         if result.error is not None:
@@ -160,13 +162,13 @@ class PluginOutputs:
 
 
 def _rows(answer: Any) -> list[Row]:
-    """Returns the rows of a supervisor, of which anything may have come."""
+    """Returns the rows of a supervisor's answer, which may hold anything."""
     rows = [row for row in answer if isinstance(row, dict)] if isinstance(answer, list) else []
     return [_of_kinds(row, _ROW) for row in rows[:MAX_ROWS]]
 
 
 def _of_kinds(row: Row, kinds: Row) -> Row:
-    """Returns the fields of an object that are known; one of another type has its default."""
+    """Returns the known fields of an object; one of another type has its default."""
     values = ((name, row.get(name, default), default) for name, default in kinds.items())
     return {name: value if _fits(value, default) else default for name, value, default in values}
 

@@ -1,4 +1,4 @@
-"""Names the states of sessions and sources as operators read them, in digests and metrics alike."""
+"""Names the states of sessions and sources for operators, in digests and metrics alike."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def state_of(*handlers: Handler) -> str:
 
 
 def handlers_of(core: Core, source: str) -> Sequence[Handler]:
-    """Returns the sessions of a source; where it has none, the handlers of one of its tools, which stand for it."""
+    """Returns the sessions of a source; without any, the handlers of one of its tools."""
     peers = core.presence.by_source.get(source)
     return list(peers.values()) if peers else core.registry.some_handlers(source)

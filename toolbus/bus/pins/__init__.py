@@ -1,1 +1,1 @@
-"""Notices that a source declares other tools than those that were trusted: fingerprints, and where they are stored."""
+"""Detects that a source changed its tools since they were trusted: fingerprints, and their file."""

@@ -1,8 +1,8 @@
-"""Persists what is trusted of sources: the fingerprints in a database, of which others may hold more.
+"""Persists the fingerprints of sources in a database; subclasses may store more in it.
 
-What `save_fingerprints` returned from survives a kill -9 (a write-ahead log, `synchronous=NORMAL`: a power cut may lose
-the last moments). A damaged file is moved aside, with an error in the log; a row whose checksum fails reads as never
-approved.
+A write of `save_fingerprints` that has returned survives a kill -9 (a write-ahead log, `synchronous=NORMAL`: a power
+cut may lose the last moments). A damaged file is moved aside, with an error in the log; a row whose checksum fails
+reads as never approved.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PUT = "INSERT INTO fingerprints (source, command, subject, approved, pending, c
 
 
 class FingerprintFile:
-    """The fingerprints of one file; without a path they are remembered for the life of the process only.
+    """The fingerprints of one file; without a path they last as long as the process.
 
     Its methods may be called from any thread; those of a large source take some milliseconds to be written.
 
@@ -48,7 +48,7 @@ class FingerprintFile:
 
     Attributes:
         application_id, migrations: of the file, see `Database`.
-        contents, lost: what it holds, and what is gone with a damaged one; for messages.
+        contents, lost: what the file holds, and what is lost with a damaged one; for messages.
 
     Raises:
         SetupError: from the constructor; the file cannot be used now, or is another program's.
@@ -57,11 +57,11 @@ class FingerprintFile:
     application_id = APPLICATION_ID
     migrations = MIGRATIONS
     contents = "fingerprints"
-    lost = "what was approved of plugins is gone, those pinned to block wait for `toolbus approve`"
+    lost = "the approvals of plugins are lost, those pinned to block wait for `toolbus approve`"
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.was_damaged = False  # whether earlier knowledge was lost
+        self.was_damaged = False  # whether earlier fingerprints were lost
         self._guard = threading.Lock()
         self._connection = self._open(path) if path is not None else self._in_memory()
 
@@ -69,7 +69,7 @@ class FingerprintFile:
         return f"<{type(self).__name__} {self.path or 'in memory'}>"
 
     def fingerprints(self, source: str, command: str = "") -> dict[str, Pinned]:
-        """Returns what is trusted of a source, by subject; a damaged row reads as never approved."""
+        """Returns the fingerprints of a source, by subject; a damaged row reads as never approved."""
         with self._guard:
             rows = self._connection.execute(
                 "SELECT subject, approved, pending, checksum FROM fingerprints WHERE source = ? AND command = ?",
@@ -84,10 +84,10 @@ class FingerprintFile:
         return known
 
     def save_fingerprints(self, source: str, command: str, known: Mapping[str, Pinned]) -> None:
-        """Persists what is trusted of a source, in the place of what was.
+        """Replaces the fingerprints of a source.
 
         Raises:
-            sqlite3.Error: it could not be written; what was known before stays.
+            sqlite3.Error: they could not be written; the earlier ones stay.
         """
         before = self.fingerprints(source, command)
         rows = [
@@ -104,7 +104,7 @@ class FingerprintFile:
             connection.executemany(_PUT, rows)
 
     def sources(self) -> list[str]:
-        """Returns the sources of which something is known."""
+        """Returns the sources that have fingerprints."""
         with self._guard:
             return [name for (name,) in self._connection.execute("SELECT DISTINCT source FROM fingerprints")]
 

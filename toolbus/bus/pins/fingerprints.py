@@ -1,8 +1,8 @@
-"""Notices that a source changed what it declares after somebody trusted it.
+"""Detects that a source changed its declarations since they were trusted.
 
-What is seen first is trusted. A later change is offered and marked (`warn`), or waits for an approval (`block`). The
-fingerprint is of what a model reads: name, title, description, schemas, hints; icons and `_meta` do not count. Pure:
-where fingerprints are stored is known to `fingerprint_file`.
+The first declarations are trusted. A later change is offered and marked (`warn`), or waits for an approval (`block`).
+The fingerprint covers what a model reads: name, title, description, schemas, hints; not icons and `_meta`. Pure:
+`fingerprint_file` stores fingerprints.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from toolbus.text import escape_surrogates, escape_unsafe
 
 Pin = Literal["warn", "block"]
 PINS: tuple[Pin, ...] = ("warn", "block")
-INSTRUCTIONS = "instructions"  # the subject of what a server says to models beside its tools
-MAX_SUBJECTS = 20_000  # of one mount; of what it declares no longer the rest is forgotten
+INSTRUCTIONS = "instructions"  # the subject of a server's instructions to models
+MAX_SUBJECTS = 20_000  # of one mount; beyond it, withdrawn ones are forgotten
 MAX_SHOWN_LINES = 400  # of one difference
 _TOOL = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 _PROMPT = ("name", "title", "description", "arguments")
@@ -27,11 +27,11 @@ _PROMPT = ("name", "title", "description", "arguments")
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What is known of one subject: a tool, a prompt or the instructions.
+    """The texts of one subject: a tool, a prompt or the instructions.
 
     Attributes:
-        approved: the canonical text that is trusted; "" where none is yet.
-        pending: the canonical text that the server declares instead; "" where it declares what is trusted.
+        approved: the canonical text that is trusted; "" before the first approval.
+        pending: the canonical text that the server declares instead; "" where it declares the approved one.
     """
 
     approved: str = ""
@@ -39,11 +39,11 @@ class Pinned:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256, in hex, of what is trusted; "" where nothing is."""
+        """The SHA-256, in hex, of the approved text; "" without one."""
         return digest_of(self.approved) if self.approved else ""
 
     def difference(self) -> str:
-        """Returns what an approval would change, as lines of a difference."""
+        """Returns what an approval would change, as a unified diff."""
         before, after = (_lines(text) for text in (self.approved, self.pending))
         lines = list(difflib.unified_diff(before, after, "approved", "declared now", lineterm="", n=2))
         if len(lines) > MAX_SHOWN_LINES:
@@ -53,11 +53,11 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What came of comparing.
+    """The result of a comparison.
 
     Attributes:
-        pinned: what is known now, to be stored.
-        news: the subjects whose change was not known before.
+        pinned: the texts by subject, to be stored.
+        news: the subjects with a new change.
         blocked: the subjects that must not be offered.
     """
 
@@ -79,7 +79,7 @@ def prompt_subject(name: str) -> str:
 def subjects_of(
     tools: Iterable[Mapping[str, Any]], prompts: Iterable[Mapping[str, Any]] = (), instructions: str = ""
 ) -> dict[str, str]:
-    """Returns the canonical text of each thing that a server declares; of equal names the first."""
+    """Returns the canonical text of each declaration of a server, by subject; of equal names the first."""
     seen: dict[str, str] = {}
     for declaration in tools:
         seen.setdefault(tool_subject(str(declaration.get("name"))), canonical(declaration))
@@ -96,7 +96,7 @@ def digest_of(canonical: str) -> str:
 
 
 def review(known: Mapping[str, Pinned], seen: Mapping[str, str], pin: str, *, trusts_first: bool = True) -> Review:
-    """Compares what a server declares with what was trusted.
+    """Compares the declarations of a server with those that are trusted.
 
     Args:
         known: by subject; empty where the server was never seen.
@@ -118,20 +118,20 @@ def review(known: Mapping[str, Pinned], seen: Mapping[str, str], pin: str, *, tr
             news.append(subject)
         pinned[subject] = after
     room = MAX_SUBJECTS - len(pinned)
-    # What is gone is remembered: a tool that comes back changed is a changed tool.
-    gone = [(subject, each) for subject, each in known.items() if subject not in pinned]
-    pinned.update((subject, replace(each, pending="")) for subject, each in gone[: max(0, room)] if each.approved)
+    # Withdrawn subjects are remembered: a tool that comes back changed is a changed tool.
+    withdrawn = [(subject, each) for subject, each in known.items() if subject not in pinned]
+    pinned.update((subject, replace(each, pending="")) for subject, each in withdrawn[: max(0, room)] if each.approved)
     blocked = frozenset(subject for subject in seen if pinned[subject].pending) if blocks else frozenset()
     return Review(pinned, tuple(news), blocked)
 
 
 def pending(known: Mapping[str, Pinned]) -> dict[str, Pinned]:
-    """Returns what waits for an approval, or is marked as changed."""
+    """Returns the subjects that wait for an approval, or are marked as changed."""
     return {subject: each for subject, each in known.items() if each.pending}
 
 
 def approve(known: Mapping[str, Pinned], subjects: Collection[str]) -> dict[str, Pinned]:
-    """Returns what is known after what is pending of some subjects was approved."""
+    """Returns the texts with the pending ones of some subjects approved."""
     return {
         subject: Pinned(each.pending) if each.pending and subject in subjects else each
         for subject, each in known.items()

@@ -1,7 +1,7 @@
-"""Compares what pinned sources declare with what was trusted of them: plugins in sessions, and with callback URLs.
+"""Compares the tools of pinned sources with those that are trusted: plugins in sessions, and with callback URLs.
 
-Which sources are pinned says the configuration (`pins`); of all others nothing is compared or stored. Mounted MCP
-servers have a `pin` of their own and are not known here.
+The configuration (`pins`) names the pinned sources; others are not compared or stored. Mounted MCP servers have a
+`pin` of their own and are not handled here.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from toolbus.tool import HINTS, Tool
 
 log = logging.getLogger("toolbus.pins")
 
-FIRST_SECONDS = 60.0  # a program may register its tools one by one: so long it is seen for the first time
-MAX_SOURCES = 1_000  # of which something is remembered: patterns hold for names that anybody may choose
+FIRST_SECONDS = 60.0  # so long all tools of a new source are trusted: it may register them one by one
+MAX_SOURCES = 1_000  # with fingerprints: a pattern matches names that any program may choose
 MAX_TOOLS = 2_000  # of one source
 
 Key = tuple[str, str]  # a tool's name and its role; "" is every role
 
 
 class Pins:
-    """What is trusted of the pinned sources of one bus. Belongs to the bus's loop.
+    """The trusted tools of the pinned sources of one bus. Belongs to the bus's loop.
 
     Args:
         rules: ``warn`` or ``block`` by source; one that ends with ``*`` stands for all that begin so. A name goes
@@ -51,8 +51,8 @@ class Pins:
         self._patterns = {name.rstrip("*"): (rules or {})[name] for name in patterns}
         self._audit = audit or Audit()
         self._clock = clock
-        self._file: FingerprintFile | None = None  # None until something is to be remembered
-        self._first_seen: dict[str, float] = {}  # by source, when it was seen for the first time; of this run
+        self._file: FingerprintFile | None = None  # None until the first fingerprint
+        self._first_seen: dict[str, float] = {}  # by source, when its first tool was seen; of this run
 
     def __repr__(self) -> str:
         return f"<Pins {list_names([*self._exact, *(f'{stem}*' for stem in self._patterns)])}>"
@@ -61,7 +61,7 @@ class Pins:
         return bool(self._exact or self._patterns)
 
     def open(self, directory: Path) -> None:
-        """Remembers across restarts from now on. Does nothing the second time, or where no source is pinned.
+        """Persists fingerprints from now on. Does nothing the second time, or where no source is pinned.
 
         Raises:
             SetupError: the file cannot be used.
@@ -75,21 +75,21 @@ class Pins:
             self._file.close()
 
     def pin_of(self, source: str) -> Pin | None:
-        """Returns what becomes of a source's changes; None where it is not pinned."""
+        """Returns what happens to a source's changes; None where it is not pinned."""
         exact = self._exact.get(source)
         if exact is not None or not self._patterns:
             return exact
         return next((pin for stem, pin in self._patterns.items() if source.startswith(stem)), None)
 
     def review(self, source: str, declared: Collection[Tool], *, accepted: bool = False) -> dict[Key, str]:
-        """Compares declarations with what is trusted, and remembers what is seen for the first time.
+        """Compares declarations with the trusted ones, and stores those that are new.
 
         Args:
             declared: some of the source's tools, or all, as their author declared them.
             accepted: whether they were accepted before, and only their fingerprints may be missing.
 
         Returns:
-            Why tools must not be offered, by name and role; empty where all may be.
+            Why tools must not be offered, by name and role; empty where all may be offered.
         """
         pin = self.pin_of(source)
         if pin is None or not declared:
@@ -118,7 +118,7 @@ class Pins:
         }
 
     def warnings(self, source: str) -> dict[str, str]:
-        """Returns the marks of what a source offers although it changed, by subject."""
+        """Returns the warnings about tools that a source offers although they changed, by subject."""
         if self.pin_of(source) != "warn":
             return {}
         waiting = fingerprints.pending(self._store.fingerprints(source))
@@ -130,15 +130,15 @@ class Pins:
     # -- approving ---------------------------------------------------------------------------------------------------
 
     def sources(self) -> list[str]:
-        """Returns the pinned sources of which something is known."""
+        """Returns the pinned sources that have fingerprints."""
         return [source for source in self._store.sources() if self.pin_of(source)] if self else []
 
     def known(self, source: str) -> Mapping[str, Pinned] | None:
-        """Returns what is known of a source; None where it is not pinned."""
+        """Returns the fingerprints of a source; None where it is not pinned."""
         return self._store.fingerprints(source) if self.pin_of(source) else None
 
     def approve(self, source: str, subjects: Collection[str]) -> None:
-        """Trusts what is pending of some subjects.
+        """Trusts the pending declarations of some subjects.
 
         Raises:
             sqlite3.Error: it could not be written; nothing has changed.
@@ -146,7 +146,7 @@ class Pins:
         known = self._store.fingerprints(source)
         self._store.save_fingerprints(source, "", fingerprints.approve(known, subjects))
 
-    # -- remembering -------------------------------------------------------------------------------------------------
+    # -- storing -------------------------------------------------------------------------------------------------
 
     @property
     def _store(self) -> FingerprintFile:
@@ -155,7 +155,7 @@ class Pins:
         return self._file
 
     def _is_first(self, source: str, known: Mapping[str, Pinned]) -> bool:
-        """Tells whether a source is seen for the first time, and was not merely forgotten."""
+        """Tells whether a source is new, and its fingerprints are not just lost."""
         now = self._clock()
         if not known and not self._store.was_damaged:
             self._first_seen[source] = now
@@ -166,7 +166,7 @@ class Pins:
         return first is not None
 
     def _room(self, source: str, known: dict[str, Pinned], new: Collection[str]) -> int:
-        """Returns how many new tools can be remembered; for them those are forgotten that were never approved."""
+        """Returns how many new tools can be stored; makes room by dropping tools that were never approved."""
         if not known and new and len(self._store.sources()) >= MAX_SOURCES:
             return 0
         if len(known) + len(new) > MAX_TOOLS:
@@ -178,7 +178,7 @@ class Pins:
         try:
             self._store.save_fingerprints(source, "", after)
         except sqlite3.Error as error:
-            log.error("what is trusted of source %s could not be stored: %s", source, error)
+            log.error("the fingerprints of source %s could not be stored: %s", source, error)
 
     def _report(self, source: str, pin: Pin, reviews: Iterable[Review]) -> None:
         news = [subject for review in reviews for subject in review.news]
@@ -194,7 +194,7 @@ def subject_of(name: str, role: str | None) -> str:
 
 
 def _declaration(tool: Tool) -> dict[str, object]:
-    """Returns what a model reads of a tool, as an MCP server would declare it."""
+    """Returns the fields of a tool that a model reads, as an MCP server would declare them."""
     hints = {hint: value for hint in HINTS if (value := getattr(tool.annotations, hint)) is not None}
     return {
         "name": tool.name,
@@ -209,8 +209,8 @@ def _declaration(tool: Tool) -> dict[str, object]:
 def _reason(source: str, name: str, why: str) -> str:
     if not why:
         return (
-            f"tool {quote(name)} of source {quote(source)} cannot be remembered, and the source is pinned to block: "
-            f"a bus remembers {MAX_TOOLS} tools of a source, and {MAX_SOURCES} sources"
+            f"tool {quote(name)} of source {quote(source)} cannot be stored, and the source is pinned to block: "
+            f"a bus stores the fingerprints of {MAX_TOOLS} tools of a source, and of {MAX_SOURCES} sources"
         )
     return (
         f"tool {quote(name)} {why} since source {quote(source)} was trusted: an operator approves it with "

@@ -1,4 +1,4 @@
-"""Writes down who did what to the bus, in the data directory, as a chain that shows what was changed afterwards."""
+"""Records who changed what on the bus, in the data directory, as a chain that shows later changes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from toolbus.newest import NewestCache
 
 MAX_CALLS = 1_000  # of one line
 CALLS_SECONDS = 1.0  # after which fewer become a line
-LIMITED_SECONDS = 10.0  # between two lines that say that the quota of an identity refuses calls
-MAX_LIMITED = 1_000  # identities of which that is remembered
+LIMITED_SECONDS = 10.0  # between two lines about calls that the quota of one identity refuses
+MAX_LIMITED = 1_000  # identities whose last such line is remembered
 
 
 class AuditRoom(Room):
@@ -29,27 +29,27 @@ class AuditRoom(Room):
         super().__init__(core)
         self._writer: AuditWriter | None = None  # None: nothing is written
         self._calls: list[Row] = []  # not yet written
-        # By identity when it was last said that its quota refuses calls, and how many it has refused since.
+        # By identity, when its last such line was recorded, and how many calls were refused since.
         self._limited_calls = NewestCache[str, tuple[float, int]](MAX_LIMITED)
         self._flushing: asyncio.Task[None] | None = None  # None: calls are not written
 
     def tools(self) -> Iterable[Callable[..., Any]]:
-        """Returns the tool that says how far the audit goes."""
+        """Returns the tool that shows the head of the audit."""
         return [self.audit_head]
 
     @llm_tool(
-        description="The number and hash of the newest line of the audit: kept elsewhere, the hash shows later whether "
-        "lines were cut or rewritten."
+        description="The number and hash of the newest line of the audit: stored elsewhere, the hash shows later "
+        "whether lines were cut or rewritten."
     )
     async def audit_head(self) -> dict[str, Any]:
         """Returns the head of the audit, for `toolbus audit verify --head`."""
         head = self.core.audit.head
         if head is None:
-            raise InvalidRequest("this bus keeps no audit: start it with a data directory, and without audit = false")
+            raise InvalidRequest("this bus has no audit: start it with a data directory, and without audit = false")
         return {"seq": head[0], "head": head[1]}
 
     async def open(self) -> None:
-        """Opens the files and writes that the bus starts.
+        """Opens the files and records the start of the bus.
 
         Raises:
             SetupError: the files cannot be written.
@@ -73,7 +73,7 @@ class AuditRoom(Room):
             self._flushing = asyncio.get_running_loop().create_task(self._flush_regularly(), name="toolbus audit")
 
     async def stop(self) -> None:
-        """Writes what waits, and that the bus stopped."""
+        """Writes the queued lines, and records that the bus stopped."""
         if self._flushing is not None:
             self._flushing.cancel()
             self._flush()

@@ -1,6 +1,6 @@
 """Holds the tools that are registered with a callback URL, by REST or by gRPC without a session.
 
-The room is light: what posts to callback URLs is loaded when the first such tool is registered or restored.
+The room is light: the code that posts to callback URLs is loaded with the first such tool.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CallbacksRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._store: RegistrationStore | None = None  # None: registrations end with the bus
-        self._registrations: Registrations | None = None  # None until there are any
+        self._registrations: Registrations | None = None  # None until the first
         core.signals.on_change(self._persist)
 
     @property
@@ -71,7 +71,7 @@ class CallbacksRoom(Room):
             await self.registrations.restore(records)
 
     async def stop(self) -> None:
-        """Persists what is not persisted yet, and unlocks the data directory."""
+        """Persists the rest, and unlocks the data directory."""
         try:
             if self._registrations is not None:
                 await self._registrations.stop()
@@ -80,7 +80,7 @@ class CallbacksRoom(Room):
                 self._store.close()
 
     def serving(self, source: str) -> bool | None:
-        """Tells whether a callback URL of a source accepts connections; None where it has none."""
+        """Tells whether a callback URL of a source accepts connections; None for a source without one."""
         return None if self._registrations is None else self._registrations.serving(source)
 
     def sources(self) -> Iterable[str]:

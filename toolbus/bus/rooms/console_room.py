@@ -1,6 +1,6 @@
 """Serves the console: its page at ``/console``, and digests of the bus for it and for `toolbus top`.
 
-What serves is loaded by the first request, so a bus without watchers does not pay for it.
+Its code is loaded by the first request, so a bus without watchers does not pay for it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from toolbus.bus.console.console_login import Logins
     from toolbus.bus.console.digest_feed import DigestFeed
 
-MAX_WAIT_SECONDS = 60.0  # for a digest that says something new
+MAX_WAIT_SECONDS = 60.0  # for a digest with news
 PAGE = Path(__file__).parent.parent / "console" / "page"
 
 
 class ConsoleRoom(Room):
-    """What operators look at."""
+    """The console of one bus."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -55,7 +55,7 @@ class ConsoleRoom(Room):
             self.core.web.cookies = self
 
     async def stop(self) -> None:
-        """Ends what follows the digests."""
+        """Ends the streams of digests."""
         if self._feed is not None:
             self._feed.close()
 
@@ -72,14 +72,14 @@ class ConsoleRoom(Room):
         from toolbus.bus.console.digest_feed import Ended
 
         try:
-            # Who waits does not delay a shutdown: that the bus drains is news.
+            # A request that waits does not delay a shutdown: draining is news.
             body = await self._digests().after(since, min(max(0.0, wait_seconds), MAX_WAIT_SECONDS))
         except Ended:
             raise PeerLost("the bus stops") from None
         return Result("", body.decode())
 
     def identity_in(self, header: str) -> Identity | None:
-        """Returns whom a Cookie header proves: `Logins.identity_in`."""
+        """Returns the identity that a Cookie header proves: `Logins.identity_in`."""
         return self._logins.identity_in(header)
 
     @property

@@ -1,4 +1,4 @@
-"""Runs the council of a bus, for hosts that ask over HTTP."""
+"""Runs the council of a bus, for hosts that use it over HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("toolbus")
 
 
 class CouncilRoom(Room):
-    """The council of one bus, loaded for a council file, or when the first host asks."""
+    """The council of one bus, loaded for a council file, or at the first request."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -25,14 +25,14 @@ class CouncilRoom(Room):
 
     @property
     def is_served(self) -> bool:
-        """Whether hosts can ask."""
+        """Whether hosts can use it."""
         return self.core.config.http != "off" or self.core.config.council is not None
 
     async def open(self) -> None:
-        """Reads the council file, where there is one.
+        """Reads the council file, if the configuration names one.
 
         Raises:
-            SetupError: naming the file and what is wrong in it.
+            SetupError: naming the file and its fault.
         """
         config = self.core.config
         if config.council is None:

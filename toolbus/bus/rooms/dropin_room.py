@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("toolbus.dropin")
 
 LINES_PER_SECOND = 100  # of a group in the log; its whole tail is in memory
-
 STOP_SECONDS = 2.0  # for processes to end by themselves: the bus has ended their sessions, so they have no calls
 _LEVELS = {logging.getLevelName(level): level for level in range(logging.DEBUG, logging.CRITICAL + 1, 10)}
 
 
 class DropinOutput:
-    """The output of the groups of drop-in tools of one bus: kept, and logged as far as a log should have it.
+    """The output of the groups of drop-in tools of one bus: stored, and logged within a limit.
 
     Args:
         later: calls a function after so many seconds.
@@ -49,7 +48,7 @@ class DropinOutput:
         self._limits: dict[str, LogLimit] = {}  # by group
 
     def take(self, report: PluginReport) -> None:
-        """Keeps a report, and logs it unless its group logs too much."""
+        """Stores a report, and logs it unless its group logs too much."""
         from toolbus.dropin.group_supervisor import group_report
 
         of_group = group_report(report)
@@ -76,7 +75,7 @@ class DropinOutput:
         self.folder.processes.restart(plugin)
 
     def stop(self, plugin: str) -> None:
-        """Refuses: what a folder holds is offered."""
+        """Refuses: all files of a folder are offered."""
         from toolbus.dropin.group_supervisor import refuse_stop
 
         refuse_stop(plugin)
@@ -87,12 +86,12 @@ class DropinRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.output: DropinOutput | None = None  # None until started, and where there is no folder
+        self.output: DropinOutput | None = None  # None until started, and without a folder
         self._folder: ToolFolder | None = None  # the same
         self._running: asyncio.Task[bool] | None = None  # runs the folder
 
     async def start(self) -> None:
-        """Begins to follow the folder; the tools of its files are offered as soon as their processes have loaded them.
+        """Starts the folder; the tools of its files are offered as soon as their processes have loaded them.
 
         Raises:
             SetupError: the bus has no streams that processes could attach to, or `watchfiles` is not installed.
@@ -132,7 +131,7 @@ def _log_more(group: str, lines: int) -> None:
 
 
 def log_report(report: PluginReport) -> None:
-    """Logs a report of a process; a line of its own log keeps its level."""
+    """Logs a report of a process; a line of its own log has its own level."""
     from toolbus.processes.supervised_plugin import ReportKind
 
     is_problem = report.stream == "stderr" or report.kind in (ReportKind.DIED, ReportKind.GIVEN_UP)

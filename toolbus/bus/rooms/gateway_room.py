@@ -1,6 +1,6 @@
 """Serves HTTP: the REST contract with callback URLs, calls, events, tasks and councils for programs without gRPC.
 
-What serves is loaded when the address is bound, so a bus without HTTP does not pay for it.
+Its code is loaded when the address is bound, so a bus without HTTP does not pay for it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class GatewayRoom(Room):
             if not config.http_fallback:
                 raise
         host, _, port = config.http.rpartition(":")
-        # Those that follow, so that a restart finds the same one; at last any.
+        # The following ports first, so that a restart finds the same one; then any.
         reserved = {
             address.rpartition(":")[2]
             for address in (*config.grpc, config.https or "", (config.upstream or "").rstrip("/"))

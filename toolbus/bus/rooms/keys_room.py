@@ -1,4 +1,4 @@
-"""Keeps the keys of a running bus up to date: what was revoked or narrowed is in force within a second."""
+"""Reloads the keys of a running bus: a revoked key or changed scopes are in force within a second."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class KeysRoom(Room):
             )
 
     async def stop(self) -> None:
-        """Ends following."""
+        """Stops following the files."""
         if self._following is not None:
             self._following.cancel()
         await self.core.doorman.close()
@@ -46,10 +46,10 @@ class KeysRoom(Room):
                 await asyncio.to_thread(keyring.renew_if_due)
                 await self.core.doorman.refresh()
             except Exception:
-                log.exception("a fault of the bus while it looked at its keys")
+                log.exception("a fault of the bus while it reloaded its keys")
 
     def _refreshed(self, changed: Changed) -> None:
-        """Puts into force what changed; asked after every look at the files, since a key may also have expired."""
+        """Puts changes into force; called after every read of the files, since a key may also have expired."""
         core = self.core
         core.presence.refresh_identities(core.doorman.current, time.monotonic())
         assert core.keyring is not None  # without keys nothing is refreshed
@@ -66,7 +66,7 @@ class KeysRoom(Room):
         core.signals.keys_changed(server=changed.server)
 
     def _record(self, key: KeyRecord | None, key_id: str) -> None:
-        """Writes down that a key was revoked or changed, by whoever may write the file of the keys."""
+        """Records that a key was revoked or changed in the file of the keys."""
         if key is None:
             self.core.audit.record("key.revoke", target=key_id, why=f"removed from {FILE}")
         elif key.revoked:

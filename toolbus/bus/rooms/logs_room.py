@@ -1,4 +1,4 @@
-"""Shows operators what is logged: output of plugins, wherever they run, slow calls, and levels that can be changed."""
+"""Shows operators the output of plugins and slow calls, and changes levels of the log."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from toolbus.tool import Result
 
 MAX_WAIT_SECONDS = 60.0
 DEFAULT_LINES = 100
-LATELY_SECONDS = 3600.0  # of slow calls
+RECENT_SECONDS = 3600.0  # of slow calls that are shown
 
 
 class LogsRoom(Room):
-    """What one bus shows of logs."""
+    """The logs of one bus."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -39,11 +39,11 @@ class LogsRoom(Room):
         self.core.dispatcher.slow_calls.watch(self.core.config.slow_seconds, _later)
 
     async def drain(self) -> None:
-        """Ends the waits of those who follow output, which would hold the shutdown up until there is some."""
+        """Ends requests that wait for output, which would hold the shutdown up."""
         self._draining.set()
 
     async def stop(self) -> None:
-        """Puts back the levels that were changed."""
+        """Restores the levels that were changed."""
         self._levels.close()
 
     def _own(self) -> Iterator[OwnOutput]:
@@ -80,7 +80,7 @@ class LogsRoom(Room):
 
         The table is `plugins` (source, plugin, state, pid, restarts, since, last_exit, lines, next) and `errors` of
         supervisors that did not answer. The lines are `lines` (number, at, stream, text), oldest first; `lost`, how
-        many after `since` are not kept any more; `next`, the `since` of the next request.
+        many after `since` are not stored any more; `next`, the `since` of the next request.
         """
         if not plugin:
             return await self._outputs.plugins(source)
@@ -121,7 +121,7 @@ class LogsRoom(Room):
 
         Args:
             logger: `toolbus`, or one below it such as `toolbus.calls`; "" only shows.
-            level: debug, info, warning or error; "" puts back the level before.
+            level: debug, info, warning or error; "" restores the level before.
             seconds: how long, 86,400 at the most; then the level before comes back.
 
         The answer is `levels`, the effective one of each logger, and `changed`: those that go back, with `before` (""
@@ -148,7 +148,7 @@ class LogsRoom(Room):
         tool, source, identity, caller, seconds, ended (seconds since the epoch), outcome, and trace_id if there is one.
         """
         slow = self.core.dispatcher.slow_calls
-        calls = slow.slowest(limit, time.monotonic() - LATELY_SECONDS)
+        calls = slow.slowest(limit, time.monotonic() - RECENT_SECONDS)
         return {
             "slow_seconds": self.core.config.slow_seconds,
             "count": slow.count,

@@ -1,6 +1,6 @@
 """Mounts MCP servers: runs those that the files of mounts name, and offers their tools on the bus.
 
-A bus without such a file loads nothing of it.
+A bus without such a file loads none of its code.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class McpClientRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self.mounts: Mounts | None = None  # None until there is one
-        self.configured: ConfiguredMounts | None = None  # what the files say; None where there can be none
+        self.mounts: Mounts | None = None  # None until the first mount
+        self.configured: ConfiguredMounts | None = None  # the content of the files; None where none can exist
         self._tools = MountTools(core.audit)
-        self._follower: MountsFollower | None = None  # None where there can be no file
+        self._follower: MountsFollower | None = None  # None where no file can exist
         self._following: asyncio.Task[None] | None = None  # None until started
 
     @property
     def approver(self) -> MountTools:
-        """What approves changes of mounted servers."""
+        """Approves changes of mounted servers."""
         return self._tools
 
     @property
     def output(self) -> MountOutput | None:
-        """What the servers write; None where nothing is mounted."""
+        """The output of the servers; None where none is mounted."""
         return None if self.mounts is None else self.mounts.output
 
     def tools(self) -> Iterable[Callable[..., Any]]:
@@ -67,14 +67,14 @@ class McpClientRoom(Room):
         self.configured = self._follower.read_first()
 
     async def start(self) -> None:
-        """Offers what is known of the servers, and starts those that are not known; follows the files from now on."""
+        """Offers the known tools of the servers, starts unknown servers, and follows the files from now on."""
         if self._follower is None or self.configured is None:
             return
         await self._apply(self.configured)
         self._following = asyncio.create_task(self._follow(self._follower), name="files of mounts")
 
     async def stop(self) -> None:
-        """Ends every server, and all that they started."""
+        """Ends every server and its processes."""
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
@@ -83,7 +83,7 @@ class McpClientRoom(Room):
         self._tools.close()
 
     def serving(self, source: str) -> bool | None:
-        """Tells whether a mount can be called; None where there is none of that name."""
+        """Tells whether a mount can be called; None for another source."""
         return self.mounts.serving(source) if self.mounts is not None else None
 
     def sources(self) -> Iterable[str]:

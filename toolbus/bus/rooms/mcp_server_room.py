@@ -1,6 +1,6 @@
 """Offers the tools of the bus to MCP clients, at ``/mcp``.
 
-What serves is loaded by the first request, so a bus that no MCP client asks does not pay for it.
+Its code is loaded by the first request, so a bus without MCP clients does not pay for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Message = MutableMapping[str, Any]
 
 
 class McpServerRoom(Room):
-    """The endpoint for MCP clients; there is none where the configuration turns it off."""
+    """The endpoint for MCP clients, unless the configuration turns it off."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -36,7 +36,7 @@ class McpServerRoom(Room):
 
     @property
     def server(self) -> McpServer:
-        """What answers MCP clients, however they are connected; made when it is first needed."""
+        """The server of MCP clients over HTTP and pipes; made when it is first needed."""
         if self._server is None:
             from toolbus.bus.mcp_server.server import McpServer
 
@@ -57,7 +57,7 @@ class McpServerRoom(Room):
                 log.warning("no pipe for toolbus mcp at %s, which uses HTTP instead: %s", self._listener.path, error)
 
     async def stop(self) -> None:
-        """Ends what clients listen to; their sessions stay valid for the next bus."""
+        """Ends the streams of clients; their sessions stay valid for the next bus."""
         if self._listener is not None:
             await self._listener.close()
         if self._server is not None:

@@ -1,6 +1,6 @@
-"""Serves what the bus has counted at ``/metrics``, and forgets the counts of tools that are gone.
+"""Serves the counts of the bus at ``/metrics``, and drops those of tools that left the catalog.
 
-What serves is loaded by the first request, so a bus that is not scraped does not pay for it.
+Its code is loaded by the first request, so a bus that is not scraped does not pay for it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("toolbus.metrics")
 
 PATH = "/metrics"
-FORGET_SECONDS = 5.0  # between two looks at some of the tools that are counted
+FORGET_SECONDS = 5.0  # between two checks of some of the counted tools
 
 
 class MetricsRoom(Room):
-    """The metrics of one bus; there are none where the configuration turns them off."""
+    """The metrics of one bus, unless the configuration turns them off."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -38,12 +38,12 @@ class MetricsRoom(Room):
             self.core.web.add(PATH, self._serve)
 
     async def start(self) -> None:
-        """Begins to forget tools that are gone."""
+        """Begins to drop tools that left the catalog."""
         if self.core.config.metrics:
             self._forgetting = asyncio.get_running_loop().create_task(self._forget(), name="toolbus metrics")
 
     async def stop(self) -> None:
-        """Ends forgetting."""
+        """Stops dropping tools."""
         if self._forgetting is not None:
             self._forgetting.cancel()
 
@@ -72,7 +72,7 @@ class MetricsRoom(Room):
             try:
                 self.core.metrics.forget(time.monotonic(), self.core.registry.has)
             except Exception:
-                log.exception("a fault of the bus while it looked for tools that are gone")
+                log.exception("a fault of the bus while it looked for tools that left the catalog")
 
     async def _serve(self, scope: Message, receive: Any, send: Any) -> None:
         if scope["path"] != PATH:

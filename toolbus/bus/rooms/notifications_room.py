@@ -1,4 +1,4 @@
-"""Offers the tool by which plugins say something to users outside a call."""
+"""Offers the tool with which plugins notify users outside a call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NotificationsRoom(Room):
         return [self.notify]
 
     async def stop(self) -> None:
-        """Ends the streams of those who follow."""
+        """Ends the streams of followers."""
         self._board.close()
 
     @llm_tool(
@@ -51,17 +51,17 @@ class NotificationsRoom(Room):
         hosts = self._board.publish(source, user, text, data_json, time.monotonic())
         return {"number": self._board.newest, "hosts": hosts}
 
-    def _check_secrets(self, source: str, said: str) -> None:
+    def _check_secrets(self, source: str, content: str) -> None:
         tripwire: Tripwire | None = self.core.dispatcher.tripwire
-        blocked = tripwire.check("notify", said) if tripwire is not None else None
+        blocked = tripwire.check("notify", content) if tripwire is not None else None
         if blocked:
             raise InvalidRequest(f"the notification of untrusted source {source!r} may hold a secret: {blocked}")
 
 
 def _check_user(principal: Principal, source: str, user: str) -> None:
-    """Checks whom an identity notifies: what it says reaches users and the models of other hosts.
+    """Checks which users an identity notifies: the text reaches users and the models of other hosts.
 
-    One that may offer tools is a plugin, which may notify everyone, as may a plugin from within a call.
+    An identity that may offer tools is a plugin, which may notify everyone, also from within a call.
 
     Raises:
         NotPermitted: the user is beyond its scopes.

@@ -1,4 +1,4 @@
-"""Offers the bus's own tools to operators, and keeps what they grant and deny at run time."""
+"""Offers the bus's own tools to operators, and persists the permissions that they change at run time."""
 
 from __future__ import annotations
 

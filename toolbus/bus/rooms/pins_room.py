@@ -1,4 +1,4 @@
-"""Shows operators what sources changed since they were trusted, and approves it: plugins and mounted MCP servers."""
+"""Shows operators which tools of plugins and mounted MCP servers changed since they were trusted, and approves them."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from toolbus.text import list_names, quote
 
 
 class Approver(Protocol):
-    """What approves changes of some sources."""
+    """Approves changes of some sources."""
 
     def approvable(self) -> Iterable[str]:
-        """Names the sources of which something is known."""
+        """Names the sources that have fingerprints."""
 
     def known(self, source: str) -> Mapping[str, Pinned] | None:
-        """Returns what is known of a source; None where the source is not of here."""
+        """Returns the fingerprints of a source; None for a source of another approver."""
 
     async def approve(self, source: str, subjects: Collection[str]) -> None:
-        """Trusts what is pending of some subjects, and puts it in force."""
+        """Trusts the pending declarations of some subjects, and puts them in force."""
 
     def tool_of(self, subject: str) -> str:
         """Returns a tool's name on the bus; "" for other subjects."""
 
 
 class PluginApprover:
-    """Approves what plugins changed: those in sessions, and those with callback URLs."""
+    """Approves changes of plugins: in sessions, and with callback URLs."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     def approvable(self) -> Iterable[str]:
-        """Names the pinned sources of which something is known."""
+        """Names the pinned sources that have fingerprints."""
         return self._core.pins.sources()
 
     def known(self, source: str) -> Mapping[str, Pinned] | None:
-        """Returns what is known of a pinned source, after what its sessions were refused was judged again."""
+        """Returns the fingerprints of a pinned source, after its refused tools were reviewed again."""
         if self._core.pins.pin_of(source) is None:
             return None
         self._core.presence.approved(source)  # of two sessions one may have declared what is trusted since
         return self._core.pins.known(source)
 
     async def approve(self, source: str, subjects: Collection[str]) -> None:
-        """Trusts what is pending of some subjects; what sessions were refused for it is offered."""
+        """Trusts the pending declarations of some subjects, and offers the tools that were refused for them."""
         self._core.pins.approve(source, subjects)
         self._core.presence.approved(source)
 
@@ -60,7 +60,7 @@ class PluginApprover:
 
 
 class PinsRoom(Room):
-    """The approvals of one bus, and the file of what is trusted of plugins."""
+    """The approvals of one bus, and the file of plugins' fingerprints."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -157,7 +157,7 @@ class PinsRoom(Room):
                     yield name, approver, known
 
     def _find(self, source: str) -> None:
-        """Checks that changes of a source are noticed at all."""
+        """Checks that a source is pinned or a mount."""
         if source and not any(True for _ in self._known(source)):
             raise InvalidRequest(
                 f"source {quote(source)} is neither pinned nor a mount, so none of its changes waits: name it in "

@@ -1,4 +1,4 @@
-"""Serves gRPC: the streams of plugins and hosts, health, and the clock by which the silence of peers is judged."""
+"""Serves gRPC: the streams of plugins and hosts, their health, and the clock of the heartbeats."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ class StreamsRoom(Room):
         core.signals.on_notify(core.presence.watchers.notify)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
-        """Returns the tool that says where sandboxed tools attach."""
+        """Returns the tool that names the address for sandboxed tools."""
         return [self.dropin_address]
 
     @llm_tool(
-        description="Where sandboxed tools attach: a port that takes guarded sources only; it opens when asked for."
+        description="Where sandboxed tools attach: a port that takes guarded sources only; it opens on first use."
     )
     async def dropin_address(self, port: int = 0) -> str:
-        """Says where sandboxed tools attach.
+        """Names the address to which sandboxed tools attach.
 
         Args:
-            port: which one to open, where it is free and none is open yet; 0: any.
+            port: which one to open, where it is free and no port is open yet; 0: any.
         """
         return await self.listeners.untrusted_address(port)
 
@@ -100,6 +100,6 @@ class StreamsRoom(Room):
             await asyncio.sleep(self.core.timings.tick_seconds)
             try:
                 presence.tick(time.monotonic())
-                presence.watchers.notify()  # those who were too slow the last time
+                presence.watchers.notify()  # again those who read too slowly the last time
             except Exception:
-                log.exception("a fault of the bus while it judged the silence of peers")
+                log.exception("a fault of the bus while it checked heartbeats")

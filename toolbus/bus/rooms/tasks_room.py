@@ -1,4 +1,4 @@
-"""Offers the tools by which models come back to their tasks, and persists tasks in the data directory."""
+"""Offers the tools with which models use their tasks, and persists tasks in the data directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TASKS_FILE = "tasks.db"  # in the data directory
 
 
 class TasksRoom(Room):
-    """The tasks of one bus as operators and models reach them."""
+    """The tasks of one bus, for operators and models."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)

@@ -1,4 +1,4 @@
-"""Has calls traced where the configuration names a collector, and exports their spans to it."""
+"""Traces calls where the configuration names a collector, and exports their spans to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("toolbus.traces")
 
 
 class TracesRoom(Room):
-    """The spans of one bus; without a collector there are none."""
+    """The spans of one bus; without a collector calls are not traced."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -26,7 +26,7 @@ class TracesRoom(Room):
 
     @property
     def dropped(self) -> int:
-        """How many spans no collector has got."""
+        """How many spans were not exported."""
         return self._export.dropped if self._export is not None else 0
 
     async def open(self) -> None:
@@ -56,7 +56,7 @@ class TracesRoom(Room):
         log.info("traces go to %s", mask(config.traces_url))
 
     async def stop(self) -> None:
-        """Exports what waits, for a short time."""
+        """Exports the queued spans, for a short time."""
         if self._export is not None:
             self.core.dispatcher.traces.stop()
             await asyncio.to_thread(self._export.stop)

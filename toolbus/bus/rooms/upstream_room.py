@@ -18,13 +18,13 @@ class UpstreamRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        self._upstream: Upstream | None = None  # None where there is no upstream
+        self._upstream: Upstream | None = None  # None where the configuration names none
 
     async def open(self) -> None:
         """Checks the address; nothing is sent yet.
 
         Raises:
-            SetupError: it is this bus, or what an earlier run registered there cannot be read.
+            SetupError: it is this bus, or the file of earlier registrations cannot be read.
         """
         url = self.core.config.upstream
         gateway = self.core.rooms.find(GatewayRoom)
@@ -49,15 +49,15 @@ class UpstreamRoom(Room):
         )
 
     async def start(self) -> None:
-        """Starts to offer; never waits for the other side."""
+        """Starts to offer; never waits for the main server."""
         if self._upstream is not None:
             await self._upstream.start()
 
     async def drain(self) -> None:
-        """Takes everything back, while calls of the main server still find their tools."""
+        """Withdraws all tools there, while calls of the main server still find them."""
         if self._upstream is not None:
             await self._upstream.stop()
 
     async def stop(self) -> None:
-        """Takes everything back, where `drain` has not done so."""
+        """Withdraws all tools there, where `drain` has not done so."""
         await self.drain()

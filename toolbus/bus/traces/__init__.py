@@ -1,1 +1,1 @@
-"""Exports what the bus tells of calls to a collector of OpenTelemetry."""
+"""Exports spans of calls to a collector of OpenTelemetry."""

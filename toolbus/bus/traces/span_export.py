@@ -32,8 +32,8 @@ MAX_WAITING = 10_000  # spans, some 10 MB
 MAX_BATCH = 512  # spans of one request
 EXPORT_SECONDS = 5.0  # for one request with its retries
 LONGEST_PAUSE = 30.0  # after requests that failed
-STOP_SECONDS = 2.0  # for what still waits when the bus stops
-MAX_WHY = 300  # characters of what the exporter says
+STOP_SECONDS = 2.0  # for the queue when the bus stops
+MAX_WHY = 300  # characters of an error of the exporter
 _OTEL_LOG = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
@@ -45,19 +45,19 @@ class SpanExport:
         url: of the collector, with its path.
         version: of toolbus.
         instance: names this run of the bus.
-        collect_seconds: that a span waits for others.
+        collect_seconds: how long a span waits for others.
     """
 
     def __init__(self, url: str, version: str, instance: str, *, collect_seconds: float) -> None:
         self._shown = mask(url)
         self._collect_seconds = collect_seconds
         self._waiting: deque[SpanRow] = deque()
-        self._came = threading.Event()  # whether the thread has something to do
+        self._has_work = threading.Event()  # whether the thread has something to do
         self._stopping = threading.Event()
-        self._given_up = False  # whether the bus has stopped to wait for the thread
+        self._given_up = False  # whether the bus no longer waits for the thread
         self._failures = 0  # requests in a row
-        self._why = ""  # what the exporter last said about a failure
-        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over what is said here.
+        self._why = ""  # the last error of the exporter
+        # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over these.
         resource = Resource.create()
         if str(resource.attributes.get(span_names.SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({span_names.SERVICE_NAME: "toolbus"}))
@@ -79,12 +79,12 @@ class SpanExport:
 
     @property
     def dropped(self) -> int:
-        """How many spans no collector has got."""
+        """How many spans were not exported."""
         return self._overflowed + self._lost
 
     def start(self) -> None:
         """Starts the thread."""
-        logging.getLogger(_OTEL_LOG).addFilter(self._heard)
+        logging.getLogger(_OTEL_LOG).addFilter(self._capture)
         self._thread.start()
 
     def take(self, span: SpanRow) -> None:
@@ -93,13 +93,13 @@ class SpanExport:
             self._overflowed += 1
             return
         self._waiting.append(span)
-        if not self._came.is_set():
-            self._came.set()
+        if not self._has_work.is_set():
+            self._has_work.set()
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Exports what waits, for so many seconds at most, and ends the thread; blocks."""
+        """Exports the queued spans, for so many seconds at most, and ends the thread; blocks."""
         self._stopping.set()
-        self._came.set()
+        self._has_work.set()
         self._thread.join(seconds)
         if self._thread.is_alive():
             self._given_up = True
@@ -108,8 +108,8 @@ class SpanExport:
 
     # -- on the thread ------------------------------------------------------------------------------------------------
 
-    def _heard(self, record: logging.LogRecord) -> bool:
-        """Keeps what the exporter says of each attempt on this thread for the one line that the bus logs."""
+    def _capture(self, record: logging.LogRecord) -> bool:
+        """Stores the exporter's log line about an attempt on this thread; the bus logs one line for many."""
         if record.thread != self._thread.ident:
             return True
         self._why = record.getMessage()
@@ -119,13 +119,13 @@ class SpanExport:
         attach(set_value(_SUPPRESS_INSTRUMENTATION_KEY, True))  # an export must not be traced itself
         try:
             while not self._stopping.is_set():
-                self._came.wait()
+                self._has_work.wait()
                 self._stopping.wait(self._collect_seconds)
-                self._came.clear()  # before the queue is read: `take` looks the other way round
+                self._has_work.clear()  # before the queue is read, since `take` sets it after it has written
                 self._export_waiting()
             self._export_waiting()
-        finally:  # here: another thread may get the number of this one, and would not be heard
-            logging.getLogger(_OTEL_LOG).removeFilter(self._heard)
+        finally:  # here: a later thread may get the id of this one
+            logging.getLogger(_OTEL_LOG).removeFilter(self._capture)
 
     def _export_waiting(self) -> None:
         while self._waiting and not self._given_up:
@@ -133,7 +133,7 @@ class SpanExport:
             if not self._export(batch):
                 self._lost += len(batch)
                 pause = min(LONGEST_PAUSE, 2.0 ** min(self._failures, 6) / 2)
-                if self._stopping.wait(pause):  # asked to stop: what is left is lost
+                if self._stopping.wait(pause):  # the bus stops: the rest is lost
                     self._lost += len(self._waiting)
                     self._waiting.clear()
 
