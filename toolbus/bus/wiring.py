@@ -352,13 +352,13 @@ class Bus(EmbeddedBus):
         """Sets which users may call tools: `Grants.permit`."""
         self._grants.permit(kind, name, users)
 
-    def grant(self, source: str, right: str = "tools") -> None:
+    def grant(self, source: str, permission: str = "tools") -> None:
         """Lets a source offer tools: `Grants.grant`."""
-        self._grants.grant(source, right)
+        self._grants.grant(source, permission)
 
-    def revoke(self, source: str, right: str = "tools") -> int:
+    def revoke(self, source: str, permission: str = "tools") -> int:
         """Forbids a source to offer tools: `Grants.revoke`. Returns how many tools were withdrawn."""
-        return self._grants.revoke(source, right)
+        return self._grants.revoke(source, permission)
 
     @property
     def _grants(self) -> Grants:

@@ -25,7 +25,7 @@ def offers(registry: Registry, source: str, *tools: Tool, qualified: bool = Fals
 
 
 def body(made: UpstreamPlan, name: str, role: str | None = None) -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads(made.wanted[name, role].body(role, "bus-1"))
+    parsed: dict[str, Any] = json.loads(made.tools[name, role].body(role, "bus-1"))
     return parsed
 
 
@@ -49,7 +49,7 @@ def test_the_schema_crosses_byte_for_byte() -> None:
     registry = Registry()
     text = '{ "type":"object", "x": 1E40, "big": 12345678901234567890123 }'
     offers(registry, "s", tool("t", parameters_json=text))
-    assert text.encode() in plan(registry).wanted["t", None].body(None, "b")
+    assert text.encode() in plan(registry).tools["t", None].body(None, "b")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_name_that_two_tools_would_have_goes_to_the_one_that_has_it_already() 
     offers(registry, "a", tool("t"), qualified=True)
     offers(registry, "b", tool("a_t"))
     made = plan(registry)
-    assert made.wanted["a_t", None].source == "plugin:b"
+    assert made.tools["a_t", None].source == "plugin:b"
     ((entry, why),) = made.refused.items()
     assert (entry.name, "which 'a_t' has" in why) == ("a:t", True)
 
@@ -103,7 +103,7 @@ def test_a_name_too_long_for_the_other_side_refuses_that_tool_only() -> None:
     registry = Registry()
     offers(registry, "s" * 40, tool("t" * 40), tool("u"), qualified=True)
     made = plan(registry)
-    assert list(made.wanted) == [("s" * 40 + "_u", None)]
+    assert list(made.tools) == [("s" * 40 + "_u", None)]
     (why,) = made.refused.values()
     assert "81 characters of at most 64" in why
 
@@ -113,7 +113,7 @@ def test_what_cannot_stand_in_a_url_is_refused_with_the_reason(source: str, name
     registry = Registry()
     offers(registry, source, tool(name))
     made = plan(registry)
-    assert not made.wanted
+    assert not made.tools
     assert "cannot stand in a callback URL" in next(iter(made.refused.values()))
 
 
@@ -124,7 +124,7 @@ def test_the_buss_own_tools_and_suspended_ones_are_not_sent_and_offline_ones_are
     registry.lose(lost, "broke", 0.0)
     away = offers(registry, "w", tool("away"))
     registry.suspend([away], "no answer")
-    assert list(plan(registry).wanted) == [("offline", None)]
+    assert list(plan(registry).tools) == [("offline", None)]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_tool_that_the_upstream_serves_is_never_sent_back(callback: str) -> No
     registry = Registry()
     offers(registry, "s", tool("t", callback_url=callback), tool("u", callback_url="http://127.0.0.1:48912/x"))
     for upstream in ("http://127.0.0.1:48911", "http://localhost:48911", "http://[::1]:48911"):
-        assert list(plan(registry, upstream).wanted) == [("u", None)]
+        assert list(plan(registry, upstream).tools) == [("u", None)]
 
 
 @pytest.mark.parametrize(
@@ -145,20 +145,20 @@ def test_a_tool_that_the_upstream_serves_is_never_sent_back(callback: str) -> No
 def test_a_tool_that_another_bus_registered_goes_no_further(metadata: str, sent: bool) -> None:
     registry = Registry()
     offers(registry, "s", tool("t", metadata_json=metadata))
-    assert bool(plan(registry).wanted) is sent
+    assert bool(plan(registry).tools) is sent
 
 
 def test_a_tool_of_two_roles_is_registered_for_both_though_its_schema_is_one() -> None:
     registry = Registry(("r1", "r2"))
     offers(registry, "s", tool("t", role="r1"), tool("t", role="r2"))
-    assert list(plan(registry).wanted) == [("t", "r1"), ("t", "r2")]
+    assert list(plan(registry).tools) == [("t", "r1"), ("t", "r2")]
 
 
 def test_a_tool_for_one_role_says_so_in_its_url_since_its_source_may_have_several_of_the_name() -> None:
     registry = Registry(("r1", "猫"))
     offers(registry, "s", tool("t", role="r1"), tool("t", role="猫"), tool("u"))
     made = plan(registry)
-    urls = [body(made, *key)["callback_url"].removeprefix(f"{BASE}/api/llm-tools/callback/") for key in made.wanted]
+    urls = [body(made, *key)["callback_url"].removeprefix(f"{BASE}/api/llm-tools/callback/") for key in made.tools]
     assert urls == ["s/t?role=r1", "s/t?role=%E7%8C%AB", "s/u"]
 
 
@@ -168,4 +168,4 @@ def test_what_is_for_all_roles_goes_before_what_is_for_one() -> None:
     offers(registry, "b", tool("t", role="r1"))
     made = plan(registry)
     assert [item.source for item in made.by_name["t"].values()] == ["plugin:a", "plugin:b"]
-    assert made.wanted["t", None].entries == [registry.find("t", "r2")]
+    assert made.tools["t", None].entries == [registry.find("t", "r2")]

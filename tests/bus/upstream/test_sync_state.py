@@ -48,7 +48,7 @@ class Model:
         for step in steps:
             roles = [step.role] if step.role else list(self.tools)
             if isinstance(step, RegisterStep):
-                body = json.loads(step.wanted.body(step.role, "b"))
+                body = json.loads(step.planned.body(step.role, "b"))
                 held = UpstreamTool(body["source"], body["callback_url"], body["description"])
                 failed = frozenset(role for role in roles if role in self.full or role not in self.tools)
                 for role in set(roles) - failed:
@@ -72,11 +72,11 @@ class Model:
 
     def missing(self) -> list[tuple[str, str]]:
         """What should be there and is not, but for roles that are full and names that others took."""
-        wanted = self.sync_state.plan.wanted
+        planned = self.sync_state.plan.tools
         found = []
         for role, tools in self.tools.items():
             for name in self.sync_state.plan.by_name:
-                one = wanted.get((name, role)) or wanted.get((name, None))
+                one = planned.get((name, role)) or planned.get((name, None))
                 held = tools.get(name)
                 if one is None or role in self.full or held is FOREIGN:
                     continue
@@ -85,12 +85,12 @@ class Model:
         return found
 
     def left_over(self) -> list[tuple[str, str]]:
-        wanted = self.sync_state.plan.wanted
+        planned = self.sync_state.plan.tools
         return [
             (role, name)
             for role, tools in self.tools.items()
             for name, held in tools.items()
-            if held is not FOREIGN and (name, role) not in wanted and (name, None) not in wanted
+            if held is not FOREIGN and (name, role) not in planned and (name, None) not in planned
         ]
 
 

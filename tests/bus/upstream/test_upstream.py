@@ -28,7 +28,7 @@ async def test_the_tools_of_the_bus_are_registered_in_their_order(server: MainSe
     assert {body["via"][0] for body in server.bodies("register")} == {"b1"}
     await quiet(server)
     assert upstream.state == "connected"
-    assert "connected: wanted=20 registered=20 warnings=0" in repr(upstream)
+    assert "connected: planned=20 registered=20 warnings=0" in repr(upstream)
 
 
 async def test_added_and_removed_tools_are_synchronized(server: MainServer, side: Side) -> None:

@@ -1,7 +1,7 @@
 """Remembers which registrations at a main server are ours: by name, role, source and callback URL, across restarts.
 
-What a main server lists and is not remembered here belongs to another program, whatever its source is called: another
-plugin host may run the same plugin.
+A listed tool that is not remembered here belongs to another program, even with a source of ours: another plugin host
+may run the same plugin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from toolbus.errors import SetupError
 log = logging.getLogger("toolbus.upstream")
 
 FILE = "upstream.json"
-# A registration whose response was lost may still arrive there; after this time it counts as gone.
+# A registration whose response was lost may still arrive there; after this time it counts as lost.
 KEEP_SECONDS = 60.0
 MAX_SERVERS = 8  # main servers that the file remembers, those of earlier configurations included
 
@@ -48,7 +48,7 @@ class Ownership:
 
     def __init__(self, earlier: list[Registration] | None = None) -> None:
         self.sources: set[str] = set()  # of what was registered in this run
-        self._needed_at: dict[str, dict[Registration, float]] = {}  # by name; when it was wanted or listed last
+        self._needed_at: dict[str, dict[Registration, float]] = {}  # by name; when it was planned or listed last
         self._changed = False  # since the last `take_changes`
         for each in earlier or ():
             self._needed_at.setdefault(each.name, {})[each] = float("-inf")
@@ -72,18 +72,18 @@ class Ownership:
         """Returns whether we have registered a tool that a role of the main server lists."""
         return any(each.role in (None, role) and each.made(held) for each in self._needed_at.get(name, ()))
 
-    def forget(self, listing: UpstreamListing, is_wanted: Callable[[Registration], bool], now: float) -> None:
-        """Forgets what is neither wanted nor listed for a while."""
+    def forget(self, listing: UpstreamListing, is_planned: Callable[[Registration], bool], now: float) -> None:
+        """Forgets registrations that were neither planned nor listed for a while."""
         for name, of_name in list(self._needed_at.items()):
             holders = listing.holders(name).values()
             for each, needed_at in list(of_name.items()):
-                if is_wanted(each) or any(map(each.made, holders)):
+                if is_planned(each) or any(map(each.made, holders)):
                     of_name[each] = now
                 elif now - needed_at > KEEP_SECONDS:
                     self._remove(each)
 
     def clear(self) -> None:
-        """Forgets everything: nothing of ours is left there."""
+        """Forgets everything, after all was withdrawn."""
         self._changed = self._changed or bool(self._needed_at)
         self._needed_at.clear()
 
@@ -145,7 +145,7 @@ class OwnershipFile:
             ) from error
 
     def save(self, registrations: list[Registration]) -> None:
-        """Writes the registrations; a failure is logged once, and what was registered is known in this run only."""
+        """Writes the registrations; a failure is logged once, and they are known in this run only."""
         self._content.pop(self._url, None)
         if registrations:
             self._content[self._url] = [list(each) for each in registrations]

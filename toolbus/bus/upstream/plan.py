@@ -1,6 +1,6 @@
 """Plans which tools of the bus a main server should have, and under which names (REST-3, REST-51).
 
-Pure: listings in, registrations out. It knows neither what the main server has nor the network.
+Pure: listings in, registrations out. It knows neither the state of the main server nor the network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Fingerprint = tuple[str, str, str, float]  # the content of a registration, for 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WantedTool:
+class PlannedTool:
     """One registration that the main server should have.
 
     Attributes:
@@ -61,7 +61,7 @@ class WantedTool:
         return self.source, self.callback_url, self.tool.schema_hash, self.timeout_seconds
 
     def registration(self, role: str | None) -> Registration:
-        """Returns what identifies it at the main server; the role may be narrower than its own."""
+        """Returns its registration at the main server; the role may be narrower than its own."""
         return Registration(self.name, role, self.source, self.callback_url)
 
     def body(self, role: str | None, via: str) -> bytes:
@@ -88,15 +88,15 @@ class UpstreamPlan:
     """What the main server should have.
 
     Attributes:
-        wanted: in the order in which it should be registered.
+        tools: in the order in which they should be registered.
         by_name: the same, by name and then by role, None first: a registration for all roles replaces those for one
             role (REST-5), so those have to follow it.
         refused: tools that cannot be registered there, with the reason.
-        sources: of all that is wanted, as they are named at the main server.
+        sources: of all planned tools, by their names at the main server.
     """
 
-    wanted: dict[Key, WantedTool] = field(default_factory=dict)
-    by_name: dict[str, dict[str | None, WantedTool]] = field(default_factory=dict)
+    tools: dict[Key, PlannedTool] = field(default_factory=dict)
+    by_name: dict[str, dict[str | None, PlannedTool]] = field(default_factory=dict)
     refused: dict[Entry, str] = field(default_factory=dict)
     sources: set[str] = field(default_factory=set)
 
@@ -179,9 +179,9 @@ def _add(plan: UpstreamPlan, listing: ToolListing, name: str, callback_base: str
     url = f"{callback_base.rstrip('/')}{CALLBACK_PATH}{quote(plugin, safe='')}/{quote(entry.bare_name, safe='')}"
     if tool.role is not None:  # a source may have one tool for each role under one name
         url += f"?role={quote(tool.role, safe='')}"
-    wanted = WantedTool(name, tool.role, f"{PREFIX}{plugin}", url, tool)
-    known = plan.wanted.setdefault(wanted.key, wanted)
-    if known.fingerprint != wanted.fingerprint:
+    planned = PlannedTool(name, tool.role, f"{PREFIX}{plugin}", url, tool)
+    known = plan.tools.setdefault(planned.key, planned)
+    if known.fingerprint != planned.fingerprint:
         role = "all roles" if tool.role is None else f"role {tool.role!r}"
         return f"{name!r} is offered for {role} by source {known.source!r} too, with other fields: keep one of them"
     known.entries.append(entry)

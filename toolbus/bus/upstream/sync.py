@@ -2,8 +2,8 @@
 
 A loop lists the tools of the main server, at every change of the catalog and every two seconds, and sends what is
 missing (`sync_state`). So a server that restarts, loses registrations or starts late needs no operator (REST-53). A
-refusal is shown as a warning of the tool and in the log, and is retried. The main server is not trusted: whatever it
-responds, the loop goes on.
+refusal is shown as a warning of the tool and in the log, and is retried. The main server is not trusted: the loop
+goes on after any response.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Upstream:
 
     Args:
         url: ``http://HOST:PORT`` of the main server, on loopback.
-        view: of the registry: offered is what a call without a user may call, since a main server names no user.
+        view: of the registry: tools that need a user are not offered, since a main server names no user.
         callback_base: ``http://127.0.0.1:PORT`` of our own gateway.
         bus_id: sent with every registration, so that buses detect tools that came from a bus.
-        changed: yields at once and after every change of the catalog; what it yields does not matter.
+        changed: yields any value at once and after every change of the catalog.
         on_warning: called after warnings of tools have changed.
         on_roles: called with the roles of the main server whenever it has listed them.
-        ownership_file: where what is registered there is persisted; None: nowhere.
+        ownership_file: persists our registrations there; None: they are not persisted.
         max_response_bytes: a longer response of the main server is cut off, and its request has failed.
     """
 
@@ -82,7 +82,7 @@ class Upstream:
         self._max_response_bytes = max_response_bytes
         self._file = ownership_file
         self._ownership = Ownership(ownership_file.earlier if ownership_file is not None else None)
-        self._saving: asyncio.Future[None] | None = None  # the write that runs, or ran last; None before the first
+        self._saving: asyncio.Future[None] | None = None  # the current or last write; None before the first
         self._sync_state = SyncState(self._ownership, timings=timings)
         self._unknown: list[str] = []  # tools with a callback URL of ours that were logged as not registered by us
         self._planned_revision = -1  # of the catalog that the plan shows
@@ -98,7 +98,7 @@ class Upstream:
     def __repr__(self) -> str:
         state = self._sync_state
         return (
-            f"<Upstream {self._url} {self._state}: wanted={len(state.plan.wanted)} "
+            f"<Upstream {self._url} {self._state}: planned={len(state.plan.tools)} "
             f"registered={state.registered} warnings={len(self._warnings)}>"
         )
 
@@ -149,7 +149,7 @@ class Upstream:
             await self._save()
 
     async def _withdraw_all(self, client: UpstreamClient) -> bool:
-        """Withdraws what the main server lists of ours. Returns whether nothing of ours is left there."""
+        """Withdraws our tools that the main server lists. Returns whether all were withdrawn."""
         try:
             listing = read_listing(*await client.send("GET", "/api/tools"))
         except UpstreamError as error:
@@ -158,7 +158,7 @@ class Upstream:
         return all(await asyncio.gather(*(_withdraw(client, step) for step in self._sync_state.closing(listing))))
 
     async def _save(self) -> None:
-        """Persists what is registered, if that has changed."""
+        """Persists our registrations, if they have changed."""
         if self._saving is not None:
             await asyncio.shield(self._saving)
         if self._file is not None and self._ownership.take_changes():
@@ -282,8 +282,8 @@ class Upstream:
         return failed
 
     async def _register(self, client: UpstreamClient, step: RegisterStep, listing: UpstreamListing) -> None:
-        wanted = step.wanted
-        response = await _change(client, "register", wanted.body(step.role, self._bus_id))
+        planned = step.planned
+        response = await _change(client, "register", planned.body(step.role, self._bus_id))
         if response.ok:
             self._sync_state.note_accepted(step, listing, response.failed, response.problem, time.monotonic())
         else:
@@ -300,7 +300,7 @@ class Upstream:
         state = self._sync_state
         warnings = {entry: f"not offered upstream: {reason}" for entry, reason in state.plan.refused.items()}
         for key, problem in state.problems.items():
-            warnings |= dict.fromkeys(state.plan.wanted[key].entries, f"upstream {self._url}: {problem}")
+            warnings |= dict.fromkeys(state.plan.tools[key].entries, f"upstream {self._url}: {problem}")
         logged: set[tuple[str, str]] = set()  # one line for all roles
         changed = False
         for entry in {**self._warnings, **warnings}:

@@ -13,7 +13,7 @@ MAX_SHOWN = 300  # characters of a main server's text in our errors and logs
 
 
 class UpstreamError(Exception):
-    """The main server does not respond, or not as the REST contract says; the message tells which."""
+    """The main server does not respond, or breaks the REST contract; the message says how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class ChangeResponse:
     """The response to a register, unregister or clear.
 
     Attributes:
-        ok: whether it was done, for one role at least.
-        problem: what was not done and why; "" where all was done.
-        failed: roles for which it was not done.
+        ok: whether it succeeded, for one role at least.
+        problem: what failed and why; "" where all succeeded.
+        failed: the roles in which it failed.
     """
 
     ok: bool

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class UpstreamTimings:
-    """How long the upstream waits for what. Tests give tiny values.
+    """How long the upstream waits. Tests give tiny values.
 
     Attributes:
-        poll_seconds: between two listings of a quiet server: what it lost is registered again after that.
+        poll_seconds: between two listings of a quiet server: lost registrations are repeated then.
         debounce_seconds: after a change, so that a plugin that registers its tools one by one causes few listings.
         first_backoff_seconds, max_backoff_seconds: before the retry of an unreachable server; doubles in between.
         request_seconds: timeout of a whole exchange; REST-11 says that a server responds well within it.
