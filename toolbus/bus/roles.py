@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.principal import PROGRAM, Principal
 from toolbus.bus.audit.audit import BUS, Audit
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
@@ -24,7 +24,6 @@ from toolbus.tool import MAX_ROLE, is_role
 log = logging.getLogger("toolbus.roles")
 
 FILE = "roles.json"
-PROGRAM = Principal("local")  # this process itself
 
 Origin = Literal["operator", "first-use", "upstream"]
 

@@ -13,9 +13,9 @@ from toolbus.bus.access.identity import Identity
 
 # As ASGI has it; the types of a web framework say the same.
 Message = MutableMapping[str, Any]
-Application = Callable[
-    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
-]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _API = "api/"
 

@@ -35,6 +35,7 @@ class Principal:
 
 
 OBSERVER = Principal()
+PROGRAM = Principal("local")  # this process itself
 _UNKNOWN = Principal(is_admin=False, identity=Identity("unknown", Scopes()))
 
 

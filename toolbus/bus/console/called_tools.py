@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from operator import attrgetter
 from typing import TypeAlias
 
 from toolbus.bus.console.digest import MAX_CALLED, MAX_TOOLS
@@ -73,7 +74,7 @@ class CalledTools:
 
     def _most_called(self) -> list[CallCounts]:
         _, called = self._metrics.changed(0)
-        return heapq.nlargest(MAX_TOOLS, called, key=_calls)
+        return heapq.nlargest(MAX_TOOLS, called, key=attrgetter("calls"))
 
     def _forget(self) -> None:
         """Drops the rows of tools that the metrics have forgotten, so that weeks of watching do not fill the memory."""
@@ -96,7 +97,3 @@ class CalledTools:
             None if ended is None else round(self._began + ended, 3),
         )
         return row
-
-
-def _calls(counts: CallCounts) -> int:
-    return counts.calls

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from toolbus.bus.console.console_login import CODE_SECONDS, Logins
 from toolbus.bus.console.digest_feed import DigestFeed, Ended, TooMany, TooSlow
 from toolbus.bus.console.page_files import HOME, PAGE_PATH, PageFiles
 from toolbus.bus.gateway.gateway_parts import IDENTITY
-from toolbus.bus.gateway.http_connection import CONNECTION
+from toolbus.bus.gateway.http_connection import CONNECTION, peer_of
 from toolbus.bus.gateway.remote_access import BY_COOKIE
-from toolbus.bus.web_paths import Message
+from toolbus.bus.web_paths import Message, Receive, Send
 from toolbus.cancellation import wait_first
 from toolbus.errors import Unauthenticated
 from toolbus.version import VERSION
@@ -48,8 +48,6 @@ BUSY_RETRY_SECONDS = (10.0, 20.0)  # the same for one stream too many
 _BUSY = "there are as many consoles as the bus serves at the same time: it will be tried again"
 _SLOW = "the digests were not read as fast as they were made: the stream begins again"
 
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 _JSON = (b"content-type", b"application/json")
@@ -161,10 +159,10 @@ class ConsoleApp:
         except (ValueError, LookupError, TypeError):
             await _refuse(scope, send, 422, 'the body is not {"code": "…"}')
         except Unauthenticated as error:
-            self._audit.refuse(_peer(scope), f"POST {LOGIN_PATH}", str(error))
+            self._audit.refuse(peer_of(scope), f"POST {LOGIN_PATH}", str(error))
             await _refuse(scope, send, 401, str(error))
         else:
-            self._audit.record("login", Principal(identity=identity), target=PAGE_PATH, peer=_peer(scope))
+            self._audit.record("login", Principal(identity=identity), target=PAGE_PATH, peer=peer_of(scope))
             headers = [_JSON, _NO_STORE, (b"set-cookie", cookie.encode())]
             await _respond(scope, send, 200, orjson.dumps({"identity": identity.name}), headers)
 
@@ -222,11 +220,6 @@ async def _body(receive: Receive) -> AsyncIterator[bytes]:
         yield message.get("body", b"")
         if not message.get("more_body"):
             return
-
-
-def _peer(scope: Message) -> str:
-    host, port = scope.get("client") or ("unknown", 0)
-    return f"{host}:{port}"
 
 
 async def _disconnected(receive: Receive) -> None:

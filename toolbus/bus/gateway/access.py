@@ -18,7 +18,7 @@ from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.gateway.gateway_parts import IDENTITY
-from toolbus.bus.gateway.http_connection import LINES_PER_SECOND, PROBES, UID, log_later
+from toolbus.bus.gateway.http_connection import LINES_PER_SECOND, PROBE_PATHS, UID, log_later, peer_of
 from toolbus.bus.gateway.remote_access import RemoteAccess
 from toolbus.bus.loopback import is_allowed_host_header, is_allowed_origin, is_loopback_peer, is_own_origin, mask
 from toolbus.errors import ToolBusError, http_status
@@ -28,9 +28,6 @@ from toolbus.text import quote
 log = logging.getLogger("toolbus.http")
 
 OPEN_PATHS = frozenset({"/healthz"})
-_PROBE_PATHS = frozenset(
-    path.decode() for path in PROBES
-)  # open to every user of this machine: they show nothing of the bus
 OPERATOR_PATHS = ("/api/bus/", "/api/console/")  # prefixes of the paths that only pages of the listener itself may use
 READING = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing, here as everywhere
 _JSON_TYPE = re.compile(r"application/(?:[^\s;,/]+\+)?json\s*(?:;.*)?", re.ASCII | re.IGNORECASE)  # as in REST-10
@@ -64,7 +61,7 @@ class AccessGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["scheme"] != "https" and scope["path"] not in _PROBE_PATHS:
+        if scope["scheme"] != "https" and scope["path"] not in PROBE_PATHS:
             why = self._neighbours.refusal(_uid(scope))
             if why:
                 self._record(scope, why)
@@ -101,8 +98,7 @@ class AccessGuard:
             await self._remote.serve(self._app, scope, self._limited(receive), send, scope[IDENTITY])
 
     def _record(self, scope: Scope, why: str) -> None:
-        host, port = scope.get("client") or ("unknown", 0)
-        self._audit.refuse(f"{host}:{port}", f"{scope['method']} {scope['path']}", why)
+        self._audit.refuse(peer_of(scope), f"{scope['method']} {scope['path']}", why)
 
     async def _admit(self, scope: Scope) -> tuple[int, str] | None:
         """Notes who makes a request. Returns the status and the reason of a refusal; None where it is admitted."""

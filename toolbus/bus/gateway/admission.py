@@ -13,10 +13,9 @@ from collections import deque
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from toolbus.bus.gateway.http_connection import PROBES
+from toolbus.bus.gateway.http_connection import PROBE_PATHS
 
 MAX_TOGETHER = 64  # requests that may start in one pass of the loop; where more wait, they are a burst
-_PROBE_PATHS = frozenset(path.decode() for path in PROBES)
 
 
 class Admission:
@@ -35,7 +34,7 @@ class Admission:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request once it is admitted."""
-        if scope["type"] == "http" and scope["path"] not in _PROBE_PATHS:
+        if scope["type"] == "http" and scope["path"] not in PROBE_PATHS:
             await self._admitted()
         await self._app(scope, receive, send)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from toolbus.bus.gateway.request_parser import RequestParser
@@ -27,7 +27,9 @@ IDLE_SECONDS = 75  # how long a connection may stay open without a byte after an
 UID = "toolbus.uid"  # extension of a request's scope: the uid of its peer, None where the system does not say it
 CERTIFICATE = "toolbus.certificate"  # where the ASGI scope of a request holds the client's certificate
 CONNECTION = "toolbus.connection"  # where the ASGI scope of a request holds its `BoundedProtocol`
-PROBES = (b"/healthz", b"/readyz")  # answered however many connections there are
+PROBE_PATHS = frozenset({"/healthz", "/readyz"})  # of health probes, which show nothing but that the bus runs
+
+_PROBES = frozenset(path.encode() for path in PROBE_PATHS)
 
 # An answer that is not a web page may load nothing, may not be framed, and may send no form.
 NO_PAGE = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -38,6 +40,12 @@ _HEADERS = (
     ("cross-origin-resource-policy", "same-origin"),  # no page of another origin can embed an answer
     ("cross-origin-opener-policy", "same-origin"),  # nor hold on to a window that it opened
 )
+
+
+def peer_of(scope: Scope) -> str:
+    """Returns the address of a request's client, for the log and the audit."""
+    host, port = scope.get("client") or ("unknown", 0)
+    return f"{host}:{port}"
 
 
 class LimitedLog(logging.LoggerAdapter[logging.Logger]):
@@ -176,7 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._head_begun = False
         self._head_bytes = 0
         # A health probe must not fail because many other connections are open.
-        self.limit_concurrency = None if self.url in PROBES else self.config.limit_concurrency
+        self.limit_concurrency = None if self.url in _PROBES else self.config.limit_concurrency
         super().on_headers_complete()
         self._stop_head_timer()
         if self._certificate is not None:

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolbus.bus.access.identity import ANONYMOUS, LOCAL, Identity
-from toolbus.bus.gateway.http_connection import CERTIFICATE, PROBES
+from toolbus.bus.gateway.http_connection import CERTIFICATE, PROBE_PATHS, peer_of
 from toolbus.bus.gateway.resource_metadata import ResourceMetadata
 from toolbus.bus.gateway.scope_guard import check_path, needs_key
 from toolbus.bus.keys.doorman import Doorman
@@ -28,7 +28,6 @@ EVENTS = "text/event-stream"
 BY_COOKIE = "toolbus.by_cookie"  # in an ASGI scope: the identity is that of a browser's login
 _NO_STORE = (b"cache-control", b"no-store")  # an answer for one identity must not be cached on its way
 _LOGIN_ENDED = "the login of this browser has ended: make a new one with `toolbus console --bus ADDRESS`"
-_OPEN_PATHS = frozenset(path.decode() for path in PROBES)  # they show only that the bus runs
 
 
 @dataclass(slots=True)
@@ -93,7 +92,7 @@ class RemoteAccess:
                     "of another site may use the bus; a program sends no Origin"
                 )
         path, method = scope["path"], scope["method"]
-        if path in _OPEN_PATHS:
+        if path in PROBE_PATHS:
             return LOCAL
         if not needs_key(method, path) and self._web.find(path) is not None:
             return ANONYMOUS
@@ -104,9 +103,8 @@ class RemoteAccess:
         if not given and CERTIFICATE not in scope:
             identity = self._of_cookie(scope)
         if identity is None:
-            client = scope.get("client") or ("unknown", 0)
-            peer = f"{client[0]}:{client[1]}"
-            identity = await self._doorman.identify(given[0] if given else None, scope.get(CERTIFICATE), peer)
+            credential = given[0] if given else None
+            identity = await self._doorman.identify(credential, scope.get(CERTIFICATE), peer_of(scope))
         check_path(identity, method, path)
         return identity
 

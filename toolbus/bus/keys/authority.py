@@ -139,7 +139,7 @@ class Authority:
         self, subject: str, names: list[x509.GeneralName], usage: x509.ObjectIdentifier, now: float, days: float
     ) -> Issued:
         key = ec.generate_private_key(ec.SECP256R1())
-        end = min(_moment(now) + timedelta(days=days), self.root.not_valid_after_utc)
+        end = min(moment_of(now) + timedelta(days=days), self.root.not_valid_after_utc)
         certificate = (
             _builder(key, _name(subject[:64]), self.root.subject, now, end)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -180,7 +180,7 @@ def names_of(pem: bytes) -> list[str]:
 
 def _root(key: Key, name: x509.Name, now: float, signer: Key, issuer: x509.Certificate | None) -> x509.Certificate:
     """Returns a root that certifies itself, or with an issuer one that the issuer certifies."""
-    end = _moment(now) + timedelta(days=ROOT_DAYS)
+    end = moment_of(now) + timedelta(days=ROOT_DAYS)
     if issuer is not None:
         end = min(end, issuer.not_valid_after_utc)
     builder = (
@@ -200,7 +200,7 @@ def _builder(key: Key, name: x509.Name, issuer: x509.Name, now: float, end: date
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(_moment(now) - EARLY)
+        .not_valid_before(moment_of(now) - EARLY)
         .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
@@ -242,14 +242,15 @@ def _general_name(name: str) -> x509.GeneralName:
 def _root_name(key: Key, now: float) -> x509.Name:
     """Returns a name that no other root has."""
     digest = x509.SubjectKeyIdentifier.from_public_key(key.public_key()).digest.hex()
-    return _name(f"toolbus {_moment(now):%Y-%m-%d} {digest[:8]}")
+    return _name(f"toolbus {moment_of(now):%Y-%m-%d} {digest[:8]}")
 
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _moment(seconds: float) -> datetime:
+def moment_of(seconds: float) -> datetime:
+    """Returns a time in seconds since the epoch, without its fraction, as certificates and TOML hold it."""
     return datetime.fromtimestamp(int(seconds), UTC)
 
 

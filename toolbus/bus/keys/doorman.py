@@ -13,10 +13,10 @@ import math
 import ssl
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolbus.bus.access.identity import Identity
-from toolbus.bus.keys.keyring import Keyring
+from toolbus.bus.keys.keyring import Changed, Keyring
 from toolbus.errors import Unauthenticated
 from toolbus.newest import NewestCache
 
@@ -44,7 +44,7 @@ class Doorman:
     def __init__(self, keys: Keyring | None, issuers: Issuers | None = None) -> None:
         self.keys = keys
         self._issuers = issuers
-        self._listeners: list[Callable[[Any], object]] = []
+        self._listeners: list[Callable[[Changed], object]] = []
         self._refreshing = asyncio.Lock()
         self._refreshed_at = 0.0  # by the monotonic clock
         self._logged = NewestCache[str, float](MAX_PEERS)  # by peer, when it was last logged
@@ -80,7 +80,7 @@ class Doorman:
         if self._issuers is not None:
             await self._issuers.close()
 
-    def on_refresh(self, listener: Callable[[Any], object]) -> None:
+    def on_refresh(self, listener: Callable[[Changed], object]) -> None:
         """Calls a listener with the changes that each read of the key files found."""
         self._listeners.append(listener)
 

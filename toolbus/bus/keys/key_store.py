@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from toolbus.bus.keys.authority import (
     Issued,
     all_names,
     expiry_of,
+    moment_of,
     names_of,
 )
 from toolbus.bus.keys.keys_file import CA, FILE, SERVER, TOKEN_PREFIX, KeyRecord, KeysFile, parse_keys
@@ -137,7 +138,7 @@ class KeyStore:
                 self._write(CA_KEY, key)
                 self._write(CA, authority.root_pems)
             self._write(SERVER, server.key + server.certificate + authority.crossed)
-            with self._edit(content, after, created=created) as document:
+            with self._edit(content, after) as document:
                 table = document.setdefault("server", tomlkit.table())
                 table["names"] = list(after.names)
                 if after.address:
@@ -262,7 +263,7 @@ class KeyStore:
                 after = replace(file, keys={**file.keys, **{key.id: key for key in live}})
                 with self._edit(content, after) as document:
                     for key in live:
-                        document["keys"][key.id]["revoked"] = _moment(now).date()
+                        document["keys"][key.id]["revoked"] = moment_of(now).date()
             return live
 
     def _issue(
@@ -315,7 +316,7 @@ class KeyStore:
         return Authority(self._content(CA_KEY), self._content(CA), crossed)
 
     @contextmanager
-    def _edit(self, content: bytes, after: KeysFile, *, created: bool = False) -> Iterator[Any]:
+    def _edit(self, content: bytes, after: KeysFile) -> Iterator[Any]:
         document = tomlkit.parse(content.decode("utf-8-sig"))
         yield document
         self._save(tomlkit.dumps(document).encode(), after)
@@ -369,7 +370,7 @@ def _key_table(key: KeyRecord) -> dict[str, Any]:
         "kind": key.kind,
         "sha256": key.sha256,
         "created": datetime.fromisoformat(key.created).date(),
-        "expires": _moment(key.expires),
+        "expires": moment_of(key.expires),
         "root": key.root,
     }
 
@@ -380,7 +381,7 @@ def _credential(name: str, address: str, token: str, authority: Authority, issue
     document.add(tomlkit.comment(f"Proves identity {name} to a bus. Secret: it is all that proves to be {name}."))
     document["name"] = name
     document["address"] = address
-    document["expires"] = _moment(issued.expires)
+    document["expires"] = moment_of(issued.expires)
     document["token"] = token
     for field, pem in (("ca", authority.root_pems), ("certificate", issued.certificate), ("key", issued.key)):
         document[field] = tomlkit.string(pem.decode("ascii"), multiline=True)
@@ -402,10 +403,6 @@ def _stem(key_id: str) -> str:
 
 def _certificates(pem: bytes) -> bytes:
     return pem[pem.index(b"-----BEGIN CERTIFICATE-----") :]
-
-
-def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(int(seconds), UTC)
 
 
 def _unknown(name: str, known: Collection[str] | Mapping[str, Any], what: str) -> str:

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from heapq import nlargest, nsmallest
 from itertools import accumulate
+from operator import attrgetter
 from random import random
 
 from toolbus.errors import Code
@@ -31,6 +32,7 @@ BUCKETS = 72  # the first one holds calls that ended in their own frame, in 0 s;
 OTHER = "other"  # the name of tools without a series of their own
 UNKNOWN = "unknown"  # the name of tools that were called and do not exist
 
+_CALLS = attrgetter("calls")
 _OUTCOMES = {code.value: code.name if code else "OK" for code in Code} | {INPUT_REQUIRED: INPUT_REQUIRED_OUTCOME}
 
 
@@ -382,8 +384,10 @@ class CallMetrics:
         return [counts for counts in self._tools.values() if counts.has_series]
 
     def _choose(self) -> None:
-        waiting = nlargest(MAX_SWAPS, (each for each in self._tools.values() if not each.has_series), _calls)
-        least = nsmallest(len(waiting), (each for each in self._tools.values() if each.has_series), _calls)
+        waiting = nlargest(
+            MAX_SWAPS, (each for each in self._tools.values() if not each.has_series), attrgetter("calls")
+        )
+        least = nsmallest(len(waiting), (each for each in self._tools.values() if each.has_series), _CALLS)
         for counts in waiting:
             if self._series < self._max_series:
                 self._series += 1
@@ -408,7 +412,3 @@ class CallMetrics:
                 self._series -= counts.has_series
                 continue
             self._to_check.append(counts)
-
-
-def _calls(counts: CallCounts) -> int:
-    return counts.calls

@@ -20,6 +20,7 @@ from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.handler import has_room, is_operators
 from toolbus.bus.catalog.policy import EVERYONE
 from toolbus.bus.core import Core
+from toolbus.bus.operators.source_states import session_state_of
 from toolbus.bus.streams.catalog_messages import best_state
 from toolbus.dialects import find_dialect
 from toolbus.errors import InvalidRequest, NotPermitted, UnknownRole
@@ -31,7 +32,6 @@ from toolbus.v1 import tool_pb2 as pb
 MAX_SIMILAR = 3
 MAX_LOSSES = 3  # of a dialect that are shown
 MAX_NOTICES = 3  # of sources, about the name
-_STATES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in wire.SessionState.items()}
 
 # A step: its name, whether the call passes it (None: it decides nothing), and why.
 Step = tuple[str, bool | None, str]
@@ -180,7 +180,7 @@ class Explainer:
             where = "its plugin has not shown yet that it is there" if unconfirmed else "its plugin is not reachable"
             yield "online", False, f"{where}{why}"
             return
-        state = _STATES[best_state(handlers)]  # type: ignore[index]  # protoc's enums are ints
+        state = session_state_of(handlers)
         room = sum(has_room(handler) for handler in handlers)
         in_flight = sum(len(handler.pending) for handler in handlers)
         most = sum(handler.max_in_flight for handler in handlers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.principal import PROGRAM, Principal
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.handler import BUS_SOURCE
@@ -21,8 +21,6 @@ from toolbus.bus.streams.presence import Presence
 from toolbus.errors import InvalidRequest
 from toolbus.text import list_names, quote
 from toolbus.tool import is_source
-
-PROGRAM = Principal("local")  # this process itself
 
 
 class Grants:

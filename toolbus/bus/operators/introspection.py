@@ -18,7 +18,8 @@ from toolbus.bus.calls.call_records import CallRecords, RecordFilter
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.catalog.handler import Handler
-from toolbus.bus.streams.catalog_messages import NO_CALLS, best_state
+from toolbus.bus.operators.source_states import session_state_of
+from toolbus.bus.streams.catalog_messages import NO_CALLS
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import Refusal, SessionRefusals
 from toolbus.sdk import ToolScope, llm_tool
@@ -30,7 +31,6 @@ MAX_ROWS = 10_000
 MAX_DECLARATIONS = 10  # tools of one name; each may have a quarter of a megabyte of schema
 MAX_DESCRIPTION = 200  # characters: with this many rows a result stays below its limit
 
-_STATES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in wire.SessionState.items()}
 
 _ALL = wire.ListRequest()
 
@@ -166,7 +166,7 @@ def _declaration(listing: ToolListing, everything: bool) -> Row:
         "hints_trusted": tool.hints_trusted,
         "needs": list(tool.needs),
         "min_level": entry.min_level,
-        "state": _STATES[best_state(handlers)],  # type: ignore[index]  # protoc's enums are ints
+        "state": session_state_of(handlers),
         "sessions": sum(each.session_state not in NO_CALLS for each in handlers),
     }
     if not everything:
@@ -193,7 +193,7 @@ def _plugins(listings: Iterable[ToolListing], hosts: Iterable[str], presence: Pr
 def _plugin(source: str, handlers: Collection[Handler]) -> Row:
     return {
         "source": source,
-        "state": _STATES[best_state(handlers)],  # type: ignore[index]  # protoc's enums are ints
+        "state": session_state_of(handlers),
         "sessions": sum(each.session_state not in NO_CALLS for each in handlers),
         "in_flight": sum(len(each.pending) - each.stuck for each in handlers),
     }

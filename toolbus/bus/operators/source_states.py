@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from toolbus.bus.catalog.handler import Handler
 from toolbus.bus.core import Core
@@ -17,6 +17,14 @@ _NAMES: dict[int, str] = {
     wire.SESSION_STATE_DRAINING: "draining",
 }
 STATES = (*_NAMES.values(), OFFLINE)
+
+
+_SESSION_STATES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in wire.SessionState.items()}
+
+
+def session_state_of(handlers: Collection[Handler]) -> str:
+    """Returns the best state of some handlers, by its name on the wire."""
+    return _SESSION_STATES[best_state(handlers)]  # type: ignore[index]  # protoc's enums are ints
 
 
 def state_of(*handlers: Handler) -> str:

@@ -14,7 +14,7 @@ from toolbus.bus.access.identity import Identity
 from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
-from toolbus.bus.web_paths import Application, Message
+from toolbus.bus.web_paths import Application, Message, Receive, Send
 from toolbus.errors import PeerLost
 from toolbus.functions.declaration import llm_tool
 from toolbus.tool import Result
@@ -109,7 +109,7 @@ class ConsoleRoom(Room):
             "https": gateway.secure_address if gateway is not None else None,
         }
 
-    async def _serve(self, scope: Message, receive: Any, send: Any) -> None:
+    async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
         if self._app is None:
             from toolbus.bus.console.console_app import ConsoleApp
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolbus.bus.core import Core, Room
 from toolbus.bus.mcp_server.pipe_listener import PipeListener
+from toolbus.bus.web_paths import Message, Receive, Send
 
 if TYPE_CHECKING:
     from toolbus.bus.mcp_server.mcp_endpoint import McpEndpoint
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("toolbus.mcp")
 
 PATH = "/mcp"
-
-_Message = MutableMapping[str, Any]
 
 
 class McpServerRoom(Room):
@@ -63,12 +61,7 @@ class McpServerRoom(Room):
         if self._server is not None:
             self._server.close()
 
-    async def _serve(
-        self,
-        scope: _Message,
-        receive: Callable[[], Awaitable[_Message]],
-        send: Callable[[_Message], Awaitable[None]],
-    ) -> None:
+    async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
         if self._endpoint is None:
             from toolbus.bus.mcp_server.mcp_endpoint import McpEndpoint
 

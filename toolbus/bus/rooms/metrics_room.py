@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.traces_room import TracesRoom
-from toolbus.bus.web_paths import Message
+from toolbus.bus.web_paths import Message, Receive, Send
 
 if TYPE_CHECKING:
     from toolbus.bus.operators.bus_metrics import BusMetrics
@@ -74,7 +74,7 @@ class MetricsRoom(Room):
             except Exception:
                 log.exception("a fault of the bus while it looked for tools that left the catalog")
 
-    async def _serve(self, scope: Message, receive: Any, send: Any) -> None:
+    async def _serve(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["path"] != PATH:
             await _respond(send, 404, f"there is nothing at this path: metrics are at {PATH}\n".encode())
             return
@@ -87,7 +87,7 @@ class MetricsRoom(Room):
 
 
 async def _respond(
-    send: Any,
+    send: Send,
     status: int,
     body: bytes,
     *,
