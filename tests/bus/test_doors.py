@@ -262,7 +262,7 @@ async def _to_the_end(stream: Any) -> None:
         pass
 
 
-async def test_narrowed_scopes_hold_for_open_sessions_and_watchers_learn_what_is_gone(house: House) -> None:
+async def test_narrowed_scopes_hold_for_open_sessions_and_watchers_get_the_removed_tools(house: House) -> None:
     chat = house.keys.add("chat", template("host", "chat"))
     async with house.channel(chat) as channel:
         stream, first = await attached(channel, "chat", subscribe=[wire.SUBSCRIPTION_CATALOG])

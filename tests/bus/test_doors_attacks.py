@@ -145,7 +145,7 @@ async def test_streams_without_an_attach_count_as_streams_of_their_identity(hous
         await asyncio.gather(*ended, return_exceptions=True)
 
 
-async def test_a_watcher_is_not_told_that_a_tool_out_of_its_scope_has_changed(house: House) -> None:
+async def test_a_watcher_is_not_notified_of_changed_tools_out_of_its_scope(house: House) -> None:
     near = house.keys.add("near", Scopes(attach=Globs(["near"]), call=Globs(["add", "seen"])))
     plug = house.keys.add("plug", template("plugin", "plug"))
     async with house.channel(plug) as plugs, house.channel(near) as channel:
@@ -285,7 +285,7 @@ async def test_a_connection_that_does_not_finish_its_tls_handshake_is_closed(tmp
         writer.close()
 
 
-async def test_an_identity_is_not_told_of_roles_out_of_its_scope(tmp_path: Path) -> None:
+async def test_an_identity_does_not_see_roles_out_of_its_scope(tmp_path: Path) -> None:
     keys = KeysDirectory(tmp_path, time.time())
     addresses = ("127.0.0.1:0", "mtls:127.0.0.1:0")
     config = Config(grpc=addresses, http="off", https="127.0.0.1:0", keys=keys.path, roles=("desk", "board"))

@@ -118,7 +118,7 @@ async def test_a_function_cancelled_before_its_first_step_still_frees_its_slot(h
     assert (ran, handler.stuck, here.core.held, here.core.records.late) == ([], 0, 0, 1)
 
 
-async def test_a_sync_function_holds_its_slot_until_its_thread_is_done_and_is_told_through_its_scope(
+async def test_a_sync_function_holds_its_slot_until_its_thread_is_done_and_sees_the_cancel_in_its_scope(
     here: Here,
 ) -> None:
     started, go, told = threading.Event(), threading.Event(), []
@@ -142,7 +142,7 @@ async def test_a_sync_function_holds_its_slot_until_its_thread_is_done_and_is_to
     assert handler.stuck == 0
 
 
-async def test_progress_reaches_whoever_watches_the_call(here: Here) -> None:
+async def test_progress_reaches_the_function_that_watches_the_call(here: Here) -> None:
     async def shows(ctx: ToolScope) -> str:
         ctx.progress(1, total=2, message="half")
         await asyncio.sleep(0)

@@ -162,7 +162,7 @@ async def test_messages_of_a_n_e_k_o_plugin_reach_a_host_also_those_from_before_
 
 
 @pytest.mark.parametrize("said", [{"text": "x", "data": {"password": "hunter2"}}, {"text": '{"password": "hunter2"}'}])
-async def test_an_untrusted_source_says_nothing_that_may_hold_a_secret(said: dict[str, Any]) -> None:
+async def test_a_notification_of_an_untrusted_source_that_may_hold_a_secret_is_refused(said: dict[str, Any]) -> None:
     async with running_bus(guarded=["rogue"]) as bus, Plugin("rogue", address=bus.grpc_addresses[0]) as plugin:
         with pytest.raises(CallFailed, match="may hold a secret"):
             await plugin.notify("ann", said["text"], said.get("data"))

@@ -171,7 +171,7 @@ async def test_a_program_that_watches_hears_of_a_role_that_an_operator_adds(bus:
     assert change.removed == ()  # the bus's own tools are nobody's news
 
 
-async def test_a_draining_bus_keeps_the_plugins_that_running_calls_may_need() -> None:
+async def test_a_draining_bus_leaves_plugins_attached_that_running_calls_may_need() -> None:
     began, go = asyncio.Event(), asyncio.Event()
     async with Bus(Config(grpc=("127.0.0.1:0",), http="off")) as bus:
         address = bus.grpc_addresses[0]

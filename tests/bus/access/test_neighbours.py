@@ -178,7 +178,9 @@ async def test_a_program_of_the_same_user_is_refused_nowhere() -> None:
         (("1001", "any"), NOBODY, True),
     ],
 )
-async def test_the_rule_says_who_enters(allowed: tuple[str, ...], uid: int | None, enters: bool) -> None:
+async def test_the_rule_decides_which_users_may_connect(
+    allowed: tuple[str, ...], uid: int | None, enters: bool
+) -> None:
     neighbours = Neighbours(allowed, ask=lambda end, other: uid)
     assert neighbours.allows(uid) is enters
     assert (neighbours.refusal(uid) == "") is enters
@@ -194,7 +196,7 @@ async def test_the_rule_says_who_enters(allowed: tuple[str, ...], uid: int | Non
         ("", "neighbours has an empty item"),
     ],
 )
-def test_a_rule_that_names_nobody_is_refused(user: str, says: str) -> None:
+def test_a_rule_that_names_an_unknown_user_is_refused(user: str, says: str) -> None:
     with pytest.raises(SetupError) as failure:
         Config(neighbours=(user,))
     assert says in str(failure.value)
@@ -233,7 +235,7 @@ async def test_an_sdk_of_another_user_gives_up_with_the_reason() -> None:
             assert f"--neighbours {NOBODY}" in str(failure.value)
 
 
-async def test_the_kernel_is_asked_once_for_a_stream_and_once_for_an_http_connection() -> None:
+async def test_the_user_is_looked_up_once_for_a_stream_and_once_for_an_http_connection() -> None:
     kernel = Kernel()
     async with _bus(kernel) as bus:
         bus.tool(_double)
@@ -275,7 +277,7 @@ def _port_of_both_families() -> int:
 
 
 @pytest.mark.parametrize("address", ["localhost:0", "[::1]:0", "127.0.0.3:0", "[::ffff:127.0.0.1]:0"])
-async def test_the_kernel_is_asked_about_the_address_that_a_peer_used(address: str) -> None:
+async def test_the_user_is_looked_up_by_the_address_that_a_peer_used(address: str) -> None:
     kernel = Kernel()
     kernel.uid = None
     grpc = f"localhost:{_port_of_both_families()}" if address.startswith("localhost") else address
@@ -312,7 +314,7 @@ def test_a_system_that_has_no_socket_left_for_the_check_does_not_let_everyone_in
     assert neighbours.everyone
 
 
-def test_the_log_says_once_for_each_user_that_it_was_refused_and_of_none_who_only_gave_up(
+def test_a_refusal_is_logged_once_for_each_user_and_not_for_clients_that_gave_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "toolbus")

@@ -27,7 +27,7 @@ def _calls() -> Iterator[tuple[str, ast.Call]]:
                         yield f"{file.relative_to(BUS)}:{node.lineno}", node
 
 
-def test_every_part_that_shows_tools_to_peers_says_who_asks() -> None:
+def test_every_part_that_shows_tools_to_peers_passes_its_principal() -> None:
     without = [
         place
         for place, call in _calls()

@@ -45,7 +45,7 @@ from toolbus.bus.access.scope_text import scope_sentences
         ),
     ],
 )
-def test_each_template_is_said_in_words(kind: Template, sentences: list[str]) -> None:
+def test_each_template_is_described_in_sentences(kind: Template, sentences: list[str]) -> None:
     assert scope_sentences(template(kind, "weather*")) == sentences
 
 
@@ -77,6 +77,6 @@ def test_every_scope_has_its_sentence() -> None:
 
 
 @given(st.sampled_from(["attach", "offer", "call", "users"]), st.frozensets(st.sampled_from(VERBS)))
-def test_what_differs_reads_different(name: str, verbs: frozenset[str]) -> None:
+def test_different_scopes_have_different_sentences(name: str, verbs: frozenset[str]) -> None:
     nothing, more = Scopes(), Scopes(**{name: Globs(["x"])}, administer=verbs)  # type: ignore[arg-type]
     assert scope_sentences(nothing) != scope_sentences(more)

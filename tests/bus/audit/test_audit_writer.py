@@ -91,7 +91,7 @@ def test_a_line_that_is_awaited_is_on_disk_when_the_wait_ends(tmp_path: Path, mo
     assert synced[-1] == 2
 
 
-def test_lines_that_nobody_awaits_are_on_disk_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_for_which_no_act_waits_are_on_disk_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = watch_syncs(tmp_path, monkeypatch)
     with writing(tmp_path, sync_seconds=0.05) as writer:
         writer.put(line())
@@ -122,7 +122,7 @@ def test_a_chain_goes_on_after_an_empty_or_torn_new_file(tmp_path: Path) -> None
     assert [entry["act"] for entry in entries(tmp_path)] == [*["role"] * 4, "torn", "role"]
 
 
-def test_a_full_disk_refuses_who_waits_keeps_what_waits_and_breaks_no_line(
+def test_a_full_disk_refuses_waiting_acts_and_loses_and_breaks_no_queued_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     count = filled(tmp_path)

@@ -65,7 +65,7 @@ def test_a_code_is_good_once_and_for_a_minute(tmp_path: Path) -> None:
             desk.logins.exchange(used)
 
 
-def test_codes_that_nobody_uses_do_not_fill_memory(tmp_path: Path) -> None:
+def test_unused_codes_do_not_fill_memory(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     who = desk.logins.identity_in(desk.login())
     assert who is not None
@@ -181,7 +181,7 @@ async def test_a_reader_reads_single_digests_as_well_as_the_stream_and_calls_not
         assert "'logs' in its scope administer" in refused.json()["error"]["message"]
 
 
-async def test_no_cache_on_the_way_keeps_what_an_identity_sees(house: House) -> None:
+async def test_answers_for_an_identity_are_not_cached_on_their_way(house: House) -> None:
     async with logged_in(house, "ops", template("operator")) as browser:
         for path in ("/api/console/me", "/api/tools", "/api/calls", "/api/tasks/none", "/metrics"):
             answer = await browser.get(path, headers=SAME)

@@ -45,7 +45,7 @@ async def test_a_stream_begins_with_everything_and_goes_on_with_what_changed() -
         assert first["at"] <= last <= digests[-1]["at"]
 
 
-async def test_tools_that_were_called_before_anybody_watched_are_in_the_first_digest() -> None:
+async def test_tools_that_were_called_before_the_first_watcher_are_in_the_first_digest() -> None:
     async with console_bus() as (bus, client):
 
         @bus.tool
@@ -108,7 +108,7 @@ async def test_sessions_and_sources_come_change_and_go() -> None:
         assert (closed, gone) == ([session["session"]], ["weather"])
 
 
-async def test_a_source_says_until_when_its_tools_are_kept_and_that_it_may_offer_none() -> None:
+async def test_a_source_shows_the_end_of_its_grace_period_and_that_it_may_not_offer_tools() -> None:
     async with console_bus(grace_seconds=60.0) as (bus, client):
         presence = bus.core.presence
         plugin = Plugin("weather", address=bus.grpc_addresses[0])
@@ -160,7 +160,7 @@ async def test_a_running_call_is_shown_with_its_stage_until_it_ends() -> None:
         await call
 
 
-async def test_nothing_is_read_while_nobody_watches() -> None:
+async def test_nothing_is_read_without_watchers() -> None:
     async with console_bus() as (_, client):
         assert "toolbus digests" not in _tasks()
         async with following(client) as stream:

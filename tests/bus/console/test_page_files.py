@@ -63,7 +63,7 @@ def test_the_page_loads_files_of_one_version_and_these_never_change(folder: Path
         "missing.mjs",
     ],
 )
-def test_no_path_leads_out_of_the_folder_or_to_what_is_no_part_of_a_page(folder: Path, path: str) -> None:
+def test_no_path_leads_out_of_the_folder_or_to_a_file_that_is_not_of_the_page(folder: Path, path: str) -> None:
     files = PageFiles(folder)
     assert files.find(HOME + path) is None
     assert files.find(f"{HOME}{files.version}/{path}") is None
@@ -91,7 +91,7 @@ async def test_a_browser_gets_the_files_with_headers_that_trust_nothing_else() -
             assert (await client.get(path)).status_code == 404
 
 
-async def test_who_asks_on_this_machine_may_do_everything() -> None:
+async def test_programs_of_this_machine_may_do_everything() -> None:
     async with console_bus() as (bus, client):
         me = (await client.get("/api/console/me")).json()
         assert me["administer"] == ["*"]

@@ -105,7 +105,7 @@ def rows(given: list[Any]) -> list[tuple[str, int]]:
     return [(row[1], row[2]) for row in given]
 
 
-def test_tools_that_were_called_are_told_once_and_again_when_they_were_called_again() -> None:
+def test_called_tools_are_in_one_digest_and_again_after_the_next_call() -> None:
     metrics = metrics_of(one=1, two=2)
     tools = CalledTools(metrics, began=100.0)
     assert rows(tools.begin()) == [("two", 2), ("one", 1)]
@@ -120,7 +120,7 @@ def test_tools_that_were_called_are_told_once_and_again_when_they_were_called_ag
     assert (source, calls >= 2, failed <= 1, name in ("one", "two")) == ("plugin", True, True, True)
 
 
-async def test_of_very_many_tools_some_are_told_now_and_the_others_later() -> None:
+async def test_of_very_many_tools_some_are_in_this_digest_and_the_others_in_later_ones() -> None:
     metrics = metrics_of(**{f"t{number}": 1 for number in range(MAX_TOOLS + 10)})
     tools = CalledTools(metrics, began=0.0)
     await tools.prepare()

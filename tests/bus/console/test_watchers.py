@@ -44,7 +44,7 @@ async def test_all_who_watch_get_the_same_bytes() -> None:
             await stream.aclose()
 
 
-async def test_who_comes_when_there_are_many_is_told_to_come_back() -> None:
+async def test_a_watcher_beyond_the_limit_gets_a_time_to_reconnect() -> None:
     async with console_bus() as (_, client), contextlib.AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(following(client)) for _ in range(MAX_WATCHERS)]
         for stream in streams:
@@ -153,7 +153,7 @@ async def test_a_stream_of_a_feed_that_was_closed_ends_at_once() -> None:
             await anext(feed.stream())
 
 
-async def test_asking_for_digests_is_no_news_for_the_next_one() -> None:
+async def test_requests_for_digests_are_not_news_in_the_next_one() -> None:
     async with console_bus() as (bus, _):
         first = (await bus.call("toolbus:digest")).output
         for _ in range(3):

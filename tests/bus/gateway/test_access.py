@@ -209,7 +209,7 @@ async def test_a_page_of_another_port_is_refused_unless_it_says_that_its_body_is
 
 
 @pytest.mark.parametrize("kind", SHOWN)
-async def test_a_page_of_another_port_may_send_json_which_its_browser_asks_about_first(bus: Bus, kind: str) -> None:
+async def test_a_page_of_another_port_may_send_json_after_a_preflight(bus: Bus, kind: str) -> None:
     headers = ("Origin: http://localhost:9000", f"Content-Type: {kind}", LENGTH)
     assert (await ask(bus, request("POST /api/tools/clear", HOST, *headers, body=CLEAR))).status == 200
 
@@ -275,7 +275,7 @@ async def test_a_preflight_of_a_browser_gets_no_cors_headers(bus: Bus) -> None:
     assert not [name for name in answer.headers if name.startswith("access-control-")]
 
 
-async def test_what_proxies_say_about_the_client_is_never_believed(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
+async def test_headers_of_proxies_about_the_client_are_ignored(bus: Bus, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for value in ("8.8.8.8", "127.0.0.1"):
         said = (f"X-Forwarded-For: {value}", f"X-Real-IP: {value}", f"Forwarded: for={value};host=x;proto=https")

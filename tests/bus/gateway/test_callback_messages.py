@@ -403,7 +403,7 @@ def _raise(problem: BaseException) -> Any:
         (lambda: _raise(ValueError()), {"output": {"error": "ValueError"}, "is_error": True, "error": "ValueError"}),
     ],
 )
-async def test_what_a_tool_of_the_sdk_did_is_told_apart(handler: Any, answer: dict[str, Any]) -> None:
+async def test_exceptions_and_envelopes_of_a_tool_of_the_sdk_differ(handler: Any, answer: dict[str, Any]) -> None:
     result = await run_handler(
         spec_of(handler, LlmToolMeta("t", handler)), "{}", ToolScope("c", "t"), asyncio.to_thread
     )

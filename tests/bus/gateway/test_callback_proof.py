@@ -83,7 +83,7 @@ async def test_calls_that_come_at_once_share_a_challenge(start: Start) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 15, "x" * 257, "with space " * 2, "é" * 20, 'quote"' * 4])
-def test_what_is_short_or_of_other_characters_is_no_secret(text: str) -> None:
+def test_a_text_that_is_short_or_has_other_characters_is_not_a_secret(text: str) -> None:
     assert not is_secret(text)
 
 

@@ -170,7 +170,7 @@ def must_end(result: Result, wanted: Ends, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ENDS)
-async def test_each_answer_ends_the_call_as_the_contract_says_and_the_next_call_is_right(
+async def test_each_answer_ends_the_call_by_the_contract_and_the_next_call_succeeds(
     bus: Bus, plugin: Misbehaving, name: str
 ) -> None:
     async with Misbehaving() as trap:
@@ -271,7 +271,7 @@ async def test_of_a_cancelled_call_the_rest_of_its_request_is_not_sent() -> None
 # -- connections -------------------------------------------------------------------------------------------------------
 
 
-async def test_connections_are_kept_while_the_plugin_keeps_them(bus: Bus, plugin: Misbehaving) -> None:
+async def test_connections_stay_open_while_the_plugin_leaves_them_open(bus: Bus, plugin: Misbehaving) -> None:
     await offer(bus, {each: plugin.url(each) for each in ("good", "400", "redirect-to-itself", "list")})
     for name in ("good", "400", "redirect-to-itself", "list", "good"):
         await soon(bus, name)

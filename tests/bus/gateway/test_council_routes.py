@@ -264,7 +264,7 @@ async def test_the_list_of_runs_says_of_each_who_took_part_and_how_it_went_newes
     assert 0 < line["ended"] <= listed["runs"][0]["ended"]
 
 
-async def test_a_run_that_is_not_kept_is_not_found_with_what_to_do(house: House) -> None:
+async def test_a_run_that_is_not_stored_gets_404_and_how_to_fix_it(house: House) -> None:
     for answer in (
         await house.http.get("/api/council/runs/" + "x" * 5000),
         await house.http.post("/api/council/retry", json={"run_id": "x" * 256}),

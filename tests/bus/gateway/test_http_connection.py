@@ -160,7 +160,7 @@ async def test_empty_lines_before_a_request_do_not_hold_a_connection(bus: Bus, a
         assert await client.trickle(b"\r\n" * 10_000) == b""
 
 
-async def test_a_connection_on_which_nothing_is_said_is_closed_without_an_answer(bus: Bus) -> None:
+async def test_a_connection_without_a_byte_is_closed_without_an_answer(bus: Bus) -> None:
     async with slow_client(bus.http_address) as client:
         assert await client.trickle(b"") == b""
 
@@ -297,7 +297,7 @@ async def test_clients_can_cause_only_some_lines_of_the_log_in_a_second(
         assert 1 <= logged <= LINES_PER_SECOND * (seconds + 2.0)
 
 
-async def test_the_page_of_documentation_runs_its_own_scripts_alone_and_is_framed_by_nobody(bus: Bus) -> None:
+async def test_the_page_of_documentation_runs_its_own_scripts_alone_and_cannot_be_framed(bus: Bus) -> None:
     answer = await ask(bus, request("GET /docs", HOST))
     assert answer.status == 200
     assert answer.headers.items() >= SECURITY_HEADERS.items()

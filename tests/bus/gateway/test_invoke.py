@@ -66,7 +66,7 @@ async def test_half_a_surrogate_pair_passes_where_arguments_are_not_checked(tool
     assert (await invoke(tools.http, "callback", {"value": half}))["output"] == half
 
 
-async def test_a_call_does_not_wait_for_the_network_to_be_patient(tools: Tools) -> None:
+async def test_a_call_does_not_wait_for_delayed_acknowledgements(tools: Tools) -> None:
     """An answer in two segments waits 40 ms for the first one's acknowledgement, unless told not to."""
     seconds = [math.inf]
     give_up = time.monotonic() + WAIT_SECONDS
@@ -224,7 +224,7 @@ HALVES: list[dict[str, Any]] = [
 ]
 
 
-async def test_half_a_surrogate_pair_anywhere_is_no_fault_of_the_bus(tools: Tools) -> None:
+async def test_half_a_surrogate_pair_anywhere_does_not_cause_an_internal_error(tools: Tools) -> None:
     for name in KINDS:
         for more in HALVES:
             answer = await tools.http.post("/api/tools/invoke", content=json.dumps({"name": name, **more}))
@@ -329,7 +329,7 @@ async def test_a_disconnect_cancels_the_exchange_with_a_callback(tools: Tools) -
         await until(lambda: not tools.bus.dispatcher.in_flight.active, "the exchange to end")
 
 
-async def test_a_client_that_says_what_it_accepts_is_asked_and_answers_by_the_same_request() -> None:
+async def test_a_client_that_accepts_questions_gets_them_and_answers_by_the_same_request() -> None:
     body: dict[str, Any] = {"name": "book", "arguments": {}, "accepts": ["elicitation.form"], "call_id": "c"}
     async with running_bus(http="127.0.0.1:0") as bus, client(bus) as http:
 

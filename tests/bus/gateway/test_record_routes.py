@@ -239,7 +239,7 @@ async def follow(
 
 
 @pytest.mark.parametrize("rate", [2_000, 10_000])
-async def test_told_and_lost_calls_are_all_that_happened_for_every_follower(rate: int) -> None:
+async def test_followed_and_lost_calls_are_all_calls_for_every_follower(rate: int) -> None:
     small = httpx.AsyncHTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)])
     async with (
         running() as bus,

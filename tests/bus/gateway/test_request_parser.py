@@ -51,7 +51,7 @@ async def test_the_body_of_a_request_that_offers_an_upgrade_is_read(bus: Bus, he
 
 
 @pytest.mark.parametrize("pieces", [1, 7, 10_000], ids=["at once", "in sevens", "byte by byte"])
-async def test_a_kept_connection_takes_one_such_request_after_another(bus: Bus, pieces: int) -> None:
+async def test_an_open_connection_takes_one_such_request_after_another(bus: Bus, pieces: int) -> None:
     line = Line(bus)
     one = request(CLEAR, *OFFERS["java"], JSON, f"Content-Length: {len(BODY)}", body=BODY)
     size = -(-len(one) // pieces)

@@ -385,7 +385,7 @@ async def test_tools_of_every_kind_are_listed_with_the_same_keys(gateway: Gatewa
 # -- roles that are full, roles that come later (REST-4, REST-12) ------------------------------------------------------
 
 
-async def test_a_full_role_fails_alone_and_when_all_are_full_nothing_is_kept() -> None:
+async def test_a_full_role_fails_alone_and_when_all_are_full_nothing_is_registered() -> None:
     limits = Limits(tools_per_role=2)
     async with running_bus(http="127.0.0.1:0", roles=("a", "b"), limits=limits) as bus, client(bus) as http:
         gateway = Gateway(bus, http)

@@ -34,7 +34,9 @@ def client() -> httpx.AsyncClient:
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/work"])
-async def test_an_mcp_client_without_a_token_is_told_which_issuer_to_ask(client: httpx.AsyncClient, path: str) -> None:
+async def test_an_mcp_client_without_a_token_gets_the_names_of_the_issuers(
+    client: httpx.AsyncClient, path: str
+) -> None:
     refused = await client.post(path, json={})
     assert refused.status_code == 401
     url = f"https://bus.example:48912{WELL_KNOWN}{path}"
@@ -52,7 +54,7 @@ async def test_other_paths_are_refused_as_before(client: httpx.AsyncClient) -> N
     assert (await client.post(f"{WELL_KNOWN}/mcp")).status_code == 401
 
 
-async def test_a_host_that_is_no_address_is_not_repeated(client: httpx.AsyncClient) -> None:
+async def test_a_host_that_is_not_an_address_is_not_repeated(client: httpx.AsyncClient) -> None:
     for host in ('a"b', "a b", "a/b", "a@b"):
         refused = await client.post("/mcp", headers={"Host": host})
         assert refused.headers["www-authenticate"] == "Bearer"

@@ -149,7 +149,7 @@ async def test_a_404_after_a_result_is_the_answer_of_the_tool(start: Start) -> N
             assert names(bus) == []
 
 
-async def test_a_restored_tool_whose_plugin_ends_trusts_nobody_who_takes_its_port(start: Start) -> None:
+async def test_a_restored_tool_whose_plugin_ends_trusts_no_program_that_takes_its_port(start: Start) -> None:
     with CallbackPlugin().come() as plugin:
         async with start() as bus, Legacy.of(bus) as legacy:
             await legacy.ask("register", name="x", callback_url=plugin.url())

@@ -92,7 +92,7 @@ def test_a_clients_certificate_names_its_identity() -> None:
 
 
 @pytest.mark.parametrize("name", ["http://bus", "bus:48931", "a b", "-a", "", "1.2.3", "a" * 64, "a." * 127, "*", "ü"])
-def test_a_name_that_is_no_host_is_refused_with_an_example(name: str) -> None:
+def test_a_name_that_is_not_a_host_is_refused_with_an_example(name: str) -> None:
     with pytest.raises(SetupError, match="neither a host name nor an IP address: write it as peers dial it"):
         Authority.create(NOW)[0].server([name], NOW)
 
@@ -116,7 +116,7 @@ def test_a_key_that_does_not_fit_is_refused() -> None:
             Authority(broken, one.root_pems)
 
 
-def test_what_the_old_root_says_of_another_than_the_issuing_one_is_left_out() -> None:
+def test_a_cross_certificate_of_another_root_than_the_issuing_one_is_left_out() -> None:
     old, key = Authority.create(NOW)
     rotated, _ = old.rotated(NOW)
     assert Authority(key, rotated.root_pems, rotated.crossed).crossed == b""

@@ -54,7 +54,7 @@ async def published() -> AsyncIterator[Published]:
     await published.keys.close()
 
 
-async def test_an_unknown_key_is_asked_for_at_most_every_30_seconds(published: Published) -> None:
+async def test_an_unknown_key_is_fetched_at_most_every_30_seconds(published: Published) -> None:
     assert (await published.keys.find("a"))["kid"] == "a"
     for _ in range(5):
         with pytest.raises(Unauthenticated, match=r"key 'b', which its issuer login.example does not publish"):
@@ -118,7 +118,7 @@ async def test_a_token_without_the_id_of_its_key_needs_an_issuer_with_one_key(pu
         await published.keys.find("")
 
 
-async def test_keys_can_be_in_a_file_that_nobody_else_may_write(tmp_path: Path) -> None:
+async def test_keys_can_be_in_a_file_that_only_its_owner_may_write(tmp_path: Path) -> None:
     file = tmp_path / "jwks.json"
     file.write_text(json.dumps({"keys": [{**KEY, "kid": "a"}]}))
     now = 0.0
@@ -223,12 +223,12 @@ async def test_keys_are_fetched_over_https_up_to_64_kb(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("path", "status"), [("/moved", 302), ("/none", 404)])
-async def test_a_redirect_or_an_error_is_no_answer(server: Server, path: str, status: int) -> None:
+async def test_a_redirect_or_an_error_is_not_an_answer(server: Server, path: str, status: int) -> None:
     with pytest.raises(SetupError, match=f"the answer is status {status}, it must be 200 without a redirect"):
         await fetch_jwks(server.url + path, server.context)
 
 
-async def test_a_server_that_is_not_trusted_is_not_asked(server: Server) -> None:
+async def test_a_server_that_is_not_trusted_gets_no_request(server: Server) -> None:
     with pytest.raises(aiohttp.ClientConnectorCertificateError):
         await fetch_jwks(server.url + "/keys")
     with pytest.raises(SetupError, match="the URL is not https"):

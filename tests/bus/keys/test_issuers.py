@@ -165,7 +165,7 @@ async def test_clocks_may_differ_a_little(login: PlayedIssuer) -> None:
     assert (await login.issuers.identity_of(login.token(nbf=login.now + 29, iat=login.now + 29))).name == "chat/ann"
 
 
-async def test_a_token_that_somebody_else_signed_is_refused(login: PlayedIssuer) -> None:
+async def test_a_token_that_another_key_signed_is_refused(login: PlayedIssuer) -> None:
     stranger = rsa.generate_private_key(65537, 2048)
     assert "does not prove that issuer login.example issued it" in await refusal(login, login.token(key=stranger))
 
@@ -260,7 +260,7 @@ def test_an_issuer_has_one_record() -> None:
         read_issuers(Reader([table, table], path="issuers", loc=("issuers",)))
 
 
-async def test_everybody_of_an_issuer_can_have_one_identity() -> None:
+async def test_all_users_of_an_issuer_can_have_one_identity() -> None:
     login = PlayedIssuer(Issuer(NAME, "toolbus", f"{NAME}/keys", {"ops": "operator", "*": "chat"}, name="email"))
     token = login.token(groups=None, email="ann@example")
     assert (await login.issuers.identity_of(token)).name == "chat/ann@example"

@@ -29,7 +29,7 @@ from toolbus.sdk.credential import Credential
 KINDS: tuple[Template, ...] = ("plugin", "host", "operator", "reader")
 
 
-def test_a_credential_has_all_that_a_peer_needs_and_nobody_else_may_read_it(keys: KeysDirectory) -> None:
+def test_a_credential_has_all_that_a_peer_needs_and_only_its_owner_may_read_it(keys: KeysDirectory) -> None:
     made = keys.add("chat")
     assert set(made) == {"id", "name", "address", "expires", "token", "ca", "certificate", "key"}
     assert (made["name"], made["address"]) == ("chat", ADDRESS)

@@ -148,7 +148,7 @@ def test_a_key_that_is_removed_or_ends_sooner_is_named(keys: KeysDirectory) -> N
         ring.current(session)
 
 
-def test_a_broken_file_keeps_what_was_in_force_and_is_logged_once(
+def test_a_broken_file_changes_nothing_and_is_logged_once(
     keys: KeysDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = keys.add("chat", calls("*"))
@@ -166,7 +166,7 @@ def test_a_broken_file_keeps_what_was_in_force_and_is_logged_once(
 
 
 @pytest.mark.parametrize("how", ["remove", "open", "empty", "link"])
-def test_a_file_that_cannot_be_trusted_keeps_what_was_in_force(
+def test_a_file_that_cannot_be_trusted_changes_nothing(
     keys: KeysDirectory, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = keys.add("chat")
@@ -241,7 +241,7 @@ def test_without_the_authoritys_key_a_due_certificate_is_warned_about_once_a_day
 
 
 @pytest.mark.parametrize(("name", "content"), [(SERVER, b"nothing"), (CA, b"nothing"), (CA, b"\xff")])
-def test_a_broken_certificate_keeps_the_one_in_force(keys: KeysDirectory, name: str, content: bytes) -> None:
+def test_a_broken_certificate_does_not_replace_the_one_in_force(keys: KeysDirectory, name: str, content: bytes) -> None:
     ring = keys.ring()
     before = ring.server_certificate()
     (keys.path / name).unlink()

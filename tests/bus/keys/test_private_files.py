@@ -110,7 +110,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_one(folder: Path) -> N
         assert [path.name for path in folder.iterdir()] == ["lock"]
 
 
-def test_a_second_writer_waits_for_the_first_and_is_told_if_it_does_not_end(folder: Path) -> None:
+def test_a_second_writer_waits_for_the_first_and_fails_if_it_does_not_end(folder: Path) -> None:
     with locked(folder), pytest.raises(SetupError, match=r"another program has changed .* for 0.05 seconds"):
         locked(folder, 0.05).__enter__()
     entered, leave, order = threading.Event(), threading.Event(), []

@@ -170,7 +170,7 @@ def test_a_tool_whose_calls_were_all_refused_has_no_quantile() -> None:
     assert counts.quantiles(0.5) == [None]
 
 
-def test_a_mark_tells_what_was_counted_since() -> None:
+def test_a_mark_finds_the_tools_that_were_called_since() -> None:
     metrics = CallMetrics()
     one, two = metrics.take("p", "one"), metrics.take("p", "two")
     one.add_one(0.0, 1.0)
@@ -246,7 +246,7 @@ def test_what_others_count_is_the_sum_of_what_has_no_series() -> None:
     assert metrics.others.seconds == pytest.approx(40 * (0.5 + 0.25 + 1.5))
 
 
-def test_a_tool_that_is_gone_loses_its_series_after_an_hour() -> None:
+def test_a_tool_that_left_the_catalog_loses_its_series_after_an_hour() -> None:
     metrics = CallMetrics(1)
     metrics.take("p", "gone").add_one(99.0, 100.0)
     metrics.take("p", "stays").add_one(99.0, 100.0)

@@ -97,7 +97,7 @@ def test_each_kind_is_declared_as_its_format_wants_it() -> None:
     )
 
 
-def test_values_that_are_no_numbers_are_written_by_their_names() -> None:
+def test_infinity_and_nan_are_written_by_their_names() -> None:
     for _, samples in in_both(
         [Family("g", "gauge", "G.", [Sample(math.inf, {"n": "1"}), Sample(math.nan, {"n": "2"})])]
     ):

@@ -40,7 +40,7 @@ def read(text: str) -> dict[str, Values]:
     return found
 
 
-async def test_a_scrape_tells_what_happened() -> None:
+async def test_a_scrape_shows_the_calls_that_ended() -> None:
     async with running_bus(http="127.0.0.1:0", grace_seconds=0.0) as bus:
         plugin = Plugin("p", address=bus.grpc_addresses[0])
 
@@ -97,7 +97,7 @@ async def test_without_metrics_there_is_no_path() -> None:
         assert (await scrape(bus)).status_code == 404
 
 
-async def test_nothing_of_arguments_outputs_and_users_is_told() -> None:
+async def test_metrics_show_no_arguments_outputs_and_users() -> None:
     async with (
         running_bus(http="127.0.0.1:0", record_contents=True, grace_seconds=0.0) as bus,
         Host(bus.grpc_addresses[0]) as host,
@@ -129,7 +129,7 @@ def abs_of(number: int) -> int:
     return abs(number)
 
 
-async def test_a_source_that_left_in_good_order_is_not_told_of_and_a_host_is_none() -> None:
+async def test_metrics_show_neither_sources_that_drained_nor_hosts() -> None:
     async with running_bus(http="127.0.0.1:0") as bus, Host(bus.grpc_addresses[0]):
         async with _with_one_tool(bus) as plugin:
             await plugin.ready()
@@ -152,7 +152,7 @@ async def test_a_source_that_was_lost_is_down_until_it_is_back() -> None:
             assert read((await scrape(bus)).text)["toolbus_source_up"]["p",] == 1
 
 
-async def test_what_identities_use_and_when_their_keys_end_is_told(tmp_path: Path) -> None:
+async def test_metrics_show_the_calls_of_identities_and_when_their_keys_end(tmp_path: Path) -> None:
     keys = KeysDirectory(tmp_path, time.time())
     chat = keys.add("chat", template("host", "chat"))
     reader = keys.add("prometheus", Scopes(administer=frozenset({"metrics"})))

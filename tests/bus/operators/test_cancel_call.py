@@ -17,7 +17,7 @@ from toolbus.errors import Code, NotPermitted
 from toolbus.testing import running_bus
 
 
-async def test_the_caller_is_told_that_an_operator_cancelled_and_the_plugin_stops(tmp_path: Path) -> None:
+async def test_the_caller_gets_an_error_that_names_the_operator_and_the_plugin_stops(tmp_path: Path) -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
     async with running_bus(data_dir=tmp_path) as bus:
         plugin = Plugin("reports", address=bus.grpc_addresses[0])

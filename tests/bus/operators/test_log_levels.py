@@ -105,7 +105,7 @@ def test_what_cannot_be_set_is_refused_by_name(
     assert levels.show()["changed"] == {}
 
 
-async def test_a_bus_that_stops_puts_back_the_levels_that_it_was_asked_to_change() -> None:
+async def test_a_bus_that_stops_restores_the_levels_that_it_changed() -> None:
     before = logging.getLogger("toolbus").level
     async with running_bus() as bus:
         shown = (await bus.call("toolbus:log_level", {"logger": "toolbus", "level": "debug"})).output

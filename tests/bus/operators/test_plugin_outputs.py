@@ -194,7 +194,7 @@ async def test_asking_for_output_leaves_no_record_of_a_call() -> None:
         assert list(bus.records) == []
 
 
-async def test_asking_for_the_output_of_a_supervisor_that_is_gone_leaves_no_record_either() -> None:
+async def test_a_request_for_the_output_of_a_detached_supervisor_leaves_no_record_either() -> None:
     supervisor = _Supervisor()
     supervisor.says("weather", "one")
     async with running_bus(grace_seconds=0.0) as bus:

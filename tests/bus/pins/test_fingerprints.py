@@ -16,7 +16,7 @@ def seen(tools: Any, **more: Any) -> dict[str, str]:
     return subjects_of(tools, **more)
 
 
-def test_what_is_seen_first_is_trusted() -> None:
+def test_the_first_declarations_are_trusted() -> None:
     for pin in ("warn", "block"):
         result = review({}, seen(FIRST), pin)
         assert (result.news, result.blocked, pending(result.pinned)) == ((), frozenset(), {})

@@ -197,7 +197,7 @@ def test_a_configuration_with_another_pin_or_no_source_is_refused(tmp_path: Path
 # -- remembering -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_trusted_outlives_a_restart_and_the_first_time_does_not(tmp_path: Path) -> None:
+def test_fingerprints_survive_a_restart_and_the_first_minute_does_not(tmp_path: Path) -> None:
     for declared, waiting in (
         ([Tool("t")], []),
         ([Tool("t", "x"), Tool("u")], [("t", ""), ("u", "")]),

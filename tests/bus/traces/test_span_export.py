@@ -108,7 +108,7 @@ async def test_a_collector_that_stands_still_costs_the_bus_only_spans() -> None:
         seen.held.set()
 
 
-async def test_a_collector_that_is_gone_is_told_once_and_its_return_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_loss_of_a_collector_is_logged_once_and_its_return_too(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with collector() as seen, exporting(seen.url) as export:
         seen.status = 400

@@ -30,7 +30,7 @@ def test_ours_is_what_was_registered_under_this_name_role_source_and_url() -> No
     assert not ownership.owns("t", "r1", held(MINE._replace(callback_url="http://127.0.0.1:1/t")))
 
 
-def test_what_is_neither_wanted_nor_listed_is_forgotten_after_a_while() -> None:
+def test_a_registration_that_is_neither_planned_nor_listed_is_forgotten_after_a_while() -> None:
     ownership = Ownership()
     ownership.add(MINE, 0.0)
     listed = UpstreamListing(("r1",), {"t": {"r1": held(MINE)}})
@@ -42,7 +42,7 @@ def test_what_is_neither_wanted_nor_listed_is_forgotten_after_a_while() -> None:
     assert ownership.registrations == []
 
 
-def test_the_file_keeps_the_registrations_of_each_main_server(tmp_path: Path) -> None:
+def test_the_file_holds_the_registrations_of_each_main_server(tmp_path: Path) -> None:
     OwnershipFile(tmp_path, SERVER).save([MINE, FOR_ONE])
     OwnershipFile(tmp_path, "http://127.0.0.1:2").save([MINE])
     assert OwnershipFile(tmp_path, SERVER).earlier == [MINE, FOR_ONE]

@@ -86,7 +86,7 @@ async def test_an_offline_tool_stays_registered_until_its_grace_is_over(server: 
 # -- what the other side loses -------------------------------------------------------------------------------------
 
 
-async def test_what_the_server_forgot_is_put_back(server: MainServer, side: Side) -> None:
+async def test_a_registration_that_the_server_lost_is_repeated(server: MainServer, side: Side) -> None:
     side.offer("a", tool("t"), tool("u"))
     await side.connect(server.url)
     for _ in range(3):
@@ -95,7 +95,7 @@ async def test_what_the_server_forgot_is_put_back(server: MainServer, side: Side
         server.tools["default"].clear()
 
 
-async def test_a_changed_description_over_there_is_put_right(server: MainServer, side: Side) -> None:
+async def test_a_description_that_was_changed_there_is_restored(server: MainServer, side: Side) -> None:
     side.offer("a", tool("t", "mine"))
     await side.connect(server.url)
     await server.until(lambda: server.names() == ["t"])

@@ -70,7 +70,9 @@ async def test_a_name_that_is_taken_in_one_role_is_registered_in_the_others(serv
     assert "'more'" in side.warning("t")
 
 
-async def test_a_replaced_tool_is_put_back_when_the_other_one_is_gone(server: MainServer, side: Side) -> None:
+async def test_a_replaced_tool_is_registered_again_when_the_other_one_was_withdrawn(
+    server: MainServer, side: Side
+) -> None:
     side.offer("a", tool("t"))
     await side.connect(server.url)
     await server.until(lambda: server.names() == ["t"])
@@ -111,7 +113,7 @@ async def test_in_other_roles_a_replaced_tool_is_put_back_role_by_role() -> None
         await upstream.stop()
 
 
-async def test_a_tool_of_the_same_source_and_name_is_not_replaced_and_registered_once_it_is_gone(
+async def test_a_tool_of_the_same_source_and_name_is_not_replaced_and_ours_is_registered_once_it_was_withdrawn(
     server: MainServer, side: Side
 ) -> None:
     other = Side()
