@@ -86,11 +86,8 @@ class Registrations:
         self._handlers.update(restore_handlers(approved, self._registry, self._limits, self._handler))
         if stored:
             self._registry.take_unsaved()  # all of them; most are as they were persisted
-            changed = [
-                each
-                for each in self._handlers.values()
-                if set(self._writer.places(each)) != set(stored[each.key].offers)
-            ]
+            places, handlers = self._writer.places, self._handlers.values()
+            changed = [each for each in handlers if set(places(each)) != set(stored[each.key].offers)]
             self._writer.write(changed, removed=stored.keys() - self._handlers.keys())
         if self._origins:
             offline = [origin for origin in self._origins.values() if not origin.online]
@@ -171,7 +168,7 @@ class Registrations:
         self._check_source(source)
         items: list[tuple[CompiledTool, CallbackUrl]] = []
         faults: list[tuple[pb.Tool, RequestError]] = []
-        seen, new_roles = set[tuple[str, str]](), set[str]()
+        seen, new_roles, check_role = set[tuple[str, str]](), set[str](), self._presence.review.check_role
         self._audit.check()
         for message in request.tools:
             try:
@@ -179,9 +176,7 @@ class Registrations:
                     raise declared_twice(message.name)
                 seen.add(key)
                 item = self._read(message)
-                self._presence.review.check_role(
-                    Principal(source), message.role, all_or_none=request.all_or_none, new=new_roles
-                )
+                check_role(Principal(source), message.role, all_or_none=request.all_or_none, new=new_roles)
                 items.append(item)
             except RequestError as fault:
                 faults.append((message, fault))
