@@ -1,8 +1,8 @@
-"""Runs `tools/call`: one call on the bus, whose progress, result or failure is told as MCP has it.
+"""Runs `tools/call`: one call on the bus, whose progress, result or failure is written in the form of MCP.
 
-There are two planes of failure. What the client got wrong is a JSON-RPC error: an unknown tool, a missing capability, a
-fault of the bus. Everything else is a result with `isError`, which a model reads: bad arguments, refusals, failures of
-the tool and of the way to it.
+Failures have two forms. An unknown tool, a missing capability of the client or an internal error of the bus is a
+JSON-RPC error. Everything else is a result with `isError`, which a model reads: invalid arguments, refusals, failures
+of the tool and of the connection to it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, CallError, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 
 ERROR_META = "dev.toolbus/error"  # of a result: why a call failed, for programs
-# The reason of an error that a mounted server answered as a JSON-RPC error.
+# The reason of a failed call that a mounted server answered with a JSON-RPC error.
 RPC_REASON = re.compile(r"jsonrpc:(-?[0-9]{1,9})", re.ASCII)
 MAX_CALLERS = 256
 RETRIED = frozenset({Code.UNAVAILABLE, Code.OVERLOADED})
@@ -51,7 +51,7 @@ class Calls:
         return f"<Calls {sum(len(caller.in_flight) for caller in self._callers.values())}>"
 
     def caller(self, request: McpRequest) -> LocalCaller:
-        """Returns who calls on behalf of a request's client."""
+        """Returns the caller for a request's client."""
         profile, identity = request.profile, request.identity
         key = (profile.name, identity.name, identity.scopes)
         caller = self._callers.get(key)
@@ -64,7 +64,7 @@ class Calls:
     async def run(
         self, request: McpRequest, call: pb.ToolCall, on_progress: OnProgress | None, seconds: float
     ) -> Result:
-        """Makes a call, and makes it again while a tool is only busy or away, for at most some seconds."""
+        """Makes a call; repeats it while the tool is busy or offline, for at most `seconds`."""
         caller, loop = self.caller(request), asyncio.get_running_loop()
         result = await caller.call(call, on_progress)
         if not _may_retry(result.error):
@@ -85,15 +85,15 @@ class Calls:
 
 
 def call_of(request: McpRequest, target: TargetTool) -> pb.ToolCall:
-    """Returns the call that a request makes.
+    """Returns the call of a request.
 
     Raises:
-        RpcError: headers say something else than the arguments, or the tool needs what the client cannot do.
+        RpcError: headers differ from the arguments, or the client lacks a capability that the tool needs.
     """
     params, profile = request.params, request.profile
     assert isinstance(params, CallParams)  # `PARAMS` says so
     arguments = bytes(params.arguments)
-    # In search mode the client does not know which arguments it should repeat.
+    # In search mode the client does not know the arguments that it should repeat.
     if target.marked and request.headers and request.modern and profile.show != "search":
         check_param_headers(request, target, arguments)
     if request.modern:
@@ -101,7 +101,7 @@ def call_of(request: McpRequest, target: TargetTool) -> pb.ToolCall:
     call = pb.ToolCall(name=target.name, arguments_json=arguments.decode(), accepts=request.client.accepts)
     if profile.role:
         call.role = profile.role
-    # An SDK declares the default where its author says nothing.
+    # An SDK declares the default if its author sets none.
     if profile.timeout_seconds and target.tool.timeout_seconds in (0.0, DEFAULT_TIMEOUT_SECONDS):
         call.timeout_seconds = profile.timeout_seconds
     if profile.user:
@@ -120,10 +120,10 @@ def seconds_of(call: pb.ToolCall, target: TargetTool) -> float:
 
 
 def check_needs(request: McpRequest, target: TargetTool) -> None:
-    """Checks that a modern client can answer what the tool will ask.
+    """Checks that a modern client accepts the questions that the tool is declared to ask.
 
     Raises:
-        RpcError: it cannot.
+        RpcError: it does not.
     """
     missing = [need for need in target.tool.needs if need not in request.client.accepts]
     if missing:
@@ -139,7 +139,7 @@ def check_param_headers(request: McpRequest, target: TargetTool, arguments: byte
     """Checks the headers that repeat arguments.
 
     Raises:
-        RpcError: one is missing, or says something else than the argument.
+        RpcError: one is missing, or differs from the argument.
     """
     values = msgspec.json.decode(arguments)
     for name, path in target.marked.items():
@@ -156,9 +156,9 @@ def check_param_headers(request: McpRequest, target: TargetTool, arguments: byte
 
 
 class ProgressReport:
-    """Tells a client about the progress of its call.
+    """Reports the progress of a call to its client.
 
-    Numbers must rise strictly, or clients drop the stream; what does not is left out. A text without a number is a log
+    Numbers must rise strictly, or clients drop the stream; others are left out. A text without a number is a log
     message.
     """
 
@@ -187,15 +187,15 @@ def write_result(result: Result, request: McpRequest) -> bytes:
     """Returns a result as the text of a `CallToolResult`.
 
     Raises:
-        RpcError: the failure is of the first plane.
+        RpcError: the failure is a JSON-RPC error.
     """
     error = result.error
     if error is not None:
-        check_plane(error, result, request)
+        raise_rpc_error(error, result, request)
     modern = request.modern
     structured = structured_text(result.output_json, modern=modern)
     raw = raw_json(structured) if structured else None
-    text = (replace(result, content=()) if result.content else result).text  # content goes out as it is
+    text = (replace(result, content=()) if result.content else result).text  # content is written as blocks
     parts = [b'{"content":', encode(write_content(result, text))]
     if raw is not None and error is None:
         parts += [b',"structuredContent":', bytes(raw)]
@@ -212,11 +212,11 @@ def write_result(result: Result, request: McpRequest) -> bytes:
     return b"".join(parts)
 
 
-def check_plane(error: CallError, result: Result, request: McpRequest) -> None:
-    """Raises the failures that are not results.
+def raise_rpc_error(error: CallError, result: Result, request: McpRequest) -> None:
+    """Raises a failure that is a JSON-RPC error; returns for one that is a result.
 
     Raises:
-        RpcError: the tool is not there, the bus has a fault, or a mounted server answered with such an error.
+        RpcError: the tool is unknown, the bus has an internal error, or a mounted server answered with such an error.
     """
     if error.code == Code.NOT_FOUND and error.stage == Stage.NOT_DISPATCHED:
         raise unknown_tool(getattr(request.params, "name", ""))
@@ -229,12 +229,12 @@ def check_plane(error: CallError, result: Result, request: McpRequest) -> None:
 
 
 def unknown_tool(name: str) -> RpcError:
-    """Returns the error for a tool that the client does not see."""
-    return RpcError(McpCode.INVALID_PARAMS, f"Unknown tool: {quote(name)}; tools/list has those that there are")
+    """Returns the error for a tool that is not visible to the client."""
+    return RpcError(McpCode.INVALID_PARAMS, f"Unknown tool: {quote(name)}; tools/list has the available tools")
 
 
 def describe(error: CallError) -> dict[str, Any]:
-    """Returns why a call failed, for programs."""
+    """Returns the error of a failed call, for programs."""
     described: dict[str, Any] = {
         "code": error.code.name,
         "stage": error.stage.name,

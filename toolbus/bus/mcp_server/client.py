@@ -1,4 +1,4 @@
-"""Declares what an MCP client says it can do, and the way back to it."""
+"""Declares the capabilities of an MCP client, and the channel for messages to it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "e
 
 @dataclass(frozen=True, slots=True)
 class ClientCapabilities:
-    """What a client says it can do.
+    """The capabilities that a client declares.
 
     Attributes:
-        accepts: the questions that it answers, in words of `ToolCall.accepts`.
+        accepts: the questions that it accepts, in words of `ToolCall.accepts`.
         extensions: the names of extensions of the protocol.
     """
 
@@ -34,11 +34,11 @@ class ClientCapabilities:
 
 
 class Channel(Protocol):
-    """Where messages to the client go that made a request, before its answer."""
+    """Sends messages to the client of a request, before its response."""
 
     @property
     def takes_messages(self) -> bool:
-        """Whether messages reach the client; over HTTP it has to accept streams."""
+        """Whether messages reach the client; over HTTP it must accept streams."""
 
     def send(self, message: bytes) -> None:
-        """Sends a message, at once or as soon as the client reads. Never waits."""
+        """Sends a message, at once or when the client reads; never waits."""

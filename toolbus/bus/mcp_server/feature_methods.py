@@ -1,4 +1,4 @@
-"""Answers the methods for what mounted servers have beside tools: prompts, resources, their templates, completions."""
+"""Answers the methods for prompts, resources, templates and completions of mounted servers."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ Json = dict[str, Any]
 
 
 async def list_prompts(server: McpServer, request: McpRequest) -> bytes:
-    """Lists the prompts that the client sees."""
-    found = server.features.prompts(request.profile, request.identity)
+    """Lists the prompts that are visible to the client."""
+    prompts = server.features.prompts(request.profile, request.identity)
     await server.save_names()
-    return _page(server, request, "prompts", [{**declared, "name": wire} for wire, (_, declared) in found.items()])
+    return _page(server, request, "prompts", [{**declared, "name": wire} for wire, (_, declared) in prompts.items()])
 
 
 async def list_resources(server: McpServer, request: McpRequest) -> bytes:
-    """Lists the resources that the client sees."""
-    found = server.features.resources(request.profile, request.identity)
-    return _page(server, request, "resources", [declared for _, declared in found.values()])
+    """Lists the resources that are visible to the client."""
+    resources = server.features.resources(request.profile, request.identity)
+    return _page(server, request, "resources", [declared for _, declared in resources.values()])
 
 
 async def list_templates(server: McpServer, request: McpRequest) -> bytes:
-    """Lists the templates of resources that the client sees."""
-    found = server.features.templates(request.profile, request.identity)
-    return _page(server, request, "resourceTemplates", [declared for _, declared in found.values()])
+    """Lists the templates of resources that are visible to the client."""
+    templates = server.features.templates(request.profile, request.identity)
+    return _page(server, request, "resourceTemplates", [declared for _, declared in templates.values()])
 
 
 async def get_prompt(server: McpServer, request: McpRequest) -> bytes:
@@ -80,9 +80,9 @@ async def complete(server: McpServer, request: McpRequest) -> bytes:
         reference = {**reference, "name": declared["name"]}
     elif kind == "ref/resource":
         uri = str(reference.get("uri"))
-        found = server.features.templates(request.profile, request.identity).get(uri)
+        template = server.features.templates(request.profile, request.identity).get(uri)
         providers = (
-            server.features.providers_of(request.profile, request.identity, uri) if found is None else [found[0]]
+            server.features.providers_of(request.profile, request.identity, uri) if template is None else [template[0]]
         )
         if not providers:
             raise unknown_resource(request, uri)
@@ -95,7 +95,7 @@ async def complete(server: McpServer, request: McpRequest) -> bytes:
 
 
 async def subscribe(server: McpServer, request: McpRequest) -> bytes:
-    """Has a legacy session told of each update of a resource."""
+    """Notifies a legacy session of each update of a resource."""
     session, uri = request.session, request.text("uri")
     if session is not None and uri not in session.subscriptions:
         server.subscriptions.check_room(len(session.subscriptions))
@@ -112,7 +112,7 @@ async def subscribe(server: McpServer, request: McpRequest) -> bytes:
 
 
 async def unsubscribe(server: McpServer, request: McpRequest) -> bytes:
-    """Ends a subscription; one that is not there is ignored."""
+    """Ends a subscription; an unknown one is ignored."""
     session = request.session
     end = session.subscriptions.pop(request.text("uri"), None) if session is not None else None
     if end is not None:
@@ -121,16 +121,16 @@ async def unsubscribe(server: McpServer, request: McpRequest) -> bytes:
 
 
 def unknown_resource(request: McpRequest, uri: str) -> RpcError:
-    """Returns the error for a resource that the client does not see."""
+    """Returns the error for a resource that is not visible to the client."""
     code = McpCode.INVALID_PARAMS if request.modern else McpCode.RESOURCE_NOT_FOUND
-    return RpcError(code, f"Unknown resource: {quote(uri)}; resources/list has those that there are", {"uri": uri})
+    return RpcError(code, f"Unknown resource: {quote(uri)}; resources/list has the available resources", {"uri": uri})
 
 
 def _prompt(server: McpServer, request: McpRequest, wire: str) -> tuple[FeatureProvider, Declaration]:
-    found = server.features.prompts(request.profile, request.identity).get(wire)
-    if found is None:
-        raise RpcError(McpCode.INVALID_PARAMS, f"Unknown prompt: {quote(wire)}; prompts/list has those that there are")
-    return found
+    prompt = server.features.prompts(request.profile, request.identity).get(wire)
+    if prompt is None:
+        raise RpcError(McpCode.INVALID_PARAMS, f"Unknown prompt: {quote(wire)}; prompts/list has the available prompts")
+    return prompt
 
 
 def _page(server: McpServer, request: McpRequest, key: str, entries: list[Declaration]) -> bytes:
@@ -143,7 +143,7 @@ def _page(server: McpServer, request: McpRequest, key: str, entries: list[Declar
         try:
             content = server.sealer.open(str(cursor), *bound)
         except BrokenSeal:
-            raise RpcError(McpCode.INVALID_PARAMS, "cursor is of no list of this server: list from the start") from None
+            raise RpcError(McpCode.INVALID_PARAMS, "cursor is not from this server: list from the start") from None
         number = int.from_bytes(content[8:], "big")
         if content[:8] != digest:
             raise RpcError(McpCode.INVALID_PARAMS, "the list has changed since its first page: list from the start")
@@ -159,13 +159,13 @@ def _page(server: McpServer, request: McpRequest, key: str, entries: list[Declar
 async def _ask(
     server: McpServer, request: McpRequest, providers: list[FeatureProvider], own: Mapping[str, Any]
 ) -> bytes:
-    """Has the first provider that knows it answer a request.
+    """Forwards a request to its providers in turn, until one knows the resource.
 
     Args:
-        own: params in the provider's own words; the others go on as they are.
+        own: params that replace those of the request, with the provider's own names.
     """
     if not request.identity.may_call:
-        raise RpcError(McpCode.INVALID_REQUEST, f"{request.identity.shown} may ask no server: its scope in_flight is 0")
+        raise RpcError(McpCode.INVALID_REQUEST, f"{request.identity.shown} may not call servers: its in_flight is 0")
     fields: Json = {**{name: value for name, value in request.fields.items() if name not in NOT_BOUND}, **own}
     report = ProgressReport(request) if request.meta.progress_token is not None else None
     asker = Requester(request.client.accepts, request.identity, request.profile.user, report)
@@ -194,7 +194,7 @@ async def _first(
 
 
 def _write(request: McpRequest, result: dict[str, Any], limits: Limits) -> bytes | Questions:
-    """Writes what a provider answered, in the era of the request."""
+    """Writes the answer of a provider in the form of the request's era."""
     if result.get("resultType") == "input_required":
         try:
             requests = check_requests(result["inputRequests"], limits) if result.get("inputRequests") else {}

@@ -1,7 +1,7 @@
-"""Shows each client what mounted servers have beside tools: prompts, resources, templates of resources.
+"""Shows each client the prompts, resources and templates of mounted servers that it may see.
 
-Prompts are named like tools, with the name of their mount before their own. URIs stay as they are, since they also
-stand in results; one that several mounts have belongs to the first of them.
+Prompts are named like tools: `MOUNT_NAME`. URIs are not changed, since results contain them too; a URI of several
+mounts belongs to the first of them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from toolbus.newest import NewestCache
 
 log = logging.getLogger("toolbus.mcp")
 
-MAX_NOTICES = 1_000  # URIs of several mounts that were logged
-MAX_MATCHED = 4096  # characters of a URI, or a template, that are compared
+MAX_NOTICES = 1_000  # logged URIs of several mounts
+MAX_MATCHED = 4096  # characters of a URI or template; a longer one never matches
 MAX_VARIABLES = 16  # of such a template
 _VARIABLE = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
-_EXCLUDED = {"": "/?#", ".": "/?#", "/": "?#"}  # by a variable's operator, what its value does not hold
+_EXCLUDED = {"": "/?#", ".": "/?#", "/": "?#"}  # operator of a variable → characters that its value cannot have
 
 Declaration = Mapping[str, Any]
 
 
 class FeatureView:
-    """What the clients of each profile see of the providers."""
+    """The visible prompts, resources and templates of each profile."""
 
     def __init__(self, features: Features, policy: Policy, names: ToolNames) -> None:
         self._features = features
@@ -45,25 +45,25 @@ class FeatureView:
 
     def prompts(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
         """Returns the prompts by their names towards clients."""
-        found = {}
+        prompts = {}
         for provider, declared in self._declared("prompts", lambda each: each.prompts()):
             name, source = str(declared.get("name", "")), provider.source
             if name and self._sees(profile, identity, name, provider):
                 wire = self._names.name_of(profile, f"{source}:{name}", name, source)
-                found[wire] = (provider, declared)
-        return found
+                prompts[wire] = (provider, declared)
+        return prompts
 
     def instructing(
         self, profile: Profile, identity: Identity, sources_of_tools: Callable[[], Collection[str]]
     ) -> list[FeatureProvider]:
-        """Returns the mounts whose instructions are handed on, and of which the profile has something."""
-        found = [provider for provider in self._features.providers if provider.instructions]
-        if not found:
-            return found
-        rest = (self.prompts, self.resources, self.templates)
-        seen = {provider.source for list_of in rest for provider, _ in list_of(profile, identity).values()}
-        seen.update(sources_of_tools())
-        return [provider for provider in found if provider.source in seen]
+        """Returns the mounts that share their instructions and have something visible in the profile."""
+        providers = [provider for provider in self._features.providers if provider.instructions]
+        if not providers:
+            return providers
+        lists = (self.prompts, self.resources, self.templates)
+        visible = {provider.source for list_of in lists for provider, _ in list_of(profile, identity).values()}
+        visible.update(sources_of_tools())
+        return [provider for provider in providers if provider.source in visible]
 
     def resources(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
         """Returns the resources by URI, each of the first mount that has it."""
@@ -74,21 +74,21 @@ class FeatureView:
         return self._by_uri(profile, identity, "uriTemplate", lambda each: each.templates())
 
     def providers_of(self, profile: Profile, identity: Identity, uri: str) -> list[FeatureProvider]:
-        """Returns who may have a resource, those first that are likeliest to.
+        """Returns the mounts that may have a resource, the most likely first.
 
-        One that is not listed may stand in a result of a tool. It is asked for at mounts that have others of its scheme
-        only: a URI may hold what is not meant for every server.
+        A URI that is not listed may come from a result of a tool. Only mounts with other URIs of its scheme get it: it
+        may contain data that other servers must not see.
         """
         resources, templates = self.resources(profile, identity), self.templates(profile, identity)
-        found = [resources[uri][0]] if uri in resources else []
-        found += [provider for template, (provider, _) in templates.items() if matches(template, uri)]
-        scheme = uri.partition(":")[0]
-        if not found:
-            found = [owner for each, (owner, _) in (*resources.items(), *templates.items()) if _scheme(each) == scheme]
-        return [each for each in dict.fromkeys(found) if self._sees(profile, identity, uri, each)]
+        owners = [resources[uri][0]] if uri in resources else []
+        owners += [provider for template, (provider, _) in templates.items() if matches(template, uri)]
+        scheme = _scheme(uri)
+        if not owners:
+            owners = [owner for each, (owner, _) in (*resources.items(), *templates.items()) if _scheme(each) == scheme]
+        return [each for each in dict.fromkeys(owners) if self._sees(profile, identity, uri, each)]
 
     def digest(self, kind: str, profile: Profile, identity: Identity) -> bytes:
-        """Returns a digest of what is listed of a kind: `prompts`, or `resources` with their templates."""
+        """Returns a digest of a list: `prompts`, or `resources` with their templates."""
         if kind == "prompts":
             tables = [self.prompts(profile, identity)]
         else:
@@ -97,7 +97,7 @@ class FeatureView:
         return hashlib.sha256(encode(content)).digest()
 
     def _sees(self, profile: Profile, identity: Identity, name: str, provider: FeatureProvider) -> bool:
-        """Tells whether a prompt or a URI exists for clients, by the rules of the tools of its mount."""
+        """Tells whether a prompt or URI is visible, by the rules for tools of its mount."""
         source, role, scopes = provider.source, provider.role, identity.scopes
         listed = f"{source}:{name}"
         return (
@@ -124,27 +124,27 @@ class FeatureView:
         key: str,
         declared: Callable[[FeatureProvider], Sequence[Declaration]],
     ) -> dict[str, tuple[FeatureProvider, Declaration]]:
-        found: dict[str, tuple[FeatureProvider, Declaration]] = {}
+        by_uri: dict[str, tuple[FeatureProvider, Declaration]] = {}
         for provider, declaration in self._declared("resources", declared):
             uri = declaration.get(key)
             if not isinstance(uri, str) or not self._sees(profile, identity, uri, provider):
                 continue
-            if uri not in found:
-                found[uri] = (provider, declaration)
+            if uri not in by_uri:
+                by_uri[uri] = (provider, declaration)
             elif uri not in self._noticed:
                 self._noticed[uri] = None
-                first = found[uri][0].source
+                first = by_uri[uri][0].source
                 log.warning(
                     "%s has the resource %.200r of %s too: it is read from %s", provider.source, uri, first, first
                 )
-        return found
+        return by_uri
 
 
 def matches(template: str, uri: str) -> bool:
     """Tells whether a URI may have been made from a template (RFC 6570).
 
-    A regular expression would take for ever for the templates of a hostile server, so all places where a part of the
-    template may end are kept at once.
+    A regular expression could need unlimited time for the templates of a hostile server, so the set of all places where
+    a part of the template may end is computed instead.
     """
     variables = list(_VARIABLE.finditer(template[:MAX_MATCHED]))
     if len(uri) > MAX_MATCHED or len(template) > MAX_MATCHED or len(variables) > MAX_VARIABLES:
@@ -163,17 +163,17 @@ def _after_text(uri: str, places: Iterable[int], text: str) -> set[int]:
 
 
 def _after_variable(uri: str, places: Iterable[int], operator: str) -> set[int]:
-    """Returns where the value of a variable may end that begins at one of some places."""
+    """Returns the places where a variable's value may end if it begins at one of some places."""
     excluded, starts = _EXCLUDED.get(operator, ""), operator in ("/", ".")  # these begin with their operator
-    found: set[int] = set()
+    ends: set[int] = set()
     for place in sorted(places):
-        found.add(place)
+        ends.add(place)
         if starts and not uri.startswith(operator, place):
             continue
-        while place < len(uri) and place + 1 not in found and uri[place] not in excluded:
+        while place < len(uri) and place + 1 not in ends and uri[place] not in excluded:
             place += 1
-            found.add(place)
-    return found
+            ends.add(place)
+    return ends
 
 
 def _scheme(uri: str) -> str:

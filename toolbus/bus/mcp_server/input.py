@@ -1,8 +1,8 @@
-"""Has clients answer what is asked in the middle of a request, each in the way of its era.
+"""Has clients answer questions in the middle of a request, in the form of their era.
 
-Inside the bus there is one form: what was asked ends with questions, and is asked again with the answers. A modern
-client gets the questions as the result, together with a sealed state, and sends its request again. A legacy client is
-asked on the stream of its request, which waits. Either way answers are checked before anything but the bus sees them.
+Inside the bus there is one form: a request ends with questions, and is repeated with the answers. A modern client gets
+the questions as the result, together with a sealed state, and sends its request again. A legacy client gets them on the
+stream of its request, which waits. In both eras the bus checks the answers before a tool sees them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from toolbus.mcp.input_requests import InvalidInput, capabilities_for, check_ans
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 
 STATE = "state"  # the purpose of a sealed state
-NOT_BOUND = ("_meta", "inputResponses", "requestState")  # params that differ when the same is asked again
-MAX_ROUNDS = 16  # in which one request of a legacy client is asked something
-MAX_STATE = 4 * MIB  # of an opened state; the body of a request bounds the sealed one
+NOT_BOUND = ("_meta", "inputResponses", "requestState")  # params that may differ when a request is repeated
+MAX_ROUNDS = 16  # of questions in one request of a legacy client
+MAX_STATE = 4 * MIB  # of an opened state; the limit of a request's body applies to the sealed one
 FORM_SINCE = "2025-11-25"  # the first revision in which an elicitation names its mode
 
 Json = dict[str, Any]
@@ -34,12 +34,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What is asked before a request can be answered.
+    """Questions that must be answered before a request can be.
 
     Attributes:
-        requests: the questions by key, as MCP has them; with none, the same is asked again at once.
-        state: what comes back with the answers.
-        answers: those that the client has given in earlier rounds.
+        requests: the questions by key, in the form of MCP; if empty, the client repeats the request at once.
+        state: the tool's state, which comes back with the answers.
+        answers: those of earlier rounds.
     """
 
     requests: dict[str, Json]
@@ -47,21 +47,20 @@ class Questions:
     answers: dict[str, Json] = field(default_factory=dict)
 
 
-# Asks with answers and the state that came with the questions; returns the result as text, or questions.
+# Runs a request with answers and the state that came with the questions; returns the result as text, or questions.
 Run = Callable[[Mapping[str, Json], str], Awaitable[bytes | Questions]]
 
 
 class NotAnswered(Exception):
-    """A legacy client was asked, and its answer is of no use. The text says why."""
+    """A legacy client cannot be asked, or its answer is invalid. The text says why."""
 
 
 async def run_with_input(server: McpServer, request: McpRequest, run: Run) -> bytes:
-    """Answers a request that may ask something in its middle.
+    """Answers a request that may ask questions.
 
     Raises:
-        RpcError: what the client sent back is not what it was given, its answers are not what was asked for, or it
-            lacks a capability.
-        NotAnswered: a legacy client did not answer what was asked.
+        RpcError: the state is not the bus's, the answers do not fit the questions, or the client lacks a capability.
+        NotAnswered: a legacy client gave no valid answer.
     """
     return await (_run_modern(server, request, run) if request.modern else _run_legacy(request, run))
 
@@ -77,21 +76,21 @@ async def _run_modern(server: McpServer, request: McpRequest, run: Run) -> bytes
         outcome = await run({}, "")
         if responses is None or not isinstance(outcome, Questions):
             return _write(server, request, outcome)
-        asked = outcome  # answers without a state count where they are to what is asked anyway
+        asked = outcome  # answers without a state count if their keys are those of the questions
     answers = asked.answers
     if responses is not None:
         try:
             answers = answers | check_answers(asked.requests, responses)
         except InvalidInput as error:
             raise RpcError(McpCode.INVALID_PARAMS, str(error)) from None
-    left = {key: question for key, question in asked.requests.items() if key not in answers}
-    if left:
-        return _write(server, request, Questions(left, asked.state, answers), known=asked.requests)
+    unanswered = {key: question for key, question in asked.requests.items() if key not in answers}
+    if unanswered:
+        return _write(server, request, Questions(unanswered, asked.state, answers), known=asked.requests)
     return _write(server, request, await run(answers, asked.state))
 
 
 def _sent_back(request: McpRequest) -> tuple[Any, str | None]:
-    """Returns the answers and the state that a request brings; None for what it does not."""
+    """Returns the answers and the state of a request; None for each that it does not have."""
     params = request.params
     if isinstance(params, CallParams):
         return msgspec.json.decode(params.input_responses), params.request_state
@@ -108,7 +107,7 @@ def _write(
     """Writes the result of a request.
 
     Args:
-        known: all questions of the round, where some of them are answered.
+        known: all questions of the round, if some of them are answered.
     """
     if isinstance(outcome, bytes):
         return outcome
@@ -135,7 +134,7 @@ def _open(server: McpServer, request: McpRequest, state: str) -> Questions:
 
 
 def _bound(request: McpRequest) -> tuple[str, ...]:
-    """Returns what a state is valid for: the same request of the same user."""
+    """Returns the scope in which a state is valid: the same request of the same user."""
     params = request.params
     if isinstance(params, CallParams):
         name, arguments = params.name, bytes(params.arguments)
@@ -147,19 +146,19 @@ def _bound(request: McpRequest) -> tuple[str, ...]:
 
 
 def _digest(text: bytes) -> str:
-    """Returns a digest of JSON that does not depend on its spelling: clients write it anew."""
+    """Returns a digest of JSON that does not depend on its spelling, since clients may write it differently."""
     try:
         text = json.dumps(json.loads(text), sort_keys=True).encode()
-    except (ValueError, RecursionError):  # numbers that Python does not read, or deep nesting: then as it is spelled
+    except (ValueError, RecursionError):  # numbers that Python cannot read, or deep nesting: then the text as it is
         pass
     return hashlib.sha256(text).hexdigest()
 
 
 def missing_capability(needs: list[str]) -> RpcError:
-    """Returns the error for a modern client that cannot be asked what a tool asks."""
+    """Returns the error for a modern client that does not accept a tool's questions."""
     return RpcError(
         McpCode.MISSING_CAPABILITY,
-        f"this asks for what the client cannot do: {', '.join(needs)}; declare it in clientCapabilities",
+        f"this needs capabilities that the client lacks: {', '.join(needs)}; declare them in clientCapabilities",
         {"requiredCapabilities": capabilities_for(needs)},
     )
 
@@ -179,7 +178,7 @@ async def _run_legacy(request: McpRequest, run: Run) -> bytes:
             raise NotAnswered(f"this client cannot be asked: it did not declare {', '.join(missing)}")
         answers = {key: await _ask(request, question) for key, question in outcome.requests.items()}
         state = outcome.state
-    raise NotAnswered(f"it asked in {MAX_ROUNDS} rounds and was not done")
+    raise NotAnswered(f"it has asked in {MAX_ROUNDS} rounds, the limit")
 
 
 async def _ask(request: McpRequest, question: Json) -> Json:

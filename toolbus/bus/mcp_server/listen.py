@@ -1,4 +1,4 @@
-"""Answers ``subscriptions/listen``: tells a modern client what changes for as long as it listens.
+"""Answers ``subscriptions/listen``: notifies a modern client of changes until it disconnects.
 
 Lists and resources come from `Subscriptions`; the states of tasks are added here.
 """
@@ -20,16 +20,16 @@ from toolbus.mcp.jsonrpc import McpCode, RpcError
 
 
 async def listen(server: McpServer, request: McpRequest) -> bytes:
-    """Tells a client what changes, until it leaves or the bus stops."""
+    """Notifies a client of changes, until it disconnects or the bus stops."""
     if not request.channel.takes_messages:
         raise RpcError(
             McpCode.INVALID_REQUEST, "subscriptions/listen needs a stream: send Accept: text/event-stream as well"
         )
-    wanted = request.fields.get("notifications")
-    if not isinstance(wanted, dict):
+    kinds = request.fields.get("notifications")
+    if not isinstance(kinds, dict):
         raise RpcError(McpCode.INVALID_PARAMS, "subscriptions/listen needs params.notifications, an object")
-    lists = {name: kind for name, kind in LISTS.items() if wanted.get(name) is True}
-    uris, task_ids = _texts(wanted, "resourceSubscriptions"), _texts(wanted, "taskIds")
+    lists = {name: kind for name, kind in LISTS.items() if kinds.get(name) is True}
+    uris, task_ids = _texts(kinds, "resourceSubscriptions"), _texts(kinds, "taskIds")
     meta = {META_SUBSCRIPTION: request.id}
 
     def notify(method: str, params: Json) -> None:
@@ -40,7 +40,7 @@ async def listen(server: McpServer, request: McpRequest) -> bytes:
     try:
         server.subscriptions.add(listener, lists)
         honored: Json = dict.fromkeys(lists, True)
-        # The acknowledgement goes first, so what changes meanwhile waits for the turn of the loop after it.
+        # The acknowledgement goes first: notifications of changes wait for the next turn of the loop.
         watched = [uri for uri in uris if _watch(server, request, uri, notify, ends)]
         if uris:
             honored["resourceSubscriptions"] = watched
@@ -69,27 +69,27 @@ def _watch(server: McpServer, request: McpRequest, uri: str, notify: Notify, end
 def _follow_tasks(
     server: McpServer, request: McpRequest, signed: list[str], notify: Notify, ends: list[Callable[[], object]]
 ) -> list[str]:
-    """Tells of each change of some tasks. Returns those that there are; others are left out."""
+    """Notifies of each change of some tasks. Returns the ids of those that exist."""
     task_methods.check_tasks(request)
-    found = {id: task for id in signed if (task := task_methods.find_task(server, request, id)) is not None}
-    followed = {task.task_id for task in found.values()}
+    tasks = {id: task for id in signed if (task := task_methods.find_task(server, request, id)) is not None}
+    followed = {task.task_id for task in tasks.values()}
     loop = asyncio.get_running_loop()
 
-    def tell(task: Task) -> None:
+    def report(task: Task) -> None:
         notify("notifications/tasks", task_methods.describe_fully(server, request, task))
 
-    def changed(task: Task) -> None:  # on whatever thread it changed
+    def changed(task: Task) -> None:  # on any thread
         if task.task_id in followed:
-            loop.call_soon_threadsafe(tell, task)
+            loop.call_soon_threadsafe(report, task)
 
     ends.append(server.core.tasks.follow(changed, task_methods.owner(server, request)))
-    for task in found.values():  # what changed before the client listened would never be told
-        loop.call_soon(tell, task)
-    return list(found)
+    for task in tasks.values():  # the current state, since earlier changes were not reported
+        loop.call_soon(report, task)
+    return list(tasks)
 
 
-def _texts(wanted: Mapping[str, Any], name: str) -> list[str]:
-    texts = wanted.get(name) or []
+def _texts(kinds: Mapping[str, Any], name: str) -> list[str]:
+    texts = kinds.get(name) or []
     if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts) or len(texts) > MAX_WATCHED:
         raise RpcError(McpCode.INVALID_PARAMS, f"notifications.{name} must be a list of at most {MAX_WATCHED} strings")
     return list(dict.fromkeys(texts))

@@ -1,7 +1,7 @@
-"""Answers clients that resume a stream which the bus does not know any more: it has restarted, or keeps others.
+"""Answers clients that resume a stream which the bus no longer has: it has restarted, or dropped the stream.
 
-The id of each event says what its stream is of: a request, or what answers none. So a call that a bus took with it ends
-when its client comes back, and not at the client's own timeout.
+The id of each event names the request of its stream, or says that the stream belongs to none. So a call that was lost
+with a bus ends when its client resumes the stream, and not at the client's own timeout.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from toolbus.mcp import jsonrpc
 from toolbus.mcp.jsonrpc import McpCode, RpcError
 from toolbus.tool import CallError
 
-MAX_ID = 64  # characters of the id of a request that its stream's id holds
+MAX_ID = 64  # characters of a request's id in the id of its stream
 _CALL, _REQUEST = "c", "r"
 _LOST = (
-    "the bus has restarted, or keeps the stream of this request no longer. It had the request; how far it got is not "
-    "known"
+    "the bus has restarted, or has dropped the stream of this request. It had the request; how far it got is not known"
 )
 
 
 def stream_of_request(request: McpRequest) -> str:
-    """Returns what the stream of a request is of."""
+    """Returns the part of a stream's id that names its request."""
     id = msgspec.json.encode(request.id)
     if len(id) > MAX_ID:
         return "x"
@@ -38,7 +37,7 @@ def stream_of_request(request: McpRequest) -> str:
 
 
 def lost_answer(event_id: str) -> bytes | None:
-    """Returns the answer to the request whose stream had an event; None where that is not known."""
+    """Returns the answer to the request of an event's stream; None if the event names none."""
     kind, _, rest = event_id.partition(".")
     encoded = rest.partition(".")[0].replace("~", "-")
     if kind not in (_CALL, _REQUEST) or len(encoded) > 2 * MAX_ID:
@@ -56,5 +55,5 @@ def lost_answer(event_id: str) -> bytes | None:
 
 
 def is_standing(event_id: str) -> bool:
-    """Tells whether an event is of a stream that answers no request."""
+    """Tells whether an event is of a standing stream, which belongs to no request."""
     return event_id.startswith(f"{STANDING}.")

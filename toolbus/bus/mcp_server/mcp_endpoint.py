@@ -1,8 +1,8 @@
 """Serves MCP over HTTP, at ``/mcp`` and ``/mcp/PROFILE``: an ASGI application without a framework under it.
 
-The gateway has asked who makes a request, and has limited its body. An answer is plain JSON until a message has to go
-out before it; then it is a stream of events. A fast call takes no second task: only one that is not answered within
-`WATCH_SECONDS` is watched for a client that leaves.
+The gateway has authenticated the request and limited its body. An answer is plain JSON, or a stream of events if
+messages are sent before it. A fast call takes no second task: only after `WATCH_SECONDS` does a task watch for a client
+that disconnects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from toolbus.mcp.jsonrpc import McpCode, RpcError
 from toolbus.text import quote
 
 METHODS = ("POST", "GET", "DELETE")
-WATCH_SECONDS = 0.05  # after which a request is watched for a client that leaves
+WATCH_SECONDS = 0.05  # after which a task watches for the client's disconnect
 POLLED_SINCE = "2025-11-25"  # the first revision whose clients resume a stream that was closed
 
 _JSON = (b"content-type", b"application/json")
@@ -97,8 +97,8 @@ class McpEndpoint:
         """Returns the session that a request names.
 
         Raises:
-            Refused: it names none.
-            UnknownSession: there is none of that id.
+            RefusedRequest: the request names none.
+            UnknownSession: no session has that id.
         """
         id = headers.get("mcp-session-id")
         if id is None:
@@ -150,7 +150,7 @@ class McpEndpoint:
     async def _listen(
         self, profile: Profile, identity: Identity, headers: Mapping[str, str], receive: Receive, send: Send
     ) -> None:
-        """Opens the stream of what answers nothing, or resumes a stream."""
+        """Opens the standing stream of a session, or resumes a stream."""
         if "text/event-stream" not in headers.get("accept", ""):
             raise RefusedRequest(406, "GET opens a stream: send Accept: text/event-stream")
         session = self._session(profile, identity, headers)
@@ -172,7 +172,7 @@ class McpEndpoint:
         """Returns the stream that a client asks for, and the number of the last event that it has.
 
         Raises:
-            Refused: it has all of that stream, or there is no such stream.
+            RefusedRequest: the client has all of that stream, or the stream does not exist.
         """
         found = session.stream_of(last) if last is not None else None
         if found is not None and not found[0].ended_with(found[1]):
@@ -200,8 +200,8 @@ class _Exchange:
     """One POST: its answer, and the messages before it. It is the request's channel.
 
     Args:
-        session: of a legacy client; its stream can be resumed. None in the modern era, and for `initialize`.
-        streams: whether the client takes a stream.
+        session: of a legacy client, which can resume its stream; None in the modern era, and for `initialize`.
+        streams: whether the client accepts a stream.
     """
 
     def __init__(
@@ -211,17 +211,17 @@ class _Exchange:
         self._send = send
         self._session = session
         self._timings = timings
-        self._request: McpRequest | None = None  # None until it is answered
-        self._gone = False  # whether the client has left, which cancels what it asked
-        self._stream: MessageStream | None = None  # None until a message has to go out before the answer
+        self._request: McpRequest | None = None  # None before `run`
+        self._has_left = False  # whether the client has disconnected, which cancels the request
+        self._stream: MessageStream | None = None  # None until a message is sent before the answer
         self._writing: asyncio.Task[None] | None = None  # of that stream
-        self._watching: asyncio.Task[None] | None = None  # for a client that leaves; None until it is time
-        self._timer: asyncio.TimerHandle | None = None  # the next step of a request that takes long
-        self._task: asyncio.Task[Any] | None = None  # that answers
+        self._watching: asyncio.Task[None] | None = None  # for the client's disconnect; None before `WATCH_SECONDS`
+        self._timer: asyncio.TimerHandle | None = None  # the next step of a slow request
+        self._task: asyncio.Task[Any] | None = None  # answers the request; None before `run`
         self.takes_messages = streams
 
     def send(self, message: bytes) -> None:
-        """Sends a message before the answer; it is dropped where the client takes no stream."""
+        """Sends a message before the answer; drops it if the client accepts no stream."""
         if self.takes_messages:
             self._open().send(message)
 
@@ -235,10 +235,10 @@ class _Exchange:
             status, body = await methods.answer(server, request)
             await self._finish(status, body, request)
         except asyncio.CancelledError as cancelled:
-            if not self._gone and CANCELLED not in cancelled.args:
+            if not self._has_left and CANCELLED not in cancelled.args:
                 raise
             self._task.uncancel()  # type: ignore[union-attr]  # an application runs in a task
-            if self._gone:
+            if self._has_left:
                 return
             if self._stream is None:
                 await _respond(self._send, _ACCEPTED, b"")
@@ -262,19 +262,19 @@ class _Exchange:
         await _respond(self._send, status, body, *more)
 
     async def _end(self, stream: MessageStream) -> None:
-        """Ends the stream once all of it is written, or its response has ended before."""
+        """Ends the stream after all of it is written, or its response has ended."""
         stream.close()
         if self._writing is not None:
             await self._writing
 
     def _open(self) -> MessageStream:
-        """Returns the stream, with which the response begins at the first time."""
+        """Returns the stream; the first call begins the response."""
         if self._stream is None:
             session = self._session
             polled = session is not None and session.version >= POLLED_SINCE
             self._stream = MessageStream()
             if session is not None and self._request is not None:
-                with contextlib.suppress(LimitExceeded):  # one that cannot be resumed is better than none
+                with contextlib.suppress(LimitExceeded):  # then the client cannot resume the stream
                     self._stream = session.new_stream(stream_of_request(self._request))
             self._writing = asyncio.create_task(
                 self._stream.write(
@@ -287,7 +287,7 @@ class _Exchange:
         return self._stream
 
     def _late(self) -> None:
-        """Watches for a modern client that leaves, and later begins a stream, which pings keep open."""
+        """Watches for the disconnect of a modern client; later begins a stream, whose pings hold it open."""
         loop = asyncio.get_running_loop()
         if self._session is None:
             self._watching = loop.create_task(self._watch())
@@ -298,7 +298,7 @@ class _Exchange:
 
     async def _watch(self) -> None:
         await _left(self._receive)
-        self._gone = True
+        self._has_left = True
         if self._task is not None:
             self._task.cancel()
 
@@ -310,14 +310,14 @@ def _headers(raw: list[tuple[bytes, bytes]]) -> dict[str, str]:
     """Returns the headers by their names.
 
     Raises:
-        Refused: one that must stand once stands twice.
+        RefusedRequest: a header that must be unique occurs twice.
     """
     headers: dict[str, str] = {}
     for name_bytes, value in raw:
         name = name_bytes.decode("latin-1")
         if name in headers:
             if name in _SINGLE or name.startswith("mcp-param-"):
-                raise RefusedRequest(400, f"the header {name} stands twice: send it once", McpCode.HEADER_MISMATCH)
+                raise RefusedRequest(400, f"the header {name} occurs twice: send it once", McpCode.HEADER_MISMATCH)
             headers[name] += ", " + value.decode("latin-1")
         else:
             headers[name] = value.decode("latin-1")
@@ -328,7 +328,7 @@ def _check_headers(request: McpRequest, headers: Mapping[str, str]) -> None:
     """Checks the headers that repeat parts of a modern request.
 
     Raises:
-        RpcError: one is missing, or says something else than the body.
+        RpcError: one is missing, or differs from the body.
     """
     if headers.get("mcp-protocol-version") is None:
         raise RpcError(McpCode.HEADER_MISMATCH, f"the header MCP-Protocol-Version is missing: send {request.version}")
@@ -354,7 +354,7 @@ def _is_json(content_type: str) -> bool:
 
 
 async def _body(receive: Receive) -> bytes:
-    """Returns the body of a request; what there is of it where the client leaves."""
+    """Returns the body of a request; an incomplete one if the client disconnects."""
     message = await receive()
     body: bytes = message.get("body", b"")
     if not message.get("more_body"):
@@ -367,7 +367,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 async def _left(receive: Receive) -> None:
-    """Waits until the client has left."""
+    """Waits until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

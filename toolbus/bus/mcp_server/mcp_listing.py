@@ -30,20 +30,20 @@ from toolbus.tool import Tool
 
 MAX_PAGE_TOOLS = 1_000
 MAX_PAGE_BYTES = 2 * MIB
-TTL_MS = 5_000  # for how long a modern client may use a list; a client that listens is told of changes sooner
-MAX_CATALOGS = 256  # that are cached: of each profile, user and scope
-MAX_TEXTS = 500_000  # of single tools
+TTL_MS = 5_000  # how long a modern client may cache a list; one that listens gets a notification sooner
+MAX_CATALOGS = 256  # in the cache: one for each profile, era and scope
+MAX_TEXTS = 500_000  # of single tools in the cache
 CURSOR = "cursor"  # the purpose of a sealed cursor
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTool:
-    """The tool that a client names.
+    """The tool of a client's call.
 
     Attributes:
         name: on the bus.
-        tool: as it is declared now.
-        marked: which of its arguments a modern client repeats in headers, by the header's name behind `Mcp-Param-`.
+        tool: its current declaration.
+        marked: the arguments that a modern client repeats in headers, by the header's name after `Mcp-Param-`.
     """
 
     name: str
@@ -53,12 +53,12 @@ class TargetTool:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What the clients of a profile see at one revision.
+    """The tools that clients of a profile see at one revision.
 
     Attributes:
         revision: of the bus's catalog.
         listings: the tools in their order, by name towards clients.
-        digest: of the list; another list has another digest.
+        digest: of the list.
         pages: each page's tools as JSON text, without the brackets.
     """
 
@@ -85,7 +85,7 @@ class Listings:
         return f"<Listings catalogs={len(self._catalogs)}>"
 
     def catalog(self, profile: Profile, identity: Identity, *, modern: bool) -> Catalog:
-        """Returns what clients of a profile see now."""
+        """Returns the catalog of a profile's clients at the current revision."""
         key = (profile.name, modern, identity.scopes)
         catalog = self._catalogs.get(key)
         if catalog is None or catalog.revision != self._core.view.revision:
@@ -96,7 +96,7 @@ class Listings:
         """Returns the result of `tools/list` as text.
 
         Raises:
-            RpcError: the cursor is of no list, or of an older one.
+            RpcError: the cursor is not from this server, or of an older list.
         """
         catalog = self.catalog(profile, identity, modern=modern)
         number = 0 if cursor is None else self._page_of(catalog, profile, cursor)
@@ -107,7 +107,7 @@ class Listings:
         return page_of(catalog.pages[number], modern=modern, private=private, following=following)
 
     def find(self, profile: Profile, identity: Identity, wire: str) -> TargetTool | None:
-        """Returns the tool that a client of a profile means; None where it sees none of that name."""
+        """Returns the tool of a name towards clients; None if the client sees no such tool."""
         revision = self._core.view.revision
         if self._targets_at != revision:
             self._targets.clear()
@@ -117,14 +117,14 @@ class Listings:
             return self._targets[key]
         except KeyError:
             target = self._find(profile, identity, wire)
-            if target is not None:  # else anybody could fill it
+            if target is not None:  # else clients could fill the memory with unknown names
                 self._targets[key] = target
             return target
 
     def _find(self, profile: Profile, identity: Identity, wire: str) -> TargetTool | None:
         name = self._names.listed_as(profile, wire)
         if name is None:
-            self.catalog(profile, identity, modern=True)  # names its tools
+            self.catalog(profile, identity, modern=True)  # assigns names to its tools
             name = self._names.listed_as(profile, wire)
         try:
             entry = self._core.registry.find(name, profile.role) if name is not None else None
@@ -137,7 +137,7 @@ class Listings:
         return TargetTool(entry.name, entry.tool, _marked(entry.tool))
 
     def offered(self) -> Iterable[tuple[str, str]]:
-        """Yields profile and name on the bus of each tool that is listed."""
+        """Yields profile and name on the bus of each listed tool."""
         for (profile, _, _), catalog in self._catalogs.items():
             for listing in catalog.listings.values():
                 yield profile, listing.tool.name
@@ -146,13 +146,13 @@ class Listings:
         try:
             revision, number = map(int, self._sealer.open(cursor, CURSOR, profile.name).split())
         except (BrokenSeal, ValueError):
-            raise RpcError(McpCode.INVALID_PARAMS, "cursor is of no list of this server: list from the start") from None
+            raise RpcError(McpCode.INVALID_PARAMS, "cursor is not from this server: list from the start") from None
         if revision != catalog.revision or number >= len(catalog.pages):
             raise RpcError(McpCode.INVALID_PARAMS, "the list has changed since its first page: list from the start")
         return number
 
     def _build(self, profile: Profile, identity: Identity, modern: bool) -> Catalog:
-        revision = self._core.view.revision  # first: what changes meanwhile raises it
+        revision = self._core.view.revision  # read first: a change meanwhile raises it
         shown = self._shown(profile, identity)
         texts = [self._text((profile.name, wire, modern), listing.tool) for wire, listing in shown.items()]
         return Catalog(revision, shown, hashlib.sha256(b"\n".join(texts)).digest(), pages_of(texts))
@@ -178,7 +178,7 @@ class Listings:
         return shown
 
     def _answers(self, profile: Profile, listing: ToolListing) -> bool:
-        """Tells whether a call without further words reaches a listing, where roles have several of its name."""
+        """Tells whether a call without a role reaches this listing, if several roles have a tool of its name."""
         return self._core.registry.find(listing.tool.name, profile.role) in listing.entries
 
     def _text(self, key: tuple[str, str, bool], tool: Tool) -> bytes:
@@ -192,9 +192,9 @@ class Listings:
 
 
 def declare(wire: str, tool: Tool, *, modern: bool) -> dict[str, object]:
-    """Returns a tool's declaration as clients of an era take it.
+    """Returns a tool's declaration for clients of an era.
 
-    Up to 2025-11-25 structured output is an object, so a schema of anything else is left out.
+    Up to 2025-11-25 structured output is an object, so a schema of any other type is left out.
     """
     declaration = write_declaration(wire, tool)
     output = declaration.get("outputSchema")
@@ -208,8 +208,8 @@ def page_of(tools: bytes, *, modern: bool, private: bool, following: str | None 
 
     Args:
         tools: as JSON text, without the brackets.
-        private: whether others see another list.
-        following: the cursor of the next page; None where this is the last.
+        private: whether other clients see another list.
+        following: the cursor of the next page; None on the last page.
     """
     parts = [b'{"tools":[', tools, b"]"]
     if following is not None:
@@ -222,9 +222,9 @@ def page_of(tools: bytes, *, modern: bool, private: bool, following: str | None 
 
 
 def _is_there(entry: Entry) -> bool:
-    """Tells whether an entry is offered, or its source may be back within its grace period.
+    """Tells whether an entry is offered, or offline within its grace period.
 
-    Its tools stay in the lists meanwhile: a plugin that restarts changes nothing for clients.
+    Offline tools stay in the lists, so a plugin's restart changes nothing for clients.
     """
     return entry.current is not None or entry.suspended is None
 
@@ -235,7 +235,7 @@ def _marked(tool: Tool) -> dict[str, tuple[str, ...]]:
     try:
         return headers.marked(msgspec.json.decode(tool.parameters_json))
     except (ValueError, RecursionError):
-        return {}  # clients leave such a tool out, or send no headers
+        return {}  # clients ignore such a tool, or send no headers for it
 
 
 def pages_of(texts: list[bytes]) -> tuple[bytes, ...]:

@@ -1,8 +1,8 @@
-"""Declares one request of an MCP client, as the functions that answer it see it.
+"""Declares one request of an MCP client, for the functions that answer it.
 
-A request looks the same whether it came over HTTP or over a pipe, and in whichever era. `methods` says which function
-answers which method: ``async def method(server: McpServer, request: McpRequest) -> bytes``, which returns the text of
-the result object (`McpRequest.complete` makes it from a dict) or raises `RpcError`.
+A request has the same form over HTTP and over a pipe, in both eras. `methods` has the function for each method:
+``async def method(server: McpServer, request: McpRequest) -> bytes`` returns the text of the result object
+(`McpRequest.complete` makes it from a dict) or raises `RpcError`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOTHING = msgspec.Raw(b"")
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """What ``_meta`` of a request may say; the names of the modern era, the rest of both."""
+    """The fields of ``_meta`` of a request: those with names of the modern era, and those of both eras."""
 
     version: str | None = msgspec.field(name=META_VERSION, default=None)
     capabilities: msgspec.Raw = msgspec.field(name=META_CAPABILITIES, default_factory=lambda: _NOTHING)
@@ -46,7 +46,7 @@ NO_META = Meta()
 
 
 class Params(msgspec.Struct, frozen=True):
-    """What every method's params may hold."""
+    """The common params of all methods."""
 
     meta: Meta = msgspec.field(name="_meta", default=NO_META)
 
@@ -60,7 +60,7 @@ class CallParams(Params, frozen=True):
     request_state: str | None = msgspec.field(name="requestState", default=None)
 
     def __post_init__(self) -> None:
-        if bytes(self.arguments) == b"null":  # as some clients write a call without arguments
+        if bytes(self.arguments) == b"null":  # some clients send it for a call without arguments
             msgspec.structs.force_setattr(self, "arguments", _EMPTY)
 
 
@@ -69,16 +69,16 @@ class McpRequest:
     """One request.
 
     Attributes:
-        params: what was read of the params by `PARAMS`; `fields` has all of them.
+        params: the params that `PARAMS` declares; `fields` has all of them.
         raw: the params as text.
         modern: whether it is of protocol 2026-07-28 or later, without a session.
         version: of the protocol.
-        profile: what its client sees.
-        identity: who asks.
-        client: what its client can do.
+        profile: of its client.
+        identity: of its client.
+        client: the capabilities of its client.
         session: of a legacy client; None in the modern era.
-        channel: where notifications and questions go.
-        headers: of HTTP, by their name in lower case; empty on a pipe.
+        channel: for notifications and questions.
+        headers: of HTTP, by lower-case name; empty on a pipe.
     """
 
     id: JsonId
@@ -96,30 +96,30 @@ class McpRequest:
 
     @property
     def meta(self) -> Meta:
-        """What ``_meta`` says."""
+        """The fields of ``_meta``."""
         return self.params.meta
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The params as an object, read anew at each access."""
+        """The params as an object, parsed at each access."""
         fields: dict[str, Any] = msgspec.json.decode(self.raw) if self.raw else {}
         return fields
 
     @property
     def log_level(self) -> str | None:
-        """From which level on the client wants messages; None where it wants none."""
+        """The lowest level of log messages for the client; None if it gets none."""
         return self.session.log_level if self.session is not None else self.meta.log_level
 
     @property
     def has_tasks(self) -> bool:
-        """Whether the client follows tasks."""
+        """Whether the client supports tasks."""
         return self.modern and TASKS_EXTENSION in self.client.extensions
 
     def text(self, name: str) -> str:
         """Returns a param that must be a text.
 
         Raises:
-            RpcError: it is missing or something else.
+            RpcError: it is missing or of another type.
         """
         value = self.fields.get(name)
         if not isinstance(value, str):
@@ -127,7 +127,7 @@ class McpRequest:
         return value
 
     def complete(self, result: Mapping[str, Any], *, kind: str = "complete") -> bytes:
-        """Returns a result as text, with what the era wants in each: give it what the method has beside that.
+        """Returns a result as text, with the fields that the era requires in addition.
 
         Args:
             kind: the ``resultType`` of the modern era.
@@ -142,19 +142,19 @@ class McpRequest:
         self.channel.send(jsonrpc.notification(method, params))
 
     async def ask(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Asks a legacy client something in the middle of a request, and returns the result that it answers.
+        """Sends a question to a legacy client in the middle of a request, and returns the result.
 
         Raises:
-            RpcError: what it answered instead; it cannot be asked (a modern client is answered ``input_required``).
+            RpcError: the client's error; or it has no session (a modern client gets ``input_required`` instead).
         """
         if self.session is None:
             raise RpcError(McpCode.INTERNAL, f"{method} cannot be asked without a session")
         return await self.session.ask(method, params, self.channel)
 
     def log(self, level: str, data: Any) -> None:
-        """Sends a log message that belongs to this request, if the client wants messages of that level."""
-        wanted = self.log_level
-        if wanted in LEVELS and LEVELS.index(level) >= LEVELS.index(wanted):
+        """Sends a log message that belongs to this request, if the client gets messages of that level."""
+        lowest = self.log_level
+        if lowest in LEVELS and LEVELS.index(level) >= LEVELS.index(lowest):
             self.notify("notifications/message", {"level": level, "logger": "toolbus", "data": data})
 
 

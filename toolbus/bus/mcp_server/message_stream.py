@@ -1,7 +1,7 @@
-"""Writes a stream of server-sent events to a client, and keeps its last events for a client that comes back.
+"""Writes a stream of server-sent events to a client, and stores the last events for a client that resumes it.
 
-What sends a message never waits: events queue up to a bound, beyond which the oldest are dropped. The newest stays, so
-the answer at the end always arrives. A stream with an id can be resumed (`Last-Event-ID`), one without cannot.
+Sending never waits: the queue of events has a limit, beyond which the oldest are dropped. The newest is never dropped,
+so the answer at the end always arrives. A stream with an id can be resumed (`Last-Event-ID`), one without cannot.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from starlette.types import Send
 
 MAX_EVENTS = 256
 MAX_BYTES = 1024 * 1024
-# After which a client resumes a stream. Official SDKs try twice at this distance: a bus that restarts is back by then.
+# After which a client resumes a stream. Official SDKs try twice with this pause: a restart of the bus is faster.
 RETRY_MS = 3_000
-POLL_RETRY_MS = 500  # of a stream that was closed to be polled
+POLL_RETRY_MS = 500  # after the bus has closed a long stream
 
 HEADERS = [
     (b"content-type", b"text/event-stream"),
@@ -31,17 +31,17 @@ class MessageStream:
     """The messages of one stream.
 
     Args:
-        id: of the stream; "" for one that cannot be resumed, which forgets what it has written.
+        id: of the stream; "" for one that cannot be resumed, which does not store written events.
     """
 
     def __init__(self, id: str = "") -> None:
         self.id = id
-        self.closed = False  # whether no further message comes
-        self.writing = 0  # how many responses it is being written to
+        self.closed = False  # whether no further message follows
+        self.writing = 0  # how many responses write it
         self._events: deque[tuple[int, bytes]] = deque()  # number and message
         self._bytes = 0  # of these messages
         self._last = 0  # the number of the newest message
-        self._writer = 0  # the number of the newest writer: an older one ends
+        self._writer = 0  # the number of the newest response; older ones end
         self._wake = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -49,7 +49,7 @@ class MessageStream:
 
     @property
     def size(self) -> int:
-        """The bytes of the messages that it keeps."""
+        """The bytes of its stored messages."""
         return self._bytes
 
     @property
@@ -58,7 +58,7 @@ class MessageStream:
         return True
 
     def ended_with(self, number: int) -> bool:
-        """Tells whether nothing comes after an event, which a client has."""
+        """Tells whether an event is the last one of a closed stream."""
         return self.closed and number >= self._last
 
     def send(self, message: bytes) -> None:
@@ -71,7 +71,7 @@ class MessageStream:
         self._wake.set()
 
     def close(self) -> None:
-        """Ends the stream, once all messages are written."""
+        """Ends the stream after all messages are written."""
         self.closed = True
         self._wake.set()
 
@@ -85,13 +85,13 @@ class MessageStream:
         poll_seconds: float | None = None,
         headers: list[tuple[bytes, bytes]] = HEADERS,
     ) -> None:
-        """Writes the stream as a response, until it is closed, or another writer takes over.
+        """Writes the stream as a response, until it is closed or another response replaces this one.
 
         Args:
             after: the number of the last event that the client has.
-            ping_seconds: a comment is written where nothing else was for so long.
-            primed: whether the response begins with an event without data, from which a client can resume.
-            poll_seconds: after which the response ends while the stream goes on; None: it does not.
+            ping_seconds: a comment is written after so long without an event.
+            primed: whether the response begins with an empty event, from which a client can resume.
+            poll_seconds: after which the response ends while the stream continues; None: never.
         """
         self._writer += 1
         self.writing += 1

@@ -1,7 +1,7 @@
-"""Answers requests: one table says which function answers which method, in which era.
+"""Answers requests: one table for each era has the function of each method.
 
-Each is ``async def method(server, request) -> bytes``: it returns the text of the result object, best by
-`McpRequest.complete`, or raises `RpcError`. Whatever else it raises becomes an internal error.
+Each is ``async def method(server, request) -> bytes``: it returns the text of the result object, usually by
+`McpRequest.complete`, or raises `RpcError`. Any other exception becomes an internal error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger("toolbus.mcp")
 
 Handler = Callable[[McpServer, McpRequest], Awaitable[bytes]]
 
-# What the endpoint offers to every client, of both eras.
+# The capabilities of the endpoint, in both eras.
 CAPABILITIES: dict[str, Any] = {
     "tools": {"listChanged": True},
     "prompts": {"listChanged": True},
@@ -40,12 +40,12 @@ CAPABILITIES: dict[str, Any] = {
     "logging": {},
 }
 EXTENSIONS: dict[str, Any] = {TASKS_EXTENSION: {}}  # of the modern era
-MAX_INSTRUCTIONS = 16_384  # characters of one mounted server's
+MAX_INSTRUCTIONS = 16_384  # characters of one mounted server's instructions
 INSTRUCTIONS = "Tools of a toolbus. Names begin with the source of a tool; the list changes as sources come and go."
 
 
 async def initialize(server: McpServer, request: McpRequest) -> bytes:
-    """Begins a session: answers the client's revision if it is known, else the newest that has sessions."""
+    """Begins a session with the client's revision if the bus knows it, else with the newest one that has sessions."""
     fields = request.fields
     version = fields.get("protocolVersion")
     if not isinstance(version, str):
@@ -65,7 +65,7 @@ async def initialize(server: McpServer, request: McpRequest) -> bytes:
 
 
 async def discover(server: McpServer, request: McpRequest) -> bytes:
-    """Says what the endpoint speaks and offers."""
+    """Describes the versions and capabilities of the endpoint."""
     instructions = _instructions(server, request)
     return request.complete(
         {
@@ -80,7 +80,7 @@ async def discover(server: McpServer, request: McpRequest) -> bytes:
 
 
 def _instructions(server: McpServer, request: McpRequest) -> str:
-    """Returns ours, and those of mounted servers whose operator wants them handed on, each under its name."""
+    """Returns the bus's instructions, and those of mounted servers that share theirs, each under its name."""
     profile, identity = request.profile, request.identity
 
     def sources() -> set[str]:
@@ -95,19 +95,19 @@ def _instructions(server: McpServer, request: McpRequest) -> str:
 
 
 async def ping(server: McpServer, request: McpRequest) -> bytes:
-    """Answers."""
+    """Answers a ping."""
     return b"{}"
 
 
 async def set_level(server: McpServer, request: McpRequest) -> bytes:
-    """Sets from which level on a session gets log messages."""
+    """Sets the lowest level of log messages for a session."""
     if request.session is not None:
         request.session.set_level(request.text("level"))
     return b"{}"
 
 
 async def list_tools(server: McpServer, request: McpRequest) -> bytes:
-    """Lists the tools that the client sees."""
+    """Lists the tools that are visible to the client."""
     cursor = request.fields.get("cursor") if b"cursor" in request.raw else None
     if cursor is not None and not isinstance(cursor, str):
         raise RpcError(McpCode.INVALID_PARAMS, "cursor must be the nextCursor of a page, a string")
@@ -126,10 +126,10 @@ async def call_tool(server: McpServer, request: McpRequest) -> bytes:
     if bytes(params.arguments)[:1] != b"{":
         raise RpcError(McpCode.INVALID_PARAMS, "params.arguments must be an object")
     if request.profile.show == "search":
-        found = await search_mode.answer(server, request, params)
-        if isinstance(found, bytes):
-            return found
-        request.params = params = found
+        answered = await search_mode.answer(server, request, params)
+        if isinstance(answered, bytes):
+            return answered
+        request.params = params = answered
     target = await server.returning.find(request.profile, request.identity, params.name)
     if target is None:
         raise unknown_tool(params.name)
@@ -172,7 +172,7 @@ _FEATURES: Mapping[str, Handler] = {
     "resources/read": feature_methods.read_resource,
     "completion/complete": feature_methods.complete,
 }
-# What each method does in the era of sessions, and in the stateless one.
+# The methods of the era of sessions, and of the stateless one.
 LEGACY: Mapping[str, Handler] = {
     "initialize": initialize,
     "ping": ping,
@@ -217,7 +217,7 @@ async def answer(server: McpServer, request: McpRequest) -> tuple[int, bytes]:
 
 
 async def _in_session(server: McpServer, session: McpSession, request: McpRequest, handler: Handler) -> bytes:
-    """Answers a request that its client can cancel by its id."""
+    """Answers a request of a session, which its client can cancel by its id."""
     task = asyncio.current_task()
     assert task is not None  # it runs in one
     tasks = session.running.setdefault(request.id, set())

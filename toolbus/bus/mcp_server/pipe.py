@@ -1,7 +1,7 @@
 """Serves MCP to one bridge (`toolbus mcp`) over a pipe: messages as lines, both eras interleaved.
 
-The first line is the bridge's own: ``toolbus/attach`` names the profile, and is answered with what bus this is. From
-then on each line is a message of the bridge's client.
+The first line is the bridge's own request ``toolbus/attach``, which names the profile; the answer identifies the bus.
+Each later line is a message of the bridge's client.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ log = logging.getLogger("toolbus.mcp")
 
 ATTACH = "toolbus/attach"
 MAX_REQUESTS = 1_000  # of one bridge at once
-MAX_UNREAD_BYTES = 4 * LINE_BYTES  # that a bridge does not take; then its connection ends
+MAX_UNREAD_BYTES = 4 * LINE_BYTES  # beyond it, the connection of a bridge that does not read ends
 
 
 class Pipe:
-    """The conversation with one bridge. It is the channel of its requests."""
+    """The connection to one bridge, and the channel of its requests."""
 
     takes_messages = True
 
@@ -39,11 +39,11 @@ class Pipe:
         self._reader = reader
         self._writer = writer
         self._profile: Profile  # set by the first line
-        self._session: McpSession | None = None  # of a legacy client, once it said `initialize`
+        self._session: McpSession | None = None  # of a legacy client; None before `initialize`
         self._running: dict[JsonId, set[asyncio.Task[None]]] = {}  # requests by their ids, which may be equal
 
     def send(self, message: bytes) -> None:
-        """Sends a message; a bridge that does not read loses its connection."""
+        """Sends a message; ends the connection of a bridge that does not read."""
         transport = self._writer.transport
         if transport.is_closing():
             return
@@ -53,7 +53,7 @@ class Pipe:
             transport.abort()
 
     async def run(self) -> None:
-        """Serves until the bridge leaves."""
+        """Serves until the bridge disconnects."""
         try:
             await self._attach()
             while line := await self._line():
@@ -132,7 +132,7 @@ class Pipe:
                 del self._running[id]
 
     def _begin(self, begun: McpSession) -> None:
-        """Takes over the session that `initialize` began: it lives as long as the pipe, and needs no id."""
+        """Replaces the session of `initialize` by one without an id, which ends with the pipe."""
         self._server.sessions.end(begun)
         if self._session is not None:
             self._session.end()
@@ -144,7 +144,7 @@ class Pipe:
             try:
                 id = jsonrpc.read(message.params, dict).get("requestId")
             except RpcError:
-                return  # nobody waits for an answer that could say what is wrong with it
+                return  # a notification has no response that could carry the error
             if isinstance(id, int | str):
                 for task in self._running.get(id, ()):
                     task.cancel(CANCELLED)

@@ -1,6 +1,6 @@
-"""Listens on the unix socket that `toolbus mcp` connects to: a file in the data directory, for its owner only.
+"""Listens on the unix socket for `toolbus mcp`: a file in the data directory, for its owner only.
 
-It loads nothing that speaks MCP: a bus that no bridge connects to does not pay for it.
+It imports nothing of MCP, so a bus without bridges needs no memory for it.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ class PipeListener:
     """The socket, from `open` to `close`.
 
     Args:
-        directory: the data directory, which its bus has locked: a socket that is there is a dead bus's.
-        serve: has one conversation.
+        directory: the data directory, which the bus has locked: an existing socket belongs to a dead bus.
+        serve: serves one connection.
     """
 
     def __init__(self, directory: Path, serve: Serve) -> None:
         self._directory = directory
         self._serve = serve
         self._server: asyncio.Server | None = None  # None while it does not listen
-        self._serving: set[asyncio.Task[None]] = set()  # conversations
+        self._serving: set[asyncio.Task[None]] = set()  # one for each connection
 
     @property
     def path(self) -> Path:
-        """Where the socket is."""
+        """The path of the socket."""
         return self._directory / SOCKET_FILE
 
     async def open(self) -> None:
-        """Begins to listen.
+        """Starts to listen.
 
         Raises:
-            OSError: the socket cannot be made.
+            OSError: the socket cannot be created.
         """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -101,12 +101,12 @@ def refusal(why: str) -> bytes:
 
 
 def check_peer(connection: socket.socket) -> None:
-    """Checks that this user, or root, is at the other end.
+    """Checks that the peer is this user or root.
 
-    Where the system does not say (it is not Linux), the permissions of the directory have to do.
+    On other systems than Linux, only the permissions of the directory protect the socket.
 
     Raises:
-        PipeRefused: somebody else is.
+        PipeRefused: it is another user.
     """
     if not hasattr(socket, "SO_PEERCRED"):
         return
@@ -118,7 +118,7 @@ def check_peer(connection: socket.socket) -> None:
 
 @contextlib.contextmanager
 def short_path(path: Path) -> Iterator[str]:
-    """Gives a path of a socket that the kernel takes; a long one by way of its directory's descriptor."""
+    """Yields a path that is short enough for a socket; a long one by way of its directory's descriptor."""
     if len(os.fsencode(path)) <= _LONGEST:
         yield str(path)
         return

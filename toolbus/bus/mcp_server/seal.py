@@ -1,8 +1,8 @@
-"""Seals what clients bring back: states of questions, cursors, ids of tasks and of sessions.
+"""Seals texts that clients send back: states of questions, cursors, ids of tasks and of sessions.
 
 A client can read a sealed text, but neither change it nor use it elsewhere: the seal (HMAC-SHA-256, cut to 18 bytes)
-covers the text, its end, and what the bus binds it to, such as the tool and the user. The key is in the data directory,
-so what was sealed before a restart is valid after it.
+covers the text, its expiry, and its scope, such as the tool and the user. The key is in the data directory,
+so sealed texts stay valid across restarts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from toolbus.errors import SetupError, ToolBusError
 
 KEY_FILE = "mcp.key"  # in the data directory, 0600
 KEY_BYTES = 32
-SEAL_BYTES = 18  # 144 bits: nobody guesses one, and it has 24 characters
-STATE_SECONDS = 3600.0  # people answer slowly
+SEAL_BYTES = 18  # 144 bits cannot be guessed, and have 24 characters
+STATE_SECONDS = 3600.0  # users answer slowly
 _END_BYTES = 6  # of the moment, in whole seconds since the epoch; 0: none
 _LENGTH_BYTES = 4
 
 
 class BrokenSeal(ToolBusError):
-    """A text was not sealed by this bus, for another purpose or caller, or its time is over."""
+    """A text was not sealed by this bus, is for another purpose or caller, or has expired."""
 
 
 class Sealer:
@@ -46,18 +46,18 @@ class Sealer:
 
     @classmethod
     def of(cls, data_dir: Path | None, clock: Callable[[], float] = time.time) -> Sealer:
-        """Returns the sealer of a data directory, whose key is made at the first time; without one, a key of its own.
+        """Returns the sealer with the key of a data directory, created at first use; or with a temporary key.
 
         Raises:
-            SetupError: the key's file cannot be used. The message says how to fix it.
+            SetupError: the key's file cannot be used.
         """
         return cls(secrets.token_bytes(KEY_BYTES) if data_dir is None else _key_in(data_dir / KEY_FILE), clock)
 
     def seal(self, content: bytes, *bound: str, seconds: float = 0.0) -> str:
-        """Returns a text of letters, digits, ``-``, ``_`` and one dot that holds some content.
+        """Returns content as a sealed text of letters, digits, ``-``, ``_`` and one dot.
 
         Args:
-            bound: what it is valid for, the purpose first: opening it needs the same texts.
+            bound: the scope, the purpose first: opening it needs the same texts.
             seconds: how long it is valid; 0: as long as the key.
         """
         end = int(self._clock() + seconds) + 1 if seconds else 0
@@ -68,7 +68,7 @@ class Sealer:
         """Returns the content of a sealed text.
 
         Raises:
-            BrokenSeal: it was not sealed by this key for ``bound``, or its time is over.
+            BrokenSeal: it was not sealed by this key for ``bound``, or has expired.
         """
         body_text, _, mac_text = sealed.rpartition(".")
         body, mac = _bytes(body_text), _bytes(mac_text)
@@ -80,7 +80,7 @@ class Sealer:
         return body[_END_BYTES:]
 
     def sign(self, text: str, *bound: str) -> str:
-        """Returns a text with its seal behind it. It can still be read by anybody, and never expires."""
+        """Returns a text followed by its seal. The text stays readable, and never expires."""
         return f"{text}.{_text(self._mac(text.encode('utf-8', 'surrogatepass'), bound))}"
 
     def verify(self, signed: str, *bound: str) -> str:
@@ -95,14 +95,14 @@ class Sealer:
         return text
 
     def _mac(self, content: bytes, bound: tuple[str, ...]) -> bytes:
-        """Each part goes with its length, so that no two lists of parts are the same bytes."""
+        """Each part is preceded by its length, so that different parts never give the same bytes."""
         parts = [*(each.encode("utf-8", "surrogatepass") for each in bound), content]
         message = b"".join(len(each).to_bytes(_LENGTH_BYTES, "big") + each for each in parts)
         return hmac.digest(self._key, message, "sha256")[:SEAL_BYTES]
 
 
 def _key_in(path: Path) -> bytes:
-    """Returns the key of a file, which is made where there is none. Only one bus has the data directory."""
+    """Returns the key of a file, which is created if missing. Only one bus uses the data directory."""
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_private(path, secrets.token_bytes(KEY_BYTES))
@@ -120,7 +120,7 @@ def _text(content: bytes) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    """Returns what a text of `_text` holds; nothing where it is another text, or the same spelled differently."""
+    """Returns the content of a text of `_text`; b"" for any other text, or another spelling."""
     try:
         content = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except ValueError:

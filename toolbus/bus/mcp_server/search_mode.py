@@ -1,7 +1,7 @@
-"""Lets a model find and call tools that are not listed, with three tools, for profiles with hundreds.
+"""Offers three tools with which a model finds and calls all others, for profiles with hundreds of tools.
 
-The three are always the same, because a list may not change from connection to connection. Two of them call, so that
-people can allow the harmless one without being asked.
+The three are always the same, because a list must not differ between connections. Two of them call, so that users can
+always allow the one for read-only tools.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from toolbus.tool import Annotations, Tool
 
 CALL_TOOL = "call_tool"
 CALL_READ_ONLY = "call_read_only_tool"
-RESULTS = 5  # that a search returns where it says nothing else
+RESULTS = 5  # of a search without `top_k`
 _CALLED = {
     "type": "object",
     "properties": {
@@ -77,10 +77,10 @@ def list_page(request: McpRequest) -> bytes:
 
 
 async def answer(server: McpServer, request: McpRequest, params: CallParams) -> CallParams | bytes:
-    """Returns the call that a call of one of the three tools stands for, or its result.
+    """Returns the result of a search, or the call that `call_tool` and `call_read_only_tool` stand for.
 
     Raises:
-        RpcError: it is not one of them.
+        RpcError: the tool is not one of the three.
     """
     match params.name:
         case "search_tools":
@@ -92,11 +92,11 @@ async def answer(server: McpServer, request: McpRequest, params: CallParams) -> 
 
 async def _search(server: McpServer, request: McpRequest, arguments: bytes) -> bytes:
     try:
-        asked = msgspec.json.decode(arguments, type=_Search)
+        search = msgspec.json.decode(arguments, type=_Search)
     except (msgspec.DecodeError, RecursionError) as error:
         return _failed(request, f"the arguments of {SEARCH_TOOLS}: {error}")
-    if not 1 <= asked.top_k <= MAX_RESULTS:
-        return _failed(request, f"top_k is {asked.top_k}, it must be from 1 to {MAX_RESULTS}")
+    if not 1 <= search.top_k <= MAX_RESULTS:
+        return _failed(request, f"top_k is {search.top_k}, it must be from 1 to {MAX_RESULTS}")
     catalog = server.listings.catalog(request.profile, request.identity, modern=request.modern)
     await server.save_names()
 
@@ -104,13 +104,13 @@ async def _search(server: McpServer, request: McpRequest, arguments: bytes) -> b
         index = server.core.indexes.index_of(
             ("mcp", catalog.digest), [listing.tool.renamed(wire) for wire, listing in catalog.listings.items()]
         )
-        return index.search(asked.query, top_k=asked.top_k, include_parameters=True)
+        return index.search(search.query, top_k=search.top_k, include_parameters=True)
 
     try:
-        found = await asyncio.to_thread(find)  # a new catalog takes a while to be indexed
+        answer = await asyncio.to_thread(find)  # a new catalog takes some time to index
     except ValueError as error:
         return _failed(request, str(error))
-    results = found["results"]
+    results = answer["results"]
     assert isinstance(results, list)  # `ToolIndex.search` says so
     tools = [
         {**each, "read_only": catalog.listings[each["name"]].tool.annotations.read_only is True} for each in results

@@ -1,11 +1,11 @@
-"""Serves MCP for one bus, whatever carries the messages: reads requests, refuses them, takes notifications.
+"""Serves MCP for one bus over any transport: reads requests, refuses them, takes notifications.
 
-What carries messages (`endpoint` over HTTP, a pipe) does four things with a message that `jsonrpc.decode` read:
+A transport (the endpoint over HTTP, a pipe) does four things with a message from `jsonrpc.decode`:
 
 - a request: ``request = server.read(message, …)``, then `methods.answer`, whose bytes it sends;
-- a notification or an answer of a legacy client: ``server.notice(message, session)``;
+- a notification or a response of a legacy client: ``server.notice(message, session)``;
 - it gives each request a `Channel` for messages before the answer;
-- it cancels the task of an answer when its client leaves, if the era says so.
+- it cancels the task of an answer when its client disconnects, if the era requires that.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from toolbus.mcp.jsonrpc import JsonRpcMessage, McpCode, RpcError
 from toolbus.newest import NewestCache
 from toolbus.text import quote
 
-MAX_CLIENTS = 256  # capabilities that are cached
+MAX_CLIENTS = 256  # in the cache of capabilities
 _ANYBODY = ClientCapabilities()
 _NO_HEADERS: Mapping[str, str] = {}
 
 
 class McpServer:
-    """What MCP clients of one bus reach.
+    """The MCP server of one bus.
 
     Attributes:
-        settings: of the configuration.
-        sealer: seals what clients bring back.
+        settings: from the configuration.
+        sealer: seals texts that clients send back.
         names: the names of tools towards clients.
-        listings: what clients see.
-        returning: waits for tools that a bus had before it restarted.
-        calls: makes their calls.
-        features: what clients see of mounted servers beside tools.
+        listings: the tools that clients see.
+        returning: waits for tools after a restart of the bus.
+        calls: makes the calls of clients.
+        features: the prompts, resources and templates that clients see.
         sessions: of legacy clients over HTTP.
-        subscriptions: who wants to know what changes.
+        subscriptions: notifies clients of changes.
     """
 
     def __init__(self, core: Core) -> None:
@@ -86,17 +86,17 @@ class McpServer:
         """Reads a request.
 
         Args:
-            session: of the client, if it has one; over a pipe, the one that `initialize` began.
+            session: of the client, if it has one; over a pipe, that of `initialize`.
             headers: of HTTP, by lower-case name.
             header_version: the header MCP-Protocol-Version.
 
         Raises:
-            RpcError: it breaks a rule of its era.
+            RpcError: the request breaks a rule of its era.
         """
         method = message.method
         params = jsonrpc.read(message.params, PARAMS.get(method, Params))
         meta = params.meta
-        named = bool(headers) and session is not None  # over a pipe a session is not named, and eras may alternate
+        named = bool(headers) and session is not None  # over a pipe requests name no session, and eras may alternate
         era = era_of(method, meta_version=meta.version, header_version=header_version, session=named)
         modern = era is Era.MODERN
         if modern:
@@ -120,28 +120,28 @@ class McpServer:
         return status, jsonrpc.refusal(request.id, error)
 
     def notice(self, message: JsonRpcMessage, session: McpSession | None) -> None:
-        """Takes a notification, or an answer to a question of ours. What is not known is ignored."""
+        """Takes a notification, or a response to a question of the bus. Unknown ones are ignored."""
         if session is None:
             return
         if not message.method:
             session.answered(message)
         elif message.method == "notifications/cancelled":
-            with contextlib.suppress(RpcError):  # nobody waits for an answer that could say what is wrong with it
+            with contextlib.suppress(RpcError):  # a notification has no response that could carry the error
                 id = jsonrpc.read(message.params, dict).get("requestId")
                 if isinstance(id, int | str):
                     session.cancel(id)
 
     def begin_session(self, request: McpRequest, version: str, client: ClientCapabilities) -> None:
-        """Begins the session of a client that initializes; `request.session` is it from then on."""
+        """Begins the session of a client that initializes, and sets `request.session`."""
         request.session = self.sessions.begin(version, client, request.profile, request.identity)
 
     async def save_names(self) -> None:
-        """Persists names that are new, before a client learns of them."""
+        """Persists new names, before a client sees them."""
         if self.names.unsaved:
             await asyncio.to_thread(self.names.save, list(self.listings.offered()))
 
     def follow(self, session: McpSession) -> Callable[[], None]:
-        """Tells a session about changes of what it sees from now on. Returns what ends that."""
+        """Notifies a session of changes of its lists. Returns the function that ends that."""
         return self.subscriptions.follow(session)
 
     def close(self) -> None:
@@ -150,10 +150,10 @@ class McpServer:
         self.sessions.close()
 
     def _check_meta(self, meta: Meta, header_version: str | None) -> None:
-        """Checks what each modern request has to say.
+        """Checks the `_meta` of a modern request.
 
         Raises:
-            RpcError: it does not, in its header something else, or its version is unknown.
+            RpcError: a field is missing, the header differs, or the version is unknown.
         """
         version = meta.version
         if version is None:

@@ -1,7 +1,7 @@
-"""Keeps the sessions of legacy clients: their streams, log level and questions.
+"""Holds the sessions of legacy clients: their streams, log level and questions.
 
-The id of a session is sealed and says what the handshake agreed on, so a restart of the bus ends no session. What
-belongs to it beyond that is made anew when the client speaks again after a restart or a long silence.
+The id of a session is sealed and contains the result of the handshake, so a restart of the bus ends no session. Its
+other parts are created again at the client's next request after a restart or a long silence.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from toolbus.newest import NewestCache
 
 MAX_SESSIONS = 1_000
 MAX_STREAMS = 64  # of one session
-MAX_KEPT_BYTES = 4 * MIB  # of streams of one session that have ended, for clients that lost them
-MAX_ENDED = 10_000  # ids of sessions that clients have ended
+MAX_STORED_BYTES = 4 * MIB  # of closed streams of one session, for clients that resume them
+MAX_ENDED = 10_000  # stored ids of sessions that clients have ended
 IDLE_SECONDS = 1_800.0
-ASK_SECONDS = 300.0  # how long a client, and the person before it, may think about a question
+ASK_SECONDS = 300.0  # how long a client and its user may take for an answer
 PURPOSE = "session"  # of a sealed id
 DEFAULT_LEVEL = "info"
-STANDING = "s"  # what a stream is of that answers no request
+STANDING = "s"  # prefix of the ids of standing streams, which belong to no request
 LISTS = ("tools", "prompts", "resources")
 
 FollowChanges = Callable[["McpSession"], Callable[[], None]]
 
 
 class UnknownSession(Exception):
-    """An id names no session: it was not issued by this bus for this client, or the client has ended it."""
+    """No session has this id: the bus did not issue it for this client, or the client has ended the session."""
 
 
 class McpSession:
     """One legacy client.
 
     Attributes:
-        id: as the client sends it; "" over a pipe.
-        version: of the protocol, as agreed on.
-        client: what it can do.
-        log_level: from which on it wants messages.
-        running: the requests that are being answered, by id: ids of a session need not differ.
-        is_restored: whether it is from before a restart or a long silence, and the client was not told yet.
-        subscriptions: what ends each of its subscriptions to a resource, by URI.
+        id: towards the client; "" over a pipe.
+        version: of the protocol, from the handshake.
+        client: its capabilities.
+        log_level: the lowest level of log messages that it gets.
+        running: the tasks that answer requests, by id: ids of a session may repeat.
+        is_restored: whether the client needs a notification of all lists, after a restart or a long silence.
+        subscriptions: functions that end its subscriptions to resources, by URI.
     """
 
     def __init__(self, id: str, version: str, client: ClientCapabilities, profile: Profile, identity: Identity) -> None:
@@ -70,9 +70,9 @@ class McpSession:
         self.is_restored = False
         self.used_at = time.monotonic()
         self._streams: OrderedDict[str, MessageStream] = OrderedDict()
-        self._standing: Channel | None = None  # where messages go that answer nothing; None until the client asks
-        self._end_following: Callable[[], None] | None = None  # ends the watch for changes; None while there is none
-        self._pending: dict[str, asyncio.Future[JsonRpcMessage]] = {}  # questions to the client, by our id
+        self._standing: Channel | None = None  # for messages that belong to no request; None until the client opens it
+        self._end_following: Callable[[], None] | None = None  # ends the notifications; None while there are none
+        self._pending: dict[str, asyncio.Future[JsonRpcMessage]] = {}  # questions to the client, by their id
         self._numbers = itertools.count(1)
 
     def __repr__(self) -> str:
@@ -80,33 +80,33 @@ class McpSession:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it runs no request and no stream of it is open."""
+        """Whether no request runs and no stream is open."""
         return not self.running and not self._pending and not any(stream.writing for stream in self._streams.values())
 
     def set_level(self, level: str) -> None:
-        """Sets from which level on the client wants messages.
+        """Sets the lowest level of log messages.
 
         Raises:
-            RpcError: there is no such level.
+            RpcError: the level is unknown.
         """
         if level not in LEVELS:
             raise RpcError(McpCode.INVALID_PARAMS, f"level is {level!r:.40}: use one of {', '.join(LEVELS)}")
         self.log_level = level
 
     def new_stream(self, of: str = STANDING) -> MessageStream:
-        """Returns a new stream that can be resumed; the oldest that has ended makes room for it.
+        """Returns a new stream that can be resumed; the oldest closed one is removed if there are too many.
 
         Args:
-            of: what the stream is of, as its id says to a bus that does not know it any more.
+            of: the prefix of its id, which identifies its request to a later bus.
 
         Raises:
             LimitExceeded: the session has too many.
         """
-        kept = sum(stream.size for stream in self._streams.values() if stream.closed)
-        while len(self._streams) >= MAX_STREAMS or kept > MAX_KEPT_BYTES:
+        stored = sum(stream.size for stream in self._streams.values() if stream.closed)
+        while len(self._streams) >= MAX_STREAMS or stored > MAX_STORED_BYTES:
             ended = next((id for id, stream in self._streams.items() if stream.closed and not stream.writing), None)
             if ended is not None:
-                kept -= self._streams.pop(ended).size
+                stored -= self._streams.pop(ended).size
             elif len(self._streams) < MAX_STREAMS:
                 break
             else:
@@ -116,33 +116,33 @@ class McpSession:
         return stream
 
     def stream_of(self, event_id: str) -> tuple[MessageStream, int] | None:
-        """Returns the stream of an event and the event's number; None where the stream is not known (any more)."""
+        """Returns the stream of an event and the event's number; None if the session does not have the stream."""
         id, _, number = event_id.rpartition("-")
         stream = self._streams.get(id)
         return (stream, int(number)) if stream is not None and number.isdecimal() and len(number) < 10 else None
 
     def stand(self, channel: Channel, follow: FollowChanges) -> None:
-        """Sends messages that answer nothing to a channel from now on: changes of lists and updates of resources."""
+        """Takes the channel for messages that belong to no request: changes of lists and updates of resources."""
         if self._end_following is None:
             self._end_following = follow(self)
         if isinstance(self._standing, MessageStream):
             self._standing.close()
         self._standing = channel
-        if self.is_restored:  # what changed meanwhile was not told
+        if self.is_restored:  # it may have missed changes
             self.is_restored = False
             for kind in LISTS:
                 self.notify(f"notifications/{kind}/list_changed")
 
     def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
-        """Sends a notification that answers nothing; it is lost where the client listens to none."""
+        """Sends a notification on the standing stream; drops it if the client has opened none."""
         if self._standing is not None:
             self._standing.send(jsonrpc.notification(method, params))
 
     async def ask(self, method: str, params: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
-        """Asks the client something, on the channel of the request that this belongs to.
+        """Sends a question to the client, on the channel of its request.
 
         Raises:
-            RpcError: it answered with an error, or not in time, or its channel takes no questions.
+            RpcError: the client answered with an error or not in time, or its channel is not a stream.
         """
         if not channel.takes_messages:
             raise RpcError(
@@ -164,18 +164,18 @@ class McpSession:
         return jsonrpc.read(answer.result, dict, "result")
 
     def answered(self, message: JsonRpcMessage) -> None:
-        """Takes an answer to a question; one that answers no question is ignored."""
+        """Takes a response to a question; others are ignored."""
         future = self._pending.get(message.id) if isinstance(message.id, str) else None
         if future is not None and not future.done():
             future.set_result(message)
 
     def cancel(self, id: JsonId) -> None:
-        """Cancels the requests of an id; those that have ended are ignored."""
+        """Cancels the running requests of an id."""
         for task in tuple(self.running.get(id, ())):
             task.cancel(CANCELLED)
 
     def end(self) -> None:
-        """Ends what belongs to the session."""
+        """Ends its requests, streams and subscriptions."""
         if self._end_following is not None:
             self._end_following()
             self._end_following = None
@@ -211,7 +211,7 @@ class Sessions:
         """Begins a session.
 
         Raises:
-            LimitExceeded: there are as many as there may be, and none is idle.
+            LimitExceeded: the limit of sessions is reached, and none is idle.
         """
         content = msgspec.json.encode(
             [version, sorted(client.accepts), sorted(client.extensions)[:8], secrets.token_hex(8)]
@@ -220,28 +220,28 @@ class Sessions:
         return self._add(McpSession(id, version, client, profile, identity))
 
     def find(self, id: str, profile: Profile, identity: Identity) -> McpSession:
-        """Returns the session of an id, which may be from before a restart.
+        """Returns the session of an id, which an earlier run of the bus may have issued.
 
         Raises:
-            UnknownSession: there is none.
+            UnknownSession: no session has that id.
             LimitExceeded: as for `begin`.
         """
         session = self._open.get(id)
         if session is None or session.profile is not profile or session.identity.name != identity.name:
             session = self._restore(id, profile, identity)
-        session.identity = identity  # its scopes may be others now
+        session.identity = identity  # its scopes may have changed
         session.used_at = self._clock()
         self._open.move_to_end(id)
         return session
 
     def end(self, session: McpSession) -> None:
-        """Ends a session for its client: its id is unknown from now on."""
+        """Ends a session for its client: its id becomes unknown."""
         self._ended[session.id] = None
         self._open.pop(session.id, None)
         session.end()
 
     def close(self) -> None:
-        """Ends what belongs to all sessions; their ids stay valid."""
+        """Ends the requests, streams and subscriptions of all sessions; their ids stay valid."""
         for session in self._open.values():
             session.end()
         self._open.clear()
@@ -262,7 +262,7 @@ class Sessions:
 
     def _add(self, session: McpSession) -> McpSession:
         now = self._clock()
-        for each in list(self._open.values()):  # the one that was silent longest is first
+        for each in list(self._open.values()):  # the longest silent one is first
             if len(self._open) < MAX_SESSIONS and now - each.used_at < IDLE_SECONDS:
                 break
             if each.is_idle:

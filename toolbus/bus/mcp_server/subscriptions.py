@@ -1,8 +1,8 @@
-"""Tells clients what changed: lists of tools, prompts and resources, contents of resources.
+"""Notifies clients of changes: of lists of tools, prompts and resources, and of the contents of resources.
 
-A listener is told that a list changed only where what it sees of it did: the digest of its own list counts, not the
-catalog's revision. Changes within `COALESCE_SECONDS` are one. A mounted server is asked once to report the updates of
-a resource, however many clients want them.
+A listener is notified only if its own view of a list has changed: the digest of its list counts, not the catalog's
+revision. Changes within `COALESCE_SECONDS` are one. All clients that watch a resource share one subscription at its
+mounted server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("toolbus.mcp")
 COALESCE_SECONDS = 0.02
 MAX_LISTENERS = 1_000
 MAX_WATCHED = 1_000  # resources, or tasks, of one listener
-LISTS: Mapping[str, str] = {  # what a client asks to be told of → the list that it means
+LISTS: Mapping[str, str] = {  # name of a subscription → its list
     "toolsListChanged": "tools",
     "promptsListChanged": "prompts",
     "resourcesListChanged": "resources",
@@ -39,13 +39,13 @@ _Seen = tuple[str, str, Scopes | None, bool]  # kind, profile, scopes, era: who 
 
 
 class Listener:
-    """One client that wants to know of changes.
+    """One client that is notified of changes.
 
     Attributes:
-        profile, identity, modern: what it sees, and how.
-        digests: of each list that it wants to know of, as it was told or has seen it last.
-        notify: tells it.
-        ended: set when no further notification comes.
+        profile, identity, modern: determine its view of the lists.
+        digests: of each list that it subscribes to, at the last notification.
+        notify: sends it a notification.
+        ended: set after the last notification.
     """
 
     def __init__(self, profile: Profile, identity: Identity, notify: Notify, *, modern: bool) -> None:
@@ -61,16 +61,16 @@ class Listener:
 
 
 class _Watched:
-    """A resource that clients watch: one subscription at its mount."""
+    """A watched resource: one subscription at its mount."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self.provider: FeatureProvider | None = None  # None while its mount is away
+        self.provider: FeatureProvider | None = None  # None while its mount does not run
         self.watchers: dict[object, Callable[[str], object]] = {}
         self.end: Callable[[], None] = lambda: None  # ends the subscription
 
     def watch(self, provider: FeatureProvider | None) -> None:
-        """Has another provider report the updates, of the same mount as it came anew."""
+        """Subscribes at a new provider of the same mount, after it was restarted."""
         if provider is not self.provider:
             self.end()
             reports = provider is not None and "subscribe" in provider.capabilities
@@ -78,7 +78,7 @@ class _Watched:
             self.end = provider.subscribe(self.uri, self.updated) if provider and reports else lambda: None
 
     def updated(self, uri: str) -> None:
-        """Tells all who watch."""
+        """Notifies all watchers."""
         for watcher in list(self.watchers.values()):
             watcher(uri)
 
@@ -101,10 +101,10 @@ class Subscriptions:
         return f"<Subscriptions listeners={len(self._listeners)} resources={len(self._watched)}>"
 
     def add(self, listener: Listener, lists: Mapping[str, str]) -> None:
-        """Tells a listener of changes of some lists from now on.
+        """Notifies a listener of changes of some lists from now on.
 
         Raises:
-            LimitExceeded: there are as many listeners as there may be.
+            LimitExceeded: the limit of listeners is reached.
         """
         if len(self._listeners) >= MAX_LISTENERS:
             raise LimitExceeded(
@@ -114,12 +114,12 @@ class Subscriptions:
         listener.digests = {kind: self._digest(kind, listener) for kind in lists.values()}
 
     def remove(self, listener: Listener) -> None:
-        """Tells a listener nothing more."""
+        """Ends the notifications of a listener."""
         self._listeners.pop(listener, None)
         listener.ended.set()
 
     def follow(self, session: McpSession) -> Callable[[], None]:
-        """Tells a legacy session of all lists. Returns what ends that."""
+        """Notifies a legacy session of changes of all lists. Returns the function that ends that."""
         listener = Listener(session.profile, session.identity, session.notify, modern=False)
         self.add(listener, LISTS)
         return lambda: self.remove(listener)
@@ -127,7 +127,7 @@ class Subscriptions:
     def watch_resource(
         self, profile: Profile, identity: Identity, uri: str, on_update: Callable[[str], object]
     ) -> Callable[[], None] | None:
-        """Reports each update of a resource; returns what ends that, None where nobody has the resource."""
+        """Reports each update of a resource. Returns the function that ends that; None if the resource is unknown."""
         providers = self._features.providers_of(profile, identity, uri)
         provider = next((each for each in providers if "subscribe" in each.capabilities), None)
         if provider is None:
@@ -146,10 +146,10 @@ class Subscriptions:
         return end
 
     def check_room(self, count: int) -> None:
-        """Checks that a client that watches so many resources may watch another.
+        """Checks that a client that watches `count` resources may watch another one.
 
         Raises:
-            RpcError: it may not.
+            RpcError: the limit is reached.
         """
         if count >= MAX_WATCHED:
             raise RpcError(
@@ -158,7 +158,7 @@ class Subscriptions:
             )
 
     def close(self) -> None:
-        """Ends all that listen."""
+        """Ends all listeners."""
         self._end_features()
         for listener in list(self._listeners):
             self.remove(listener)
@@ -174,10 +174,10 @@ class Subscriptions:
             return
         self._dirty.add(kind)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(COALESCE_SECONDS, self._tell)
+            self._timer = asyncio.get_running_loop().call_later(COALESCE_SECONDS, self._notify_changes)
 
-    def _tell(self) -> None:
-        """Tells each listener whose own list is another now."""
+    def _notify_changes(self) -> None:
+        """Notifies each listener whose own list has changed."""
         dirty, self._dirty, self._timer = self._dirty, set(), None
         digests: dict[_Seen, bytes] = {}
         for listener in list(self._listeners):

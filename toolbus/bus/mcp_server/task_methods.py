@@ -1,7 +1,7 @@
-"""Answers a call that goes on in the background with a task, and what clients ask about tasks later.
+"""Answers a call that continues in the background with a task, and the later requests about that task.
 
-This is the extension `io.modelcontextprotocol/tasks` over the bus's own tasks. Their ids are signed for the profile and
-the user, so no client can guess that of another's task, nor use one that it came to know.
+This is the extension `io.modelcontextprotocol/tasks` on top of the bus's tasks. Their ids are signed for the profile
+and the user, so no client can guess or use the id of another client's task.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 
 def task_of(server: McpServer, request: McpRequest, result: Result) -> Task | None:
-    """Returns the task that a call became; None where its result is one."""
+    """Returns the task that a call became; None if the call has a result."""
     text = result.output_json
     if not text.startswith(_ENVELOPE):
         return None
@@ -48,21 +48,21 @@ def task_of(server: McpServer, request: McpRequest, result: Result) -> Task | No
 
 
 async def write_created(server: McpServer, request: McpRequest, task: Task) -> bytes:
-    """Returns the answer of a call that became a task, once the task is persisted: it can be asked for from then on."""
+    """Returns the answer of a call that became a task, after the task is persisted: clients may then read it."""
     await server.core.tasks.flush()
     return request.complete(_describe(server, request, task), kind="task")
 
 
 def check_tasks(request: McpRequest) -> None:
-    """Checks that the client follows tasks.
+    """Checks that the client supports tasks.
 
     Raises:
-        RpcError: it did not say so.
+        RpcError: it did not declare the extension.
     """
     if not request.has_tasks:
         raise RpcError(
             McpCode.MISSING_CAPABILITY,
-            "this needs a client that follows tasks: declare the extension io.modelcontextprotocol/tasks in "
+            "this needs a client that supports tasks: declare the extension io.modelcontextprotocol/tasks in "
             "clientCapabilities",
             {"requiredCapabilities": wire.REQUIRED_CAPABILITIES},
         )
@@ -96,12 +96,12 @@ async def cancel_task(server: McpServer, request: McpRequest) -> bytes:
 
 
 def owner(server: McpServer, request: McpRequest) -> str:
-    """Returns whose tasks a client of a profile sees."""
+    """Returns the owner of the tasks that a client of a profile sees."""
     return owner_of(request.profile.user, server.calls.caller(request).principal.account)
 
 
 def find_task(server: McpServer, request: McpRequest, signed: str) -> Task | None:
-    """Returns the task of an id; None where it names none of this client's."""
+    """Returns the task of an id; None if this client has no such task."""
     owned_by = owner(server, request)
     try:
         task_id = server.sealer.verify(signed, TASK, request.profile.name, owned_by)
@@ -119,7 +119,7 @@ def describe_fully(server: McpServer, request: McpRequest, task: Task) -> Json:
     elif task.status is not Status.CANCELLED:
         try:
             described["result"] = msgspec.Raw(write_result(_result_of(task), request))
-            described["status"] = wire.COMPLETED  # a tool that failed has completed: a model reads why
+            described["status"] = wire.COMPLETED  # also for a failed tool: the model reads the failure
         except RpcError as error:
             described["status"] = wire.FAILED
             described["error"] = {"code": error.code, "message": error.message}
@@ -148,7 +148,7 @@ def _describe(server: McpServer, request: McpRequest, task: Task) -> Json:
 
 
 def _result_of(task: Task) -> Result:
-    """Returns the result of a task that has ended, as its call had it."""
+    """Returns the result of the call of a finished task."""
     result = task.result or Result()
     if task.status is Status.COMPLETED and task.result is not None:
         return result

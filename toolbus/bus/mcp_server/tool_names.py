@@ -1,8 +1,8 @@
-"""Names tools towards MCP clients, so that a name never comes to mean another tool.
+"""Assigns names to tools towards MCP clients, so that a name never changes its tool.
 
-A tool is known on the bus as ``NAME`` or ``SOURCE:NAME``; models and clients take neither a colon nor more than 64
-characters, of which clients use some themselves. The first tool that gets a name keeps it, also while it is gone and
-after a restart: a conversation may still hold the name, and the model would call another tool than it was shown.
+A tool's name on the bus is ``NAME`` or ``SOURCE:NAME``; models and clients accept neither a colon nor more than 64
+characters, of which clients use some themselves. A name belongs to its first tool forever, also while the tool is not
+offered and after a restart: otherwise a model with an old conversation would call another tool than it knows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from toolbus.errors import ToolBusError
 log = logging.getLogger("toolbus.mcp")
 
 STATE_FILE = "mcp-names.json"  # in the data directory
-MAX_NAMES = 200_000  # of all profiles; beyond, those of tools that are gone are forgotten, oldest first
+MAX_NAMES = 200_000  # of all profiles; beyond it, names of tools that are not offered are removed, oldest first
 _HASH_LENGTH = 8
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -29,15 +29,15 @@ class ToolNames:
     """The names of the tools of all profiles.
 
     Args:
-        path: where they are persisted; None: nothing survives.
+        path: of the file of names; None: a restart loses them.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self._listed: dict[tuple[str, str], str] = {}  # the name on the bus by profile and wire name, oldest first
-        self._wire: dict[tuple[str, str], str] = {}  # the wire name of now by profile and name on the bus
-        self._missing: set[tuple[str, str]] = set()  # profile and name on the bus of those not seen since the start
-        self.unsaved = False  # whether there are names that are not persisted
+        self._wire: dict[tuple[str, str], str] = {}  # the current wire name by profile and name on the bus
+        self._missing: set[tuple[str, str]] = set()  # profile and name on the bus of tools not seen since the start
+        self.unsaved = False  # whether names are not persisted yet
         if path is not None:
             self._load(path)
 
@@ -45,10 +45,10 @@ class ToolNames:
         return f"<ToolNames {len(self._wire)}>"
 
     def name_of(self, profile: Profile, name: str, bare_name: str, source: str) -> str:
-        """Returns the name of a tool towards the clients of a profile; a new tool gets one.
+        """Returns the name of a tool towards the clients of a profile; assigns one to a new tool.
 
         Args:
-            name: as the tool is listed on the bus.
+            name: of the tool on the bus.
         """
         if self._missing:
             self._missing.discard((profile.name, name))
@@ -58,22 +58,22 @@ class ToolNames:
         return wire
 
     def listed_as(self, profile: Profile, wire: str) -> str | None:
-        """Returns the name on the bus of a tool that a client names; None where no tool had that name."""
+        """Returns the name on the bus for a name towards clients; None if no tool had that name."""
         return self._listed.get((profile.name, wire))
 
     def has_missing(self, profile: Profile) -> bool:
-        """Tells whether a profile had tools before the start of this bus that it has not shown yet."""
+        """Tells whether a profile had tools before the start of this bus that are still missing."""
         return any(name == profile.name for name, _ in self._missing)
 
     def is_missing(self, profile: Profile, wire: str) -> bool:
-        """Tells whether the tool of a name is one of those."""
+        """Tells whether the tool of a name is one of them."""
         return (profile.name, self._listed.get((profile.name, wire), "")) in self._missing
 
     def save(self, offered: Iterable[tuple[str, str]] = ()) -> None:
-        """Persists new names, if there are any; blocks for as long as that takes.
+        """Persists new names, if any; blocks until they are written.
 
         Args:
-            offered: profile and listed name of each tool that must not be forgotten.
+            offered: profile and name on the bus of each tool whose name must not be removed.
         """
         if not self.unsaved:
             return
@@ -92,8 +92,8 @@ class ToolNames:
             log.warning("names of tools could not be persisted in %s: %s", self._path, error)
 
     def _forget(self, offered: set[tuple[str, str]]) -> None:
-        gone = [(profile, wire) for (profile, wire), name in self._listed.items() if (profile, name) not in offered]
-        for profile, wire in gone[: len(self._listed) - MAX_NAMES]:
+        unused = [(profile, wire) for (profile, wire), name in self._listed.items() if (profile, name) not in offered]
+        for profile, wire in unused[: len(self._listed) - MAX_NAMES]:
             self._wire.pop((profile, self._listed.pop((profile, wire))), None)
 
     def _new(self, profile: Profile, name: str, shown: str) -> str:
