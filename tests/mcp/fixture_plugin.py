@@ -109,7 +109,7 @@ def offer_content(plugin: Plugin) -> None:
 
     @plugin.tool
     def greet(name: str) -> str:
-        """Greets somebody"""
+        """Greets a person"""
         return f"Hello, {name}!"
 
 

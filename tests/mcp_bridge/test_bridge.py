@@ -334,7 +334,7 @@ async def test_a_client_that_starts_before_the_bus_keeps_its_session_over_two_bu
 
 
 def greet(name: str) -> str:
-    """Greets somebody."""
+    """Greets a person."""
     return f"Hello, {name}!"
 
 

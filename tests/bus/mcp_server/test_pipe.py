@@ -73,7 +73,7 @@ def offered(address: str) -> Plugin:
 
     @plugin.tool
     def greet(name: str) -> str:
-        """Greets somebody"""
+        """Greets a person"""
         return f"Hello, {name}!"
 
     @plugin.tool
