@@ -45,14 +45,14 @@ __all__ = [
     "Host",
     "SyncHost",
     "llm_tool",
-    # toolbus.tool: what is offered and what comes back
+    # toolbus.tool: tools and results
     "Tool",
     "Result",
     "CallError",
     # toolbus.bus: the bus in this process
     "Bus",
     "Config",
-    # toolbus.errors: the words of a failed call, then what is raised
+    # toolbus.errors: codes and stages of failed calls, then exceptions
     "Code",
     "Stage",
     "ToolBusError",
@@ -99,7 +99,7 @@ def __getattr__(name: str) -> Any:
             name=missing.name,
         ) from missing
     value = getattr(module, name)
-    globals()[name] = value  # the next access no longer comes here
+    globals()[name] = value  # further accesses do not call this function
     return value
 
 

@@ -129,7 +129,7 @@ class AsyncTools:
 
 
 class PlainTools:
-    """Tools as plain functions, which take the place of the async ones of the same names."""
+    """Tools as plain functions, which replace the async ones of the same names."""
 
     def __init__(self) -> None:
         self._waiting: set[threading.Event] = set()  # of calls of `meet` that wait for the others

@@ -39,12 +39,12 @@ __all__ = [
     "Plugin",
     "Host",
     "SyncHost",
-    # what proves who a peer is, to a bus beyond this machine
+    # the proof of a peer's identity, for a bus on another machine
     "Credential",
-    # what became of a plugin's tools
+    # tools that the bus does not offer, or not yet
     "RefusedTool",
     "WaitingTool",
-    # a plugin as role-play hosts know it
+    # extensions of role-play hosts
     "Extension",
     "ToolInvocation",
     "Permissions",
@@ -67,7 +67,7 @@ __all__ = [
     "Question",
     "Answer",
     "Inputs",
-    # what a host gets
+    # records for hosts
     "Progress",
     "Listing",
     "ListedTool",
