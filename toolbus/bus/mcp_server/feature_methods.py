@@ -208,14 +208,14 @@ def _write(request: McpRequest, result: dict[str, Any], limits: Limits) -> bytes
                 f"{limits.request_state_bytes}",
             )
         return Questions(requests, state)
-    kept = {name: value for name, value in result.items() if name not in _MODERN_ONLY}
-    meta = kept.pop("_meta", None)
+    fields = {name: value for name, value in result.items() if name not in _MODERN_ONLY}
+    meta = fields.pop("_meta", None)
     meta = {name: value for name, value in meta.items() if name != META_SERVER} if isinstance(meta, dict) else {}
     if meta:
-        kept["_meta"] = meta
+        fields["_meta"] = meta
     if request.modern and request.method == "resources/read":
         ttl, scope = result.get("ttlMs"), result.get("cacheScope")
-        kept |= {"ttlMs": ttl if type(ttl) is int and ttl >= 0 else 0, "cacheScope": "private"}
+        fields |= {"ttlMs": ttl if type(ttl) is int and ttl >= 0 else 0, "cacheScope": "private"}
         if scope == "public" and request.identity.scopes is None:
-            kept["cacheScope"] = scope
-    return request.complete(kept)
+            fields["cacheScope"] = scope
+    return request.complete(fields)

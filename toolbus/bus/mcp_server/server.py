@@ -169,7 +169,7 @@ class McpServer:
             raise RpcError(McpCode.UNSUPPORTED_VERSION, "Unsupported protocol version", data)
         if not bytes(meta.capabilities):
             raise RpcError(
-                McpCode.INVALID_PARAMS, f"params._meta needs {META_CAPABILITIES}: send {{}} where there are none"
+                McpCode.INVALID_PARAMS, f"params._meta needs {META_CAPABILITIES}: send {{}} if the client has none"
             )
 
     def _client(self, capabilities: msgspec.Raw) -> ClientCapabilities:
