@@ -416,11 +416,12 @@ test_a_session_is_what_a_plain_model_says = SessionMachine.TestCase
 def test_the_model_notices(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine can fail: each planted fault breaks it."""
     _plant(fault, monkeypatch)
-    with pytest.raises((AssertionError, ProtocolError)):
+    # `Failed` comes of the `pytest.raises` in the machine, where the session took what the model refuses.
+    with pytest.raises((AssertionError, ProtocolError, pytest.fail.Exception)):
         run_state_machine_as_test(
             SessionMachine,
             settings=settings(
-                max_examples=100,
+                max_examples=500,  # the first one that fails ends the search; of 100, some orders find none
                 stateful_step_count=40,
                 derandomize=True,
                 database=None,
