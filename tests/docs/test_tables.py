@@ -210,7 +210,6 @@ def test_every_option_of_the_configuration_page_is_one_of_serve() -> None:
 def test_the_configuration_page_has_every_variable_of_the_environment() -> None:
     between_processes = {
         "TOOLBUS_SUPERVISOR",
-        "TOOLBUS_TOKEN_FD",
         "TOOLBUS_MOUNT",
         "TOOLBUS_CONFORMANCE_RUN",
     }  # set and read by toolbus itself

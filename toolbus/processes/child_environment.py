@@ -20,7 +20,7 @@ from toolbus.text import quote
 
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 # The proof of this process's identity, and the key of its model. A plugin has a token of its own.
-NEVER_PASSED_ON = frozenset({"TOOLBUS_TOKEN", "TOOLBUS_TOKEN_FD", "TOOLBUS_CREDENTIAL", "TOOLBUS_SIDECAR_API_KEY"})
+NEVER_PASSED_ON = frozenset({"TOOLBUS_TOKEN", "TOOLBUS_CREDENTIAL", "TOOLBUS_SIDECAR_API_KEY"})
 MAX_SCANNED_BYTES = 1024 * 1024  # of a plugin file that is searched for names of variables
 MAX_SCANNED_FILES = 200  # of a plugin's folder
 _LIKE_A_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
