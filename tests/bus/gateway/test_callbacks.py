@@ -75,6 +75,14 @@ NO_REDIRECT = Ends(None, Code.TOOL, words=("redirects are not followed", "callba
 TOO_LARGE = Ends(None, Code.RESULT_TOO_LARGE, words=(str(BODY_LIMIT),), limit=("callback_bytes", BODY_LIMIT))
 NO_HTTP = broken("not an HTTP response")
 BROKE = broken("broke before the response was complete")
+BROKE_IN = {
+    part: broken(f"broke before the response was complete ({why}")
+    for part, why in {
+        "headers": "Server disconnected within the headers); ",
+        "body": "Not enough data to satisfy content length header (received ",
+        "chunk": "Not enough data to satisfy transfer length header); ",
+    }.items()
+}
 
 ENDS: dict[str, Ends] = {
     "output": Ends({"f": 5.0, "i": 123456789012345678901234567890}),
@@ -117,10 +125,10 @@ ENDS: dict[str, Ends] = {
     "status-42": NO_HTTP,
     "reset": BROKE,
     "close": BROKE,
-    "close-in-headers": BROKE,
-    "close-in-body": BROKE,
+    "close-in-headers": BROKE_IN["headers"],
+    "close-in-body": BROKE_IN["body"],
     "broken-chunk": NO_HTTP,
-    "close-in-chunk": BROKE,
+    "close-in-chunk": BROKE_IN["chunk"],
     "garbage": NO_HTTP,
     "two-lengths": NO_HTTP,
     "negative-length": NO_HTTP,

@@ -102,4 +102,13 @@ def _fault(error: BaseException) -> ExchangeFault:
         return NotConnected(reason, out_of_sockets=error.errno in _OUT_OF_SOCKETS, untrusted=untrusted)
     if isinstance(error, aiohttp.http_exceptions.HttpProcessingError):
         return NotHttp(" ".join(error.message.split()).rstrip(" ^")[:200])  # it has several lines, with a caret below
-    return ConnectionBroke(str(error) or type(error).__name__)
+    return ConnectionBroke(_why_broken(error))
+
+
+def _why_broken(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str):
+        return "Server disconnected within the headers"  # the message is what aiohttp has parsed of them
+    cause = error.__cause__
+    if isinstance(error, aiohttp.ClientPayloadError) and isinstance(cause, aiohttp.http_exceptions.HttpProcessingError):
+        return cause.message.rstrip(".")  # without the repr, and the status 400, which nobody has sent
+    return str(error) or type(error).__name__
