@@ -1,14 +1,17 @@
 """``toolbus audit`` and ``toolbus audit verify``: reading, following and checking the files of a data directory."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.bus.audit.chains import entries, line, raw_lines, write, writing
 from tests.cli.served_bus import address_of, run_json, start_grpc_bus
-from tests.support.processes import Running, toolbus
+from tests.support.processes import Running, environment, toolbus
 from tests.support.waiting import until_sync
 from toolbus.bus.audit.audit_chain import FOLDER, files_of, verify
 
@@ -28,6 +31,20 @@ def test_a_line_cannot_change_the_terminal(tmp_path: Path) -> None:
     shown = toolbus("audit", "--data-dir", tmp_path).stdout
     assert len(shown.splitlines()) == 2
     assert "\x1b" not in shown
+
+
+def test_a_reader_that_ends_early_is_not_an_error(tmp_path: Path) -> None:
+    write(tmp_path / FOLDER, 12)
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with open(theirs, "wb") as closed:
+        ended = subprocess.run(
+            [sys.executable, "-m", "toolbus.cli", "audit", "--json", "--data-dir", str(tmp_path)],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            env=environment({"PYTHONUNBUFFERED": "1"}),
+        )
+    assert (ended.returncode, ended.stderr) == (1, b"")
 
 
 def test_verify_says_that_a_chain_is_whole_or_names_the_first_line_that_is_not(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from tests.bus.audit.chains import write
 from tests.support.processes import environment
+from toolbus.bus.audit.audit_chain import FOLDER
 from toolbus.cli import terminal
 from toolbus.text import clean_line
 
@@ -103,3 +105,38 @@ def test_a_terminal_prints_warnings_in_colour(monkeypatch: pytest.MonkeyPatch) -
     fine, odd = shown.getvalue().splitlines()[-2:]
     assert "\x1b[33m" not in fine
     assert "\x1b[33m(warning: odd) fine" in odd
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is always full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["audit", "verify"], ["audit"], ["audit", "--json"], ["tools", "bundled"]])
+def test_output_that_cannot_be_written_is_one_line(words: list[str], unbuffered: str, tmp_path: Path) -> None:
+    write(tmp_path / FOLDER, 3)
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "toolbus.cli", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment({"PYTHONUNBUFFERED": unbuffered, "TOOLBUS_DATA_DIR": str(tmp_path)}),
+        )
+    assert ended.stderr == (
+        "toolbus: the output cannot be written: No space left on device: choose another place for it\n"
+    )
+    assert ended.returncode == 1
+
+
+def test_a_closed_standard_output_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m toolbus.cli tools bundled >&-"
+    ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, env=environment({}))
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_character_that_the_output_does_not_have_is_escaped() -> None:
+    code = (
+        "from toolbus.cli import terminal; terminal.prepare();"
+        "terminal.print_json({'a': 'Tōkyō'}, line=True); terminal.print_lines('Tōkyō')"
+    )
+    variables = environment({"PYTHONIOENCODING": "latin-1"})
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, env=variables)
+    assert ended.stdout.splitlines() == [rb'{"a":"T\u014dky\u014d"}', rb"T\u014dky\u014d"], ended.stderr

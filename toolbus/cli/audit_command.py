@@ -64,11 +64,8 @@ def audit(
     directory = _audit_directory(data_dir)
     if not as_json:
         terminal.print_row([head for head, _ in _COLUMNS], [width for _, width in _COLUMNS])
-    try:
-        for line in _lines(directory, limit, follow=follow):
-            _print(line, as_json)
-    except OSError as error:
-        _fail_unreadable(directory, error)
+    for line in _read(directory, limit, follow=follow):
+        _print(line, as_json)
 
 
 @app.command(epilog=VERIFY_EPILOG)
@@ -122,6 +119,13 @@ def _audit_directory(option: Path | None) -> Path:
 
 def _fail_unreadable(directory: Path, error: OSError) -> Any:
     terminal.fail(f"cannot read {directory}: {error.strerror}: run this as the user of the bus")
+
+
+def _read(directory: Path, limit: int, *, follow: bool) -> Iterator[bytes]:
+    try:
+        yield from _lines(directory, limit, follow=follow)
+    except OSError as error:
+        _fail_unreadable(directory, error)
 
 
 def _lines(directory: Path, limit: int, *, follow: bool) -> Iterator[bytes]:

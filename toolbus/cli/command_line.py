@@ -131,7 +131,18 @@ def main() -> None:
     """Runs the command line; the entry point of the script."""
     set_switch()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the commands print their own error texts
+    terminal.prepare()
     try:
-        app()
+        try:
+            app()
+        finally:
+            terminal.flush()
     except KeyboardInterrupt:
         sys.exit(terminal.INTERRUPTED)
+    except BrokenPipeError:  # who reads the output has ended
+        terminal.discard_output()
+        sys.exit(terminal.REFUSED)
+    except terminal.OutputError as error:
+        terminal.discard_output()
+        terminal.print_note(str(error))
+        sys.exit(terminal.REFUSED)

@@ -8,8 +8,11 @@ every character, those that could change a terminal as escapes of JSON.
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from typing import Any, NoReturn, TextIO
 
 import typer
@@ -37,6 +40,47 @@ _STYLES = {
 }
 
 
+class OutputError(Exception):
+    """Standard output cannot be written, because a disk is full for example; `main` ends the command with 1."""
+
+    def __init__(self, error: OSError) -> None:
+        self.error = error
+        super().__init__(error)
+
+    def __str__(self) -> str:
+        return f"the output cannot be written: {self.error.strerror or self.error}: choose another place for it"
+
+
+def prepare() -> None:
+    """Makes the standard streams take every text, if they are closed or their encoding has only some characters."""
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def flush() -> None:
+    """Writes what standard output still holds; raises OutputError where that fails."""
+    with _writing():
+        sys.stdout.flush()
+
+
+def discard_output() -> None:
+    """Drops what standard output still holds, so that Python does not try to write it when it ends."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # who reads has ended: no error to print
+        raise
+    except OSError as error:
+        raise OutputError(error) from error
+
+
 def fail(text: str, code: int = REFUSED) -> NoReturn:
     """Prints an error to standard error and ends with an exit code."""
     print_note(text)
@@ -54,7 +98,8 @@ def print_lines(text: str, stream: TextIO | None = None) -> None:
     Args:
         stream: None means standard output.
     """
-    print(clean_lines(text), file=stream or sys.stdout, flush=True)
+    with _writing():
+        print(clean_lines(text), file=stream or sys.stdout, flush=True)
 
 
 def print_chunk(text: str) -> None:
@@ -71,7 +116,10 @@ def print_output(line: str, *, coloured: bool) -> None:
 def print_json(value: Any, *, line: bool = False) -> None:
     """Prints a JSON document, or one line of JSON lines."""
     layout: dict[str, Any] = {"separators": (",", ":")} if line else {"indent": 2}
-    print(escape_unsafe(json.dumps(value, ensure_ascii=False, **layout)), flush=line)
+    every_character = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    text = escape_unsafe(json.dumps(value, ensure_ascii=not every_character, **layout))
+    with _writing():
+        print(text, flush=line)
 
 
 def print_table(
@@ -93,13 +141,15 @@ def print_table(
         return
     lines = [list(headings), *cleaned]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
-    for line in lines:
-        print(_align(line, widths), file=stream)
+    with _writing():
+        for line in lines:
+            print(_align(line, widths), file=stream)
 
 
 def print_row(cells: Sequence[str], widths: Sequence[int]) -> None:
     """Prints a row of a table that continues, at once; a cell that is wider than its column moves the others."""
-    print(_align([clean_line(cell) for cell in cells], widths), flush=True)
+    with _writing():
+        print(_align([clean_line(cell) for cell in cells], widths), flush=True)
 
 
 def _align(cells: Sequence[str], widths: Sequence[int]) -> str:
