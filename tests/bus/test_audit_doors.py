@@ -13,7 +13,7 @@ import pytest
 from tests.bus.audit.chains import entries
 from tests.bus.keys.keys_directory import KeysDirectory
 from tests.bus.test_doors import NO_HEARTBEATS, House, attached, bearer, next_of
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Globs, Scopes
 from toolbus.bus.audit.audit_chain import FOLDER, files_of
@@ -51,7 +51,7 @@ async def test_lines_name_the_identity_and_its_key_and_who_was_refused_for_which
             await until(lambda: _found(data, "end"), "the end of the session")
         keys.edit('attach = ["chat"]', 'attach = ["chatter"]')
         await until(lambda: _found(data, "identities"), "the change of the scopes")
-        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}") as web:
+        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", timeout=WAIT_SECONDS) as web:
             assert (await web.get("/api/tools", headers={"Origin": "http://evil.test"})).status_code == 403
         async with house.web(None) as web:
             assert (await web.get("/api/tools")).status_code == 401

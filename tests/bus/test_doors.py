@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.bus.keys.keys_directory import KeysDirectory
-from tests.support.waiting import within
+from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import VERBS, Globs, Scopes, template
 from toolbus.bus.catalog.policy import PUBLIC_TOOLS, VERBS_OF_TOOLS
@@ -66,7 +66,9 @@ class House:
             context.load_cert_chain(file)
         elif credential is not None:
             headers["Authorization"] = f"Bearer {credential['token']}"
-        return httpx.AsyncClient(base_url=f"https://{self.bus.https_address}", verify=context, headers=headers)
+        return httpx.AsyncClient(
+            base_url=f"https://{self.bus.https_address}", verify=context, headers=headers, timeout=WAIT_SECONDS
+        )
 
 
 @contextlib.asynccontextmanager

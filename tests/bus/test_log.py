@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.bus.audit.chains import entries
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus import Host
 from toolbus.bus.audit.audit_chain import FOLDER
 from toolbus.testing import running_bus
@@ -74,7 +74,10 @@ def _send_everything(address: str) -> None:
 
 async def test_no_text_of_a_peer_makes_a_line_of_its_own_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "toolbus"):
-        async with running_bus(http="127.0.0.1:0") as bus, httpx.AsyncClient(trust_env=False) as client:
+        async with (
+            running_bus(http="127.0.0.1:0") as bus,
+            httpx.AsyncClient(trust_env=False, timeout=WAIT_SECONDS) as client,
+        ):
             await asyncio.to_thread(_send_everything, bus.grpc_addresses[0])
             body = {"name": FORGED[:64], "callback_url": "http://127.0.0.1:9/", "source": "rest"}
             await client.post(f"http://{bus.http_address}/api/tools/register", json=body | {"description": FORGED})

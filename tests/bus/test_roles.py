@@ -13,7 +13,7 @@ import pytest
 
 from tests.bus.upstream.main_server import MainServer
 from tests.faults.callbacks import CallbackPlugin, Legacy
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus import Host, Plugin
 from toolbus.bus import Bus
 from toolbus.bus.roles import FILE
@@ -31,7 +31,7 @@ CALLBACK = "http://127.0.0.1:9/call"
 async def serving(**settings: Any) -> AsyncIterator[tuple[Bus, httpx.AsyncClient]]:
     async with (
         running_bus(http="127.0.0.1:0", **settings) as bus,
-        httpx.AsyncClient(base_url=f"http://{bus.http_address}/api") as http,
+        httpx.AsyncClient(base_url=f"http://{bus.http_address}/api", timeout=WAIT_SECONDS) as http,
     ):
         yield bus, http
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from tests.support.processes import Running, toolbus
-from tests.support.waiting import until_sync
+from tests.support.waiting import WAIT_SECONDS, until_sync
 
 PLUGIN = '''
 import asyncio
@@ -118,7 +118,7 @@ def addresses_of(running: Running) -> tuple[str, str]:
 
 
 def post(http: str, path: str, body: dict[str, Any]) -> Any:
-    answer = httpx.post(f"http://{http}{path}", json=body, trust_env=False, verify=False)
+    answer = httpx.post(f"http://{http}{path}", json=body, trust_env=False, verify=False, timeout=WAIT_SECONDS)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from tests.bus.keys.keys_directory import KeysDirectory
 from tests.support.processes import toolbus
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import template
 from toolbus.cli.command_line import app
@@ -48,7 +49,7 @@ class Site:
     async def login(self, url: str) -> httpx.Response:
         """Does what the page does with its address."""
         place, _, code = url.strip().partition("/console#code=")
-        async with httpx.AsyncClient(verify=False) as browser:  # of a test's own authority
+        async with httpx.AsyncClient(verify=False, timeout=WAIT_SECONDS) as browser:  # of a test's own authority
             return await browser.post(f"{place}/api/console/login", json={"code": code})
 
 

@@ -110,7 +110,7 @@ async def test_the_documented_functions_register_a_tool_that_is_listed_called_an
             plugin = documented(main_server, port)
             async with asyncio.timeout(WAIT_SECONDS):
                 await plugin["register_with_retry"]()
-            async with httpx.AsyncClient(base_url=main_server, trust_env=False) as client:
+            async with httpx.AsyncClient(base_url=main_server, trust_env=False, timeout=WAIT_SECONDS) as client:
                 listed = (await client.get("/api/tools")).json()
             assert listed["tools_by_role"] == {
                 "default": [

@@ -10,6 +10,7 @@ import pytest
 from tests.browser.chromium import Page
 from tests.console.looking import open_console
 from tests.console.world import World
+from tests.support.waiting import WAIT_SECONDS
 
 pytestmark = [pytest.mark.console, pytest.mark.asyncio(loop_scope="module")]
 
@@ -21,7 +22,9 @@ _BARS = """[...document.querySelectorAll('.waterfall .span')].map(span => {
 
 
 async def calls_of(world: World, **query: str) -> list[dict[str, Any]]:
-    async with httpx.AsyncClient(base_url=f"http://{world.http}", trust_env=False, verify=False) as client:
+    async with httpx.AsyncClient(
+        base_url=f"http://{world.http}", trust_env=False, verify=False, timeout=WAIT_SECONDS
+    ) as client:
         answer = await client.get("/api/calls", params={"limit": "200", **query})
     found: list[dict[str, Any]] = answer.json()["calls"]
     return found

@@ -183,7 +183,10 @@ async def test_a_question_may_name_another_model() -> None:
 
 
 async def test_a_connection_may_be_a_name_and_a_client_stays_open() -> None:
-    async with server_of((200, says("One.")), (200, says("Two."))) as server, httpx.AsyncClient() as client:
+    async with (
+        server_of((200, says("One.")), (200, says("Two."))) as server,
+        httpx.AsyncClient(timeout=WAIT_SECONDS) as client,
+    ):
         settings = SidecarSettings("local", "m")
         model = sidecar_model(settings, client=client, connections={"local": f"{server.url}/chat/completions/"})
         assert model is not None

@@ -33,7 +33,7 @@ LEGAL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 MESSAGES = (ContextMessage("system", "Rules"), ContextMessage("user", "Hi"))
 ANN = Member("1b4e28ba-2fa1", "Ann", ("memory:search",), role="Archivist")
 BEN = Member("1b4e28ba-9999", "Ben", ("memory:search",))  # whose id begins as Ann's does
-NEVER = 0.05  # seconds, for what never ends
+NEVER = 1.0  # seconds, for what never ends; on a busy machine listing the tools takes a part of them
 
 Handler = Callable[[ToolInvocation], Any]
 Wire = tuple[Bus, Host]
@@ -304,9 +304,9 @@ async def test_defect_1_a_tool_that_fails_or_takes_too_long_does_not_end_the_tur
     cancelled = asyncio.Event()
     async with offering(wire, fail), offering(wire, never(cancelled), source="slow", timeout=NEVER):
         failed, late = await turn(wire, call("memory_search"), call("slow_search"))
+        await within(cancelled.wait())
     assert "no ink" in failed
-    assert "0.05" in late
-    assert cancelled.is_set()
+    assert f"{NEVER:g} s" in late
 
 
 async def test_defect_2_inline_tools_are_callable_beside_those_of_members(wire: Wire) -> None:

@@ -18,6 +18,7 @@ import pytest
 from tests.deploy.files import argument, check_command, manifest, manifests
 from tests.support.other_user import CAN_BE_NOBODY, NOBODY, run_program
 from tests.support.processes import toolbus
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.bus.keys.doorman import split_secure
 from toolbus.bus.serve_settings import settle
@@ -151,7 +152,7 @@ async def test_a_probe_of_the_kubelet_is_answered_without_a_key(bus: Bus, probe:
     unchecked = ssl.create_default_context()  # the kubelet does not check the certificate, and names the pod's IP
     unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
     headers = {"Host": "10.1.2.3:48912", "User-Agent": "kube-probe/1.33"}
-    async with httpx.AsyncClient(verify=unchecked, trust_env=False, headers=headers) as client:
+    async with httpx.AsyncClient(verify=unchecked, trust_env=False, headers=headers, timeout=WAIT_SECONDS) as client:
         assert (await client.get(f"https://{bus.https_address}{request['path']}")).status_code == 200
         bus.core.presence.drain(30)
         answer = await client.get(f"https://{bus.https_address}{request['path']}")

@@ -21,6 +21,7 @@ import typer
 import toolbus.loop
 from tests.docs.pages import DROP_IN, ROOT, TEXTS, blocks, code_spans, table
 from tests.support.core_model import Core, error_of
+from tests.support.waiting import WAIT_SECONDS
 from toolbus import errors
 from toolbus.bus.access.identity import ALL, VERBS, Scopes
 from toolbus.bus.access.quota import CALLS_PER_SECOND
@@ -333,7 +334,10 @@ def test_every_status_of_the_protocol_is_one_of_grpc() -> None:
 
 
 async def test_the_pages_about_http_and_the_bus_know_the_same_paths() -> None:
-    async with running_bus(http="127.0.0.1:0", grace_seconds=0.0) as bus, httpx.AsyncClient(trust_env=False) as client:
+    async with (
+        running_bus(http="127.0.0.1:0", grace_seconds=0.0) as bus,
+        httpx.AsyncClient(trust_env=False, timeout=WAIT_SECONDS) as client,
+    ):
         served = (await client.get(f"http://{bus.http_address}/openapi.json")).json()["paths"]
     pages = HTTP + TEXTS["docs/start/http-plugins.md"] + TEXTS["docs/moving/neko.md"]
     paths = {path.partition("?")[0] for path in re.findall(r"/api/[\w/{}?-]+|/healthz|/readyz", pages)}

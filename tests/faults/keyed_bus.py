@@ -79,7 +79,9 @@ class KeyedBus:
         trust = ssl.create_default_context(cadata=credential.ca)
         body = {"name": "count", "arguments": {"caller": "visitor", "number": 1}}
         headers = {"Authorization": f"Bearer {credential.token}"}
-        async with httpx.AsyncClient(base_url=f"https://{self.https}", verify=trust, headers=headers) as web:
+        async with httpx.AsyncClient(
+            base_url=f"https://{self.https}", verify=trust, headers=headers, timeout=WAIT_SECONDS
+        ) as web:
             assert (await web.post("/api/tools/invoke", json=body)).json()["output"] == 1
 
     async def shows_its_newest_certificate(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.waiting import until, within
+from tests.support.waiting import WAIT_SECONDS, until, within
 from tests.tools.example_tools import ANYTHING, CITY, BlockedTool, offer
 from toolbus.bus import Bus, Config
 from toolbus.bus.catalog.policy import AccessRules
@@ -97,7 +97,9 @@ async def test_its_tools_are_called_over_rest() -> None:
     async with running_bus(http="127.0.0.1:0") as bus:
         registry = ToolRegistry(bus=bus)
         offer(registry, "one")
-        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", trust_env=False, verify=False) as http:
+        async with httpx.AsyncClient(
+            base_url=f"http://{bus.http_address}", trust_env=False, verify=False, timeout=WAIT_SECONDS
+        ) as http:
             answer = await http.post("/api/tools/invoke", json={"name": "one", "arguments": {}})
             assert answer.json()["output"] == "one"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.waiting import within
+from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.bus import Bus, Config
 from toolbus.limits import Timings
 
@@ -27,7 +27,7 @@ async def console_bus(**settings: Any) -> AsyncIterator[tuple[Bus, httpx.AsyncCl
         def add(a: int, b: int) -> int:
             return a + b
 
-        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}") as client:
+        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", timeout=WAIT_SECONDS) as client:
             yield bus, client
 
 

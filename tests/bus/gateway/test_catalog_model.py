@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from tests.bus.gateway.on_thread import bus_on_thread
 from tests.support.examples import examples
+from tests.support.waiting import WAIT_SECONDS
 
 ROLES = ("a", "b", "c")
 NAMES = ("one", "two", "three", "天 気", "a/b\n", "plugin:x:one")
@@ -164,7 +165,7 @@ class Catalog(RuleBasedStateMachine):
 def test_the_gateway_behaves_like_a_dict_of_dicts() -> None:
     with bus_on_thread(roles=ROLES) as bus, echo() as plugin:
         address = f"http://{bus.http_address}"
-        with httpx.Client(base_url=address, trust_env=False) as http:
+        with httpx.Client(base_url=address, trust_env=False, timeout=WAIT_SECONDS) as http:
 
             class Connected(Catalog):
                 pass

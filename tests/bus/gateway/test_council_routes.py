@@ -469,7 +469,12 @@ _BODY = st.fixed_dictionaries(
 def test_whatever_is_posted_is_answered_with_a_run_or_a_refusal(address: str, body: Any) -> None:
     headers = {"Content-Type": "application/json"}
     answer = httpx.post(
-        f"{address}/api/council/run", content=json.dumps(body), headers=headers, trust_env=False, verify=False
+        f"{address}/api/council/run",
+        content=json.dumps(body),
+        headers=headers,
+        trust_env=False,
+        verify=False,
+        timeout=WAIT_SECONDS,
     )
     assert answer.status_code in (200, 400, 422), answer.text
     if answer.status_code == 200:

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from tests.bus.gateway.calling import client, invoke
 from tests.support.search_catalog import concepts
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.bus.gateway import export_routes
 from toolbus.bus.gateway.host_models import Exported, FoundTools
@@ -235,7 +236,7 @@ async def test_http_and_the_tool_of_the_bus_search_in_the_same_modes(embedder: E
         bus.tool(lambda: 1, name="get_weather", description="Current conditions at a place.")
         (listed,) = (each.tool for each in bus.list() if each.tool.name == "search_tools")
         assert listed.parameters["properties"]["mode"]["default"] == default
-        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}") as http:
+        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", timeout=WAIT_SECONDS) as http:
             for mode in ("", *MODES):
                 arguments = {"query": "umbrella", "mode": mode}
                 over_http = await found(http, "umbrella", mode=mode)

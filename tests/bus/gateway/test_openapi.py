@@ -82,7 +82,7 @@ def described(address: str) -> Any:
 @pytest.fixture(scope="module")
 def document(address: str) -> dict[str, Any]:
     """The document as it is."""
-    found: dict[str, Any] = httpx.get(f"{address}/openapi.json", trust_env=False).json()
+    found: dict[str, Any] = httpx.get(f"{address}/openapi.json", trust_env=False, timeout=WAIT_SECONDS).json()
     return found
 
 
@@ -147,14 +147,14 @@ def test_every_post_has_an_example_that_fits_it(document: dict[str, Any], addres
         assert schema["examples"], path
         for example in schema["examples"]:
             url = path.format(plugin_id="p", tool_name="t", name="stats", task_id="task_0")
-            answer = httpx.post(f"{address}{url}", json=example, trust_env=False, verify=False)
+            answer = httpx.post(f"{address}{url}", json=example, trust_env=False, verify=False, timeout=WAIT_SECONDS)
             # Of an id that nobody can guess no example can be given.
             fits = 404 if "task_id" in path or path == "/api/council/retry" else 200
             assert answer.status_code == fits, (path, answer.text)
 
 
 def test_the_page_of_documentation_needs_no_other_host(address: str) -> None:
-    with httpx.Client(base_url=address, trust_env=False) as http:
+    with httpx.Client(base_url=address, trust_env=False, timeout=WAIT_SECONDS) as http:
         page = http.get("/docs")
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         named = re.findall(r"""(?:href|src)=["']([^"']+)""", page.text) + re.findall(r"url: '([^']+)'", page.text)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.waiting import WAIT_SECONDS
 from toolbus.testing import running_bus
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "rest.jsonl"
@@ -22,7 +23,7 @@ SCENARIOS = [json.loads(line) for line in VECTORS.read_text(encoding="utf-8").sp
 async def test_every_step_of_the_contract_is_answered_as_written(scenario: dict[str, Any]) -> None:
     async with (
         running_bus(http="127.0.0.1:0", roles=tuple(scenario["roles"])) as bus,
-        httpx.AsyncClient(base_url=f"http://{bus.http_address}", trust_env=False) as client,
+        httpx.AsyncClient(base_url=f"http://{bus.http_address}", trust_env=False, timeout=WAIT_SECONDS) as client,
     ):
         for step in scenario["steps"]:
             headers = {"Content-Type": step["content_type"]} if step["content_type"] else {}

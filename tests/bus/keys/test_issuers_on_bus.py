@@ -14,7 +14,7 @@ import pytest
 
 from tests.bus.keys.keys_directory import KeysDirectory, calls
 from tests.bus.keys.played_issuer import RECORD, PlayedIssuer
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Globs
 from toolbus.bus.keys.issuer_settings import Issuer
@@ -79,7 +79,9 @@ async def test_a_token_of_the_issuer_reaches_what_its_group_may(house: House) ->
 
 async def test_the_token_counts_over_https_too(house: House) -> None:
     headers = {"Authorization": f"Bearer {house.login.token()}"}
-    async with httpx.AsyncClient(base_url=f"https://{house.bus.https_address}", verify=False, headers=headers) as web:
+    async with httpx.AsyncClient(
+        base_url=f"https://{house.bus.https_address}", verify=False, headers=headers, timeout=WAIT_SECONDS
+    ) as web:
         listed = (await web.get("/api/tools")).json()["tools_by_role"]["default"]
         assert [each["name"] for each in listed] == ["add"]
         broken = await web.get("/api/tools", headers={"Authorization": f"Bearer {house.login.token(aud='other')}"})

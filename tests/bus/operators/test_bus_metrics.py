@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.bus.keys.keys_directory import KeysDirectory
-from tests.support.waiting import until
+from tests.support.waiting import WAIT_SECONDS, until
 from toolbus import Host, Plugin
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Scopes, template
@@ -27,7 +27,7 @@ CANARY = "canary-5d1f"
 
 
 async def scrape(bus: Bus, accept: str = OPENMETRICS) -> httpx.Response:
-    async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", trust_env=False, timeout=WAIT_SECONDS) as http:
         return await http.get("/metrics", headers={"accept": accept})
 
 
@@ -85,7 +85,9 @@ async def test_text_is_written_for_who_prefers_it() -> None:
         answer = await scrape(bus, "text/plain")
         assert answer.headers["content-type"] == TEXT
         assert "# EOF" not in answer.text
-        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", trust_env=False) as http:
+        async with httpx.AsyncClient(
+            base_url=f"http://{bus.http_address}", trust_env=False, timeout=WAIT_SECONDS
+        ) as http:
             head = await http.head("/metrics")
             assert (head.status_code, head.content, int(head.headers["content-length"]) > 1_000) == (200, b"", True)
             assert (await http.post("/metrics")).status_code == 405
@@ -163,7 +165,9 @@ async def test_metrics_show_the_calls_of_identities_and_when_their_keys_end(tmp_
         def add(a: int, b: int) -> int:
             return a + b
 
-        async with httpx.AsyncClient(base_url=f"https://{bus.https_address}", verify=False, trust_env=False) as http:
+        async with httpx.AsyncClient(
+            base_url=f"https://{bus.https_address}", verify=False, trust_env=False, timeout=WAIT_SECONDS
+        ) as http:
             body = {"name": "add", "arguments": {"a": 1, "b": 2}}
             for _ in range(2):
                 answer = await http.post("/api/tools/invoke", json=body, headers=bearer(chat))
