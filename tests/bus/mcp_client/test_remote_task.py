@@ -69,6 +69,12 @@ async def test_a_task_without_a_result_fails_with_the_reason_of_its_server(
     assert (error.code, error.message) == (code, message)
 
 
+async def test_an_interval_of_0_polls_as_often_as_the_bus_polls_at_all() -> None:
+    server = _Server(*[{"status": "working"}] * 30, {"status": "completed", "result": {}})
+    async with asyncio.timeout(10):  # with the interval for servers that send none it would take 15 s
+        assert await server.move() == ({"status": "completed", "result": {}}, None)
+
+
 @pytest.mark.parametrize("interval", [10**400, "soon", True, None])
 async def test_an_interval_that_is_not_a_usable_number_does_not_stop_the_polls(interval: object) -> None:
     working = {"status": "working", "statusMessage": "half"}

@@ -81,7 +81,10 @@ class RemoteTask:
                 self._on_change(state, None)
 
     def _interval(self) -> float:
-        seconds = number_of(self._state.get("pollIntervalMs")) / 1000 or POLL_SECONDS
+        milliseconds = self._state.get("pollIntervalMs")
+        seconds = number_of(milliseconds) / 1000
+        if not seconds and milliseconds != 0:  # 0 is an interval: the shortest
+            return POLL_SECONDS
         return min(max(seconds, MIN_POLL_SECONDS), MAX_POLL_SECONDS)
 
     async def _quietly(self, method: str, params: Mapping[str, Any]) -> None:

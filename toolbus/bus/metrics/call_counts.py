@@ -384,9 +384,7 @@ class CallMetrics:
         return [counts for counts in self._tools.values() if counts.has_series]
 
     def _choose(self) -> None:
-        waiting = nlargest(
-            MAX_SWAPS, (each for each in self._tools.values() if not each.has_series), attrgetter("calls")
-        )
+        waiting = nlargest(MAX_SWAPS, (each for each in self._tools.values() if not each.has_series), _CALLS)
         least = nsmallest(len(waiting), (each for each in self._tools.values() if each.has_series), _CALLS)
         for counts in waiting:
             if self._series < self._max_series:
