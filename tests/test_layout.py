@@ -11,13 +11,14 @@ import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.support.waiting import HANG_SECONDS
 
-_Node = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "toolbus"
 
@@ -171,18 +172,28 @@ def _module(file: Path) -> str:
 MODULES = {_module(file): file for file in _written_files()}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _trees() -> Iterator[None]:
-    """Forgets the trees of all files after the last test: they take 130 MB."""
-    yield
-    _nodes.cache_clear()
+@dataclass(frozen=True, slots=True)
+class _Defined:
+    """A class or function of a file."""
+
+    kind: type[_Definition]
+    name: str
+    lines: int  # without its docstring
+    is_outermost: bool
 
 
-@functools.cache  # to read all files takes a second
-def _nodes(file: Path) -> tuple[_Node, ...]:
+@functools.cache  # to read all files takes a second, and their trees 130 MB
+def _nodes(file: Path) -> tuple[ast.Import | ast.ImportFrom | _Defined, ...]:
     """Returns the imports and definitions of a file."""
-    walked = ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file)))
-    return tuple(node for node in walked if isinstance(node, _Node))
+    return tuple(_each_node(ast.parse(file.read_text(encoding="utf-8"), str(file))))
+
+
+def _each_node(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom | _Defined]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, _Definition):
+            yield _Defined(type(node), node.name, _length(node), node.col_offset == 0)
 
 
 @functools.cache
@@ -331,17 +342,16 @@ def _check_reasons(long: dict[str, int], reasons: dict[str, str]) -> None:
     assert not reasons.keys() - long.keys(), "a reason that is no longer needed: delete it"
 
 
-def _long(*kinds: type[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef], limit: int) -> dict[str, int]:
+def _long(*kinds: type[_Definition], limit: int) -> dict[str, int]:
     return {
-        f"{file.relative_to(ROOT)}:{node.name}": length
+        f"{file.relative_to(ROOT)}:{node.name}": node.lines
         for file in _written_files()
         for node in _nodes(file)
-        if isinstance(node, kinds)
-        if (length := _length(node)) > limit
+        if isinstance(node, _Defined) and node.kind in kinds and node.lines > limit
     }
 
 
-def _length(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+def _length(node: _Definition) -> int:
     """Returns a definition's lines without its docstring: explaining more should cost nothing."""
     whole = (node.end_lineno or node.lineno) - node.lineno + 1
     first = node.body[0]
@@ -354,7 +364,12 @@ def test_no_two_public_classes_have_one_name() -> None:
     places: dict[str, list[str]] = {}
     for file in _written_files():
         for node in _nodes(file):
-            if isinstance(node, ast.ClassDef) and node.col_offset == 0 and not node.name.startswith("_"):
+            if (
+                isinstance(node, _Defined)
+                and node.kind is ast.ClassDef
+                and node.is_outermost
+                and not node.name.startswith("_")
+            ):
                 places.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
     _check_shared(places, SHARED_CLASSES)
 
