@@ -15,7 +15,18 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
+# One worker runs them all, so that one process loads the client libraries of the providers: 170 MB.
+PROVIDERS_FILES = (
+    "tests/dialects/",
+    "tests/docs/test_snippets.py",
+    "tests/loop/test_endpoint.py",
+    "tests/loop/test_official_clients.py",
+    "tests/council/test_endpoint_options.py",
+    "tests/council/test_sidecar.py",
+)
 # Files that take long for other reasons than their size, the longest first.
 LONG_FILES = (
     "tests/contract/test_callers.py",
@@ -114,6 +125,14 @@ class WorkerFiles:
         return True
 
 
+class _Scheduling(LoadFileScheduling):  # type: ignore[misc]  # without annotations
+    """Hands out files, and some of them together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "providers" if file.startswith(PROVIDERS_FILES) else file
+
+
 class ControllerFiles:
     """The plugin of the process that hands out the files, which it takes for tests: corrects its count of them."""
 
@@ -123,6 +142,11 @@ class ControllerFiles:
         self._begun: set[str] = set()
         self._tests = 0  # that have been run
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Producer) -> _Scheduling:
+        return _Scheduling(config, log)
+
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
         self._all = len(ids)
 
