@@ -49,6 +49,7 @@ async def _until_state(peer: RawPeer, name: str, state: int, seconds: float) -> 
 
 
 @bystander
+@pytest.mark.parametrize("grace_seconds", [5.0])  # the last call is made within it
 async def test_a_killed_plugin_ends_its_100_calls_within_a_second_each_once(address: str, connect: Connect) -> None:
     host = await connect("host")
     async with run("mute_plugin.py", address) as plugin:

@@ -1,0 +1,64 @@
+"""Workers that collect a file when they run it report the same as one process that collects all files first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.file_units import LONG_FILES, PROVIDERS_FILES
+from tests.support.waiting import HANG_SECONDS
+
+ROOT = Path(__file__).parents[1]
+CONFTEST = "from tests.support import file_units\ndef pytest_sessionstart(session): file_units.register(session)\n"
+FILES = {
+    "conftest.py": CONFTEST,
+    "test_passing.py": "def test_one(): pass\ndef test_two(): pass\n",
+    "test_failing.py": "def test_before(): pass\ndef test_failing(): assert False\ndef test_after(): pass\n",
+    "test_broken.py": "import a_module_that_does_not_exist\n",
+    "test_without_tests.py": "",
+}
+
+
+def _summary(folder: Path, *options: str) -> tuple[str, int]:
+    """Returns the last line of a run without its seconds, and the exit code."""
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        "/dev/null",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(folder),
+    ]
+    run = subprocess.run(
+        [*command, *options, str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
+    return run.stdout.splitlines()[-1].split(" in ")[0], run.returncode
+
+
+@pytest.mark.parametrize(
+    ("options", "summary", "code"),
+    [
+        ([], "1 failed, 4 passed, 1 error", 1),
+        (["-k", "test_before", "--continue-on-collection-errors"], "1 passed, 1 error", 1),
+        (["--ignore-glob", "*broken*", "-k", "no test has this name"], "no tests ran", 5),
+    ],
+    ids=["everything", "one test", "no test"],
+)
+def test_a_run_reports_every_test_and_error_of_every_file(
+    tmp_path: Path, options: list[str], summary: str, code: int
+) -> None:
+    assert _summary(tmp_path, "-n", "2", "--dist", "loadfile", *options) == (summary, code)
+
+
+@pytest.mark.parametrize("name", [*LONG_FILES, *PROVIDERS_FILES])
+def test_each_file_with_a_place_of_its_own_exists(name: str) -> None:
+    assert (ROOT / name).exists()
