@@ -215,6 +215,13 @@ def test_a_stream_that_broke_off_yields_text_and_complete_blocks_only() -> None:
     assert cut_thought.raw == ()
 
 
+def test_a_call_whose_end_a_server_leaves_out_counts_where_the_stream_has_ended() -> None:
+    call = start(0, use("toolu_1")), delta(0, "input_json_delta", partial_json='{"city": "Paris"}')
+    whole = streamed(*call, ended("tool_use"), {"type": "message_stop"})
+    assert [(each.id, each.arguments_json) for each in whole.calls] == [("toolu_1", '{"city": "Paris"}')]
+    assert streamed(*call, ended("tool_use")).calls == ()
+
+
 def test_citations_are_echoed_with_their_text() -> None:
     citation = {
         "type": "char_location",

@@ -84,7 +84,9 @@ class BlockStream(TurnStream):
         blocks = []
         for index, block in sorted(self._blocks.items()):
             # Where a stream broke off, incomplete thinking has no signature and an incomplete call must not be made.
-            if index not in self._ended and block.get("type") != "text":
+            # A stream that has ended has all of its calls, also those whose end a server left out.
+            is_complete = index in self._ended or (self._stopped and block.get("type") == "tool_use")
+            if not is_complete and block.get("type") != "text":
                 continue
             arguments = self._inputs.get(index)
             # Stays text until `turn_of` reads it: the model may have written invalid JSON.
