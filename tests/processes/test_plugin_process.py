@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.support.waiting import until, within
 from toolbus.processes.plugin_process import main
 from toolbus.processes.program_starter import CANNOT_START
+from toolbus.processes.supervised_plugin import Command
 from toolbus.testing import running_bus
 
 RUNS_ITSELF = """
@@ -87,3 +89,22 @@ async def test_a_plugin_of_each_form_runs_until_an_operator_drains_it_for_good(
         assert (await bus.call("toolbus:drain", {"source": source})).error is None
         assert await within(running) == 0
     assert "an operator asked this peer to disconnect" in capsys.readouterr().err
+
+
+async def test_plugins_of_the_working_directory_may_be_called_like_standard_modules(tmp_path: Path) -> None:
+    (tmp_path / "calendar.py").write_text(MADE.replace("hello", "calendar"))
+    (tmp_path / "json").mkdir()
+    (tmp_path / "other.py").write_text(MADE.replace("hello", "other"))
+    async with running_bus() as bus:
+        environment = {**os.environ, "TOOLBUS_ADDRESS": bus.grpc_addresses[0]}
+        programs = [Command.of_file(Path(name), environment).arguments for name in ("calendar.py", "other.py")]
+        running = [
+            await asyncio.create_subprocess_exec(*arguments, cwd=tmp_path, env=environment) for arguments in programs
+        ]
+        try:
+            await until(lambda: {"calendar", "other"} <= {each.tool.name for each in bus.list()}, "both tools")
+            assert (await bus.call("calendar")).output == "calendar"
+        finally:
+            for process in running:
+                process.kill()
+                await process.wait()

@@ -55,8 +55,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     from toolbus.errors import PeerLost, RequestError, SetupError
+    from toolbus.sdk import plugin_client  # noqa: F401  # before a module of the author's can hide a standard one
     from toolbus.sdk.loader import load_plugin
 
+    sys.path.append(os.getcwd())  # last: plugins import modules of the working directory
     try:
         _run(load_plugin(arguments[0], entries=os.environ.get(ENTRIES_VARIABLE) == "1"))
     except (SetupError, RequestError) as error:

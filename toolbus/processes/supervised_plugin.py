@@ -97,7 +97,8 @@ class Command:
                 processes can read them neither in its arguments nor in its environment.
         """
         stdin = json.dumps(dict(secrets or {})).encode()
-        arguments = (sys.executable, "-m", "toolbus.processes.plugin_process", str(file))
+        # -P: a plugin in the working directory may be called like a module of the standard library.
+        arguments = (sys.executable, "-P", "-m", "toolbus.processes.plugin_process", str(file))
         return cls(arguments, environment, stdin=lambda report: stdin)
 
     @classmethod

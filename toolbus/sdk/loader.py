@@ -151,7 +151,7 @@ def _import(file: Path) -> ModuleType:
     assert spec is not None  # the loader is given
     module = importlib.util.module_from_spec(spec)
     folder = str(file.parent)
-    added = folder not in sys.path
+    added = sys.path[:1] != [folder]
     if added:
         sys.path.insert(0, folder)
     sys.modules[name] = module  # dataclasses and type hints look their module up there
