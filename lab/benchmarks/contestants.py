@@ -194,6 +194,7 @@ _in_room = functools.partial(Contestant, rooms=("fastmcp",), partial=True)
 MCP = by_name(
     Contestant("floor", module("benchmarks.asgi_servers", "floor", address="http"), _RAW_INVOKE),
     Contestant("mcp", _local_tool_bus, _RAW_MCP),
+    Contestant("mcp_plugin", GATEWAY["rest_grpc"].middle, _RAW_MCP),
     Contestant("rest", _local_tool_bus, _RAW_INVOKE),
     Contestant("rest_before", functools.partial(_local_tool_bus, before=True), _RAW_INVOKE, partial=True),
     _in_room("sdk", lambda stage, plan: _mcp_server(stage, "sdk", "http"), _RAW_MCP),
