@@ -285,8 +285,9 @@ async def test_an_application_that_fails_and_one_connection_too_many_are_answere
 async def test_clients_can_cause_only_some_lines_of_the_log_in_a_second(
     bus: Bus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A server of another test that has uvicorn's own log configuration stops this for the whole process.
+    # A server of another test that has uvicorn's own log configuration changes both for the whole process.
     monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
+    caplog.set_level(logging.WARNING, "uvicorn.error")
     for kind, data in (
         ("Invalid HTTP", b"no request\r\n\r\n"),
         ("refused method", request("GET /", "Host: evil.example")),
