@@ -76,7 +76,8 @@ def _check_taken(taken: CallbackUrl, text: str) -> None:
     if len(taken.url) <= MAX_URL:  # percent-encoding may have made it longer
         hold(parse_callback_url(taken.url).url == taken.url, f"what is requested is not taken as it is: {shown}")
     info = text.partition("://")[2].partition("@")[0]
-    if SECRET in taken.password and SECRET not in text.replace(info, "", 1):
+    is_elsewhere = SECRET in taken.user or SECRET in text.replace(info, "", 1)  # where it may be shown
+    if SECRET in taken.password and not is_elsewhere:
         hold(SECRET not in taken.shown + repr(taken), f"the password is shown: {taken.shown!r}")
 
 
@@ -117,6 +118,7 @@ def seeds() -> Iterator[bytes]:
     for line in (VECTORS / "callback_urls.jsonl").read_text("utf-8").splitlines():
         yield b"\0" + json.loads(line)["url"].encode("utf-8", "surrogatepass")
     index = PIECES.index
+    yield bytes([1, *map(index, ("https://", SECRET, ":", SECRET, "@", "[::1]", "#"))])  # the user has the same name
     for piece in range(len(PIECES)):
         yield bytes([1, index("http://"), piece, index("127.0.0.1"), index("/"), index("cb")])
         yield bytes([1, index("http://"), index("127.0.0.1"), piece, index("/"), piece])
