@@ -28,7 +28,7 @@ run: $(VENV)/run.stamp ## start the demo: a bus, plugins and a host; Ctrl-C ends
 	@exec $(BIN)/python -m examples.demo
 
 test: $(VENV)/dev.stamp ## run the tests (ARGS="tests/test_tool.py -k timeout" chooses some)
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
+	@TOOLBUS_TEST_FILE_UNITS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
 
 conformance: $(VENV)/dev.stamp ## play the rules of the protocol against the clients, and write clients/CONFORMANCE.md (ARGS="--runs 20 sdk sdk-plain sdk-switched")
 	@$(BIN)/python -m tests.conformance.clients $(ARGS)

@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+
+VARIABLE = "TOOLBUS_TEST_FILE_UNITS"  # set by `make test`; the other targets choose few files
 
 # One worker runs them all, so that one process loads the client libraries of the providers: 170 MB.
 PROVIDERS_FILES = (
@@ -122,6 +125,8 @@ class WorkerFiles:
             if session.shouldfail or session.shouldstop:
                 break
         session.items[place] = item
+        if not tests:  # the file before was torn down only up to what this file would have shared with it
+            session._setupstate.teardown_exact(nextitem)
         return True
 
 
@@ -164,9 +169,9 @@ class ControllerFiles:
 
 
 def register(session: pytest.Session) -> None:
-    """Makes files the units of work, unless tests are given by name or run in this process."""
+    """Makes files the units of work where `make test` asks for it, unless tests are named or run in this process."""
     config = session.config
-    if any("::" in argument for argument in config.args):
+    if VARIABLE not in os.environ or any("::" in argument for argument in config.args):
         return
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(WorkerFiles())
