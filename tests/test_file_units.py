@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.file_units import LONG_FILES, PROVIDERS_FILES
+from tests.support.file_units import LONG_FILES, PROVIDERS_FILES, VARIABLE
 from tests.support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +43,7 @@ def _summary(folder: Path, *options: str) -> tuple[str, int]:
         [*command, *(option.format(folder=folder) for option in options), str(folder)],
         cwd=ROOT,
         capture_output=True,
+        env={**os.environ, VARIABLE: "1"},
         text=True,
         timeout=HANG_SECONDS,
         check=False,
