@@ -106,7 +106,7 @@ async def test_no_kill_loses_a_confirmed_registration_or_restores_a_withdrawn_on
                 await asyncio.to_thread(bus.says, "toolbus ready")
                 await _settle(bus, clients)
                 if number < KILLS:
-                    await _work_until_killed(bus, clients, dice)
+                    await _work_until_killed(bus, clients, dice, is_last=number == KILLS - 1)
                     assert await asyncio.to_thread(bus.code) == -signal.SIGKILL
         assert plugin.bytes == 0, "nobody was called"
     answered = sum(client.answered for client in clients)
@@ -130,16 +130,18 @@ async def _settle(bus: Running, clients: list[Client]) -> None:
         )
 
 
-async def _work_until_killed(bus: Running, clients: list[Client], dice: random.Random) -> None:
+async def _work_until_killed(bus: Running, clients: list[Client], dice: random.Random, *, is_last: bool) -> None:
+    """Kills the bus after a few answers or many; before the last kill each client gets one, however few they were."""
     left = dice.choice((1, dice.randrange(2, 20), dice.randrange(20, MAX_ANSWERS)))
     delay = dice.choice((0.0, dice.uniform(0.0, 0.003)))  # in the middle of what is being done, too
     loop = asyncio.get_running_loop()
+    killing: list[asyncio.TimerHandle] = []
 
     def told() -> None:
         nonlocal left
         left -= 1
-        if left == 0:
-            loop.call_later(delay, bus.send, signal.SIGKILL)
+        if left <= 0 and not killing and (not is_last or all(client.answered for client in clients)):
+            killing.append(loop.call_later(delay, bus.send, signal.SIGKILL))
 
     asking = [_ask(bus) for _ in clients]
     work = [asyncio.create_task(client.run(legacy, told)) for client, legacy in zip(clients, asking, strict=True)]

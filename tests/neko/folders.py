@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.imports import restored_imports
 from toolbus.sdk.loader import LoadedPlugin, load_plugin
 
 PLUGINS = Path(__file__).parent / "plugins"
@@ -23,11 +23,5 @@ def copied(name: str, place: Path, as_name: str = "") -> Path:
 @contextmanager
 def loaded(folder: Path, *, entries: bool = False) -> Iterator[LoadedPlugin]:
     """Yields a loaded plugin, and removes what its import left in this process."""
-    path, finders, modules = list(sys.path), list(sys.meta_path), set(sys.modules)
-    try:
+    with restored_imports():
         yield load_plugin(folder, entries=entries)
-    finally:
-        sys.path[:], sys.meta_path[:] = path, finders
-        for name in set(sys.modules) - modules:
-            if name.partition(".")[0] in ("plugin", "utils", "helper"):
-                del sys.modules[name]

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,16 +82,6 @@ alias = where
 
 async def run_sync(job: Callable[[], Any]) -> Any:
     return await asyncio.to_thread(job)
-
-
-@pytest.fixture(autouse=True)
-def clean_imports() -> Iterator[None]:
-    path, finders, modules = list(sys.path), list(sys.meta_path), set(sys.modules)
-    yield
-    sys.path[:], sys.meta_path[:] = path, finders
-    for name in set(sys.modules) - modules:
-        if name.startswith("toolbus_plugin_") or name.partition(".")[0] in ("neighbour", "plugin"):
-            del sys.modules[name]
 
 
 @pytest.fixture
