@@ -5,6 +5,7 @@ Modules of commands import nothing heavy before a command runs, so that help and
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from typing import Annotated
@@ -127,6 +128,25 @@ app.add_typer(tools_commands.app, name="tools")
 app.add_typer(mounts_command.app, name="mounts")
 
 
+def _program(word: str) -> typer.Typer:
+    """Returns the program with one command alone, or with all if there is none of this name.
+
+    Typer reads the options of every command that it knows, which would take longer than most commands.
+    """
+    commands = [each for each in app.registered_commands if _name(each) == word]
+    groups = [each for each in app.registered_groups if each.name == word]
+    if not commands + groups:
+        return app
+    program = copy.copy(app)
+    program.registered_commands, program.registered_groups = commands, groups
+    return program
+
+
+def _name(command: typer.models.CommandInfo) -> str:
+    assert command.callback is not None  # each is registered with its function
+    return command.name or command.callback.__name__.replace("_", "-")
+
+
 def main() -> None:
     """Runs the command line; the entry point of the script."""
     set_switch()
@@ -134,7 +154,7 @@ def main() -> None:
     terminal.prepare()
     try:
         try:
-            app()
+            _program(sys.argv[1] if len(sys.argv) > 1 else "")()
         finally:
             terminal.flush()
     except KeyboardInterrupt:
