@@ -6,7 +6,6 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from tests.support.waiting import HANG_SECONDS, WAIT_SECONDS, Stopwatch, until, 
 from toolbus.bus import Bus
 from toolbus.errors import Code, RequestError, Stage
 from toolbus.sdk import Extension, Host, Plugin
-from toolbus.sdk.hooks import Hooks
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
@@ -367,32 +365,3 @@ def test_it_is_as_light_as_the_rest_of_the_sdk() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS)
     assert json.loads(ran.stdout.replace("'", '"')) == []
-
-
-async def test_a_hook_gets_events_in_order_and_delays_no_other_hook() -> None:
-    async def run(work: Any) -> Any:
-        return await asyncio.to_thread(work)
-
-    hooks = Hooks(run)
-    heard: list[int] = []
-    slow: list[int] = []
-    first = asyncio.Event()
-
-    async def waits(number: int) -> None:
-        await first.wait()
-        slow.append(number)
-
-    def plain(number: int) -> None:
-        time.sleep(0.02 if number == 0 else 0.0)
-        heard.append(number)
-
-    hooks.add("change", waits)
-    hooks.add("change", plain)
-    hooks.open(asyncio.get_running_loop())
-    for number in range(5):
-        hooks.fire("change", number)
-    await until(lambda: len(heard) == 5)
-    assert (heard, slow) == ([0, 1, 2, 3, 4], [])
-    first.set()
-    await until(lambda: len(slow) == 5)
-    assert slow == [0, 1, 2, 3, 4]

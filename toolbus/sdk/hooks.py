@@ -10,10 +10,13 @@ import asyncio
 import inspect
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolbus.functions.threads import Inbox
+
+if TYPE_CHECKING:
+    from toolbus.sdk.listing import CatalogChange
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,7 @@ class _Hook:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.turn = asyncio.Lock()
+        self.waiting: list[CatalogChange] | None = None  # the one change that waits for its turn; None for none
 
 
 class Hooks:
@@ -73,21 +77,40 @@ class Hooks:
         if self._inbox is not None and self.wants(kind):
             self._inbox.put(self._begin, (kind, facts))
 
+    def fire_change(self, kind: str, change: CatalogChange) -> None:
+        """Calls the hooks for a change of the catalog, as `fire`; those that a slow hook did not get yet become one."""
+        if self._inbox is not None and self.wants(kind):
+            self._inbox.put(self._begin_change, (kind, change))
+
     async def settle(self, seconds: float) -> None:
         """Waits for the hooks that run, except for the one that calls this."""
         if running := self._tasks - {asyncio.current_task()}:
             await asyncio.wait(running, timeout=seconds)
 
     def _begin(self, event: tuple[str, tuple[Any, ...]]) -> None:
-        assert self._loop is not None  # the inbox is that loop's
         kind, facts = event
         for hook in self._hooks[kind]:
-            task = self._loop.create_task(self._run(kind, hook, facts))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start(kind, hook, facts)
 
-    async def _run(self, kind: str, hook: _Hook, facts: tuple[Any, ...]) -> None:
+    def _begin_change(self, event: tuple[str, CatalogChange]) -> None:
+        kind, change = event
+        for hook in self._hooks[kind]:
+            if hook.waiting is None:
+                hook.waiting = [change]
+                self._start(kind, hook, hook.waiting)
+            else:
+                hook.waiting[0] = hook.waiting[0].followed_by(change)
+
+    def _start(self, kind: str, hook: _Hook, facts: Sequence[Any]) -> None:
+        assert self._loop is not None  # the inbox is that loop's
+        task = self._loop.create_task(self._run(kind, hook, facts))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, kind: str, hook: _Hook, facts: Sequence[Any]) -> None:
         async with hook.turn:
+            if facts is hook.waiting:
+                hook.waiting = None
             try:
                 await called(hook.function, facts, self._run_sync)
             except asyncio.CancelledError:
@@ -96,7 +119,7 @@ class Hooks:
                 log.exception("on_%s: %r failed", kind, hook.function)
 
 
-async def called(function: Callable[..., Any], facts: tuple[Any, ...], run_sync: RunSync) -> Any:
+async def called(function: Callable[..., Any], facts: Sequence[Any], run_sync: RunSync) -> Any:
     """Calls an author's function, a plain one off the loop; returns its value or raises its exception."""
     if inspect.iscoroutinefunction(function):
         return await function(*facts)
@@ -106,7 +129,7 @@ async def called(function: Callable[..., Any], facts: tuple[Any, ...], run_sync:
     return await returned if inspect.isawaitable(returned) else returned
 
 
-def _caught(function: Callable[..., Any], facts: tuple[Any, ...]) -> tuple[Any, BaseException | None]:
+def _caught(function: Callable[..., Any], facts: Sequence[Any]) -> tuple[Any, BaseException | None]:
     """Returns a function's value and its exception: a future does not pass on every kind of exception."""
     try:
         return function(*facts), None

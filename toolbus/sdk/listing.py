@@ -167,6 +167,29 @@ class CatalogChange:
             tuple(ToolRef(each.name, each.source) for each in message.removed),
         )
 
+    def followed_by(self, later: CatalogChange) -> CatalogChange:
+        """Returns the one change that does what this one and then a later one do."""
+        if later.full:
+            return later
+        added = {(each.name, each.source): each for each in self.added}
+        changed = {(each.name, each.source): each for each in self.changed}
+        removed = {(each.name, each.source): each for each in self.removed}
+        for ref in later.removed:
+            key = (ref.name, ref.source)
+            changed.pop(key, None)
+            if added.pop(key, None) is None:  # else the reader does not know it
+                removed[key] = ref
+        for tool in later.added:
+            key = (tool.name, tool.source)
+            known = removed.pop(key, None) is not None or key in changed
+            (changed if known else added)[key] = tool
+        for tool in later.changed:
+            key = (tool.name, tool.source)
+            (added if key in added else changed)[key] = tool
+        return CatalogChange(
+            later.revision, self.full, tuple(added.values()), tuple(changed.values()), tuple(removed.values())
+        )
+
 
 def list_request(
     role: str | None,

@@ -91,7 +91,7 @@ class PluginDelegate:
     def event(self, event: wire.Event) -> None:
         match event.WhichOneof("kind"):
             case "catalog":
-                self._hooks.fire("tools_changed", CatalogChange.from_wire(event.catalog))
+                self._hooks.fire_change("tools_changed", CatalogChange.from_wire(event.catalog))
             case "tools_reviewed":
                 self._standing.reviewed(event.tools_reviewed)
             case "tool_overwritten":
