@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toolbus.errors import CallFailed, PeerLost
+from toolbus.errors import CallFailed, Code, PeerLost, Stage
 from toolbus.sdk.outgoing_calls import future_call
-from toolbus.tool import Result
+from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
@@ -64,12 +64,27 @@ def notify(connection: Connection, user: str, text: str, data: Any) -> Future[in
 
     def answer(done: Future[Result]) -> None:
         try:
-            hosts.set_result(done.result().unwrap()["hosts"])
+            hosts.set_result(_hosts(done.result()))
         except CallFailed as failure:
             hosts.set_exception(failure)
 
     future_call(connection, "toolbus:notify", arguments, NOTIFY_SECONDS).add_done_callback(answer)
     return hosts
+
+
+def _hosts(result: Result) -> int:
+    """Returns how many hosts got a notification.
+
+    Raises:
+        CallFailed: the call failed, or the bus is of another make and its output does not have the number.
+    """
+    try:
+        return int(result.unwrap()["hosts"])
+    except (KeyError, TypeError, ValueError):
+        text = (
+            f"the bus answered toolbus:notify with {result.output_json:.200}, which does not have the number of hosts"
+        )
+        raise CallFailed(CallError(Code.INTERNAL, text, Stage.ACCEPTED)) from None
 
 
 def say(connection: Connection, text: str, data: Any) -> None:

@@ -218,7 +218,10 @@ class Plugin:
         return self._hooks.add("refused", function)
 
     def on_tools_changed(self, function: F) -> F:
-        """Registers a hook for each `CatalogChange` of the bus's catalog; a decorator."""
+        """Registers a hook for each `CatalogChange` of the bus's catalog; a decorator.
+
+        Changes that come while the hook runs reach it as one.
+        """
         self._hooks.add("tools_changed", function)
         if self._connection is not None:
             self._connection.tools_changed()  # attaching again subscribes
@@ -289,8 +292,8 @@ class Plugin:
             The number of hosts that got it; 0: no host follows notifications, or none may see this user.
 
         Raises:
-            CallFailed: the bus refuses it (too large, too often, a user who may not use this source), or no bus took it
-                in time.
+            CallFailed: the bus refuses it (too large, too often, a user who may not use this source), no bus took it in
+                time, or the output of a bus of another make does not have the number.
             TypeError, ValueError: JSON cannot hold the data.
         """
         return await asyncio.wrap_future(notify(self._started(), user, text, data))
