@@ -52,6 +52,7 @@ class ChaosTool:
 
 
 BUS = "bus"
+WATCHER = "watcher"  # this process, which is not a part: nothing is done to it, but it may have no processor
 TIMEOUT_SECONDS = 8.0  # of the tools, for callers that set none
 PARTS = (
     Part(BUS, Kind.BUS),

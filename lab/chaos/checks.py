@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from lab.chaos.cast import BUS, Kind, tools
+from lab.chaos.cast import BUS, WATCHER, Kind, tools
 from lab.chaos.evidence import RECOVERY, Call, Evidence, Moment
 from lab.chaos.scene import Trouble
 from lab.chaos.schedule import Act
@@ -19,7 +19,7 @@ from lab.judge import Cases
 
 # In seconds.
 SLACK = 2.5  # after a call's deadline: an SDK waits 1 s for a bus that is late, the rest is a busy machine
-DELIVERY = 1.0  # from the end of a run to its result at the caller
+DELIVERY = 5.0  # from the end of a run to its result at the caller, on a busy machine
 PIPE = 2.0  # between a call's way out of its host and its run, where nothing may have happened either
 DEATH = 1.0  # that nothing else may happen after a death for its notice to be timed
 STANDSTILL = 1.5  # a stop that is always noticed by the stopped process; 1 s by the protocol
@@ -109,12 +109,14 @@ def delivered(evidence: Evidence) -> Finding:
     """What a plugin finished undisturbed reaches the caller; a drain of any part is not an excuse."""
     for call in evidence.calls.values():
         for ended in call.ended:
-            if call.leaves or ended.at + DELIVERY > call.deadline or not call.results:
+            if call.leaves or not call.results:
                 continue
             began = next((m.at for m in call.began if m.pid == ended.pid), ended.at)
-            begin = min(call.order.at, began - PIPE)
-            if evidence.disturbed(evidence.between(call, ended.part), begin, ended.at + DELIVERY, but=Act.DRAIN):
+            begin, until = min(call.order.at, began - PIPE), min(call.results[0].at, ended.at + DELIVERY)
+            if evidence.disturbed(evidence.between(call, ended.part), begin, until, but=Act.DRAIN):
                 continue
+            if call.result("code") == "DEADLINE_EXCEEDED" and ended.at + DELIVERY > call.deadline:
+                continue  # the pace of the machine, as below
             if call.result("code") in ("OK", "TOOL") or (call.order.line["refuse"] and not call.result("stage")):
                 yield None
             else:
@@ -173,8 +175,8 @@ def death_is_noticed(evidence: Evidence) -> Finding:
 def deaths(evidence: Evidence) -> Iterator[tuple[str, float]]:
     """Yields how long after a death its callers and the catalog showed it."""
     for trouble in evidence.troubles:
-        part = evidence.parts[trouble.part]
-        if not trouble.pids or part.kind not in (Kind.PLUGIN, Kind.FOLDER, Kind.CALLBACK):
+        part = evidence.parts.get(trouble.part)
+        if part is None or not trouble.pids or part.kind not in (Kind.PLUGIN, Kind.FOLDER, Kind.CALLBACK):
             continue
         until = trouble.began + DEATH
         for call, _ in _cut_off(evidence, trouble):
@@ -183,9 +185,9 @@ def deaths(evidence: Evidence) -> Iterator[tuple[str, float]]:
             waits = call.deadline > until and not call.leaves and not evidence.is_orphan(call, trouble.began)
             if calm and failed_at > trouble.began and waits:
                 yield f"{call} failed since {trouble.part} is dead", failed_at - trouble.began
-        for tool in _tools_of(evidence, trouble.part):
-            if part.kind is Kind.CALLBACK or part.line or evidence.disturbed({BUS}, trouble.began - RECOVERY, until):
-                continue
+        calm = not evidence.disturbed({BUS, WATCHER}, trouble.began - RECOVERY, until)
+        watched = calm and part.kind is not Kind.CALLBACK and not part.line
+        for tool in _tools_of(evidence, trouble.part) if watched else ():
             if evidence.state(tool, trouble.began) == "live":
                 move = evidence.first_move(tool, (AWAY,), trouble.began)
                 yield f"{tool} was seen to go", (move.at if move else math.inf) - trouble.began
@@ -208,17 +210,18 @@ def _tools_of(evidence: Evidence, part: str) -> set[str]:
 def given_up_stays_unrun(evidence: Evidence) -> Finding:
     """What ended for its caller while the bus or its plugin was stopped does not begin when that goes on."""
     for trouble in evidence.troubles:
-        if trouble.act is not Act.FREEZE or not STANDSTILL < trouble.ended - trouble.began < math.inf:
+        stopped_at, resumed_at = trouble.standstill
+        if trouble.act is not Act.FREEZE or resumed_at - stopped_at < STANDSTILL:
             continue
         if evidence.parts[trouble.part].kind not in (Kind.BUS, Kind.PLUGIN):  # others are not peers with a stream
             continue
         for call in evidence.calls.values():
             if trouble.part == BUS:  # one that was sent before may be on its way to the plugin already
-                concerns = call.order.at > trouble.began + PIPE / 10
+                concerns = call.order.at > stopped_at
             else:
                 concerns = call.tool.parts == (trouble.part,)
-            if concerns and call.results and trouble.began < call.results[0].at < trouble.ended:
-                late = [moment for moment in call.began if moment.at > trouble.ended]
+            if concerns and call.results and stopped_at < call.results[0].at < resumed_at:
+                late = [moment for moment in call.began if moment.at > resumed_at]
                 yield (
                     f"{call} got {_words(call)} while {trouble.part} was stopped, and ran after that" if late else None
                 )
@@ -239,7 +242,7 @@ def hangs(evidence: Evidence) -> Iterator[tuple[str, float]]:
         for tool in sorted(_tools_of(evidence, trouble.part)):
             for word, states, most in (("suspect", ("suspect", AWAY), SUSPECT), ("gone", (AWAY,), GONE)):
                 until = trouble.began + most
-                names = {BUS, evidence.parts[trouble.part].line}
+                names = {BUS, WATCHER, evidence.parts[trouble.part].line}
                 if trouble.ended < until or evidence.disturbed(names, trouble.began - RECOVERY, until):
                     continue
                 if evidence.state(tool, trouble.began) == "live":

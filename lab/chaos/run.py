@@ -24,8 +24,8 @@ from lab.judge import Cases
 from lab.ledger import CALLS, LedgerReader
 from lab.stage import Stage
 
-START_SECONDS = 30.0
-SETTLE_SECONDS = 60.0  # after the last disturbance, until which the catalog is what is alive on any machine
+START_SECONDS = 180.0  # to come together, on any machine
+SETTLE_SECONDS = 60.0  # in a calm, until which the catalog is what is alive on any machine
 LATE_SECONDS, LATE_SHARE = 3.0, 0.1  # for runs whose calls have ended; less in a short run
 PROGRESS_SECONDS = 3.0
 # Between two calms of one bus process.
@@ -149,7 +149,7 @@ class Run:
         self._catalog.take(f"round {each.number}: {'; '.join(missing)}" if missing else None)
         self._happened.append(f"calm, catalog right after {took:.1f} s" if not missing else "calm, CATALOG WRONG")
         await asyncio.sleep(max(0.0, each.calm_seconds - took))
-        changed = await self._differences(watcher, 0.0)
+        changed = await self._differences(watcher, SETTLE_SECONDS)  # what does not stay right does not become right
         self._catalog.take(f"at the end of round {each.number}: {'; '.join(changed)}" if changed else None)
         bus = psutil.Process(scene.actors[BUS].pid)
         self._sampled(Sample(bus.pid, bus.memory_info().rss / 1e6, bus.num_fds()))

@@ -33,6 +33,8 @@ class Trouble:
     Attributes:
         ended: when it was undone, for example a process started again; infinite until then.
         pids: the processes that were killed.
+        standstill: from when to when its processes were stopped for certain; the harness itself may be held up between
+            its look at the clock and a signal.
     """
 
     part: str
@@ -40,6 +42,7 @@ class Trouble:
     began: float
     ended: float = float("inf")
     pids: set[int] = field(default_factory=set)
+    standstill: tuple[float, float] = (0.0, 0.0)
 
 
 class Scene:
@@ -129,9 +132,11 @@ class Scene:
             frozen = [
                 pid for pid in ({actor.pid} if event.act is Act.FREEZE else children) if _sent(pid, signal.SIGSTOP)
             ]
+            stopped_at = time.monotonic()
             try:
                 await asyncio.sleep(event.seconds)
             finally:
+                trouble.standstill = stopped_at, time.monotonic()
                 for pid in frozen:
                     _sent(pid, signal.SIGCONT)
 

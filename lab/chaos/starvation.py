@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from lab.chaos.cast import WATCHER
 from lab.chaos.scene import Scene, Trouble
 from lab.chaos.schedule import Act
 
-LOOK_SECONDS = 0.25
-MAX_WAIT_SECONDS = 0.5  # between two looks; a bus takes itself to have stood still after as much
+LOOK_SECONDS = 1.0
+MAX_WAIT_SECONDS = 0.5  # between two looks, at once (a bus takes itself to have stood still after as much) or in pieces
 
 
 class Starvation:
     """Watches how long the threads of the cast waited for a processor, as the kernel counts it (on Linux).
 
     Args:
-        scene: gets a trouble for each time between two looks in which a thread of a process waited for too long.
+        scene: gets a trouble for each time between two looks in which a thread of a process, this one included, waited
+            for too long.
         waits: see `waits_of`.
     """
 
@@ -37,8 +40,9 @@ class Starvation:
     def look(self) -> None:
         now = time.monotonic()
         waits: dict[str, float] = {}
-        for name, actor in self._scene.actors.items():
-            mine = self._waits_of(actor.pid) if actor.starts else {}
+        pids = {name: actor.pid for name, actor in self._scene.actors.items() if actor.starts}
+        for name, pid in {**pids, WATCHER: os.getpid()}.items():
+            mine = self._waits_of(pid)
             if any(waited - self._waits.get(thread, waited) > MAX_WAIT_SECONDS for thread, waited in mine.items()):
                 self._scene.troubles.append(Trouble(name, Act.STARVE, self._looked, now))
             waits |= mine

@@ -107,7 +107,7 @@ def killed() -> Trouble:
 
 
 def frozen() -> Trouble:
-    return Trouble("solo", Act.FREEZE, 100.2, 125.0)
+    return Trouble("solo", Act.FREEZE, 100.2, 125.0, standstill=(100.2, 125.0))
 
 
 def cut_off(failed_at: float) -> Evidence:
@@ -132,7 +132,7 @@ def spoilt(spoil: Spoil) -> Evidence:
 
 def given_up(part: str, asked_at: float, ran_at: float | None) -> Evidence:
     """Returns a call that ended for its caller while a part was stopped."""
-    it = evidence(Trouble(part, Act.FREEZE, 100.2, 105.0))
+    it = evidence(Trouble(part, Act.FREEZE, 100.0, 105.5, standstill=(100.2, 105.0)))
     token = order(it, at=asked_at, timeout=2.0)
     reply(it, token, "DEADLINE_EXCEEDED", "UNKNOWN", at=104.0, limit="timeout_seconds")
     if ran_at is not None:
@@ -244,6 +244,25 @@ def test_a_host_that_was_killed_and_is_back_needs_no_result_of_a_plugin_that_die
     assert not any(verdict.broken for verdict in judge(it))
 
 
+@pytest.mark.parametrize(("timeout", "is_lost"), [(8.0, True), (2.0, False)])
+def test_a_result_that_a_deadline_cut_off_is_lost_where_a_busy_machine_had_the_time_to_deliver_it(
+    timeout: float, is_lost: bool
+) -> None:
+    it = evidence()
+    token = order(it, timeout=timeout)
+    run(it, token)
+    reply(it, token, "DEADLINE_EXCEEDED", "DISPATCHED", at=100.0 + timeout, limit="timeout_seconds")
+    assert {verdict.rule for verdict in judge(it) if verdict.broken} == ({DELIVERED} if is_lost else set())
+
+
+def test_a_failure_that_a_later_disturbance_caused_is_not_a_lost_result() -> None:
+    it = evidence(Trouble(BUS, Act.KILL, 101.5, 102.0))
+    token = order(it)
+    run(it, token)
+    reply(it, token, "UNAVAILABLE", "DISPATCHED", at=101.6)
+    assert not any(verdict.broken for verdict in judge(it))
+
+
 def test_a_drain_does_not_excuse_a_lost_result() -> None:
     it = evidence(Trouble("solo", Act.DRAIN, 100.0, 103.0))
     token = order(it)
@@ -342,7 +361,7 @@ def output_of(process: subprocess.Popen[str]) -> str:
 def test_a_part_that_waited_half_a_second_for_a_processor_was_disturbed_and_its_calls_are_not_judged() -> None:
     waited = iter([{"1": 5.0}, {"1": 5.4}, {"1": 6.0, "2": 9.0}, {"2": 9.1}])
     scene: Any = SimpleNamespace(actors={"bus": SimpleNamespace(starts=1, pid=1)}, troubles=[])
-    starvation = Starvation(scene, lambda pid: next(waited))
+    starvation = Starvation(scene, lambda pid: next(waited) if pid == 1 else {})
     for _ in range(4):
         starvation.look()
     assert [(trouble.part, trouble.act) for trouble in scene.troubles] == [("bus", Act.STARVE)]
