@@ -15,6 +15,7 @@ from typing import Any, Self
 import grpc
 import httpx
 import pytest
+import pytest_asyncio
 from google.protobuf.json_format import ParseDict
 
 from tests.support.waiting import WAIT_SECONDS
@@ -90,6 +91,8 @@ class HostCaller(Caller):
 
 class StreamCaller(Caller):
     """The generated stubs alone: one stream a call, opened with the call itself and closed with its result."""
+
+    many = 30  # each is a stream of its own: only those of a session can mix
 
     async def __aenter__(self) -> Self:
         options = (("grpc.use_local_subchannel_pool", 1),)
@@ -259,7 +262,7 @@ CALLERS: dict[str, type[Caller]] = {
 }
 
 
-@pytest.fixture(params=list(CALLERS))
+@pytest_asyncio.fixture(params=list(CALLERS), loop_scope="module")
 async def caller(bus: Bus, request: pytest.FixtureRequest) -> AsyncIterator[Caller]:
     """Calls tools, in each way in turn."""
     async with CALLERS[request.param](bus) as caller:

@@ -1,4 +1,7 @@
-"""The fixtures of the contract suite: a bus on a unix socket, each way of offering a tool, each way of calling one."""
+"""The fixtures of the contract suite: a bus on a unix socket, each way of offering a tool, each way of calling one.
+
+The tests of a file share one bus, on one event loop: what a test offered is gone before the next begins.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from tests.contract.callers import caller
 from tests.contract.offers import kind, offer
+from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.testing import running_bus
 from toolbus.tool import Limits
@@ -17,7 +22,6 @@ __all__ = ["bus", "caller", "kind", "offer"]
 
 HERE = Path(__file__).parent
 RESULT_BYTES = 200_000
-OVER_HTTP = {"rest", "http"}  # the ways of offering and of calling that need the bus's HTTP
 
 # The callers that kinds which are slow to offer are paired with: the program, as in most tests, and one other.
 CALLERS = {"rest": {"", "http"}, "dropin": {"", "host"}}
@@ -41,14 +45,18 @@ def _speaks(item: pytest.Item, side: str) -> str:
     return parameters.get(side, "")
 
 
-@pytest.fixture
-async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
-    """A bus that takes small results only, and that knows at once that a name is unknown (no grace period).
-
-    It serves HTTP only where a test needs it: starting and stopping a server takes forty times as long as the rest.
-    """
-    spoken = {_speaks(request.node, "kind"), _speaks(request.node, "caller")}
-    http = "127.0.0.1:0" if spoken & OVER_HTTP else "off"
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_bus() -> AsyncIterator[Bus]:
+    """A bus that takes small results only, and that knows at once that a name is unknown (no grace period)."""
     limits = Limits(result_bytes=RESULT_BYTES)
-    async with running_bus(unix=True, http=http, limits=limits, grace_seconds=0.0) as bus:
+    async with running_bus(unix=True, http="127.0.0.1:0", limits=limits, grace_seconds=0.0) as bus:
         yield bus
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def bus(shared_bus: Bus) -> AsyncIterator[Bus]:
+    """The bus, without tools, sessions and calls before and after each test."""
+    yield shared_bus
+    core = shared_bus.core
+    await until(lambda: not core.presence.sessions, "all sessions to end")
+    assert (shared_bus.list(), core.dispatcher.in_flight.active) == ([], 0)

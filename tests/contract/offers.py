@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from peer import Call as PeerCall
 from peer import Peer
 
@@ -203,7 +204,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def offer(bus: Bus, kind: Kind) -> AsyncIterator[Offer]:
     """Offers tools, in each way in turn."""
     offer = kind.make(bus)

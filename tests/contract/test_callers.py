@@ -21,6 +21,8 @@ from toolbus.functions.reply import image, link, text
 from toolbus.sdk import CallContext, ContextMessage
 from toolbus.tool import Progress, Result
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 VALUES: dict[str, Any] = {
     "numbers": [5, 5.0, 2**63, -(2**70), 1e-7, 0],
     "words": ["", "晴，二十三度", "⛅👩‍👩‍👧‍👦", 'a\x00b\u2028c"\\\n'],
@@ -144,7 +146,7 @@ async def test_a_call_that_times_out_names_the_limit_and_its_tool_is_cancelled(o
 
 
 async def test_a_cancelled_call_ends_and_its_tool_is_cancelled(bus: Bus, offer: Offer, caller: Caller) -> None:
-    waiting = Waiting()
+    waiting, ended = Waiting(), bus.records.ended
     await offer.offer(waiting.work)
     call = asyncio.create_task(caller.call("waits"))
     await waiting.has_begun()
@@ -152,7 +154,8 @@ async def test_a_cancelled_call_ends_and_its_tool_is_cancelled(bus: Bus, offer: 
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(call, WAIT_SECONDS)
     await waiting.was_cancelled()
-    assert [(record.name, record.code) for record in bus.records] == [("waits", Code.CANCELLED)]
+    newest = next(iter(bus.records))
+    assert (newest.name, newest.code, newest.number) == ("waits", Code.CANCELLED, ended + 1)
     await offer.idle()
     waiting.let_go()
     assert (await within(caller.call("waits"))).unwrap() == "let go"

@@ -18,6 +18,8 @@ from toolbus.errors import Code, Stage
 from toolbus.sdk import CallContext, ContextMessage
 from toolbus.tool import Result
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
@@ -123,7 +125,7 @@ async def test_what_a_plain_function_hands_back_after_its_call_was_cancelled_is_
     call.cancel()
     await asyncio.wait([call])
     await offer.idle()
-    assert waiting.begun == waiting.cancelled
+    await until(lambda: waiting.begun == waiting.cancelled, "what was handed back to be cancelled")
 
 
 # -- many at once ------------------------------------------------------------------------------------------------------

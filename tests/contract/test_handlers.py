@@ -17,6 +17,8 @@ from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.sdk import image, link, text
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 VALUES: dict[str, Any] = {
     "text": "sunny",
     "empty text": "",
