@@ -14,9 +14,7 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,16 +197,15 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def replace_file(path: Path, content: bytes) -> None:
     """Writes a file atomically: a reader sees the old content or the new one, never a part."""
+    import tempfile  # here, since processes of tools read manifests and write none
+
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if path.exists():
-            shutil.copymode(path, name)
-        else:
-            os.chmod(name, _FILE_MODE)
+        os.chmod(name, stat.S_IMODE(path.stat().st_mode) if path.exists() else _FILE_MODE)
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -24,9 +24,6 @@ from toolbus.functions.tool_definition import ToolDefinition
 from toolbus.functions.tool_options import ToolOptions
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
 from toolbus.functions.workers import Workers
-from toolbus.neko.plugin_base import NekoPluginBase, source_of, tools_of
-from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
-from toolbus.neko.plugin_services import outlet_of
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings, find_credential
 from toolbus.sdk.generation import Generation, Mode, ask, request_of
@@ -36,7 +33,8 @@ from toolbus.sdk.notification import notify, say
 from toolbus.sdk.plugin_delegate import Permissions, PluginDelegate
 from toolbus.sdk.standing import RefusedTool, Standing, WaitingTool
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what few plugins need is imported where they need it: they start sooner
+    from toolbus.neko.plugin_base import NekoPluginBase
     from toolbus.sdk.credential import Credential
 
 log = logging.getLogger(__name__)
@@ -129,6 +127,8 @@ class Plugin:
             source: None means ``plugin:`` and the object's ``plugin_id``.
             options: as for the constructor.
         """
+        from toolbus.neko.plugin_base import source_of, tools_of
+
         plugin = cls(source or source_of(owner.plugin_id), tools=tools_of(owner), **options)
         plugin._owner = owner
         return plugin
@@ -254,6 +254,8 @@ class Plugin:
         if self._connection is not None or self._closed:
             raise SetupError(f"plugin {self.source!r} was started before: make a new one")
         if self._owner is not None:
+            from toolbus.neko.plugin_lifecycle import start_plugin
+
             await start_plugin(self._owner, self._lifecycle.run, self._workers.run)
         loop = asyncio.get_running_loop()
         self._hooks.open(loop)
@@ -264,6 +266,8 @@ class Plugin:
         self.tools.on_change = lambda name, spec: connection.tools_changed()
         connection.start()
         if self._owner is not None:
+            from toolbus.neko.plugin_services import outlet_of
+
             outlet_of(self._owner).open(lambda text, data: say(connection, text, data))
 
     async def ready(self) -> None:
@@ -358,6 +362,8 @@ class Plugin:
             await asyncio.wrap_future(connection.submit(connection.close(reason, grace_seconds)))
             await asyncio.to_thread(connection.stop_thread)
             if self._owner is not None:
+                from toolbus.neko.plugin_lifecycle import stop_plugin
+
                 await stop_plugin(self._owner, self._lifecycle.run)
         await self._hooks.settle(HOOK_SECONDS)
         self._lifecycle.stop()
