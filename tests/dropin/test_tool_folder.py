@@ -19,7 +19,7 @@ from toolbus.testing import running_bus
 
 
 async def test_added_changed_and_removed_files_take_effect_and_tools_keep_their_places(tmp_path: Path) -> None:
-    async with offered_folder(tmp_path) as folder:
+    async with offered_folder(tmp_path, forked=False) as folder:
         folder.write(a=tool("one", "1"), b=tool("two", "2"))
         await folder.wait_for_tools(("one", "1"), ("two", "2"))
         folder.write(a=tool("one", "first"))

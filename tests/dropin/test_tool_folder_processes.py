@@ -228,7 +228,7 @@ async def test_a_process_can_read_granted_secrets_and_no_others(tmp_path: Path) 
     (tmp_path / "a.py").write_text(ASKS.format(name="one", says="1"))
     (tmp_path / "b.py").write_text(ASKS.format(name="two", says="2"))
     known = {**environment({}), "WEATHER_KEY": "w-1", "BANK_KEY": "b-2", "HOME": "/home/nobody"}
-    async with offered_folder(tmp_path, environment=known) as folder:
+    async with offered_folder(tmp_path, forked=False, environment=known) as folder:
         await folder.wait_for_tools(("one", "1"), ("two", "2"))
         assert [await folder.call("one", variable=name) for name in ("WEATHER_KEY", "BANK_KEY", "HOME")] == ["", "", ""]
         assert [await folder.call("two", variable=name) for name in ("WEATHER_KEY", "BANK_KEY", "HOME")] == [
@@ -244,7 +244,7 @@ async def test_a_process_can_read_granted_secrets_and_no_others(tmp_path: Path) 
 
 async def test_the_token_is_not_in_the_process_and_no_other_program_can_use_the_source(tmp_path: Path) -> None:
     token = "t0ken-of-this-test"
-    async with offered_folder(tmp_path, environment=environment({"TOOLBUS_TOKEN": token})) as folder:
+    async with offered_folder(tmp_path, forked=False, environment=environment({"TOOLBUS_TOKEN": token})) as folder:
         folder.write(a=tool("one", "1"))
         await folder.wait_for_tools(("one", "1"))
         (pid,) = await folder.pids()

@@ -1,14 +1,17 @@
-"""Starts `toolbus` commands as forks of one process that has imported what they import.
+"""Starts `toolbus` commands, and the processes of tool folders, as forks of a process that has imported what they do.
 
-A new interpreter takes about a second of processor time until its bus is ready, most of it for imports. A fork is a
-process like any other: of its own session, with its own environment and files. What tests the start itself
-(`python -m toolbus.cli`, missing libraries) uses `toolbus_process`, which starts an interpreter.
+A new interpreter takes about a second of processor time until its bus is ready, and half a second until its tools are
+offered, most of it for imports. A fork is a process like any other: of its own session, with its own environment and
+files. What tests the start itself (`python -m toolbus.cli`, missing libraries) uses `toolbus_process`, which starts an
+interpreter.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import importlib
@@ -21,16 +24,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
 from tests.support.waiting import WAIT_SECONDS
+from toolbus.dropin.sandbox import clean_environment
+from toolbus.processes.program_starter import SUPERVISOR_VARIABLE
 
-# What `serve` and `run` import; the switch of grpcio comes first, as in the commands.
-_PRELOADED = (
-    *("toolbus.cli.command_line", "toolbus.cli.serve_command", "toolbus.cli.run_command", "toolbus.sdk", "uvloop"),
-    *("toolbus.bus.wiring", "toolbus.bus.rooms.gateway_room", "toolbus.bus.gateway.http_server", "uvicorn", "aiohttp"),
-)
+
+class Program(Enum):
+    """What a fork runs; each has a server of its own, with the modules that it imports.
+
+    `COMMAND` is `toolbus`; the switch of grpcio comes first, as in the commands. `GROUP` is the process of a group of
+    drop-in files: it may import grpc only in its sandbox, so that and what needs it is missing here.
+    """
+
+    COMMAND = (
+        *("toolbus.cli.command_line", "toolbus.cli.serve_command", "toolbus.cli.run_command", "toolbus.sdk", "uvloop"),
+        *("toolbus.bus.wiring", "toolbus.bus.rooms.gateway_room", "toolbus.bus.gateway.http_server", "uvicorn"),
+        "aiohttp",
+    )
+    GROUP = (
+        *("toolbus.dropin.group_process", "toolbus.dropin.file_loader", "toolbus.v1.tool_bus_service_pb2"),
+        *("toolbus.sdk.call_barrier", "toolbus.sdk.connection_settings", "toolbus.sdk.generation", "toolbus.sdk.hooks"),
+        *("toolbus.sdk.notification", "toolbus.sdk.outgoing_calls", "toolbus.sdk.plugin_delegate"),
+        *("toolbus.sdk.shared_loop", "toolbus.sdk.tracing", "toolbus.functions.workers", "typing_extensions"),
+    )
+
+
+_MAX_FILES = 8  # descriptors with a request
 _MAX_REQUEST = 1 << 20  # bytes: a command, its environment and its folder
 
 
@@ -64,6 +87,16 @@ class Forked:
             self.returncode = int(line or -signal.SIGKILL)  # the server has ended, and its forks with it
         return self.returncode
 
+    async def wait_async(self) -> int:
+        """Waits for the end, for any time, while the loop goes on."""
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+        loop.add_reader(self._status, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(self._status)
+        return self.wait()
+
     def send_signal(self, number: int) -> None:
         """Sends a signal, unless it has ended."""
         if self.poll() is None:
@@ -78,28 +111,71 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+class ForkedGroup:
+    """A fork with the methods of `asyncio.subprocess.Process` that the product uses.
+
+    Args:
+        stdin: what writes its standard input.
+    """
+
+    def __init__(self, forked: Forked, stdin: IO[bytes]) -> None:
+        self.pid = forked.pid
+        self.stdin = stdin
+        self.terminate = forked.terminate
+        self._ended = asyncio.create_task(forked.wait_async())
+
+    async def wait(self) -> int:
+        """Waits for the end; returns the exit code."""
+        return await asyncio.shield(self._ended)
+
+
 def fork(words: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> Forked:
     """Starts `toolbus` with these words, in this process's folder, without standard input."""
-    control = _server()
+    return _fork(Program.COMMAND, words, environment, {1: out.fileno(), 2: err.fileno()})
+
+
+async def fork_group(
+    *words: str, stdin: int, stdout: int, stderr: int, pass_fds: Sequence[int], env: Mapping[str, str], **_: bool
+) -> ForkedGroup:
+    """Takes the place of `asyncio.create_subprocess_exec` for the process of a group of drop-in files."""
+    assert (words[-1], stdin) == ("toolbus.dropin.group_process", subprocess.PIPE)
+    read, write = os.pipe()
+    try:
+        files = {0: read, 1: stdout, 2: stderr, **{number: number for number in pass_fds}}
+        forked = _fork(Program.GROUP, words, env, files)
+    finally:
+        os.close(read)
+    return ForkedGroup(forked, os.fdopen(write, "wb"))
+
+
+def _fork(program: Program, words: Sequence[str], environment: Mapping[str, str], files: Mapping[int, int]) -> Forked:
+    """Forks a program.
+
+    Args:
+        files: descriptors of this process, by the number that each has in the fork.
+    """
+    control = _server(program)
     ours, theirs = socket.socketpair()
     with theirs:
-        request = json.dumps({"words": list(words), "environment": dict(environment), "folder": os.getcwd()})
-        socket.send_fds(control, [request.encode()], [out.fileno(), err.fileno(), theirs.fileno()])
+        request = {"words": list(words), "environment": dict(environment), "folder": os.getcwd(), "files": list(files)}
+        socket.send_fds(control, [json.dumps(request).encode()], [theirs.fileno(), *files.values()])
     pid = int(control.recv(16))
     return Forked(pid, ours)
 
 
-@functools.lru_cache(maxsize=1)
-def _server() -> socket.socket:
+@functools.cache
+def _server(program: Program) -> socket.socket:
     """Starts the server of this process, which ends with it. Returns the socket that takes requests."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_REQUEST)
     root = Path(__file__).resolve().parents[2]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("TOOLBUS_", "GRPC_"))}
+    if program is Program.GROUP:
+        environment = clean_environment(environment)  # some of it decides how an interpreter runs
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", __spec__.name, str(theirs.fileno())],
+            [sys.executable, "-m", __spec__.name, program.name, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env={**environment, "PYTHONPATH": str(root)},
@@ -133,20 +209,21 @@ class _Server:
                 self._ended.recv(4096)
                 self._reap()
             if self._control in ready:
-                message, files, _, _ = socket.recv_fds(self._control, _MAX_REQUEST, 3)
+                message, received, _, _ = socket.recv_fds(self._control, _MAX_REQUEST, _MAX_FILES)
                 if not message:
                     for pid in self._statuses:
                         os.kill(pid, signal.SIGKILL)  # a fork is not reaped before its status is told
                     return None
                 request: dict[str, Any] = json.loads(message)
-                out, err, status = files
+                status, *files = received
                 pid = os.fork()
                 if not pid:
-                    self._become(request, out, err, status)
+                    os.close(status)
+                    self._become(request, files)
                     return request
                 self._statuses[pid] = socket.socket(fileno=status)
-                os.close(out)
-                os.close(err)
+                for file in files:
+                    os.close(file)
                 self._control.send(str(pid).encode())
 
     def _reap(self) -> None:
@@ -158,44 +235,55 @@ class _Server:
                 with self._statuses.pop(pid) as ended, contextlib.suppress(OSError):
                     ended.send(str(os.waitstatus_to_exitcode(status)).encode())
 
-    def _become(self, request: Mapping[str, Any], out: int, err: int, status: int) -> None:
+    def _become(self, request: Mapping[str, Any], files: Sequence[int]) -> None:
         """Makes this fork the process of a request."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for held in (self._control, self._ended, self._wakeup, *self._statuses.values()):
             held.close()
-        os.close(status)
         os.setsid()
-        os.dup2(out, 1)
-        os.dup2(err, 2)
-        os.close(out)
-        os.close(err)
+        moved = [fcntl.fcntl(file, fcntl.F_DUPFD, max(request["files"]) + 1) for file in files]
+        for file in files:
+            os.close(file)
+        for number, file in zip(request["files"], moved, strict=True):
+            os.dup2(file, number)
+            os.close(file)
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
         time.tzset()
         sys.argv = ["toolbus", *request["words"]]
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - for as long as the process lives
+        buffering = 1 if "PYTHONUNBUFFERED" in os.environ else -1
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for as long as the process lives
+        sys.stdout = open(1, "w", closefd=False, buffering=buffering)  # noqa: SIM115
         sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
 
 
 def _main() -> None:
-    from toolbus.cli.grpc_switch import set_switch
+    program = Program[sys.argv[1]]
+    if program is Program.COMMAND:
+        from toolbus.cli.grpc_switch import set_switch
 
-    set_switch()
-    for module in _PRELOADED:
+        set_switch()
+    for module in program.value:
         importlib.import_module(module)
-    from toolbus.bus.gateway.app import endpoints_of
+    if program is Program.COMMAND:
+        from toolbus.bus.gateway.app import endpoints_of
 
-    for has_council in (False, True):
-        endpoints_of(has_council)
+        for has_council in (False, True):
+            endpoints_of(has_council)
     gc.freeze()  # the forks share what is imported
-    with socket.socket(fileno=int(sys.argv[1])) as control:
+    with socket.socket(fileno=int(sys.argv[2])) as control:
         request = _Server(control).serve()
-    if request is not None:
+    if request is None:
+        return
+    if program is Program.COMMAND:
         from toolbus.cli import main
+    else:
+        from toolbus.dropin.group_process import main
 
-        main()
+        os.environ[SUPERVISOR_VARIABLE] = str(os.getppid())  # it ends with its parent, which is the server here
+    main()
 
 
 if __name__ == "__main__":

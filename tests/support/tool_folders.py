@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from tests.support.fork_server import fork_group
 from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
@@ -115,13 +117,20 @@ class OfferedFolder:
 
 
 @asynccontextmanager
-async def offered_folder(path: Path, **options: Any) -> AsyncIterator[OfferedFolder]:
-    """Runs a bus and the tools of a folder."""
+async def offered_folder(path: Path, *, forked: bool = True, **options: Any) -> AsyncIterator[OfferedFolder]:
+    """Runs a bus and the tools of a folder.
+
+    Args:
+        forked: whether each process of the folder is a fork of one that has imported what it imports. False starts an
+            interpreter for each, for tests of what depends on it: its environment, its arguments, its memory.
+    """
+    starting = mock.patch("asyncio.create_subprocess_exec", fork_group) if forked else nullcontext()
     async with running_bus() as bus:
         folder = OfferedFolder(path, bus, await bus.dropin_address(), **options)
         running = asyncio.create_task(folder.tools.run())
         try:
-            yield folder
+            with starting:
+                yield folder
         finally:
             folder.tools.stop()
             async with asyncio.timeout(WAIT_SECONDS):
