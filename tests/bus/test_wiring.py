@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import socket
 import sys
 import threading
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus, Config
 from toolbus.errors import Code, SetupError
 from toolbus.limits import Limits
@@ -198,6 +200,30 @@ async def test_a_draining_bus_leaves_plugins_attached_that_running_calls_may_nee
             go.set()
             assert (await asyncio.wait_for(calling, WAIT_SECONDS)).unwrap() == 7
             await asyncio.wait_for(draining, WAIT_SECONDS)
+
+
+async def test_the_log_of_a_drain_counts_the_calls_for_which_it_waits(caplog: pytest.LogCaptureFixture) -> None:
+    go = asyncio.Event()
+
+    async def stubborn() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await go.wait()
+        await go.wait()
+
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="off")) as bus:
+        plugin = Plugin("slow", address=bus.grpc_addresses[0])
+        plugin.tool(stubborn)
+        async with plugin:
+            await within(plugin.ready())
+            assert (await bus.call("stubborn", timeout=0.05)).error is not None
+            with caplog.at_level(logging.INFO, "toolbus"):
+                draining = asyncio.create_task(bus.drain(WAIT_SECONDS))
+                await until(lambda: "draining sessions" in caplog.text)
+            assert "draining sessions=1 in_flight=0 stuck=1" in caplog.text
+            await asyncio.sleep(0.05)
+            assert not draining.done()
+            go.set()
+            await within(draining)
 
 
 async def test_a_search_leaves_the_loop_free_and_users_share_an_index_while_all_see_the_same(

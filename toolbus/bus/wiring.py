@@ -263,6 +263,8 @@ class Bus(EmbeddedBus):
     async def drain(self, grace_seconds: float | None = None) -> None:
         """Shuts down gracefully: takes no new calls, lets those in flight end and peers leave.
 
+        A peer leaves when it has answered each of its calls, the stuck ones too, whose callers wait no longer.
+
         Args:
             grace_seconds: at most so long; None means the configured ``drain_seconds``.
         """
@@ -271,7 +273,8 @@ class Bus(EmbeddedBus):
         for room in self.core.rooms:
             await room.drain()
         if not presence.draining:
-            log.info("draining sessions=%d in_flight=%d", len(presence.sessions), self.dispatcher.in_flight.active)
+            in_flight, stuck = self.dispatcher.in_flight.active, presence.stuck_calls
+            log.info("draining sessions=%d in_flight=%d stuck=%d", len(presence.sessions), in_flight, stuck)
             presence.drain(grace)
             self.core.signals.readiness_changed()
         while (left := started + grace - time.monotonic()) > 0:

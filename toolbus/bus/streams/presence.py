@@ -372,6 +372,11 @@ class Presence(SessionTable):
             if idle or not peer.offers_tools:
                 peer.send_drain("shutdown", grace_seconds)
 
+    @property
+    def stuck_calls(self) -> int:
+        """How many calls that ended for their caller a peer has not answered yet; it leaves only then."""
+        return sum(not call.active for peer in self.sessions.values() for call in peer.pending.values())
+
     def end_idle(self, now: float) -> None:
         """Ends the streams of peers that got a drain, have no calls and do not leave by themselves."""
         for peer in list(self.sessions.values()):
