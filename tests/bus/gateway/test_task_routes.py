@@ -228,6 +228,12 @@ async def test_a_redirect_that_leads_elsewhere_or_back_is_refused(works: Works, 
     assert (await works.http.post(f"/api/tasks/{task_id}/redirect", json={})).status_code == 422
 
 
+async def test_an_unknown_field_of_a_redirect_is_refused_by_its_name(works: Works) -> None:
+    task_id = await works.begin()
+    answer = await works.http.post(f"/api/tasks/{task_id}/redirect", json={"url": None, "userId": "ann"})
+    assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["body", "userId"])
+
+
 # -- events ----------------------------------------------------------------------------------------------------------
 
 

@@ -122,9 +122,12 @@ class TaskCancelled(BaseModel):
 
 
 class RedirectBody(BaseModel):
-    """Where a task's result is posted when it ends."""
+    """Where a task's result is posted when it ends. An unknown field is refused, as in an invoke."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"url": "http://127.0.0.1:9876/done", "user_id": "ann"}]})
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"url": "http://127.0.0.1:9876/done", "user_id": "ann"}]},
+    )
 
     url: Annotated[
         Annotated[str, Field(min_length=1), AfterValidator(check_callback_url)] | None,
