@@ -19,6 +19,7 @@ import pytest
 from tests.support.waiting import HANG_SECONDS
 
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_Block = ast.stmt | ast.ExceptHandler | ast.match_case  # what statements are in
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "toolbus"
 
@@ -189,11 +190,15 @@ def _nodes(file: Path) -> tuple[ast.Import | ast.ImportFrom | _Defined, ...]:
 
 
 def _each_node(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom | _Defined]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        elif isinstance(node, _Definition):
-            yield _Defined(type(node), node.name, _length(node), node.col_offset == 0)
+    pending: list[ast.AST] = [tree]
+    while pending:
+        for node in ast.iter_child_nodes(pending.pop()):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                yield node
+            elif isinstance(node, _Definition):
+                yield _Defined(type(node), node.name, _length(node), node.col_offset == 0)
+            if isinstance(node, _Block):
+                pending.append(node)
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 
 ROTATIONS = int(os.environ.get("TOOLBUS_ROTATIONS", "1"))
-WRONG_KEYS = int(os.environ.get("TOOLBUS_WRONG_KEYS", "1000"))
+WRONG_KEYS = int(os.environ.get("TOOLBUS_WRONG_KEYS", "500"))
 AT_ONCE = 100  # wrong keys on each connection at a time
 CHANNELS = 5
 FLOOD_BYTES = 32 << 20  # that the bus may hold more after a flood, whatever its length

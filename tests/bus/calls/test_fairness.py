@@ -80,9 +80,9 @@ def test_greedy_callers_have_equal_shares_over_time() -> None:
     hosts = [core.peer(f"host-{number}", max_in_flight=4096) for number in range(4)]
     choose = random.Random(1)
     held = Counter[PeerDouble]()
-    for turn in range(1_000):
+    for turn in range(500):
         fill(core, choose.choice(hosts), 256 if turn == 0 else 32)  # of which 8 are free
-        if turn >= 200:  # the first one began with every slot
+        if turn >= 100:  # the first one began with every slot
             held.update({host: len(host.in_flight) for host in hosts})
         plugin.hand_over()
         ended = choose.sample(sorted(plugin.pending), 8)
@@ -264,7 +264,7 @@ class Load:
 def test_a_modest_host_is_accepted_at_the_first_attempt_beside_greedy_ones(greedy: int, least: float) -> None:
     without, with_shares = Load(greedy, one_caller=True), Load(greedy)
     for load in (without, with_shares):
-        load.run(1_000)
+        load.run(400)
     assert without.accepted < 0.6 * without.made
     assert with_shares.accepted >= least * with_shares.made
     assert with_shares.answered >= 0.94 * without.answered

@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import strategies as st
@@ -37,12 +37,6 @@ JSON = st.recursive(
     ),
     max_leaves=20,
 )
-
-
-def chain(length: int, link: Callable[[str], dict[str, Any]], end: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Definitions that each refer to the next one."""
-    links = {str(i): link(f"#/$defs/{i + 1}") for i in range(length)}
-    return {"$ref": "#/$defs/0", "$defs": {**links, str(length): end or {"type": "object"}}}
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.bus.catalog.schema_cases import JSON, LIMITS, at_most, chain, compiled
+from tests.bus.catalog.deep_schemas import chain
+from tests.bus.catalog.schema_cases import JSON, LIMITS, at_most, compiled
 from tests.support.examples import examples
 from tests.support.processes import UNMEASURED, environment
 from tests.support.waiting import HANG_SECONDS
@@ -270,9 +271,9 @@ def test_deep_schemas_and_arguments_do_not_overflow_a_small_stack() -> None:
     """A stack that overflows in native code ends the process, so this needs one of its own."""
     script = textwrap.dedent("""
         import json, threading
-        from tests.bus.catalog.schema_cases import LIMITS, chain
-        from tests.bus.catalog.test_schema_explained import SELF, nested
+        from tests.bus.catalog.deep_schemas import SELF, chain, nested
         from toolbus.bus.catalog.schema import ARGUMENT_DEPTH, SchemaFault, compile_schema, load_arguments
+        from toolbus.tool import Limits
 
         def chained(length, link, end=None):
             return json.dumps(chain(length, link, end), separators=(",", ":"))
@@ -290,7 +291,7 @@ def test_deep_schemas_and_arguments_do_not_overflow_a_small_stack() -> None:
         def run():
             for case in cases:
                 try:
-                    checker = compile_schema(case, LIMITS)
+                    checker = compile_schema(case, Limits())
                 except SchemaFault as fault:
                     assert False, fault
                 for leaf in ("{}", "1", '{"x":[]}'):

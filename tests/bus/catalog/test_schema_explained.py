@@ -6,18 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.bus.catalog.schema_cases import WIDE, at_most, chain, compiled
+from tests.bus.catalog.deep_schemas import SELF, chain, nested
+from tests.bus.catalog.schema_cases import WIDE, at_most, compiled
 from toolbus.bus.catalog.schema import (
     ARGUMENT_DEPTH,
     WIDE_INTEGERS,
     load_arguments,
 )
-
-SELF = {"properties": {"c": {"$ref": "#"}}}
-
-
-def nested(depth: int, leaf: str = "{}") -> str:
-    return '{"c":' * depth + leaf + "}" * depth
 
 
 def test_an_explanation_names_path_value_and_rule() -> None:

@@ -193,9 +193,9 @@ async def test_an_unknown_revision_gets_everything(bus: Bus, http: httpx.AsyncCl
         async with watching(http, **{"Last-Event-ID": known}) as watcher:
             first = await watcher.next()
         assert (first["full"], _names(first["added"])) == (True, ["one"]), known
-    early = newest
+    early, specs = newest, (_spec(0), _spec(1))
     for number in range(MAX_CHANGES // 2 + 10):  # each is a change that takes away and one that adds
-        bus.add_tool(_spec(number % 2), source="busy")
+        bus.add_tool(specs[number % 2], source="busy")
         bus.remove_tool(f"busy{number % 2}", source="busy")
     async with watching(http, f"?since={early}") as watcher:
         assert (await watcher.next())["full"]

@@ -16,7 +16,7 @@ from tests.support.examples import examples
 from tests.support.waiting import WAIT_SECONDS
 
 # schemathesis is imported in tests: it takes 24 MB and half a second, in every process that only collects them.
-EXAMPLES = examples(6)  # of requests, for each operation and mode
+EXAMPLES = examples(4)  # of requests, for each operation and mode
 OPERATIONS = (
     "GET /healthz",
     "GET /readyz",

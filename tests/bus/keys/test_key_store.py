@@ -257,7 +257,8 @@ def child(name, folder, moment):
     seen = 0
     def hook(event, arguments):
         nonlocal seen
-        if event in ("os.rename", "os.remove") or (event == "open" and str(folder) in str(arguments[0])):
+        opened = event == "open" and str(folder) in str(arguments[0]) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if opened or event in ("os.rename", "os.remove"):
             seen += 1
             if seen == moment:
                 os._exit(9)
