@@ -51,7 +51,7 @@ async def test_lines_name_the_identity_and_its_key_and_who_was_refused_for_which
             await until(lambda: _found(data, "end"), "the end of the session")
         keys.edit('attach = ["chat"]', 'attach = ["chatter"]')
         await until(lambda: _found(data, "identities"), "the change of the scopes")
-        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", timeout=WAIT_SECONDS) as web:
+        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", verify=False, timeout=WAIT_SECONDS) as web:
             assert (await web.get("/api/tools", headers={"Origin": "http://evil.test"})).status_code == 403
         async with house.web(None) as web:
             assert (await web.get("/api/tools")).status_code == 401

@@ -48,7 +48,7 @@ async def test_each_act_is_written_with_who_did_it_and_how_it_ended(tmp_path: Pa
                     await host.call(f"toolbus:{name}", arguments)
                 await until(lambda: "sun" in bus.core.registry.first, "the tool that the grant brought back")
                 assert (await host.call("sun")).error is not None
-        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", timeout=WAIT_SECONDS) as http:
+        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", verify=False, timeout=WAIT_SECONDS) as http:
             url = "http://127.0.0.1:9/x"
             await http.post("/api/tools/register", json={"name": "x", "source": "rest", "callback_url": url})
             await http.post("/api/tools/clear", json={"source": "rest"})

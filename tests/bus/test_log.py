@@ -76,7 +76,7 @@ async def test_no_text_of_a_peer_makes_a_line_of_its_own_in_the_log(caplog: pyte
     with caplog.at_level(logging.DEBUG, "toolbus"):
         async with (
             running_bus(http="127.0.0.1:0") as bus,
-            httpx.AsyncClient(trust_env=False, timeout=WAIT_SECONDS) as client,
+            httpx.AsyncClient(trust_env=False, verify=False, timeout=WAIT_SECONDS) as client,
         ):
             await asyncio.to_thread(_send_everything, bus.grpc_addresses[0])
             body = {"name": FORGED[:64], "callback_url": "http://127.0.0.1:9/", "source": "rest"}

@@ -31,7 +31,7 @@ CALLBACK = "http://127.0.0.1:9/call"
 async def serving(**settings: Any) -> AsyncIterator[tuple[Bus, httpx.AsyncClient]]:
     async with (
         running_bus(http="127.0.0.1:0", **settings) as bus,
-        httpx.AsyncClient(base_url=f"http://{bus.http_address}/api", timeout=WAIT_SECONDS) as http,
+        httpx.AsyncClient(base_url=f"http://{bus.http_address}/api", verify=False, timeout=WAIT_SECONDS) as http,
     ):
         yield bus, http
 

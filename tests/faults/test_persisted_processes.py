@@ -39,7 +39,7 @@ class Serve(Running):
     def client(self) -> httpx.Client:
         if self._client is None:
             http = self.out.partition("http=")[2].split()[0]
-            self._client = httpx.Client(base_url=f"http://{http}", trust_env=False, timeout=WAIT_SECONDS)
+            self._client = httpx.Client(base_url=f"http://{http}", trust_env=False, verify=False, timeout=WAIT_SECONDS)
         return self._client
 
     def ask(self, verb: str, **body: Any) -> dict[str, Any]:

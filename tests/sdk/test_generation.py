@@ -157,7 +157,7 @@ async def test_the_permission_survives_a_restart(tmp_path: Path) -> None:
 async def test_no_callback_url_gets_what_plugins_ask_a_model() -> None:
     async with (
         running_bus(http="127.0.0.1:0") as bus,
-        httpx.AsyncClient(base_url=f"http://{bus.http_address}", timeout=WAIT_SECONDS) as web,
+        httpx.AsyncClient(base_url=f"http://{bus.http_address}", verify=False, timeout=WAIT_SECONDS) as web,
     ):
         for source in ("rogue", "host"):
             body = {"name": TOOL, "description": "", "source": source, "callback_url": "http://127.0.0.1:9/x"}

@@ -82,11 +82,11 @@ async def test_a_tool_without_a_timeout_may_run_for_a_day() -> None:
         assert 86_390 < left.pop() <= 86_400
 
 
-async def test_many_thousand_calls_run_at_once_and_none_is_refused() -> None:
+async def test_thousands_of_calls_run_at_once_and_none_is_refused() -> None:
     registry, held = ToolRegistry(), BlockedTool()
     registry.tool("waits", "d", ANYTHING)(held)
-    calls = [asyncio.create_task(registry.call("waits", {})) for _ in range(5_000)]
-    while held.begun < 5_000:
+    calls = [asyncio.create_task(registry.call("waits", {})) for _ in range(2_000)]
+    while held.begun < 2_000:
         await asyncio.sleep(0)
     held.release()
     assert set(await within(asyncio.gather(*calls))) == {"released"}

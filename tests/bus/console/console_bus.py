@@ -27,7 +27,9 @@ async def console_bus(**settings: Any) -> AsyncIterator[tuple[Bus, httpx.AsyncCl
         def add(a: int, b: int) -> int:
             return a + b
 
-        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", timeout=WAIT_SECONDS) as client:
+        async with httpx.AsyncClient(
+            base_url=f"http://{bus.http_address}", verify=False, timeout=WAIT_SECONDS
+        ) as client:
             yield bus, client
 
 

@@ -201,13 +201,12 @@ async def test_an_unknown_revision_gets_everything(bus: Bus, http: httpx.AsyncCl
         assert (await watcher.next())["full"]
 
 
-def _spec(number: int) -> Any:
+def _spec(number: int, description: str = "Does nothing.") -> Any:
     from toolbus.functions.tool_spec import spec_of
     from toolbus.sdk import llm_tool
 
-    @llm_tool(name=f"busy{number}")
-    def busy() -> None:
-        """Does nothing."""
+    @llm_tool(name=f"busy{number}", description=description)
+    def busy() -> None: ...
 
     return spec_of(busy)
 
@@ -301,9 +300,9 @@ async def test_a_bus_with_open_streams_and_running_calls_stops_within_a_second()
 
 
 async def test_a_client_that_reads_nothing_does_not_keep_the_bus_from_stopping() -> None:
-    async with running_bus(http="127.0.0.1:0") as bus, client(bus) as http:
+    async with running_bus(http="127.0.0.1:0") as bus:
         for number in range(400):
-            await _register(http, f"tool{number}", description="x" * 16_000)
+            bus.add_tool(_spec(number, "x" * 16_000))
         async with Connection(bus) as silent:  # not before: a connection that asks nothing for long is closed
             await silent.ask("GET", PATH)
             await until(lambda: bus.core.signals.watching, "the watcher to be served")

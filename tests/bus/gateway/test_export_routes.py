@@ -236,7 +236,7 @@ async def test_http_and_the_tool_of_the_bus_search_in_the_same_modes(embedder: E
         bus.tool(lambda: 1, name="get_weather", description="Current conditions at a place.")
         (listed,) = (each.tool for each in bus.list() if each.tool.name == "search_tools")
         assert listed.parameters["properties"]["mode"]["default"] == default
-        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", timeout=WAIT_SECONDS) as http:
+        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", verify=False, timeout=WAIT_SECONDS) as http:
             for mode in ("", *MODES):
                 arguments = {"query": "umbrella", "mode": mode}
                 over_http = await found(http, "umbrella", mode=mode)

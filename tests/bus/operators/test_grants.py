@@ -149,7 +149,7 @@ async def test_callback_tools_go_with_the_permission_and_cannot_come_back_withou
     body = {"name": "t", "description": "d", "callback_url": "http://127.0.0.1:9/x", "source": "plugin:old"}
     async with (
         running_bus(http="127.0.0.1:0", data_dir=tmp_path) as bus,
-        httpx.AsyncClient(base_url=f"http://{bus.http_address}", timeout=WAIT_SECONDS) as http,
+        httpx.AsyncClient(base_url=f"http://{bus.http_address}", verify=False, timeout=WAIT_SECONDS) as http,
     ):
         assert (await http.post("/api/tools/register", json=body)).json()["ok"] is True
         revoked = await http.post("/api/bus/revoke", json={"source": "plugin:old"})
@@ -162,7 +162,7 @@ async def test_callback_tools_go_with_the_permission_and_cannot_come_back_withou
         assert (await http.post("/api/tools/register", json=body)).status_code == 403
     async with running_bus(http="127.0.0.1:0", data_dir=tmp_path) as bus:
         assert offered(bus) == []
-        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", timeout=WAIT_SECONDS) as http:
+        async with httpx.AsyncClient(base_url=f"http://{bus.http_address}", verify=False, timeout=WAIT_SECONDS) as http:
             assert (await http.post("/api/tools/register", json=body)).status_code == 403
             bus.grant("plugin:old")
             assert (await http.post("/api/tools/register", json=body)).json()["ok"] is True

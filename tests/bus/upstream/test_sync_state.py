@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.support.core_model import PeerDouble, offered, tool
+from tests.support.examples import examples
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.upstream.ownership import Ownership
 from toolbus.bus.upstream.plan import make_plan
@@ -117,7 +118,7 @@ def _disturb(model: Model, draw: random.Random) -> None:
             model.now += draw.choice((0.0, DEFAULT_TIMINGS.retry_seconds))
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(examples(50)))
 def test_whatever_happens_to_both_sides_a_few_looks_bring_them_in_step(seed: int) -> None:
     draw, model = random.Random(seed), Model()
     for _ in range(40):
@@ -132,7 +133,7 @@ def test_whatever_happens_to_both_sides_a_few_looks_bring_them_in_step(seed: int
     assert model.look() == 0
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(examples(10)))
 def test_what_others_took_is_never_touched_while_our_own_declarations_stay(seed: int) -> None:
     draw, model = random.Random(seed), Model()
     offer(model, "a", tool("t"), tool("u", role="r1"))
