@@ -264,6 +264,24 @@ async def test_every_answer_has_the_security_headers(bus: Bus, status: int, data
     assert not [name for name in answer.headers if name.startswith("access-control-")]
 
 
+@pytest.mark.parametrize("beyond", [0, 1, 99])
+@pytest.mark.parametrize("pieces", [1, 2])
+async def test_a_whole_head_has_at_most_so_many_bytes_in_however_many_reads(bus: Bus, beyond: int, pieces: int) -> None:
+    size = MAX_HEAD_BYTES + beyond
+    data = request("GET /api/tools", HOST, "X: ")
+    data = data.replace(b"X: ", b"X: " + b"x" * (size - len(data)))
+    line = Line(bus)
+    for begin in range(0, size, size // pieces + 1):
+        await line.say(data[begin : begin + size // pieces + 1])
+        await asyncio.sleep(PAUSE_SECONDS)
+    answer = await line.answer()
+    line.close()
+    if beyond:
+        assert (answer.status, f"more than {MAX_HEAD_BYTES} bytes" in answer.body.decode()) == (400, True)
+    else:
+        assert answer.status == 200
+
+
 async def test_an_application_that_fails_and_one_connection_too_many_are_answered_with_the_security_headers() -> None:
     async def fails(scope: Any, receive: Any, send: Any) -> None:
         if scope["path"] == "/raise":

@@ -34,6 +34,7 @@ _PROBES = frozenset(path.encode() for path in PROBE_PATHS)
 # An answer that is not a web page may load nothing, may not be framed, and may send no form.
 NO_PAGE = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _POLICY = "content-security-policy"
+_TOO_LARGE = f"The request line and headers have more than {MAX_HEAD_BYTES} bytes."
 _HEADERS = (
     ("x-frame-options", "DENY"),  # for browsers that do not know frame-ancestors
     ("x-content-type-options", "nosniff"),  # no tool's output is taken for a page or a script
@@ -134,6 +135,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser = self._requests  # type: ignore[assignment]  # uvicorn names the class that it replaces
         self._uid: int | None = None  # of the peer; None until connected, and where the system does not say
         self._head_bytes = 0  # of a request line and headers that are not complete, about
+        self._chunk_bytes = 0  # of the chunk that is being read
+        self._head_too_large = False  # whether a head that is complete has too many bytes
         self._in_head = True  # whether the body has not begun yet
         self._head_begun = False  # whether the first byte of a head that is not complete was read
         self._request_ended = False  # whether the chunk that is being read ended a request
@@ -161,14 +164,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Reads a chunk."""
         self._request_ended = False
+        self._chunk_bytes = len(data)
         super().data_received(data)
         if self._head_timer is None and self.cycle.response_complete:
             self._start_head_timer()  # the chunk did not bring a whole head
-        if not self._in_head or self._request_ended:
+        if not self._in_head or self._request_ended or self._head_too_large:
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
-            self.send_400_response(f"The request line and headers have more than {MAX_HEAD_BYTES} bytes.")
+            self.send_400_response(_TOO_LARGE)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what is not HTTP, or a head that is too large."""
+        super().send_400_response(_TOO_LARGE if self._head_too_large else msg)
 
     def on_message_begin(self) -> None:
         """Notes that a head begins, and the user of its connection."""
@@ -178,9 +186,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
 
     def on_headers_complete(self) -> None:
-        """Notes that the body begins."""
+        """Notes that the body begins.
+
+        Raises:
+            ValueError: the head is too large; the parser takes it for bytes that are not HTTP.
+        """
         if self._requests.is_offer:  # it comes again, without the upgrade
             return
+        if self._head_bytes + self._chunk_bytes > MAX_HEAD_BYTES and self._head_size() > MAX_HEAD_BYTES:
+            self._head_too_large = True
+            raise ValueError(_TOO_LARGE)
         self._in_head = self._head_begun = False
         self._head_bytes = 0
         # A health probe must not fail because many other connections are open.
@@ -206,6 +221,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if (self._head_begun or not self._in_head) and self.cycle.response_complete:
             self._start_head_timer()
+
+    def _head_size(self) -> int:
+        """Returns how many bytes the head that is complete has, without blanks that mean nothing."""
+        method, version = self._requests.get_method(), self._requests.get_http_version()
+        line = len(method) + len(self.url) + len(f"  HTTP/{version}\r\n\r\n")
+        return line + sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
 
     def _unsupported_upgrade_warning(self) -> None:
         """Logs nothing for a CONNECT: uvicorn would advise to install a WebSocket library."""
