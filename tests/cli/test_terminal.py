@@ -109,7 +109,19 @@ def test_a_terminal_prints_warnings_in_colour(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is always full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("words", [["audit", "verify"], ["audit"], ["audit", "--json"], ["tools", "bundled"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["audit", "verify"],
+        ["audit"],
+        ["audit", "--json"],
+        ["tools", "bundled"],
+        ["--help"],
+        ["calls", "--help"],
+        ["mcp", "--help"],
+        ["--show-completion"],
+    ],
+)
 def test_output_that_cannot_be_written_is_one_line(words: list[str], unbuffered: str, tmp_path: Path) -> None:
     write(tmp_path / FOLDER, 3)
     with open("/dev/full", "wb") as full:

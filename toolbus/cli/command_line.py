@@ -159,10 +159,9 @@ def main() -> None:
             terminal.flush()
     except KeyboardInterrupt:
         sys.exit(terminal.INTERRUPTED)
-    except BrokenPipeError:  # who reads the output has ended
-        terminal.discard_output()
-        sys.exit(terminal.REFUSED)
     except terminal.OutputError as error:
-        terminal.discard_output()
-        terminal.print_note(str(error))
-        sys.exit(terminal.REFUSED)
+        terminal.end_unwritten(error.error)
+    except OSError as error:
+        if error.errno not in terminal.UNWRITABLE:
+            raise
+        terminal.end_unwritten(error)

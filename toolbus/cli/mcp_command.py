@@ -60,7 +60,7 @@ def _read(arguments: list[str]) -> tuple[list[str], dict[str, str], bool]:
     for word in rest:
         name, equals, value = word.partition("=")
         if word in ("-h", "--help"):
-            sys.stdout.write(USAGE)
+            _print_usage()
             sys.exit(0)
         elif name in _VALUES:
             text = value if equals else next(rest, None)
@@ -74,6 +74,15 @@ def _read(arguments: list[str]) -> tuple[list[str], dict[str, str], bool]:
         else:
             words.append(word)
     return words, options, write
+
+
+def _print_usage() -> None:
+    try:
+        print(USAGE, end="", flush=True)
+    except OSError as error:
+        from toolbus.cli import terminal
+
+        terminal.end_unwritten(error)
 
 
 def _wrong(why: str) -> NoReturn:

@@ -7,6 +7,7 @@ every character, those that could change a terminal as escapes of JSON.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -18,6 +19,9 @@ from typing import Any, NoReturn, TextIO
 import typer
 
 from toolbus.text import clean_chunk, clean_line, clean_lines, drop_colours, escape_unsafe, keep_colours
+
+# Why a write may fail. The help is written by typer, whose errors reach `main` as they are.
+UNWRITABLE = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE})
 
 DONE = 0
 REFUSED = 1  # the tool or the bus refused
@@ -47,9 +51,6 @@ class OutputError(Exception):
         self.error = error
         super().__init__(error)
 
-    def __str__(self) -> str:
-        return f"the output cannot be written: {self.error.strerror or self.error}: choose another place for it"
-
 
 def prepare() -> None:
     """Makes the standard streams take every text, if they are closed or their encoding has only some characters."""
@@ -63,6 +64,14 @@ def flush() -> None:
     """Writes what standard output still holds; raises OutputError where that fails."""
     with _writing():
         sys.stdout.flush()
+
+
+def end_unwritten(error: OSError) -> NoReturn:
+    """Ends the command whose output cannot be written: with a sentence, unless the reader has ended, and with 1."""
+    discard_output()
+    if not isinstance(error, BrokenPipeError):
+        print_note(f"the output cannot be written: {error.strerror or error}: choose another place for it")
+    sys.exit(REFUSED)
 
 
 def discard_output() -> None:
