@@ -39,7 +39,7 @@ def _summary(folder: Path, *options: str) -> tuple[str, int]:
         timeout=HANG_SECONDS,
         check=False,
     )
-    return run.stdout.splitlines()[-1].split(" in ")[0], run.returncode
+    return (run.stdout.strip() or run.stderr.strip()).splitlines()[-1].split(" in ")[0], run.returncode
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,12 @@ def test_a_run_reports_every_test_and_error_of_every_file(
     tmp_path: Path, options: list[str], summary: str, code: int
 ) -> None:
     assert _summary(tmp_path, "-n", "2", "--dist", "loadfile", *options) == (summary, code)
+
+
+@pytest.mark.parametrize("option", ["-k", "-m"])
+def test_a_wrong_expression_is_a_usage_error_before_workers_start(tmp_path: Path, option: str) -> None:
+    text, code = _summary(tmp_path, "-n", "2", "--dist", "loadfile", option, "one and")
+    assert (code, f"Wrong expression passed to '{option}'" in text) == (pytest.ExitCode.USAGE_ERROR, True)
 
 
 @pytest.mark.parametrize("name", [*LONG_FILES, *PROVIDERS_FILES])

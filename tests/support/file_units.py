@@ -176,4 +176,6 @@ def register(session: pytest.Session) -> None:
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(WorkerFiles())
     elif config.getoption("dist", "no") != "no":
+        # Parses -k and -m here, where an error is one of usage: in a worker it would end xdist in an INTERNALERROR.
+        config.hook.pytest_collection_modifyitems(session=session, config=config, items=[])
         config.pluginmanager.register(ControllerFiles(session))
