@@ -22,7 +22,8 @@ from toolbus.conformance.script import Scenario, rules
 from toolbus.conformance.suite import Choice, ClientOutcome, NoSuchRule, RuleVerdict, run
 
 STUBS = CLIENTS["stubs"]
-RULES = ("CALL-5", "CALL-7")
+RULES = ("NEST-7", "NEST-8")  # one scenario each
+OTHER_TRACE = "00-11111111111111111111111111111111-2222222222222222-01"
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +42,8 @@ def changed(folder: Path, old: str, new: str) -> Sequence[str]:
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Sequence[str]:
-    """A client that breaks CALL-7: it names another code."""
-    return changed(tmp_path, "pb.ERROR_CODE_TOOL,", "pb.ERROR_CODE_INTERNAL,")
+    """A client that breaks NEST-8: it begins another trace in a nested call."""
+    return changed(tmp_path, '"traceparent": self.message.traceparent', f'"traceparent": "{OTHER_TRACE}"')
 
 
 def verdicts(outcome: ClientOutcome) -> dict[str, RuleVerdict]:
@@ -51,20 +52,20 @@ def verdicts(outcome: ClientOutcome) -> dict[str, RuleVerdict]:
 
 async def test_a_broken_rule_is_named_with_what_was_exchanged_and_the_others_are_kept(broken: Sequence[str]) -> None:
     outcome = await run(broken, Choice(rules=RULES))
-    assert verdicts(outcome) == {"CALL-5": RuleVerdict.KEPT, "CALL-7": RuleVerdict.BROKEN}
+    assert verdicts(outcome) == {"NEST-7": RuleVerdict.KEPT, "NEST-8": RuleVerdict.BROKEN}
     assert not outcome.kept
     shown = {each["id"]: each for each in report.as_json(outcome)["rules"]}
-    assert "ERROR_CODE_INTERNAL" in shown["CALL-7"]["why"]
-    assert any("ERROR_CODE_INTERNAL" in line for line in shown["CALL-7"]["trace"])
-    assert "trace" not in shown["CALL-5"]
+    assert OTHER_TRACE in shown["NEST-8"]["why"]
+    assert any(OTHER_TRACE in line for line in shown["NEST-8"]["trace"])
+    assert "trace" not in shown["NEST-7"]
 
 
 async def test_what_is_known_as_broken_does_not_fail_and_what_is_known_and_kept_does(broken: Sequence[str]) -> None:
-    outcome = await run(broken, Choice(rules=RULES, known=["CALL-7"]))
-    assert verdicts(outcome)["CALL-7"] is RuleVerdict.KNOWN
+    outcome = await run(broken, Choice(rules=RULES, known=["NEST-8"]))
+    assert verdicts(outcome)["NEST-8"] is RuleVerdict.KNOWN
     assert outcome.kept
-    stale = await run(STUBS, Choice(rules=RULES, known=["CALL-7"]))
-    assert verdicts(stale)["CALL-7"] is RuleVerdict.KEPT
+    stale = await run(STUBS, Choice(rules=RULES, known=["NEST-8"]))
+    assert verdicts(stale)["NEST-8"] is RuleVerdict.KEPT
     assert not stale.kept
 
 
@@ -122,10 +123,10 @@ def test_the_command_writes_all_reports_and_ends_with_1(broken: Sequence[str], t
     ]
     ended = toolbus("conformance", "--rules", ",".join(RULES), "--trace", *options, "--", *broken)
     assert ended.returncode == 1
-    assert "CALL-7" in ended.stdout
-    assert "ERROR_CODE_INTERNAL" in ended.stdout
+    assert "NEST-8" in ended.stdout
+    assert OTHER_TRACE in ended.stdout
     read = json.loads(files[0].read_text())
-    assert [(each["id"], each["result"]) for each in read["rules"]] == [("CALL-5", "kept"), ("CALL-7", "broken")]
+    assert [(each["id"], each["result"]) for each in read["rules"]] == [("NEST-7", "kept"), ("NEST-8", "broken")]
     cases = ElementTree.fromstring(files[1].read_text())
     assert (cases.get("tests"), cases.get("failures")) == ("2", "1")
     assert json.loads(files[2].read_text()) == {
