@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.loop.model_server import Json, ModelServer
-from tests.support.providers import anthropic, genai, ollama, openai
+from tests.support.providers import anthropic, genai_client, ollama, openai
 from toolbus.loop import (
     Endpoint,
     anthropic_endpoint,
@@ -25,7 +25,7 @@ MODEL = "m"
 async def official(server: ModelServer) -> AsyncIterator[Endpoint]:
     """Yields the server's model behind its provider's own client, which tries everything once only.
 
-    The server has no TLS; without `verify=False` each client reads the certificates of the system, which takes 25 ms.
+    The server has no TLS; a client that verifies reads the certificates of the system, which takes 25 ms.
     """
     match server.recording.dialect:
         case "openai" | "openai-responses" as dialect:
@@ -46,7 +46,7 @@ async def official(server: ModelServer) -> AsyncIterator[Endpoint]:
             ) as claude:
                 yield anthropic_endpoint(claude, MODEL)
         case "gemini":
-            google = genai.Client(api_key="k", vertexai=False, http_options={"base_url": server.url})
+            google = genai_client(server.url)
             async with google.aio as aio:
                 yield gemini_endpoint(aio, MODEL)
             google.close()

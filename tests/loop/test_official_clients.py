@@ -7,10 +7,12 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from tests.loop.model_server import FLAVOURS, Breaks, Recording, Refuses, holds, serving
 from tests.loop.official_clients import calls_and_results, official
@@ -30,7 +32,10 @@ SAID = "It is sunny in Paris."
 PARIS, OSLO = {"city": "Paris"}, {"city": "Oslo"}
 
 # google-genai derives a class from one of aiohttp's when it makes its first request.
-pytestmark = pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 every_flavour = pytest.mark.parametrize("flavour", FLAVOURS)
 every_client = pytest.mark.parametrize("flavour", CLIENTS)
@@ -46,12 +51,16 @@ class Weather:
 
     def __init__(self, address: str) -> None:
         self.plugin = Plugin("weather", address=address)
+        self.plugin.tool(self.get_weather)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the calls, and blocks no further ones."""
         self.calls: list[str] = []
         self.go = asyncio.Event()
         self.go.set()
         self.blocked = asyncio.Event()
         self.cancelled = asyncio.Event()
-        self.plugin.tool(self.get_weather)
 
     async def get_weather(self, city: str) -> dict[str, str]:
         """Tells the weather of a city."""
@@ -66,13 +75,26 @@ class Weather:
         return {"city": city, "sky": "sunny"}
 
 
-@asynccontextmanager
-async def weather() -> AsyncIterator[tuple[Bus, Weather]]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def bus() -> AsyncIterator[Bus]:
+    """One bus for all tests: none leaves a tool on it."""
     async with running_bus() as bus:
-        offered = Weather(bus.grpc_addresses[0])
-        async with offered.plugin:
-            await with_timeout(offered.plugin.ready())
-            yield bus, offered
+        yield bus
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_plugin(bus: Bus) -> AsyncIterator[Weather]:
+    offered = Weather(bus.grpc_addresses[0])
+    async with offered.plugin:
+        await with_timeout(offered.plugin.ready())
+        yield offered
+
+
+@pytest.fixture(autouse=True)
+def plugin(shared_plugin: Weather) -> Weather:
+    """The plugin, as if nobody had called it."""
+    shared_plugin.reset()
+    return shared_plugin
 
 
 async def watched(loop: ToolLoop) -> tuple[list[Any], Reply]:
@@ -89,9 +111,11 @@ async def watched(loop: ToolLoop) -> tuple[list[Any], Reply]:
 
 @pytest.mark.parametrize("cities", [pytest.param([PARIS], id="one"), pytest.param([PARIS, OSLO], id="two")])
 @every_flavour
-async def test_calls_of_a_model_run_on_the_bus_and_their_results_go_back(flavour: str, cities: list[Any]) -> None:
+async def test_calls_of_a_model_run_on_the_bus_and_their_results_go_back(
+    flavour: str, cities: list[Any], bus: Bus, plugin: Weather
+) -> None:
     steps = ("one" if len(cities) == 1 else "two", "text")
-    async with weather() as (bus, plugin), serving(flavour, *steps) as server, official(server) as endpoint:
+    async with serving(flavour, *steps) as server, official(server) as endpoint:
         events, reply = await watched(ToolLoop(bus, endpoint))
     assert sorted(plugin.calls) == sorted(each["city"] for each in cities)
     assert (reply.text, reply.stopped, reply.rounds) == (SAID, "answered", 2)
@@ -113,8 +137,8 @@ async def test_calls_of_a_model_run_on_the_bus_and_their_results_go_back(flavour
 
 
 @every_flavour
-async def test_a_conversation_continues_with_its_messages_and_calls(flavour: str) -> None:
-    async with weather() as (bus, _), serving(flavour, "one", "text", "text") as server, official(server) as endpoint:
+async def test_a_conversation_continues_with_its_messages_and_calls(flavour: str, bus: Bus) -> None:
+    async with serving(flavour, "one", "text", "text") as server, official(server) as endpoint:
         loop = ToolLoop(bus, endpoint)
         _, reply = await watched(loop)
         again = await with_timeout(loop.run([*reply.items, {"role": "user", "content": "Sure?"}]))
@@ -127,9 +151,9 @@ async def test_a_conversation_continues_with_its_messages_and_calls(flavour: str
 
 
 @every_flavour
-async def test_an_endpoint_that_refuses_tools_gets_requests_without_tools_from_then_on(flavour: str) -> None:
+async def test_an_endpoint_that_refuses_tools_gets_requests_without_tools_from_then_on(flavour: str, bus: Bus) -> None:
     refusal = Refuses(**Recording.read(flavour).refusal)
-    async with weather() as (bus, _), serving(flavour, refusal, "text", "text") as server, official(server) as endpoint:
+    async with serving(flavour, refusal, "text", "text") as server, official(server) as endpoint:
         loop = ToolLoop(bus, endpoint)
         assert [(await watched(loop))[1].text for _ in range(2)] == [SAID, SAID]
     assert not loop.takes_tools
@@ -154,13 +178,22 @@ ONE_TOOL = {
 }
 
 
+@pytest_asyncio.fixture(loop_scope="module")
+async def broken_tool(bus: Bus) -> AsyncIterator[None]:
+    bus.tool(name="broken")(lambda: "never")
+    yield
+    bus.remove_tool("broken")
+
+
 @every_client
-async def test_one_tool_that_a_provider_refuses_does_not_take_the_others_away(flavour: str) -> None:
+@pytest.mark.usefixtures("broken_tool")
+async def test_one_tool_that_a_provider_refuses_does_not_take_the_others_away(
+    flavour: str, bus: Bus, plugin: Weather
+) -> None:
     refusal = Refuses(400, ONE_TOOL[flavour])
     search = ("text", "text", refusal) if flavour == "ollama" else ()  # without tools, with either tool
     steps = (refusal, *search, "one", "text", "text")
-    async with weather() as (bus, plugin), serving(flavour, *steps) as server, official(server) as endpoint:
-        bus.tool(name="broken")(lambda: "never")
+    async with serving(flavour, *steps) as server, official(server) as endpoint:
         loop = ToolLoop(bus, endpoint)
         events, reply = await watched(loop)
         await watched(loop)
@@ -172,9 +205,9 @@ async def test_one_tool_that_a_provider_refuses_does_not_take_the_others_away(fl
 
 
 @every_client
-async def test_a_temporary_error_is_raised_and_the_next_turn_is_offered_tools_again(flavour: str) -> None:
+async def test_a_temporary_error_is_raised_and_the_next_turn_is_offered_tools_again(flavour: str, bus: Bus) -> None:
     fault = Refuses(503, {"error": {"message": "The model is overloaded.", "code": 503, "status": "UNAVAILABLE"}})
-    async with weather() as (bus, _), serving(flavour, fault, "one", "text") as server, official(server) as endpoint:
+    async with serving(flavour, fault, "one", "text") as server, official(server) as endpoint:
         loop = ToolLoop(bus, endpoint)
         with pytest.raises(Exception, match="overloaded") as raised:
             await watched(loop)
@@ -188,9 +221,11 @@ async def test_a_temporary_error_is_raised_and_the_next_turn_is_offered_tools_ag
 
 @pytest.mark.parametrize("events", [pytest.param(0, id="at-first"), pytest.param(2, id="in-the-middle")])
 @every_client
-async def test_cancelling_a_turn_closes_the_connection_to_a_model_that_hangs(flavour: str, events: int) -> None:
+async def test_cancelling_a_turn_closes_the_connection_to_a_model_that_hangs(
+    flavour: str, events: int, bus: Bus
+) -> None:
     steps = ("one", Breaks("text", events, "hangs"))
-    async with weather() as (bus, _), serving(flavour, *steps) as server, official(server) as endpoint:
+    async with serving(flavour, *steps) as server, official(server) as endpoint:
         turn = asyncio.create_task(ToolLoop(bus, endpoint).run("What is the weather?"))
         await with_timeout(server.hanging.wait())
         turn.cancel()
@@ -200,8 +235,8 @@ async def test_cancelling_a_turn_closes_the_connection_to_a_model_that_hangs(fla
 
 
 @every_client
-async def test_cancelling_a_turn_cancels_its_call_at_the_plugin(flavour: str) -> None:
-    async with weather() as (bus, plugin), serving(flavour, "one", "text") as server, official(server) as endpoint:
+async def test_cancelling_a_turn_cancels_its_call_at_the_plugin(flavour: str, bus: Bus, plugin: Weather) -> None:
+    async with serving(flavour, "one", "text") as server, official(server) as endpoint:
         plugin.go.clear()
         turn = asyncio.create_task(ToolLoop(bus, endpoint).run("What is the weather?"))
         await with_timeout(plugin.blocked.wait())
@@ -213,9 +248,11 @@ async def test_cancelling_a_turn_cancels_its_call_at_the_plugin(flavour: str) ->
 
 
 @every_client
-async def test_a_server_that_dies_in_the_middle_of_an_answer_ends_the_turn_and_not_the_loop(flavour: str) -> None:
+async def test_a_server_that_dies_in_the_middle_of_an_answer_ends_the_turn_and_not_the_loop(
+    flavour: str, bus: Bus
+) -> None:
     steps = (Breaks("text", 2, "dies"), "one", "text")
-    async with weather() as (bus, _), serving(flavour, *steps) as server, official(server) as endpoint:
+    async with serving(flavour, *steps) as server, official(server) as endpoint:
         loop = ToolLoop(bus, endpoint)
         with pytest.raises(Exception, match=r"(?i)connection|payload") as raised:  # whatever its client raises
             await watched(loop)
@@ -225,10 +262,12 @@ async def test_a_server_that_dies_in_the_middle_of_an_answer_ends_the_turn_and_n
 
 
 @every_client
-async def test_an_answer_whose_stream_ends_cleanly_before_its_end_is_an_error(flavour: str) -> None:
+async def test_an_answer_whose_stream_ends_cleanly_before_its_end_is_an_error(
+    flavour: str, bus: Bus, plugin: Weather
+) -> None:
     # In the format of chat completions only a call tells that it is cut: some servers give no reason for any end.
     steps = (Breaks("one", 4 if flavour == "openai" else -1, "ends"), "one", "text")
-    async with weather() as (bus, plugin), serving(flavour, *steps) as server, official(server) as endpoint:
+    async with serving(flavour, *steps) as server, official(server) as endpoint:
         loop = ToolLoop(bus, endpoint)
         with pytest.raises(EndpointError, match="broke off after 0 characters"):
             await watched(loop)
@@ -272,21 +311,50 @@ async def killable(bus: Bus, folder: Path) -> AsyncIterator[asyncio.subprocess.P
         await process.wait()
 
 
-@every_client
-async def test_a_model_gets_the_error_of_a_killed_plugin_and_the_turn_continues(flavour: str, tmp_path: Path) -> None:
+@dataclass
+class KilledTurn:
+    """A turn whose plugin was killed while its call ran."""
+
+    finished: Finished | None = None  # None before its end
+    requests: list[Any] = field(default_factory=list)  # to the model
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, KilledTurn]:
+    """A turn with each client, all at once, in the middle of which their one plugin was killed."""
+    turns, begun = {flavour: KilledTurn() for flavour in CLIENTS}, 0
+
+    async def run(bus: Bus, plugin: asyncio.subprocess.Process, flavour: str, turn: KilledTurn) -> None:
+        nonlocal begun
+        async with serving(flavour, "one", "text") as server, official(server) as endpoint:
+            async for event in ToolLoop(bus, endpoint).stream("What is the weather?"):
+                if isinstance(event, CallProgress):  # it runs
+                    begun += 1
+                    if begun == len(turns):
+                        plugin.kill()
+                if isinstance(event, Finished):
+                    turn.finished = event
+            turn.requests = server.requests
+
     async with (
-        running_bus() as bus,
-        killable(bus, tmp_path) as plugin,
-        serving(flavour, "one", "text") as server,
-        official(server) as endpoint,
         asyncio.timeout(WAIT_SECONDS),
+        running_bus() as bus,
+        killable(bus, tmp_path_factory.mktemp("killed")) as plugin,
+        asyncio.TaskGroup() as group,
     ):
-        async for event in ToolLoop(bus, endpoint).stream("What is the weather?"):
-            if isinstance(event, CallProgress):  # it runs
-                plugin.kill()
-    assert isinstance(event, Finished)
-    assert event.reply.text == SAID
-    (done,) = event.reply.calls
+        for flavour, turn in turns.items():
+            group.create_task(run(bus, plugin, flavour, turn))
+    return turns
+
+
+@every_client
+async def test_a_model_gets_the_error_of_a_killed_plugin_and_the_turn_continues(
+    flavour: str, killed: dict[str, KilledTurn]
+) -> None:
+    finished, requests = killed[flavour].finished, killed[flavour].requests
+    assert finished is not None
+    assert finished.reply.text == SAID
+    (done,) = finished.reply.calls
     assert done.outcome == "unavailable"
     # Its tool went with it, so some dialects tell of the call in words: where no tool is declared none may be called.
-    assert json.dumps(done.result.text)[1:-1] in json.dumps(server.requests[1])
+    assert json.dumps(done.result.text)[1:-1] in json.dumps(requests[1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import ssl
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ else:
     anthropic, mcp, ollama, openai = map(_Library, ("anthropic", "mcp", "ollama", "openai"))
     genai, genai_types = _Library("google.genai"), _Library("google.genai.types")
 
-__all__ = ["OfficialType", "anthropic", "genai", "genai_types", "mcp", "ollama", "openai"]
+__all__ = ["OfficialType", "anthropic", "genai", "genai_client", "genai_types", "mcp", "ollama", "openai"]
 
 
 class OfficialType:
@@ -69,3 +70,12 @@ class OfficialType:
             ValidationError: of pydantic: the library would not take it.
         """
         return self._adapter.validate_python(value)
+
+
+def genai_client(url: str) -> Any:
+    """Creates a client for a server without TLS."""
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # given, so that it does not read the system's certificates
+    trusting.check_hostname = False
+    trusting.verify_mode = ssl.CERT_NONE
+    options: Any = {"base_url": url, "client_args": {"verify": trusting}, "async_client_args": {"ssl": trusting}}
+    return genai.Client(api_key="k", vertexai=False, http_options=options)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.providers import anthropic, genai, ollama, openai
+from tests.support.providers import anthropic, genai, genai_client, ollama, openai
 from tests.support.waiting import within
 from toolbus.dialects import Dialect, Export, Message, RealtimeDialect, find_dialect
 from toolbus.tool import Tool
@@ -136,7 +136,7 @@ class Capture:
                 plain = anthropic.DefaultHttpxClient(verify=False)
                 return anthropic.Anthropic(api_key="k", base_url=self._url, max_retries=0, http_client=plain)
             case "gemini":
-                return _genai_client(self._url)
+                return genai_client(self._url)
             case _:
                 return ollama.Client(host=self._url, verify=False)
 
@@ -153,7 +153,7 @@ class Capture:
 
         async with serve(accept, "127.0.0.1", 0, ssl=_server_tls()) as server:
             port = next(iter(server.sockets)).getsockname()[1]
-            client = _genai_client(f"https://127.0.0.1:{port}")
+            client = genai_client(f"https://127.0.0.1:{port}")
             async with client.aio.live.connect(model=MODEL, config=setup):
                 body: Json = json.loads(await first)
             client.close()
@@ -164,14 +164,6 @@ class Capture:
         for client in self._clients.values():
             if hasattr(client, "close"):
                 client.close()
-
-
-def _genai_client(url: str) -> Any:
-    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # given, so that it does not read the system's certificates
-    trusting.check_hostname = False
-    trusting.verify_mode = ssl.CERT_NONE
-    options: Any = {"base_url": url, "client_args": {"verify": trusting}, "async_client_args": {"ssl": trusting}}
-    return genai.Client(api_key="k", vertexai=False, http_options=options)
 
 
 def _server_tls() -> ssl.SSLContext:
