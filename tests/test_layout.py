@@ -27,7 +27,8 @@ PACKAGE = ROOT / "toolbus"
 FLOORS = (
     "v1",
     "errors cancellation limits tool result_text text questions schema_grammar normal_schema newest reader mailbox "
-    "lazy stall session log_limit local_users traceparent span_names version",
+    "lazy stall session log_limit local_users traceparent span_names version "
+    "bridge_socket",
     "functions",  # a Python function as a tool; no connection, no bus
     "neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
@@ -93,6 +94,7 @@ LIBRARIES = {
     "mailbox": set[str](),
     "limits": set[str](),
     "local_users": set[str](),
+    "bridge_socket": set[str](),
     "stall": set[str](),
     "log_limit": set[str](),
     "reader": set[str](),

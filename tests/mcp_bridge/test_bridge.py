@@ -19,8 +19,9 @@ import pytest
 
 from tests.support.processes import ROOT, UNMEASURED, environment
 from tests.support.waiting import until_sync, within
+from toolbus.bridge_socket import ATTACH
 from toolbus.mcp_bridge.bridge import WAIT_SECONDS, Bridge
-from toolbus.mcp_bridge.links import ATTACH, Link, NoBus
+from toolbus.mcp_bridge.links import Link, NoBus
 from toolbus.mcp_bridge.program import default_data_dir
 from toolbus.sdk import Plugin
 from toolbus.testing import running_bus

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from toolbus.bridge_socket import ATTACH
 from toolbus.mcp.eras import META_SUBSCRIPTION, META_VERSION
 from toolbus.mcp_bridge import own_answers
-from toolbus.mcp_bridge.links import ATTACH, Link, NoBus, TakeEnd, TakeLine, log, params_of
+from toolbus.mcp_bridge.links import Link, NoBus, TakeEnd, TakeLine, log, params_of
 
 Json = dict[str, Any]
 

@@ -15,10 +15,11 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
+from toolbus.bridge_socket import ATTACH
 from toolbus.local_users import server_owner
 from toolbus.mcp import headers as mcp_headers
 from toolbus.mcp.eras import META_VERSION, NEWEST
-from toolbus.mcp_bridge.links import ATTACH, NoBus, TakeEnd, TakeLine, log, params_of
+from toolbus.mcp_bridge.links import NoBus, TakeEnd, TakeLine, log, params_of
 
 Json = dict[str, Any]
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-ATTACH = "toolbus/attach"  # the first request of a connection, from the bridge itself
-SOCKET_FILE = "mcp.sock"
-_LONGEST_PATH = 107
-_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid
+from toolbus.bridge_socket import foreign_uid, short_path
 
 TakeLine = Callable[[bytes], None]
 TakeEnd = Callable[["Link", str], None]
@@ -53,7 +48,7 @@ class PipeLink:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._closed = False
         try:
-            with _short(path) as short:
+            with short_path(path) as short:
                 self._socket.connect(short)
             self._check_owner()
         except OSError as error:
@@ -73,11 +68,9 @@ class PipeLink:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _check_owner(self) -> None:
-        if hasattr(socket, "SO_PEERCRED"):
-            raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            _, uid, _ = _CREDENTIALS.unpack(raw)
-            if uid not in (os.geteuid(), 0):
-                raise NoBus(f"{self.where} belongs to the user with uid {uid}: a bridge uses its own user's bus")
+        uid = foreign_uid(self._socket)
+        if uid is not None:
+            raise NoBus(f"{self.where} belongs to the user with uid {uid}: a bridge uses its own user's bus")
 
     def _read(self, take: TakeLine, end: TakeEnd) -> None:
         why = "the bus has closed the pipe"
@@ -102,16 +95,3 @@ def log(text: str) -> None:
     """Writes a line for people to standard error."""
     with contextlib.suppress(OSError, ValueError):
         print(f"toolbus mcp: {text}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """Yields a path that is short enough for a socket; a long one by way of its directory's descriptor."""
-    if len(os.fsencode(path)) <= _LONGEST_PATH:
-        yield str(path)
-        return
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        yield f"/proc/self/fd/{directory}/{path.name}"
-    finally:
-        os.close(directory)

@@ -9,8 +9,9 @@ import sys
 import threading
 from pathlib import Path
 
+from toolbus.bridge_socket import SOCKET_FILE
 from toolbus.mcp_bridge.bridge import Bridge
-from toolbus.mcp_bridge.links import SOCKET_FILE, Link, NoBus, PipeLink, TakeEnd, TakeLine
+from toolbus.mcp_bridge.links import Link, NoBus, PipeLink, TakeEnd, TakeLine
 
 DEFAULT_URL = "http://127.0.0.1:48911/mcp"  # where a bus listens by default
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 
+from toolbus.bridge_socket import ATTACH
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.mcp_server import methods
 from toolbus.bus.mcp_server.pipe_listener import LINE_BYTES, PipeRefused
@@ -24,7 +25,6 @@ from toolbus.version import VERSION
 
 log = logging.getLogger("toolbus.mcp")
 
-ATTACH = "toolbus/attach"
 MAX_REQUESTS = 1_000  # of one bridge at once
 MAX_UNREAD_BYTES = 4 * LINE_BYTES  # beyond it, the connection of a bridge that does not read ends
 

@@ -6,20 +6,16 @@ It imports nothing of MCP, so a bus without bridges needs no memory for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
-import struct
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from toolbus.bridge_socket import SOCKET_FILE, foreign_uid, short_path
 from toolbus.local_users import show_user
 
-SOCKET_FILE = "mcp.sock"
 LINE_BYTES = 16 * 1024 * 1024  # of one message
 MAX_PIPES = 256  # connections at once
-_LONGEST = 107  # bytes of a path that the kernel takes (sockaddr_un)
-_CREDENTIALS = struct.Struct("=iII")  # pid, uid, gid: struct ucred
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -103,27 +99,9 @@ def refusal(why: str) -> bytes:
 def check_peer(connection: socket.socket) -> None:
     """Checks that the peer is this user or root.
 
-    On other systems than Linux, only the permissions of the directory protect the socket.
-
     Raises:
         PipeRefused: it is another user.
     """
-    if not hasattr(socket, "SO_PEERCRED"):
-        return
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(raw)
-    if uid not in (os.geteuid(), 0):
+    uid = foreign_uid(connection)
+    if uid is not None:
         raise PipeRefused(f"this pipe is {show_user(os.geteuid())}'s, and {show_user(uid)} asks: use a bus of your own")
-
-
-@contextlib.contextmanager
-def short_path(path: Path) -> Iterator[str]:
-    """Yields a path that is short enough for a socket; a long one by way of its directory's descriptor."""
-    if len(os.fsencode(path)) <= _LONGEST:
-        yield str(path)
-        return
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{directory}/{path.name}"
-    finally:
-        os.close(directory)
