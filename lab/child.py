@@ -26,7 +26,7 @@ class ChildFailed(Exception):
     """A child ended, or printed nothing in time. The text quotes what it wrote to standard error."""
 
 
-class Child:
+class Child(subprocess.Popen[bytes]):
     """One process of a run.
 
     Args:
@@ -47,7 +47,7 @@ class Child:
         self._lifeline = lifeline
         self._errors: IO[bytes] = open(log, "ab") if log else tempfile.TemporaryFile()  # noqa: SIM115  # see end()
         self._unread = b""  # bytes of an incomplete line
-        self._process = subprocess.Popen(
+        super().__init__(
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=self._errors if log else subprocess.PIPE,
@@ -59,17 +59,8 @@ class Child:
         lifeline.add(self.pid)
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code; None while the process runs."""
-        return self._process.poll()
-
-    @property
     def has_ended(self) -> bool:
-        return self.exit_code is not None
+        return self.poll() is not None
 
     @property
     def resident_bytes(self) -> int:
@@ -86,60 +77,48 @@ class Child:
         Raises:
             ChildFailed: no line came in time, or the process has ended.
         """
-        assert self._process.stdout is not None  # it has no log
-        source = self._process.stdout.fileno()
+        assert self.stdout is not None  # it has no log
+        source = self.stdout.fileno()
         ends_at = time.monotonic() + seconds
         while b"\n" not in self._unread:
             left = ends_at - time.monotonic()
             if left <= 0 or not select.select([source], [], [], left)[0]:
-                raise ChildFailed(f"{self.name} (pid {self.pid}) printed nothing for {seconds:g} s. {self.errors()}")
+                raise ChildFailed(
+                    f"{self.name} (pid {self.pid}) printed nothing for {seconds:g} s. {self.error_text()}"
+                )
             read = os.read(source, 65536)
             if not read:
-                code = self._process.wait()
-                raise ChildFailed(f"{self.name} (pid {self.pid}) ended with code {code}. {self.errors()}")
+                raise ChildFailed(f"{self.name} (pid {self.pid}) ended with code {self.wait()}. {self.error_text()}")
             self._unread += read
         first, _, self._unread = self._unread.partition(b"\n")
         return first.decode()
 
-    def errors(self) -> str:
+    def error_text(self) -> str:
         """Returns the end of what the process wrote to standard error."""
         size = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, size - _QUOTED_BYTES))
         text = self._errors.read().decode(errors="replace").strip()
         return f"Its standard error:\n{text}" if text else "It wrote nothing to standard error."
 
-    def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def terminate(self) -> None:
-        """Sends SIGTERM; what the process still prints can be read."""
-        self._process.terminate()
-
-    def wait(self, seconds: float | None = None) -> int:
-        """Waits for the end and returns the exit code.
-
-        Raises:
-            subprocess.TimeoutExpired: the process still runs after so many seconds.
-        """
-        code = self._process.wait(seconds)
+    def wait(self, timeout: float | None = None) -> int:
+        code = super().wait(timeout)
         self._lifeline.remove(self.pid)
         return code
 
     def kill(self) -> None:
         """Ends the process with SIGKILL and waits for it."""
-        self._process.kill()
+        super().kill()
         self.wait()
 
     def end(self, seconds: float = 5.0) -> None:
         """Terminates the process, kills it where it does not end in time, and closes what is left."""
-        if self._process.poll() is None:
-            self._process.terminate()
+        self.terminate()
         try:
             self.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        if self.stdout is not None:
+            self.stdout.close()
         self._errors.close()
 
 
@@ -172,8 +151,7 @@ class Actor:
         """Whether it runs now. An end that the run did not cause is noted."""
         if self._child is None:
             return False
-        code = self._child.exit_code
-        if code is None:
+        if (code := self._child.poll()) is None:
             return True
         if not self._ending:
             self._ending = True
@@ -189,22 +167,20 @@ class Actor:
     def kill(self) -> int:
         """Ends it with SIGKILL and waits for that; returns the id of the process."""
         self.send(signal.SIGKILL)
-        self._reap()
-        return self.pid
+        return self._reap()
 
     def terminate(self) -> None:
         self.send(signal.SIGTERM)
 
     def has_ended(self) -> bool:
-        if self.is_running:
-            return False
-        self._reap()
-        return True
+        if not self.is_running and self._child is not None:
+            self._reap()
+        return not self.is_running
 
     def send(self, number: signal.Signals) -> None:
         if self.is_running and self._child is not None:
             self._ending = self._ending or number in (signal.SIGKILL, signal.SIGTERM)
-            self._child.send(number)
+            self._child.send_signal(number)
 
     def children(self, module: str) -> set[int]:
         """Returns the processes that it has started with a module."""
@@ -230,6 +206,7 @@ class Actor:
     def text(self) -> str:
         return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
 
-    def _reap(self) -> None:
-        if self._child is not None:
-            self._child.end()
+    def _reap(self) -> int:
+        assert self._child is not None  # started
+        self._child.end()
+        return self.pid

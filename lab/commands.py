@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,25 +105,10 @@ def write_pages(folder: Path, pages: Mapping[str, str], console: Console) -> Non
     console.print(f"wrote {', '.join(pages)} to {folder}", markup=False, highlight=False)
 
 
-@contextlib.contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """Turns SIGTERM into KeyboardInterrupt, so that both ways of stopping a run end its children."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def run(main: Callable[[], int]) -> None:
-    """Runs a command and exits with its code; SIGTERM stops it as Ctrl-C does."""
+    """Runs a command and exits with its code; SIGTERM stops it as Ctrl-C does, so that both end its children."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with terminated_like_interrupted():
-            code = main()
+        sys.exit(main())
     except KeyboardInterrupt:
-        code = INTERRUPTED
-    sys.exit(code)
+        sys.exit(INTERRUPTED)

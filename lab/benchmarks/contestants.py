@@ -58,7 +58,7 @@ def _nats(stage: Stage, plan: Plan) -> tuple[Child, str]:
         ports = Path(folder, f"nats-server_{server.pid}.ports")
         text = until(lambda: ports.exists() and ports.read_text(), PORT_SECONDS)
         if not text:
-            raise ChildFailed(f"nats-server wrote no port to {ports} in {PORT_SECONDS:g} s. {server.errors()}")
+            raise ChildFailed(f"nats-server wrote no port to {ports} in {PORT_SECONDS:g} s. {server.error_text()}")
     return server, str(json.loads(text)["nats"][0])
 
 
@@ -101,7 +101,7 @@ def _contextforge(stage: Stage, plan: Plan) -> tuple[Child, str]:
     token = stage.start("create_jwt_token", [python, *ask_for_token], cwd=folder, **settings).line()
     url = f"http://127.0.0.1:{port}"
     if not until(lambda: gateway.has_ended or _is_healthy(url), FORGE_READY_SECONDS, 0.1) or gateway.has_ended:
-        raise ChildFailed(f"mcpgateway did not become ready. {gateway.errors()}")
+        raise ChildFailed(f"mcpgateway did not become ready. {gateway.error_text()}")
     body = {"name": "bench", "url": upstream, "transport": "STREAMABLEHTTP"}
     bearer = {"Authorization": f"Bearer {token}"}
     answer = httpx.post(

@@ -87,15 +87,6 @@ def compared(facts: Sequence[Fact], to: str, sentence: str) -> tuple[Fact, ...]:
     return tuple(both)
 
 
-def milliseconds(do: Callable[[], object], times: int) -> list[float]:
-    samples = []
-    for _ in range(times):
-        began_at = time.perf_counter()
-        do()
-        samples.append((time.perf_counter() - began_at) * 1e3)
-    return samples
-
-
 async def microseconds(do: Callable[[int], Awaitable[object]], times: int) -> float:
     """Returns the median time of one of so many, each of which gets its number."""
     samples = []

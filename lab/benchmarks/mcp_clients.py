@@ -16,7 +16,6 @@ from lab.load.raw_http import ABOUT, mcp_message
 from lab.stage import LOOPBACK, Stage
 
 SECONDS = 30.0
-TOOLS = 1_000
 CALLS = 200
 SETTLE_SECONDS = 1.0
 _DIRECT: dict[str, Any] = {"timeout": SECONDS, "trust_env": False, "verify": False}
@@ -91,8 +90,8 @@ def list_changed(stage: Stage, plan: Plan, repeats: int) -> Fact:
     return Fact("list_changed", sentence, "ms", 100.0, tuple(samples))
 
 
-def mcp_weight(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
-    """Reads what MCP adds to the memory of a bus, and times the list of many tools."""
+def mcp_weight(stage: Stage, plan: Plan, repeats: int) -> Fact:
+    """Reads what MCP adds to the memory of a bus."""
     bus, _, url = stage.bus(http=LOOPBACK)
     httpx.get(f"{url}/api/tools", **_DIRECT)
     unused = bus.settled_bytes(SETTLE_SECONDS)
@@ -101,19 +100,5 @@ def mcp_weight(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
         for client in clients:
             client.ask("tools/list", {})
     used = bus.settled_bytes(SETTLE_SECONDS)
-    for number in range(TOOLS):
-        _register(url, f"tool_{number}")
-    samples = []
-    for _ in range(repeats + 1):
-        began_at = time.monotonic()
-        found = len(clients[1].ask("tools/list", {})["tools"])
-        samples.append((time.monotonic() - began_at) * 1e3)
-        if found != TOOLS:
-            raise ChildFailed(f"{found} of {TOOLS} tools were listed")
-    return (
-        Fact(
-            "mcp_weight", f"memory that {2 * CALLS} requests of MCP add to a bus", "MB", 10.0, ((used - unused) / 1e6,)
-        ),
-        Fact("mcp_weight", f"tools/list of {TOOLS:,} tools, read by its client", "ms", None, tuple(samples[1:])),
-        Fact("mcp_weight", f"tools/list of {TOOLS:,} tools, the first after a change", "ms", None, (samples[0],)),
-    )
+    sentence = f"memory that {2 * CALLS} requests of MCP add to a bus"
+    return Fact("mcp_weight", sentence, "MB", 10.0, ((used - unused) / 1e6,))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 import time
+from pathlib import Path
 
 import aiohttp
 import uvloop
@@ -13,10 +15,12 @@ from lab.benchmarks.contest import Plan
 from lab.benchmarks.contestants import PLUGIN
 from lab.benchmarks.facts import Fact
 from lab.load.callbacks import declaration, register
-from lab.stage import LOOPBACK, Stage
+from lab.load.schedule import Phase, Schedule, let_begin
+from lab.stage import LOOK_SECONDS, LOOPBACK, Stage
 
 REGISTRATIONS = 500  # of one round: its p99 is the sixth from the top
 RATE = 500  # calls a second beside them
+MAX_SECONDS = 3600.0  # of all rounds
 AIM_MS = 50.0  # a client of the contract waits 5 s
 
 
@@ -26,7 +30,9 @@ def register_busy(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
         bus, grpc, http = stage.bus("--data-dir", folder, http=LOOPBACK)
         _, callback_url = PLUGIN(stage, plan)
         stage.module("load.plugin", grpc).line()
-        stage.module("load.stream_host", grpc, "--rate", str(RATE)).line()
+        here = Path(stage.folder())
+        stage.module("overload.hosts", "stream", grpc, str(here), "host").line()
+        let_begin(here, "host", f"{time.monotonic()} {Schedule([Phase(RATE, MAX_SECONDS)])}")
         rounds = [uvloop.run(_timed(http, callback_url, f"{n}")) for n in range(max(1, repeats // 2))]
         bus.end()  # before its directory is removed
     what = f"POST /api/tools/register, persisted, while {RATE} calls/s run over gRPC"
@@ -41,7 +47,9 @@ async def _timed(http: str, callback_url: str, mark: str) -> list[float]:
     """Registers new tools one after another; returns how long each took, in milliseconds and in order of size."""
     bodies = [declaration(callback_url, f"tool_{mark}_{n}") for n in range(REGISTRATIONS)]
     async with aiohttp.ClientSession(http) as session:
-        before, began_at = await _answered(session), time.perf_counter()
+        while (before := await _answered(session)) < RATE:
+            await asyncio.sleep(LOOK_SECONDS)
+        began_at = time.perf_counter()
         samples = []
         for body in bodies:
             sent_at = time.perf_counter()

@@ -153,11 +153,7 @@ SUITES = {
         ),
         Suite(
             name="hosts",
-            facts={
-                "export": "exports",
-                "loop": "turns",
-                "dispatch": "local_calls",
-            },
+            facts={"loop": "turns", "dispatch": "local_calls"},
             packages=("grpcio", "protobuf", "orjson", "jsonschema-rs", "fastapi", "uvloop"),
         ),
         Suite(

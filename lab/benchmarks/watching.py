@@ -149,7 +149,7 @@ async def _console_watchers(stage: Stage, rounds: int) -> tuple[Fact, ...]:
                 await asyncio.to_thread(watchers.line)
                 taken = await spent(bus)
                 if watchers.has_ended:
-                    raise RuntimeError(f"the watchers have ended. {watchers.errors()}")
+                    raise RuntimeError(f"the watchers have ended. {watchers.error_text()}")
                 return taken
 
         lines: dict[str, Line] = {UNWATCHED: functools.partial(spent, bus), f"{WATCHERS} watchers": watched}

@@ -16,6 +16,7 @@ import json
 import shutil
 import tempfile
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -71,33 +72,32 @@ def main() -> int:
         return 2
     folder = (options.folder or Path(tempfile.mkdtemp(prefix="toolbus-fuzz-"))).resolve()
     try:
-        outcomes = [_search(name, folder, options, console) for name in options.targets]
+        outcomes = [_search(name, folder, options, commands.printer(console)) for name in options.targets]
     except KeyboardInterrupt:
         console.print(f"stopped; findings up to here in {folder}", markup=False)
         return commands.INTERRUPTED
     shutil.rmtree(folder / "corpus", ignore_errors=True)  # those that have a place of their own stay
     if options.json:
-        print(json.dumps([_as_json(outcome) for outcome in outcomes], indent=1))
-    if any(outcome.failed for outcome in outcomes):
+        print(json.dumps([{**asdict(outcome), "log": ""} for outcome in outcomes], indent=1))
+    if any(outcome.why for outcome in outcomes):
         return 1
     if not options.folder:
         shutil.rmtree(folder)
     return 0
 
 
-def _search(name: str, folder: Path, options: argparse.Namespace, console: Console) -> Outcome:
+def _search(name: str, folder: Path, options: argparse.Namespace, print_line: Callable[[str], None]) -> Outcome:
     seconds = 0.0 if options.runs else options.seconds / len(options.targets)
     outcome = search(name, folder, seconds=seconds, runs=options.runs, corpus=options.corpus)
-    rate = outcome.runs / outcome.seconds if outcome.seconds else 0.0
-    verdict = "a finding" if outcome.failed else "no finding"
-    line = f"{name:<14} {outcome.runs:>9,} runs  {rate:>7,.0f}/s  {outcome.units:>5} new inputs  {verdict}"
-    console.print(line, markup=False, highlight=False)
-    if outcome.failed:
+    verdict = "a finding" if outcome.why else "no finding"
+    rate = outcome.runs / outcome.seconds
+    print_line(f"{name:<14} {outcome.runs:>9,} runs  {rate:>7,.0f}/s  {outcome.units:>5} new inputs  {verdict}")
+    if outcome.why:
         log = folder / f"{name}.log"
         log.write_text(outcome.log, encoding="utf-8")
-        console.print(f"  {outcome.why}\n  log: {log}", markup=False, highlight=False, soft_wrap=True)
-    if again := _again(outcome):
-        console.print(f"  repeat with: {again}", markup=False, highlight=False, soft_wrap=True)
+        print_line(f"  {outcome.why}\n  log: {log}")
+    if outcome.repeat:
+        print_line(f"  repeat with: {outcome.repeat}")
     return outcome
 
 
@@ -116,18 +116,6 @@ def _replay(name: str, file: Path, console: Console) -> int:
         return 1
     console.print(f"{name}: {file} breaks nothing", markup=False)
     return 0
-
-
-def _again(outcome: Outcome) -> str | None:
-    """Returns the command that repeats the finding of a search; None without a finding."""
-    if outcome.finding is None:
-        return None
-    return commands.repeat_command("fuzz", {"--replay": outcome.finding}, outcome.target)
-
-
-def _as_json(outcome: Outcome) -> dict[str, object]:
-    fields = {key: value for key, value in asdict(outcome).items() if key != "log"}
-    return {**fields, "finding": outcome.finding and str(outcome.finding), "repeat": _again(outcome)}
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from toolbus.sdk.attempt import Attempt, AttemptEnd
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
+from toolbus.sdk.peer_delegate import ANSWERED, Delegate, IncomingCall
 from toolbus.session import FRAME_ITEMS
 from toolbus.tool import Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -62,46 +63,23 @@ class Line(Attempt):
         return NoChannel()
 
 
-class RunningCall:
-    """A call of the bus that is being answered."""
-
-    def __init__(self) -> None:
-        self.cancels: list[str] = []
-
-    def cancel(self, reason: str) -> None:
-        self.cancels.append(reason)
-
-
-class Delegate:
+class PluginDouble(Delegate):
     """The delegate of a plugin that answers when the input says so."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[PeerSession, str]] = []  # calls of the bus, in order
-        self.events = 0
 
     def tools(self) -> Sequence[pb.Tool]:
         return [Tool("echo").to_wire()]
 
     def take(
         self, connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
-    ) -> Mapping[str, RunningCall]:
+    ) -> Mapping[str, IncomingCall]:
         self.taken += [(session, call_id) for call_id in calls]
-        return {call_id: RunningCall() for call_id in calls}
-
-    def attached(self, attached: wire.Attached) -> None:
-        """Ignores the answer."""
-
-    def registered(self, response: wire.RegisterResponse) -> None:
-        """Ignores the answer to further tools."""
-
-    def refused(self, names: Sequence[str], why: str) -> None:
-        """Ignores a refusal."""
+        return dict.fromkeys(calls, ANSWERED)
 
     def event(self, event: wire.Event) -> None:
-        self.events += 1
-
-    def notifications_after(self) -> int:
-        return 0
+        """Ignores an event."""
 
     def subscriptions(self) -> Sequence[Any]:
         return ()
@@ -112,7 +90,7 @@ class Model:
 
     def __init__(self) -> None:
         self.later = 0.0  # how far our clock is ahead
-        self.delegate = Delegate()
+        self.delegate = PluginDouble()
         self.connection = Connection(
             ConnectionSettings("one", address="127.0.0.1:1", instance="i"), self.delegate, self.delegate.take
         )

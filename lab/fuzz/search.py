@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from lab.commands import repeat_command
 from lab.fuzz.target import load
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,8 @@ class Outcome:
         runs: inputs that were run.
         units: inputs that reached something new, which the corpus keeps.
         seconds: how long it took, imports included.
-        finding: the input that broke something; None where none did.
+        finding: the file with the input that broke something; empty where none did.
+        repeat: the command that runs it again.
         why: what broke, in a line; empty where nothing did.
         log: everything that the process wrote.
     """
@@ -45,13 +47,10 @@ class Outcome:
     runs: int
     units: int
     seconds: float
-    finding: Path | None
+    finding: str
+    repeat: str
     why: str
     log: str
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.why)
 
 
 def search(
@@ -100,8 +99,9 @@ def search(
             why = _why(log, ended.returncode) if ended.returncode else "" if _runs(log) else "no input was run"
         except subprocess.TimeoutExpired as late:
             log, why = (late.stdout or b"").decode(errors="replace"), f"it ran on {GRACE_SECONDS:g} s after its time"
-    new = sorted(set(findings.iterdir()) - known)
-    return Outcome(name, _runs(log), _number(_UNITS, log), time.monotonic() - began, next(iter(new), None), why, log)
+    finding = next((str(file) for file in sorted(findings.iterdir()) if file not in known), "")
+    repeat = repeat_command("fuzz", {"--replay": finding}, name) if finding else ""
+    return Outcome(name, _runs(log), _number(_UNITS, log), time.monotonic() - began, finding, repeat, why, log)
 
 
 def plant(name: str, units: Path, max_seeds: int | None = None) -> None:
@@ -111,12 +111,11 @@ def plant(name: str, units: Path, max_seeds: int | None = None) -> None:
 
 
 def _runs(log: str) -> int:
-    return _number(_RUNS, log) or max((int(found) for found in _PULSE.findall(log)), default=0)
+    return _number(_RUNS, log) or _number(_PULSE, log)  # of a process that was killed
 
 
 def _number(pattern: re.Pattern[str], log: str) -> int:
-    found = pattern.search(log)
-    return int(found[1]) if found else 0
+    return max(map(int, pattern.findall(log)), default=0)
 
 
 def _why(log: str, status: int) -> str:

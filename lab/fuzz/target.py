@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from logging.handlers import QueueHandler
 from pathlib import Path
+from queue import SimpleQueue
 
 from google.protobuf import json_format
 from google.protobuf.message import Message
@@ -57,35 +59,24 @@ def conversations(file: str, message: type[Message]) -> Iterator[list[bytes]]:
         yield [json_format.ParseDict(each, message()).SerializeToString() for each in sent]
 
 
-class _Faults(logging.Handler):
-    """Collects what toolbus logs as a fault of its own, which it catches: no input may cause one."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.seen: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage().startswith("a fault of"):
-            self.seen.append(record)
-
-
 @contextmanager
 def no_faults() -> Iterator[None]:
     """Raises a finding for a fault that toolbus caught and logged in the block, and silences its log."""
-    log, faults = logging.getLogger("toolbus"), _Faults()
-    level, propagate = log.level, log.propagate
-    log.addHandler(faults)
+    log, records = logging.getLogger("toolbus"), SimpleQueue[logging.LogRecord]()
+    collecting, level, propagate = QueueHandler(records), log.level, log.propagate
+    collecting.prepare = lambda record: record  # type: ignore[method-assign]  # with its exception
+    log.addHandler(collecting)
     log.setLevel(logging.ERROR)
     log.propagate = False
     try:
         yield
     finally:
-        log.removeHandler(faults)
+        log.removeHandler(collecting)
         log.setLevel(level)
         log.propagate = propagate
-    for record in faults.seen:
-        cause = record.exc_info[1] if record.exc_info else None
-        raise Finding(f"toolbus logged {record.getMessage()!r}") from cause
+    while not records.empty():
+        if (text := (record := records.get()).getMessage()).startswith("a fault of"):
+            raise Finding(f"toolbus logged {text!r}") from (record.exc_info[1] if record.exc_info else None)
 
 
 # A target is a module with a `TARGET`, imported only where it is run.

@@ -1,23 +1,20 @@
 """Keeps N requests in flight over N bare connections: ``python -m lab.load.raw_http WAY URL``.
 
-The client costs as little as this stack allows, so that what differs is the server. Ways: ``invoke`` posts calls to a
-bus (or to what takes the same body), ``mcp`` posts `tools/call` to an MCP server, in its newest era: it asks
-`tools/list` without a handshake first, and makes the handshake where that is refused.
+The client costs little, so that what differs is the server. Ways: ``invoke`` posts calls to a bus (or to what takes the
+same body), ``mcp`` posts `tools/call` to an MCP server, in its newest era: it asks `tools/list` without a handshake
+first, and makes the handshake where that is refused.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-import httptools
 import uvloop
 
 from lab.load import windows, workload
@@ -59,133 +56,91 @@ class Answer(NamedTuple):
     """One answer; the names of its headers are in lower case."""
 
     status: int
-    headers: Mapping[bytes, bytes]
+    headers: Mapping[str, str]
     body: bytes
 
 
-class Connection(asyncio.Protocol):
-    """One connection, which sends a request at a time and ends a future with its answer."""
+class Connection(NamedTuple):
+    """One connection, which sends a request at a time."""
 
-    def __init__(self) -> None:
-        self._answered: asyncio.Future[Answer] | None = None  # None before the first request
-        self._transport: asyncio.Transport | None = None  # None until connected
-        self._parser = httptools.HttpResponseParser(self)
-        self._headers: dict[bytes, bytes] = {}
-        self._body = b""
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._answered is not None and not self._answered.done():
-            self._answered.set_exception(BadAnswer(f"the server closed the connection: {self._body[:300]!r}"))
-
-    def ask(self, request: bytes) -> asyncio.Future[Answer]:
-        assert self._transport is not None
-        self._answered = asyncio.get_running_loop().create_future()
-        self._headers, self._body = {}, b""
-        self._transport.write(request)
-        return self._answered
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
-
-    def on_body(self, body: bytes) -> None:
-        self._body += body
-
-    def on_message_complete(self) -> None:
-        assert self._answered is not None
-        self._answered.set_result(Answer(self._parser.get_status_code(), self._headers, self._body))
+    async def ask(self, request: bytes) -> Answer:
+        self.writer.write(request)
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        status, *lines = head.split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        body = await self.reader.readexactly(int(headers.get("content-length", 0)))
+        return Answer(int(status.split()[1]), headers, body)
 
 
-@dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go."""
+    """Where requests go, and what is called there."""
 
-    host: str
-    port: int
-    path: str
+    def __init__(self, url: str, path: str) -> None:
+        parts = urlsplit(url)
+        self._host, self._port, self._path = parts.hostname or "", parts.port or 80, parts.path or path
 
     def request(self, body: bytes, headers: Mapping[str, str] = {}) -> bytes:
         lines = {
-            "Host": f"{self.host}:{self.port}",
+            "Host": f"{self._host}:{self._port}",
             "Accept": "application/json, text/event-stream" if headers else "*/*",
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
             **headers,
         }
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-        return f"POST {self.path} HTTP/1.1\r\n{head}\r\n".encode() + body
+        return f"POST {self._path} HTTP/1.1\r\n{head}\r\n".encode() + body
 
     async def connect(self) -> Connection:
-        return (await asyncio.get_running_loop().create_connection(Connection, self.host, self.port))[1]
+        return Connection(*await asyncio.open_connection(self._host, self._port))
 
-
-class Invoking:
-    """Writes calls for a bus."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-
-    async def prepare(self) -> None:
+    async def prepare(self, connection: Connection) -> None:
         """Waits for a first answer: what a server still does behind its ready line is not part of a window."""
-        connection = await self._target.connect()
         await connection.ask(self.write(0, workload.arguments_json(0)))
-        connection.close()
 
     def write(self, slot: int, arguments_json: str) -> bytes:
-        return self._target.request(f'{{"name":"{workload.TOOL_NAME}","arguments":{arguments_json}}}'.encode())
+        """Returns a request that makes one call."""
+        return self.request(f'{{"name":"{workload.TOOL_NAME}","arguments":{arguments_json}}}'.encode())
 
 
-class Mcp:
-    """Writes calls for an MCP server, after it has read the name of the tool from its list."""
+class McpTarget(Target):
+    """An MCP server; the name of its tool is read from its list."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._session: dict[str, str] | None = None  # headers of a legacy session; None: modern
-        self._name = ""
+    _session: dict[str, str] | None = None  # headers of a legacy session; None: modern
+    _name = ""
 
-    async def prepare(self) -> None:
+    async def prepare(self, connection: Connection) -> None:
         """Finds out which era the server speaks and what it calls the tool.
 
         Raises:
             BadAnswer: it has no such tool.
         """
-        connection = await self._target.connect()
         ends_at = time.monotonic() + TOOL_SECONDS
-        try:
-            if (await connection.ask(self._message(0, "tools/list", {}))).status != 200:
-                await self._shake_hands(connection)
-            while not self._name:
-                _, _, body = await connection.ask(self._message(2, "tools/list", {}))
-                names = [each["name"] for each in _result(body).get("tools", ())]
-                self._name = next((name for name in names if name.endswith(workload.TOOL_NAME)), "")
-                if not self._name and time.monotonic() > ends_at:
-                    raise BadAnswer(f"the server has no tool {workload.TOOL_NAME}: {body[:500]!r}")
-                await asyncio.sleep(0.02)
-        finally:
-            connection.close()
+        if (await connection.ask(self._message(0, "tools/list", {}))).status != 200:
+            await self._shake_hands(connection)
+        while not self._name:
+            body = (await connection.ask(self._message(2, "tools/list", {}))).body
+            names = [each["name"] for each in _result(body).get("tools", ())]
+            self._name = next((name for name in names if name.endswith(workload.TOOL_NAME)), "")
+            if not self._name and time.monotonic() > ends_at:
+                raise BadAnswer(f"the server has no tool {workload.TOOL_NAME}: {body[:500]!r}")
+            await asyncio.sleep(0.02)
 
     async def _shake_hands(self, connection: Connection) -> None:
         self._session = {}
-        answer = await connection.ask(self._message(1, "initialize", ABOUT))
-        if answer.status != 200:
-            raise BadAnswer(f"HTTP {answer.status} {answer.body[:500]!r}")
-        if session := answer.headers.get(b"mcp-session-id"):
-            self._session["Mcp-Session-Id"] = session.decode("latin-1")
+        status, headers, body = await connection.ask(self._message(1, "initialize", ABOUT))
+        if status != 200:
+            raise BadAnswer(f"HTTP {status} {body[:500]!r}")
+        if session := headers.get("mcp-session-id"):
+            self._session["Mcp-Session-Id"] = session
         note = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
-        await connection.ask(self._target.request(note, {"MCP-Protocol-Version": LEGACY, **self._session}))
+        await connection.ask(self.request(note, {"MCP-Protocol-Version": LEGACY, **self._session}))
 
     def _message(self, number: int, method: str, params: dict[str, Any]) -> bytes:
         message, headers = mcp_message(number, method, params, self._session)
-        return self._target.request(json.dumps(message, separators=(",", ":")).encode(), headers)
+        return self.request(json.dumps(message, separators=(",", ":")).encode(), headers)
 
     def write(self, slot: int, arguments_json: str) -> bytes:
         return self._message(slot + 3, "tools/call", {"name": self._name, "arguments": json.loads(arguments_json)})
@@ -193,40 +148,30 @@ class Mcp:
 
 def _result(body: bytes) -> dict[str, Any]:
     """Returns the result of a JSON-RPC answer, which may be an event of a stream."""
-    begin = body.find(b'{"')
-    text = body[begin:].decode()
-    result: dict[str, Any] = json.JSONDecoder().raw_decode(text)[0].get("result", {})
+    result: dict[str, Any] = json.JSONDecoder().raw_decode(body[body.find(b'{"') :].decode())[0].get("result", {})
     return result
-
-
-async def _call_again(target: Target, request: bytes, clock: windows.Clock) -> None:
-    connection = await target.connect()
-    try:
-        while not clock.is_over:
-            began_at = time.perf_counter_ns()
-            status, _, body = await connection.ask(request)
-            if status != 200 or MARK not in body:
-                raise BadAnswer(f"a call failed: HTTP {status} {body[:500]!r}")
-            clock.ended(began_at, time.perf_counter_ns())
-    finally:
-        connection.close()
 
 
 async def main() -> None:
     """Reads the command line and runs a window for each cell."""
-    way = sys.argv[1]
-    options: argparse.Namespace = windows.options_of(__doc__).parse_args(sys.argv[2:])
-    url = urlsplit(options.address)
-    path = url.path or ("/api/tools/invoke" if way == "invoke" else "/mcp")
-    target = Target(url.hostname or "", url.port or 80, path)
-    writer: Invoking | Mcp = Mcp(target) if way == "mcp" else Invoking(target)
+    options = windows.options_of(__doc__).parse_args(sys.argv[2:])
+    is_mcp = sys.argv[1] == "mcp"
+    target = McpTarget(options.address, "/mcp") if is_mcp else Target(options.address, "/api/tools/invoke")
     async with asyncio.timeout(ANSWER_SECONDS):
-        await writer.prepare()
+        await target.prepare(await target.connect())
     for cell in options.cells:
+        connections = [await target.connect() for _ in range(cell.in_flight)]
+        requests = [target.write(slot, text) for slot, text in enumerate(windows.arguments(cell))]
+
+        async def ask(slot: int) -> None:
+            status, _, body = await connections[slot].ask(requests[slot])  # noqa: B023  # it is called in this turn
+            if status != 200 or MARK not in body:
+                raise BadAnswer(f"a call failed: HTTP {status} {body[:500]!r}")
+
         clock = windows.Clock(cell, options, options.middle_pid)
-        texts = [workload.arguments_json(slot, cell.size) for slot in range(cell.in_flight)]
-        await asyncio.gather(*(_call_again(target, writer.write(*each), clock) for each in enumerate(texts)))
-        clock.window.print()
+        (await windows.keep_calling(ask, clock, cell.in_flight)).print()
+        for connection in connections:
+            connection.writer.close()
 
 
 if __name__ == "__main__":

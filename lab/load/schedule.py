@@ -145,6 +145,13 @@ class Pace:
         self.answers.write(file)
 
 
+def let_begin(folder: Path, name: str, text: str = "") -> None:
+    """Writes the file that a program waits for."""
+    part = folder / f"{name}.part"
+    part.write_text(text)
+    part.rename(folder / f"{name}.{BEGIN}")
+
+
 async def wait_to_begin(options: argparse.Namespace) -> str:
     """Prints that this program is ready, waits for the file that lets it begin, and returns its text."""
     print("ready", flush=True)

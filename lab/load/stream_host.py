@@ -7,15 +7,12 @@ to the moment its result's message is read.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import time
 
 import uvloop
 
 from lab.load import peer, windows
 from lab.load.windows import Cell, options_of
-
-BEAT_SECONDS = 0.01  # of calls at an even pace
 
 
 async def measure(host: peer.Peer, clock: windows.Clock, cell: Cell) -> windows.Window:
@@ -58,48 +55,14 @@ async def measure(host: peer.Peer, clock: windows.Clock, cell: Cell) -> windows.
     return figures
 
 
-async def call_evenly(host: peer.Peer, rate: int) -> None:
-    """Calls at an even pace, answered or not; prints ``busy`` once the calls of the first second are answered."""
-
-    async def send() -> None:
-        began_at, sent = time.monotonic(), 0
-        while True:
-            due = int((time.monotonic() - began_at) * rate)
-            host.calls += [peer.call(str(number), number % windows.MAX_IN_FLIGHT) for number in range(sent, due)]
-            sent = max(sent, due)
-            host.flush()
-            await asyncio.sleep(BEAT_SECONDS)
-
-    sending = asyncio.create_task(send())
-    answered = 0
-    while (frame := await host.read()) is not None:
-        if failures := [result.error for result in frame.results if result.is_error]:
-            raise RuntimeError(f"a call failed: {failures[0]}")
-        if answered < rate <= answered + len(frame.results):
-            print("busy", flush=True)
-        answered += len(frame.results)
-    sending.cancel()
-    raise RuntimeError("the stream ended")
-
-
 async def run(options: argparse.Namespace) -> None:
     """Attaches and runs a window for each cell."""
     host = peer.Peer(options.address)
     await host.attach("bench-host", [])
-    if options.rate:
-        await call_evenly(host, options.rate)
     for cell in options.cells:
         (await measure(host, windows.Clock(cell, options, options.middle_pid), cell)).print()
     await host.close()
 
 
-def main() -> None:
-    parser = options_of(__doc__)
-    parser.add_argument(
-        "--rate", type=int, default=0, help="call so often a second instead, until the process is ended"
-    )
-    uvloop.run(run(parser.parse_args()))
-
-
 if __name__ == "__main__":
-    main()
+    uvloop.run(run(options_of(__doc__).parse_args()))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lab.child import Child, ChildFailed
 from lab.ledger import Answer, Answers, read_numbers
-from lab.load.schedule import BEGIN, LAST_ANSWER_SECONDS, Phase, Schedule
+from lab.load.schedule import LAST_ANSWER_SECONDS, Phase, Schedule, let_begin
 from lab.load.windows import Cell
 from lab.overload.parts import MAX_WAIT, MODEST, Part
 from lab.overload.watch import GROWTH_MIB, Watch
@@ -135,14 +135,8 @@ class Run:
         """Gives every host its schedule; returns when they begin."""
         at = time.monotonic() + HEAD_START
         for name, schedule in schedules.items():
-            self.let_begin(name, f"{at} {schedule}")
+            let_begin(self.folder, name, f"{at} {schedule}")
         return at
-
-    def let_begin(self, name: str, text: str = "") -> None:
-        """Writes the file that a program waits for."""
-        part = self.folder / f"{name}.part"
-        part.write_text(text)
-        part.rename(self.folder / f"{name}.{BEGIN}")
 
     async def answers(self, seconds: float) -> dict[str, Answers]:
         """Waits until every host has written down its answers."""
@@ -152,7 +146,7 @@ class Run:
             for name in missing:
                 host = self.hosts[name]
                 if (host.has_ended and not files[name].exists()) or time.monotonic() > ends_at:
-                    raise ChildFailed(f"{name} wrote down no answers. {host.errors()}")
+                    raise ChildFailed(f"{name} wrote down no answers. {host.error_text()}")
             await asyncio.sleep(0.02)
         return {name: Answers.read(file) for name, file in files.items()}
 

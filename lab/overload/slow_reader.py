@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from lab.child import Child
 from lab.judge import Verdict, figure, none, some
 from lab.ledger import OK
-from lab.load.schedule import Phase, Schedule
+from lab.load.schedule import Phase, Schedule, let_begin
 from lab.load.workload import quantile
 from lab.overload.run import Recording, Run
 from lab.overload.watch import PEAK_MIB, Watch
@@ -68,11 +68,11 @@ async def play(kind: str, stage: Stage, third: float, settle: float = 30.0) -> B
         whole = Schedule([Phase(RATE, THIRDS * third)])
         watch.began_at = run.begin(dict.fromkeys(run.hosts, whole))
         await asyncio.sleep(third - watch.now)
-        run.let_begin(READER)
+        let_begin(run.folder, READER)
         await asyncio.sleep(2 * third - watch.now)
         reader.terminate()
         begun = watch.now
-        run.let_begin(NAME)
+        let_begin(run.folder, NAME)
         answers = await run.answers(whole.seconds)
         while kind != "watcher" and not _disconnected(watch, begun) and watch.now < begun + CLOSED_SECONDS:
             await asyncio.sleep(0.02)

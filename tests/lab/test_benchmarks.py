@@ -17,7 +17,6 @@ from lab.benchmarks import (
     catalog,
     contest,
     crowds,
-    exports,
     footprint,
     growth,
     local_calls,
@@ -39,7 +38,7 @@ from lab.stage import Stage
 from toolbus import Bus
 from toolbus.bus.catalog.compiled_tool import compile_tools
 from toolbus.bus.catalog.schema import compile_schema
-from toolbus.dialects import DIALECTS, find_dialect
+from toolbus.dialects import find_dialect
 from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -54,7 +53,6 @@ Measure = Callable[[Stage, Plan, int], tuple[Fact, ...]]
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """Has everything measured with few tools and few calls."""
     sizes: dict[ModuleType, dict[str, object]] = {
-        exports: {"TOOLS": 80},
         searches: {"SIZES": (80,), "QUERIES": 1},
         turns: {"OFFERED": 3, "TURNS": 1},
         growth: {"TOOLS": (3, 6), "OPERATIONS": 4, "PART": 4, "SETTLE_SECONDS": 0.0},
@@ -92,7 +90,6 @@ def test_the_catalog_is_the_same_each_time_and_a_bus_takes_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("measure", "lines"),
     [
-        (exports.export, len(DIALECTS)),
         (turns.loop, 4),
         (searches.search, 1),
         (searches.search_quality, 5),
@@ -110,7 +107,7 @@ def test_every_cell_of_a_table_is_measured(small: Stage, measure: Measure, lines
 
 def test_a_cell_shows_three_digits_and_how_far_its_samples_lie_apart() -> None:
     samples = {"far": (1234.5, 1300.25, 1250.4), "near": (0.01234, 0.0125, 0.0124), "one": (7.0,), "zero": (0.0,)}
-    facts = tuple(Fact("export", "takes", "ms", None, seen, "Times", line) for line, seen in samples.items())
+    facts = tuple(Fact("loop", "takes", "ms", None, seen, "Times", line) for line, seen in samples.items())
     (table,) = reported(facts).sections()
     assert table.columns == ("what", "takes, ms")
     assert [row[1] for row in table.rows] == ["1,250 (1,234 to 1,300)", "0.0124 (0.0123 to 0.0125)", "7", "0"]
