@@ -17,7 +17,7 @@ import psutil
 
 from toolbus.processes.lifeline import Lifeline
 
-READY_SECONDS = 30.0
+READY_SECONDS = 60.0  # on any machine
 FAULT_SIGNS = ("Traceback (most recent", "a fault of the bus")  # in a log, which no disturbance explains
 _QUOTED_BYTES = 4000  # of a child's standard error
 

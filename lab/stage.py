@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import shlex
 import signal
 import socket
 import sys
@@ -115,21 +114,15 @@ class Stage:
             more: is added to its environment.
         """
         listening = ("--grpc", grpc, "--http", http)
-        child = self.start("toolbus", bus_command("", *listening, *(options or ("--ephemeral",))), **more)
+        child = self.start("toolbus", bus_command(*listening, *(options or ("--ephemeral",))), **more)
         ready = child.line()
         return BusProcess(
             child, address_of(ready, "grpc"), "" if http == "off" else f"http://{address_of(ready, 'http')}"
         )
 
 
-def bus_command(command: str, *options: str) -> list[str]:
-    """Returns the command line of a bus.
-
-    Args:
-        command: up to and with `serve`; empty: the program installed beside this Python, else its module.
-    """
-    if command:
-        return [*shlex.split(command), *options]
+def bus_command(*options: str) -> list[str]:
+    """Returns the command line of a bus: of the program installed beside this Python, else of its module."""
     script = Path(sys.executable).with_name("toolbus")
     return [*([str(script)] if script.exists() else [sys.executable, "-m", "toolbus.cli"]), "serve", *options]
 

@@ -7,7 +7,7 @@ import time
 
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Fact
-from lab.stage import Stage
+from lab.stage import LOOPBACK, BusProcess, Stage
 
 SETTLE_SECONDS = 1.0
 IMPORTS = {  # what is imported, and the ms that it should take at most; the first is the least that is possible
@@ -31,13 +31,13 @@ def start(stage: Stage, plan: Plan, repeats: int) -> Fact:
 
 def memory(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Reads the resident memory of an idle bus without its HTTP gateway."""
-    return Fact("memory", "resident memory of an idle bus, --http off", "MB", 60.0, _resident_mb(stage, "off"))
+    return _memory("memory", "resident memory of an idle bus, --http off", 60.0, stage.bus())
 
 
 def memory_http(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Reads the resident memory of an idle bus with its HTTP gateway."""
-    samples = _resident_mb(stage, "127.0.0.1:0")
-    return Fact("memory_http", "resident memory of an idle bus with its HTTP gateway", "MB", 100.0, samples)
+    sentence = "resident memory of an idle bus with its HTTP gateway"
+    return _memory("memory_http", sentence, 100.0, stage.bus(http=LOOPBACK))
 
 
 def import_sdk(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
@@ -69,5 +69,5 @@ def _import(stage: Stage, what: str) -> float:
     return taken
 
 
-def _resident_mb(stage: Stage, http: str) -> tuple[float, ...]:
-    return (stage.bus(http=http).child.settled_bytes(SETTLE_SECONDS) / 1e6,)
+def _memory(name: str, sentence: str, aim: float, bus: BusProcess) -> Fact:
+    return Fact(name, sentence, "MB", aim, (bus.child.settled_bytes(SETTLE_SECONDS) / 1e6,))

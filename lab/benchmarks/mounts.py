@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -161,7 +160,8 @@ async def _kill_again(server: MountedServer, repeats: int) -> tuple[tuple[float,
         ids = {f"held-{number}-{each}" for each in range(HELD)}
         host.calls += [_call_of("hold", each) for each in ids]
         host.flush()
-        await _until(partial(_runs, server, frozenset(ids)), "the server runs its calls")
+        if not await asyncio.to_thread(until, partial(_runs, server, frozenset(ids)), SECONDS):
+            raise ChildFailed(f"after {SECONDS:g} s the server did not run its calls")
         pid = server.pid
         began_at = time.monotonic()
         os.kill(pid, signal.SIGKILL)
@@ -207,14 +207,6 @@ async def _call(host: peer.Peer, name: str) -> None:
             if not results[0].is_error:
                 return
             await asyncio.sleep(0.01)
-
-
-async def _until(condition: Callable[[], bool], what: str) -> None:
-    ends_at = time.monotonic() + SECONDS
-    while not condition():
-        if time.monotonic() > ends_at:
-            raise ChildFailed(f"not in {SECONDS:g} s: {what}")
-        await asyncio.sleep(0.01)
 
 
 # -- what is left ----------------------------------------------------------------------------------------------------

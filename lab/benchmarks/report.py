@@ -41,12 +41,15 @@ class Report:
 
     def sections(self) -> list[Table]:
         """Returns the tables that have rows, ratios first."""
-        ratio_facts = self._facts("Ratios", [fact for fact in self.facts if not fact.table and fact.unit == "×"])
-        facts = self._facts("Facts", [fact for fact in self.facts if not fact.table and fact.unit != "×"])
-        every = (
-            *(ratio_facts, *map(self._ratios, self.plan.sizes), self._windows()),
-            *(*self._tables(), facts, self._cannot()),
-        )
+        alone = [fact for fact in self.facts if not fact.table]
+        every = [
+            self._facts("Ratios", [fact for fact in alone if fact.unit == "×"]),
+            *map(self._ratios, self.plan.sizes),
+            self._windows(),
+            *map(self._table, dict.fromkeys(fact.table for fact in self.facts if fact.table)),
+            self._facts("Facts", [fact for fact in alone if fact.unit != "×"]),
+            self._cannot(),
+        ]
         return [section for section in every if section.rows]
 
     def _ratios(self, size: int) -> Table:
@@ -102,9 +105,6 @@ class Report:
         ]
         return Table("What could not be measured", ("contestant", "what", "why"), rows)
 
-    def _tables(self) -> list[Table]:
-        return [self._table(table) for table in dict.fromkeys(fact.table for fact in self.facts if fact.table)]
-
     def _table(self, table: str) -> Table:
         facts = [fact for fact in self.facts if fact.table == table]
         heads = {(fact.sentence, fact.unit): ", ".join(filter(None, (fact.sentence, fact.unit))) for fact in facts}
@@ -156,19 +156,8 @@ class Report:
             "machine": self.machine(),
             "others_busy_percent": self.outcome.others_busy_percent,
             "plan": asdict(self.plan),
-            "ratios": {
-                f"{name}/{to}": {
-                    str(cell): found
-                    for cell, found in ratios(
-                        self.outcome.rounds, (name, "calls_per_second"), (to, "calls_per_second")
-                    ).items()
-                }
-                for name, to in self.suite.ratios
-                if name in self.figures and to in self.figures
-            },
             "rounds": {name: [[asdict(w) for w in one] for one in many] for name, many in self.outcome.rounds.items()},
-            "medians": {name: [asdict(w) for w in windows.values()] for name, windows in self.figures.items()},
-            "facts": [{**asdict(fact), "median": fact.median} for fact in self.facts],
+            "facts": [*map(asdict, self.facts)],
             "cannot": {f"{name} {cell or ''}".strip(): why for (name, cell), why in self.outcome.cannot.items()},
             "failures": dict(self.failures),
         }

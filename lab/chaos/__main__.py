@@ -29,7 +29,6 @@ def _options() -> tuple[argparse.Namespace, Path]:
     broken = "have the cast misbehave in a way that must be noticed"
     parser.add_argument("--broken", choices=BROKEN, default="", help=broken)
     commands.add_folder(parser, "ledgers and logs")
-    parser.add_argument("--keep", action="store_true", help="do not remove ledgers and logs of a good run either")
     commands.add_results(parser, "the outcome")
     options = parser.parse_args()
     options.seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
@@ -67,7 +66,7 @@ def main() -> int:
     if broken := len(run.findings):
         print_line(f"{broken} findings with seed {options.seed}: repeat with `{command}`; ledgers and logs in {folder}")
         return 1
-    if not (options.keep or options.folder):
+    if not options.folder:
         shutil.rmtree(folder)
     return 0
 

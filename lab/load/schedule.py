@@ -85,7 +85,6 @@ def options_of(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--place", type=int, default=0, help="among the hosts of a run")
     parser.add_argument("--window", type=int, default=1 << 30, help="calls in flight that the host keeps to")
     parser.add_argument("--max-wait", type=float, default=1.0, help="seconds that a call waits in the host")
-    parser.add_argument("--tool", default="forecast")
     return parser
 
 

@@ -44,9 +44,9 @@ async def _read(host: peer.Peer, pace: Pace) -> None:
                 pace.ended(int(result.call_id), OK)
 
 
-def _call(number: int, tool: str) -> pb.ToolCall:
+def _call(number: int) -> pb.ToolCall:
     text = f'{{"place":"Reykjavik","days":1,"note":"{number}"}}'
-    return pb.ToolCall(call_id=str(number), name=tool, arguments_json=text)
+    return pb.ToolCall(call_id=str(number), name=workload.TOOL_NAME, arguments_json=text)
 
 
 async def by_stream(options: argparse.Namespace) -> None:
@@ -56,7 +56,7 @@ async def by_stream(options: argparse.Namespace) -> None:
     reading = asyncio.create_task(_read(host, pace))
     while not pace.is_over and not reading.done():
         if numbers := pace.to_send(MAX_UNWRITTEN - len(host.calls)):
-            host.calls += [_call(number, options.tool) for number in numbers]
+            host.calls += [_call(number) for number in numbers]
             host.flush()
         await asyncio.sleep(BEAT_SECONDS)
     reading.cancel()
@@ -82,7 +82,7 @@ async def by_rest(options: argparse.Namespace) -> None:
     async with aiohttp.ClientSession(options.address, connector=aiohttp.TCPConnector(limit=0)) as session:
 
         async def ask(pace: Pace, number: int) -> None:
-            reply = await invoke(session, {"name": options.tool, "arguments": _arguments(number)})
+            reply = await invoke(session, {"name": workload.TOOL_NAME, "arguments": _arguments(number)})
             pace.ended(number, *answer_of(reply))
 
         await drive(options, ask)
@@ -93,7 +93,7 @@ async def by_sdk(options: argparse.Namespace) -> None:
     async with Host(options.address, source=options.name) as host:
 
         async def ask(pace: Pace, number: int) -> None:
-            result = await host.call(options.tool, _arguments(number), timeout=options.max_wait)
+            result = await host.call(workload.TOOL_NAME, _arguments(number), timeout=options.max_wait)
             pace.ended(number, *answer_of(reply_of(result), sys.float_info.min))  # it has called again in its time
 
         await drive(options, ask)

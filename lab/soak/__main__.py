@@ -44,7 +44,6 @@ def _options() -> tuple[argparse.Namespace, Path]:
     commands.add_results(parser, "every sample and the verdict", f"{PICTURE} and {FIGURES}")
     commands.add_folder(parser, "logs and the bus's data")
     parser.add_argument("--broken", choices=BROKEN, default="", help="have visitors misbehave, which must be noticed")
-    parser.add_argument("--bus-command", default="", metavar="COMMAND", help="starts the bus, up to and with `serve`")
     options = parser.parse_args()
     options.seconds = options.seconds or (options.minutes or MINUTES) * 60
     if not (options.seconds >= 1 and options.rate > 0):
@@ -79,7 +78,7 @@ def main() -> int:
 
 def _play(options: argparse.Namespace, folder: Path, console: Console) -> Record | None:
     """Plays a soak; None where it could not begin."""
-    soak = Soak(folder, options.seconds, options.rate, options.broken, options.bus_command)
+    soak = Soak(folder, options.seconds, options.rate, options.broken)
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     print_line = commands.printer(console)
 

@@ -18,7 +18,7 @@ from lab.stage import Stage, address_of, bus_command, environment, until
 from toolbus.errors import ToolBusError
 from toolbus.sdk import SyncHost
 
-START_SECONDS = 30.0
+START_SECONDS = 120.0  # of each program, on any machine
 GRACE_SECONDS = 2.0  # of the bus: how long it lists the tools of a broken connection
 SETTLE_SECONDS = 60.0  # until the bus has forgotten programs that have disconnected, on any machine;
 UNCHANGED_SECONDS = 2 * GRACE_SECONDS  # what has not changed for so long, it does not forget
@@ -35,14 +35,12 @@ class Soak:
     Args:
         rate: calls a second.
         broken: how visitors misbehave on purpose, see `visits.Visits`; empty: they do not.
-        bus: see `lab.stage.bus_command`.
     """
 
-    def __init__(self, folder: Path, seconds: float, rate: float, broken: str = "", bus: str = "") -> None:
+    def __init__(self, folder: Path, seconds: float, rate: float, broken: str = "") -> None:
         self._folder = folder
         self._rate = rate
         self._broken = broken
-        self._command = bus
         self._grpc = self._http = ""  # addresses, until the bus has printed them
         self.record = Record(seconds)
 
@@ -106,7 +104,7 @@ class Soak:
     def _start(self, bus: Actor, steady: Actor) -> None:
         """Starts the bus and the plugins that stay, and waits for both."""
         data = ["--data-dir", str(self._folder / "data"), "--log-level", "warning"]
-        bus.start(bus_command(self._command, "--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", *data))
+        bus.start(bus_command("--grpc", "127.0.0.1:0", "--http", "127.0.0.1:0", *data))
         ready = until(lambda: self._ready_line(bus), START_SECONDS)
         if not ready:
             raise ChildFailed(f"the bus was not ready within {START_SECONDS:g} s: {bus.text()[-2000:]}")
