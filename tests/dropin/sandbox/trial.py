@@ -16,12 +16,12 @@ import sys
 import sysconfig
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.dropin.sandbox.breakouts import ALL
+from tests.dropin.sandbox.breakouts import ALL, Breakout
 from toolbus.dropin.sandbox import SandboxGrants, apply, clean_environment, run_beside_main
 from toolbus.processes.supervised_plugin import describe_exit
 
@@ -37,16 +37,18 @@ _PROCESSOR_SECONDS = 10.0  # for one attempt that nothing has stopped
 _SECRET = "hunter2"
 
 
-def try_all(layers: Mapping[str, bool]) -> dict[str, str]:
-    """Runs every attempt with these layers; returns by name `ESCAPED`, or the exception or signal that stopped it."""
+def try_all(layers: Mapping[str, bool], breakouts: Sequence[Breakout] = ALL) -> dict[str, str]:
+    """Runs attempts with these layers; returns by name `ESCAPED`, or the exception or signal that stopped each."""
     hidden = {"BREAKOUT_SECRET": _SECRET, "TOOLBUS_TOKEN": _SECRET}
+    chosen = [breakout.name for breakout in breakouts]
     with _surroundings() as names:
+        plan = json.dumps({"chosen": chosen, "names": names, "layers": layers})
         done = subprocess.run(
-            [sys.executable, "-m", "tests.dropin.sandbox.trial", json.dumps({"names": names, "layers": layers})],
+            [sys.executable, "-m", "tests.dropin.sandbox.trial", plan],
             env={**clean_environment({**os.environ, **hidden}), "PYTHONSAFEPATH": ""},
             cwd=ROOT,
             stdout=subprocess.PIPE,
-            timeout=_SECONDS * len(ALL),
+            timeout=_SECONDS * len(chosen),
             check=True,
         )
         outcomes: dict[str, str] = json.loads(done.stdout)
@@ -124,7 +126,7 @@ def _running_bus() -> Iterator[dict[str, str]]:
         thread.stop()
 
 
-def _launch(names: dict[str, Any], layers: dict[str, Any]) -> None:
+def _launch(chosen: Sequence[str], names: dict[str, Any], layers: dict[str, Any]) -> None:
     """Runs in the launcher: forks a process for each attempt, and writes the outcomes to stdout."""
     descriptor = os.open(names["secret"], os.O_RDWR)
     os.set_inheritable(descriptor, True)
@@ -132,7 +134,7 @@ def _launch(names: dict[str, Any], layers: dict[str, Any]) -> None:
     outcomes = {}
     gc.collect()
     gc.freeze()  # else each process copies what it inherits when it collects garbage
-    for breakout in ALL:
+    for breakout in (each for each in ALL if each.name in chosen):
         read_end, write_end = os.pipe()
         if (child := os.fork()) == 0:
             os.dup2(write_end, 1)

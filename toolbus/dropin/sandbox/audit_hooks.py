@@ -183,8 +183,8 @@ def _remove_unaudited() -> None:
         for function in functions:
             if hasattr(sys.modules[name], function):
                 setattr(sys.modules[name], function, deny)
-    removed = [sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in ("ctypes", "_ctypes")]
+    names = [name for name in sys.modules if name.partition(".")[0] in ("ctypes", "_ctypes")]
+    removed = {id(module): module for module in map(sys.modules.pop, names)}
     for module in list(sys.modules.values()):
-        for name, value in list(vars(module).items()):
-            if any(value is one for one in removed):
-                delattr(module, name)
+        for name in [name for name, value in vars(module).items() if id(value) in removed]:
+            delattr(module, name)

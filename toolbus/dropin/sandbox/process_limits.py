@@ -6,13 +6,13 @@ which the process itself renews for each call: the audit hook denies that to Pyt
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from toolbus.dropin.sandbox.sandbox_grants import MAX_OPEN_FILES, SandboxGrants
@@ -69,12 +69,11 @@ def _address_space() -> int:
 def _threads_of_user() -> int:
     """Returns how many threads all processes of this user have, 0 if the system does not say."""
     user, threads = os.getuid(), 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if process.stat().st_uid == user:
-                threads += len(os.listdir(process / "task"))
-        except OSError:  # the process has ended meanwhile
-            continue
+    with contextlib.suppress(OSError):  # a system without /proc
+        for process in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):  # the process has ended meanwhile
+                if os.stat(f"/proc/{process}").st_uid == user:
+                    threads += len(os.listdir(f"/proc/{process}/task"))
     return threads
 
 
@@ -100,7 +99,7 @@ class CpuGuard:
     def __repr__(self) -> str:
         return f"<CpuGuard {self.seconds} s running={self._running}>"
 
-    @contextmanager
+    @contextlib.contextmanager
     def call(self) -> Iterator[None]:
         """Limits a call, from here to the end of the block; from any thread."""
         with self._lock:
