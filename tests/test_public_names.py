@@ -50,7 +50,9 @@ def test_public_names_are_listed_before_they_are_loaded() -> None:
     assert toolbus.Tool is tool.Tool
 
 
-@pytest.mark.parametrize("package", ["sdk", "openapi", "loop", "extension", "dialects", "bus", "bus.tasks", "tools"])
+@pytest.mark.parametrize(
+    "package", ["sdk", "dropin", "openapi", "loop", "extension", "dialects", "bus", "bus.tasks", "tools"]
+)
 def test_a_package_lists_what_it_offers_and_offers_what_it_lists(package: str) -> None:
     module = importlib.import_module(f"toolbus.{package}")
     assert len(set(module.__all__)) == len(module.__all__)

@@ -1,15 +1,23 @@
-"""Loads drop-in tools: a folder of Python files, each with one or more tools, run in sandboxed processes."""
+"""Loads drop-in tools: a folder of Python files, each with one or more tools, run in sandboxed processes.
 
-from toolbus.dropin.file_declarations import register_tool
-from toolbus.dropin.file_grants import FileGrants, Target
-from toolbus.dropin.file_loader import FileProblem, Loaded, load_files, load_folder, tool_files
-from toolbus.dropin.file_result import unknown_tool
-from toolbus.dropin.group import Group, groups
-from toolbus.dropin.manifest import Manifest, append, load_manifest, read_manifest
-from toolbus.dropin.tool_env import env_of
-from toolbus.dropin.visibility import may_see, visible
+The public names are loaded when they are first used: a sandboxed process starts with few modules.
+"""
 
-llm_tool_register = register_tool  # as the files of a Synchronet BBS call it
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toolbus.lazy import lazily
+
+if TYPE_CHECKING:
+    from toolbus.dropin.file_declarations import llm_tool_register, register_tool
+    from toolbus.dropin.file_grants import FileGrants, Target
+    from toolbus.dropin.file_loader import FileProblem, Loaded, load_files, load_folder, tool_files
+    from toolbus.dropin.file_result import unknown_tool
+    from toolbus.dropin.group import Group, groups
+    from toolbus.dropin.manifest import Manifest, append, load_manifest, read_manifest
+    from toolbus.dropin.tool_env import env_of
+    from toolbus.dropin.visibility import may_see, visible
 
 __all__ = [
     # for the files themselves
@@ -36,3 +44,16 @@ __all__ = [
     "env_of",
     "unknown_tool",
 ]
+
+_HOMES = {
+    "dropin.file_declarations": ("llm_tool_register", "register_tool"),
+    "dropin.file_grants": ("FileGrants", "Target"),
+    "dropin.file_loader": ("FileProblem", "Loaded", "load_files", "load_folder", "tool_files"),
+    "dropin.file_result": ("unknown_tool",),
+    "dropin.group": ("Group", "groups"),
+    "dropin.manifest": ("Manifest", "append", "load_manifest", "read_manifest"),
+    "dropin.tool_env": ("env_of",),
+    "dropin.visibility": ("may_see", "visible"),
+}
+
+__getattr__, __dir__ = lazily(__name__, _HOMES)

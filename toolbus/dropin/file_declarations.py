@@ -81,6 +81,9 @@ def register_tool(
     collected.append(_by_dict(name, execute, definition, entry))
 
 
+llm_tool_register = register_tool  # as the files of a Synchronet BBS call it
+
+
 def spec_of_entry(entry: Mapping[str, Any]) -> ToolSpec:
     """Returns a tool that a program writes as a file would: `{name, execute, def}`, or an entry of `TOOLS`.
 

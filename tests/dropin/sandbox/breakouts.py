@@ -417,4 +417,4 @@ LIMITS = (
     Breakout("a CPU loop", "with protection.cpu.call():\n    while True: pass", layers=frozenset()),
 )
 
-ALL = (*FILES, *READING, *PROCESSES, *NETWORK, *BUS, *NATIVE, *HOOK, *LIMITS)
+ALL = (*FILES, *READING, *PROCESSES, *NETWORK, *NATIVE, *HOOK, *LIMITS, *BUS)

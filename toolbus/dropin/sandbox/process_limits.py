@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from toolbus.dropin.sandbox.sandbox_grants import MAX_OPEN_FILES, SandboxGrants
-from toolbus.tool import MIB
+from toolbus.limits import MIB
 
 # What grpc, the SDK and its 32 worker threads map after the start: 150 MiB were measured for grpc connected to a bus,
 # with two arenas of glibc (see `clean_environment`; each further one reserves 64 MiB).

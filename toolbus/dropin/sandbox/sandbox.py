@@ -19,7 +19,7 @@ from toolbus.dropin.sandbox.landlock import LandlockMissing, Rules, restrict
 from toolbus.dropin.sandbox.process_limits import CpuGuard, limit
 from toolbus.dropin.sandbox.sandbox_grants import SandboxGrants, bus_endpoint, readable_everywhere
 from toolbus.errors import SetupError
-from toolbus.tool import MIB
+from toolbus.limits import MIB
 
 _FILE_MODE = 0o600  # of a granted file that is created here
 

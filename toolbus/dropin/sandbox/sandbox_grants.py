@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from toolbus.errors import SetupError
-from toolbus.tool import MIB
+from toolbus.limits import MIB
 
 MEMORY_BYTES = 512 * MIB
 CPU_SECONDS = 30
