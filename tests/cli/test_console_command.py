@@ -11,14 +11,12 @@ from subprocess import CompletedProcess
 
 import httpx
 import pytest
-from typer.testing import CliRunner, Result
 
 from tests.bus.keys.keys_directory import KeysDirectory
 from tests.support.processes import toolbus
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import template
-from toolbus.cli.command_line import app
 
 PORT = "127.0.0.1:0"
 
@@ -39,12 +37,8 @@ class Site:
         return str(self.keys.folder / f"{name}.toolbus")
 
     async def run(self, *words: str) -> CompletedProcess[str]:
-        """Runs the command in a process of its own."""
+        """Runs the command on a thread."""
         return await asyncio.to_thread(toolbus, "console", *words)
-
-    async def run_here(self, *words: str) -> Result:
-        """Runs it on a thread: what needs no gRPC."""
-        return await asyncio.to_thread(CliRunner().invoke, app, ["console", *words])
 
     async def login(self, url: str) -> httpx.Response:
         """Does what the page does with its address."""
@@ -72,8 +66,8 @@ async def test_a_credential_is_exchanged_for_a_code_that_lets_a_browser_in(site:
     first = await site.login(shown.stdout)
     assert (first.status_code, first.json()) == (200, {"identity": "ops"})
     assert (await site.login(shown.stdout)).status_code == 401
-    direct = await site.run_here("--json", "--bus", site.https, "--credential", site.credential("ops"))
-    assert direct.exit_code == 0
+    direct = await site.run("--json", "--bus", site.https, "--credential", site.credential("ops"))
+    assert direct.returncode == 0
     assert json.loads(direct.stdout)["url"].startswith(f"{site.https}/console#code=")
 
 
@@ -86,6 +80,6 @@ async def test_what_is_wrong_is_said_with_how_to_fix_it(site: Site, tmp_path: Pa
         (("--bus", site.https, "--credential", str(tmp_path / "other" / "ops.toolbus")), 3, "is not the bus of"),
         (("--bus", "https://localhost:1", *ops), 3, "no bus at https://localhost:1"),
     ):
-        shown = await site.run_here("--print", *words)
-        assert shown.exit_code == code, shown.output
-        assert text in " ".join(shown.output.split())
+        shown = await site.run("--print", *words)
+        assert shown.returncode == code, shown.stderr
+        assert text in " ".join(shown.stderr.split())

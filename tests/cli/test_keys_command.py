@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import ssl
 import subprocess
-import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.processes import ROOT, environment, toolbus
-from tests.support.waiting import HANG_SECONDS
+from tests.support.processes import Running, toolbus
 from toolbus.bus.keys.keyring import Keyring
 
 Keys = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -174,15 +172,14 @@ def test_keys_that_others_may_read_are_refused_with_the_command(made: Keys, tmp_
 
 
 def test_commands_at_the_same_time_lose_nothing(made: Keys, tmp_path: Path) -> None:
-    def add(number: int) -> int:
-        words = [sys.executable, "-m", "toolbus.cli", "keys", "add", f"bot{number}", "--reader", "--data-dir", "data"]
-        env = {**environment({}), "PYTHONPATH": str(ROOT)}
-        return subprocess.run(
-            words, cwd=tmp_path, env=env, capture_output=True, timeout=HANG_SECONDS, check=False
-        ).returncode
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(add, range(6))) == [0] * 6
+    with ExitStack() as stack:
+        added = [
+            stack.enter_context(
+                Running(tmp_path, "keys", "add", f"bot{number}", "--reader", "--data-dir", tmp_path / "data")
+            )
+            for number in range(6)
+        ]
+        assert [each.code() for each in added] == [0] * 6
     assert set(as_json(made("list", "--json"))["identities"]) == {f"bot{number}" for number in range(6)}
 
 

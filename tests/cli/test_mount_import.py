@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.support.processes import toolbus
 from toolbus.bus.mcp_client.own_mounts import OwnMounts
 from toolbus.cli.client_files import McpClientName, client_files
-from toolbus.cli.command_line import app
 from toolbus.cli.mount_import import files_to_import, find_servers
 
 HOME, PROJECT = Path("/home/ada"), Path("/src/app")
@@ -84,14 +83,14 @@ def test_claude_codes_servers_of_this_project_are_taken_over_too(tmp_path: Path)
 def test_an_import_shows_what_it_does_asks_and_writes_once(tmp_path: Path) -> None:
     path = write(tmp_path / "client.json", {"mcpServers": {"a": {"command": "x"}, "b": {"type": "sse", "url": "u"}}})
     arguments = ["mount", "--import", str(path), "--data-dir", str(tmp_path / "data")]
-    refused = CliRunner().invoke(app, arguments)
-    assert (refused.exit_code, "--yes" in refused.output) == (2, True)
+    refused = toolbus(*arguments)
+    assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
     assert OwnMounts(tmp_path / "data").entries() == {}
-    done = CliRunner().invoke(app, [*arguments, "--yes", "--json"])
-    assert done.exit_code == 0, done.output
+    done = toolbus(*arguments, "--yes", "--json")
+    assert done.returncode == 0, done.stderr
     assert OwnMounts(tmp_path / "data").entries() == {"a": {"command": "x"}}
-    again = CliRunner().invoke(app, [*arguments, "--yes"])
-    assert (again.exit_code, "already" in again.output) == (0, True)
+    again = toolbus(*arguments, "--yes")
+    assert (again.returncode, "already" in again.stdout + again.stderr) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -111,15 +110,15 @@ def test_an_import_shows_what_it_does_asks_and_writes_once(tmp_path: Path) -> No
     ],
 )
 def test_a_wrong_command_says_what_to_write_and_writes_nothing(tmp_path: Path, words: list[str], says: str) -> None:
-    result = CliRunner().invoke(app, ["mount", "--data-dir", str(tmp_path), *words])
-    assert result.exit_code in (1, 2)
-    assert says in " ".join(result.output.split())
+    result = toolbus("mount", "--data-dir", tmp_path, *words)
+    assert result.returncode in (1, 2)
+    assert says in " ".join(result.stderr.split())
     assert not (tmp_path / "mcp.json").exists()
 
 
 def test_an_unmount_of_what_is_not_there_says_what_is(tmp_path: Path) -> None:
     OwnMounts(tmp_path).add({"files": {"command": "x"}})
-    refused = CliRunner().invoke(app, ["unmount", "file", "--data-dir", str(tmp_path)])
-    assert (refused.exit_code, "it has files" in refused.output) == (1, True)
-    done = CliRunner().invoke(app, ["unmount", "files", "--data-dir", str(tmp_path)])
-    assert (done.exit_code, OwnMounts(tmp_path).entries()) == (0, {})
+    refused = toolbus("unmount", "file", "--data-dir", tmp_path)
+    assert (refused.returncode, "it has files" in refused.stderr) == (1, True)
+    done = toolbus("unmount", "files", "--data-dir", tmp_path)
+    assert (done.returncode, OwnMounts(tmp_path).entries()) == (0, {})

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.support.processes import toolbus
 from toolbus.cli import mount_trial
-from toolbus.cli.command_line import app
 
 
 @pytest.mark.parametrize("remote", [True, False])
@@ -32,8 +31,8 @@ def test_mount_says_that_a_url_is_down_and_keeps_the_entry(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     data = tmp_path / "data"
-    result = CliRunner().invoke(app, ["mount", "far", "--url", f"http://127.0.0.1:{port}/mcp", "--data-dir", str(data)])
-    assert result.exit_code == 1
-    assert "cannot be reached" in result.output
-    assert "correct --url with --replace" in result.output
+    result = toolbus("mount", "far", "--url", f"http://127.0.0.1:{port}/mcp", "--data-dir", data)
+    assert result.returncode == 1
+    assert "cannot be reached" in result.stderr
+    assert "correct --url with --replace" in result.stderr
     assert "far" in json.loads((data / "mcp.json").read_text())["mcpServers"]
