@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import os
 from collections.abc import Generator, Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,9 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 VARIABLE = "TOOLBUS_TEST_FILE_UNITS"  # set by `make test`; the other targets choose few files
+
+# After so many more files a worker frees what `collecting` froze of earlier ones, which takes half a second.
+FILES_UNTIL_UNFROZEN = 40
 
 # One worker runs them all, so that one process loads the client libraries of the providers: 170 MB.
 PROVIDERS_FILES = (
@@ -98,6 +101,9 @@ class _UnreadFile(pytest.File):
 class WorkerFiles:
     """The plugin of a worker."""
 
+    def __init__(self) -> None:
+        self._files = 0  # that it has run
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Collector:
         return _UnreadFile.from_parent(parent, path=module_path)
@@ -119,7 +125,7 @@ class WorkerFiles:
         session = item.session
         place = session.items.index(item)
         tests = item.collect_tests()
-        for test, next_test in itertools.zip_longest(tests, tests[1:]):
+        for test, next_test in zip_longest(tests, tests[1:]):
             session.items[place] = test  # xdist compares the item that it sent with the one that is reported
             session.config.hook.pytest_runtest_protocol(item=test, nextitem=next_test or nextitem)
             if session.shouldfail or session.shouldstop:
@@ -127,7 +133,18 @@ class WorkerFiles:
         session.items[place] = item
         if not tests:  # the file before was torn down only up to what this file would have shared with it
             session._setupstate.teardown_exact(nextitem)
+        self._forget(session)
         return True
+
+    def _forget(self, session: pytest.Session) -> None:
+        """Drops what pytest retains of the tests of a file: their reports, which the controller has, and themselves."""
+        session._collection_cache.clear()
+        reporter: pytest.TerminalReporter | None = session.config.pluginmanager.getplugin("terminalreporter")
+        if reporter is not None:
+            reporter.stats.clear()
+        self._files += 1
+        if self._files % FILES_UNTIL_UNFROZEN == 0:
+            gc.unfreeze()
 
 
 class _Scheduling(LoadFileScheduling):  # type: ignore[misc]  # without annotations
