@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 SWITCHES = set(sys.argv[1:])
@@ -130,6 +129,8 @@ def call(request: object, params: dict[str, Any]) -> None:
         elif said == "twice":
             said = json.dumps([ask("elicitation/create", {**question, "message": each}) for each in ("One?", "Two?")])
         elif said == "both":
+            from concurrent.futures import ThreadPoolExecutor  # which no other tool needs, and takes half of the start
+
             with ThreadPoolExecutor() as pool:
                 asking = [pool.submit(ask, "elicitation/create", {**question, "message": each}) for each in "AB"]
                 said = json.dumps([each.result() for each in asking])
