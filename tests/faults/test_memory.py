@@ -138,7 +138,7 @@ async def test_unread_calls_of_dead_callers_leave_no_state(bus: Bus, connect: Co
 
 
 async def test_a_flood_of_takeovers_leaves_no_state_behind_the_newest(bus: Bus, connect: Connect) -> None:
-    for number in range(100):
+    for number in range(40):
         peer = await connect("flood", tool("t"), instance=f"i{number}")
         await peer.send(attach=attach("flood", tool("u"), instance=f"i{number}"))
         await peer.close()

@@ -184,15 +184,15 @@ async def test_sessions_without_an_instance_share_the_calls(connect: Connect) ->
     assert [len(peer.calls) for peer in pair] == [5, 5]
 
 
-async def test_20_000_tools_come_in_one_attach_and_in_registers(bus: Bus, connect: Connect) -> None:
-    plugin = await connect("many", *(tool(f"a{n}") for n in range(10_000)), answer=echo)
+async def test_thousands_of_tools_come_in_one_attach_and_in_registers(bus: Bus, connect: Connect) -> None:
+    plugin = await connect("many", *(tool(f"a{n}") for n in range(4_000)), answer=echo)
     assert plugin.attached is not None
-    for start in range(0, 10_000, 2_500):
-        tools = [tool(f"b{n}") for n in range(start, start + 2_500)]
+    for start in range(0, 4_000, 1_000):
+        tools = [tool(f"b{n}") for n in range(start, start + 1_000)]
         response = await plugin.stub.Register(wire.RegisterRequest(session_id=plugin.attached.session_id, tools=tools))
         assert response.ok
-    assert len([listing for listing in bus.list() if listing.source == "many"]) == 20_000
+    assert len([listing for listing in bus.list() if listing.source == "many"]) == 8_000
     host = await connect("host")
-    assert (await host.call("b9999", {"n": 1})).output_json == '{"n": 1}'
+    assert (await host.call("b3999", {"n": 1})).output_json == '{"n": 1}'
     await plugin.close()
     await until(lambda: not [item for item in bus.list(include_offline=True) if item.source == "many"], "them to go")

@@ -169,5 +169,5 @@ class KeptMachine(RuleBasedStateMachine):
 
 TestKept = KeptMachine.TestCase
 TestKept.settings = settings(
-    max_examples=examples(10), stateful_step_count=16, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(6), stateful_step_count=16, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bus.audit.chains import entries, raw_lines, targets, write
+from tests.support.examples import examples
 from toolbus.bus.audit.audit_chain import FIRST_PREV, files_of, find_end, hash_of, verify
 
 Lines = list[bytes]
@@ -86,7 +87,7 @@ def test_a_cut_end_and_a_chain_written_anew_show_to_who_has_a_head(
     assert "no line has the hash" in verify(tmp_path, hash_of(chain[-1].strip())).fault
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(75))
 @given(st.data())
 def test_no_change_of_a_byte_before_the_last_line_goes_unnoticed(chain: Lines, data: st.DataObject) -> None:
     whole = b"".join(chain)

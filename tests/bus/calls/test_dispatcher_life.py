@@ -433,7 +433,7 @@ class CallsMachine(RuleBasedStateMachine):
         assert self.core.armed_at == math.inf
 
 
-CallsMachine.TestCase.settings = settings(max_examples=examples(30), stateful_step_count=40)
+CallsMachine.TestCase.settings = settings(max_examples=examples(20), stateful_step_count=40)
 
 
 test_every_call_ends_once_and_leaves_nothing_behind = CallsMachine.TestCase

@@ -247,7 +247,7 @@ SCHEMAS = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from("ab"), SCHEMAS), st.dictionaries(st.sampled_from("abc"), VALUES))
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(75))
 def test_what_arrives_fits_and_what_fits_is_only_completed(properties: Any, arguments: Any) -> None:
     schema, text = of(**properties), json.dumps(arguments)
     checker = checker_of(schema)

@@ -405,5 +405,5 @@ class CatalogueMachine(RuleBasedStateMachine):
         assert {role for role, _ in waiting} == set(self.model.waiting)
 
 
-CatalogueMachine.TestCase.settings = settings(max_examples=examples(40), stateful_step_count=30)
+CatalogueMachine.TestCase.settings = settings(max_examples=examples(25), stateful_step_count=30)
 test_the_catalog_is_what_the_model_says = CatalogueMachine.TestCase

@@ -414,7 +414,7 @@ SCHEMAS = st.recursive(
 
 
 @given(st.dictionaries(KEYWORDS, SCHEMAS, max_size=5) | SCHEMAS | JSON, JSON)
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(75))
 def test_any_json_as_a_schema_compiles_or_is_a_fault(schema: Any, arguments: Any) -> None:
     try:
         checker = compile_schema(json.dumps(schema), LIMITS)

@@ -96,7 +96,7 @@ async def test_whatever_the_rules_a_user_is_listed_what_they_can_call(bus: Bus, 
                 found = (await http.get("/api/tools/search", params={"q": "e", "mode": "keyword", **asked})).json()
                 assert {each["name"] for each in found["results"]} == {name for name in may if "e" in name}
 
-    @settings(max_examples=examples(8), derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(5), derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(tables=rules)
     def holds(tables: dict[str, Any]) -> None:
         asyncio.run_coroutine_threadsafe(compare(tables), loop).result(WAIT_SECONDS)

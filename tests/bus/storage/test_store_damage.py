@@ -60,7 +60,7 @@ def test_no_damage_to_the_file_ever_changes_or_loses_a_registration_in_silence(t
     path = tmp_path / FILE
     sound = path.read_bytes()
     dice, refused = random.Random(20), 0
-    for round_ in range(200):
+    for round_ in range(100):
         how = DAMAGES[round_ % len(DAMAGES)]
         path.write_bytes(damage(sound, how, dice))
         try:
@@ -72,7 +72,7 @@ def test_no_damage_to_the_file_ever_changes_or_loses_a_registration_in_silence(t
             assert how != "cut", f"round {round_}"
         for ending in ("-wal", "-shm"):
             Path(f"{path}{ending}").unlink(missing_ok=True)
-    assert refused > 100
+    assert refused > 50
 
 
 # ── versions ──
