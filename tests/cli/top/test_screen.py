@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from textual.strip import Strip
 from textual.widgets import Input
@@ -248,11 +250,26 @@ async def test_columns_fit_into_the_width_and_the_name_keeps_room() -> None:
     async with screen(world.digests()) as (app, pilot, _):
         for width in (60, 220):
             await pilot.resize_terminal(width, 24)
-            await until(lambda width=width: app.query_one(RowList).size.width == width - 1, "the width")  # type: ignore[misc]
+            await until(lambda width=width: app.query_one(RowList).size.width == width, "the width")  # type: ignore[misc]
             await pilot.pause()
             assert "search_mailbox" in _shown(app)
             assert ("LAST MINUTE" in _shown(app)) == (width == 220)
             assert "IN FLIGHT" in _shown(app) or width == 60
+
+
+@pytest.mark.parametrize("height", [10, 24])
+async def test_a_scrollbar_covers_no_character_of_a_narrow_table(height: int) -> None:
+    async with screen(world.digests(), size=(60, height)) as (app, _, _):
+        rows = app.query_one(RowList)
+        assert rows.show_vertical_scrollbar == (height == 10)
+        assert re.search(r"get_weather +\d+ +[\d,]+ +2\.4 ms[ ▁-█]$", _shown(app), re.MULTILINE)
+
+
+async def test_a_text_that_a_narrow_table_cuts_says_so() -> None:
+    async with screen(world.digests(), size=(60, 24)) as (app, pilot, _):
+        await pilot.press("e")
+        await pilot.pause()
+        assert re.search(r"unavailable +send_email +the [a-z]+… *$", _shown(app), re.MULTILINE)
 
 
 async def test_a_picture_shows_what_its_keys_open() -> None:

@@ -24,6 +24,8 @@ from toolbus.cli.top.table import Column, View
 from toolbus.text import clean_line
 
 GAP = 2  # blanks between columns
+LEAST_ROOM = 8  # cells of the column that takes what the others leave, where no further column can go
+SCROLLBAR = 1  # cells at the right, as `screen.tcss` sets it
 _NOTHING = {"–", "-", "0"}  # cells that need no look
 
 _Cells = tuple[tuple[str, str], ...]
@@ -37,14 +39,15 @@ class _Drawn(NamedTuple):
 
 
 def places(view: View, width: int) -> list[_Place]:
-    """Returns the columns that fit into a width, each with its own width."""
+    """Returns the columns that fit into the width of a list, each with its own width."""
+    width -= SCROLLBAR  # also where there is none, so that no column moves
     columns = list(view.columns)
     for word in ("", *view.least):
         columns = [column for column in columns if column.word != word]
         rest = width - 1 - sum(column.width for column in columns) - GAP * (len(columns) - 1)
         if rest >= view.narrowest:
             break
-    rest = max(view.narrowest, min(rest, view.widest or rest))
+    rest = max(LEAST_ROOM, min(rest, view.widest or rest))
     return [(column, column.width or rest) for column in columns]
 
 
@@ -183,7 +186,7 @@ class RowList(ScrollView, can_focus=True):
         self._drawn = {}
         if self._view is not None:
             self._places = places(self._view, self.size.width)
-        if self.virtual_size != (size := Size(self.size.width, len(self._lines))):
+        if self.virtual_size != (size := Size(self.size.width - SCROLLBAR, len(self._lines))):
             self.virtual_size = size
         self.refresh()
 
