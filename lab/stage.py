@@ -147,6 +147,14 @@ def until(look: Callable[[], T], seconds: float, pause: float = LOOK_SECONDS) ->
     return seen
 
 
+async def until_async(look: Callable[[], T], seconds: float, pause: float = LOOK_SECONDS) -> T:
+    """Looks as `until` does, on a loop that goes on meanwhile."""
+    ends_at = time.monotonic() + seconds
+    while not (seen := look()) and time.monotonic() < ends_at:
+        await asyncio.sleep(pause)
+    return seen
+
+
 def free_ports(count: int) -> list[int]:
     """Returns ports of loopback that can be taken again and again while their owner is away."""
     ports: list[int] = []

@@ -15,9 +15,9 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 from lab.benchmarks.facts import Column, Measured
-from lab.child import READY_SECONDS
+from lab.child import READY_SECONDS, ChildFailed
 from lab.load.windows import Cell
-from lab.stage import LOOK_SECONDS, Stage
+from lab.stage import Stage, until_async
 from toolbus.bus import Bus
 from toolbus.testing import running_bus
 
@@ -40,9 +40,8 @@ async def busy_bus(stage: Stage, **settings: Any) -> AsyncIterator[Bus]:
             gc.collect()
             gc.freeze()  # as a bus does that is served
             own.module("load.stream_host", bus.grpc_addresses[0], *_HOST)
-            async with asyncio.timeout(READY_SECONDS):
-                while not bus.core.records.outcomes[0]:
-                    await asyncio.sleep(LOOK_SECONDS)
+            if not await until_async(lambda: bus.core.records.outcomes[0], READY_SECONDS):
+                raise ChildFailed(f"no call has ended in {READY_SECONDS:g} s")
             yield bus
         finally:
             gc.unfreeze()

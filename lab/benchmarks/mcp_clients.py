@@ -69,18 +69,14 @@ def _event(lines: Iterator[str]) -> str:
     return next((line for line in lines if line.startswith("data:") and len(line) > 6), "")
 
 
-def _register(url: str, name: str) -> None:
-    body = {"name": name, "callback_url": "http://127.0.0.1:9/run", "source": "lab"}
-    httpx.post(f"{url}/api/tools/register", json=body, **_DIRECT).raise_for_status()
-
-
 def list_changed(stage: Stage, plan: Plan, repeats: int) -> Fact:
     """Times a registration, to the notification at a client that listens."""
     _, _, url = stage.bus(http=LOOPBACK)
     samples = []
     with Client(url).listening() as stream:
         for number in range(repeats):
-            _register(url, f"tool_{number}")
+            tool = {"name": f"tool_{number}", "callback_url": "http://127.0.0.1:9/run", "source": "lab"}
+            httpx.post(f"{url}/api/tools/register", json=tool, **_DIRECT).raise_for_status()
             began_at = time.monotonic()
             event = _event(stream)
             samples.append((time.monotonic() - began_at) * 1e3)

@@ -25,7 +25,7 @@ from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Fact
 from lab.child import ChildFailed
 from lab.load import peer
-from lab.stage import LOOPBACK, ROOT, Stage, until
+from lab.stage import LOOPBACK, ROOT, Stage, until, until_async
 from toolbus.v1 import tool_pb2 as pb
 
 CHILD = ROOT / "lab" / "load" / "mcp_child.py"
@@ -160,7 +160,7 @@ async def _kill_again(server: MountedServer, repeats: int) -> tuple[tuple[float,
         ids = {f"held-{number}-{each}" for each in range(HELD)}
         host.calls += [_call_of("hold", each) for each in ids]
         host.flush()
-        if not await asyncio.to_thread(until, partial(_runs, server, frozenset(ids)), SECONDS):
+        if not await until_async(partial(_runs, server, frozenset(ids)), SECONDS):
             raise ChildFailed(f"after {SECONDS:g} s the server did not run its calls")
         pid = server.pid
         began_at = time.monotonic()

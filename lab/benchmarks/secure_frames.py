@@ -9,8 +9,9 @@ way of a call through the bus, host → bus → plugin and back, is two of these
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,7 +19,7 @@ import grpc
 import uvloop
 
 from lab.benchmarks.contest import Plan
-from lab.benchmarks.facts import Column, Fact
+from lab.benchmarks.facts import Column, Fact, Line, Measured, measured_here
 from lab.benchmarks.relay import END
 from lab.load import peer, workload
 from lab.stage import Stage
@@ -44,10 +45,8 @@ MESSAGE_BYTES = 16 << 20
 
 Work: TypeAlias = tuple[int, int]
 """Calls of a frame, and bytes of their arguments."""
-Turn: TypeAlias = Mapping[str, tuple[float, float]]
-"""What a call took in each way, in µs: processor time of both ends, and by the clock."""
 
-TABLES = ("Frames there and back, processor time of both ends", "Frames there and back, by the clock")
+TABLE = "Frames there and back, processor time of both ends"
 WORKS: tuple[Work, ...] = ((1, 0), (FRAME, 0), (1, LARGE), (FRAME, LARGE))
 
 
@@ -62,20 +61,30 @@ class Echo(stubs.ToolBusServiceServicer):
 
 def frames(stage: Stage, plan: Plan, repeats: int) -> tuple[Fact, ...]:
     """Sends frames of one call and of 128 in each way, and returns what a call takes and what TLS adds to it."""
-    turns = uvloop.run(_turns(Path(stage.folder()), repeats * plan.rounds))
-    found: list[Fact] = []
-    for index, table in enumerate(TABLES):
-        for way in (PLAIN, *SECURE):
-            for work, taken in turns.items():
-                samples = tuple(turn[way][index] for turn in taken)
-                found.append(Fact("frames", *_column(work), None, samples, table, SECURE.get(way, way)))
-    for way, name in SECURE.items():
-        for work, taken in turns.items():
-            sentence, unit = _column(work)
-            aim = None if work[1] else AIMS[work[0]]
-            added = tuple(turn[way][0] - turn[PLAIN][0] for turn in taken)
-            found.append(Fact("frames", f"{name} adds to {sentence}", unit, aim, added))
-    return tuple(found)
+    facts = uvloop.run(_measured(Path(stage.folder()), repeats * plan.rounds))
+    plain, aims = facts[: len(WORKS)], [None if size else AIMS[calls] for calls, size in WORKS]
+    added = (
+        Fact("frames", f"{fact.line} adds to {fact.sentence}", fact.unit, aim, _less(fact, base))
+        for place in range(len(WORKS), len(facts), len(WORKS))
+        for fact, base, aim in zip(facts[place : place + len(WORKS)], plain, aims, strict=True)
+    )
+    return (*facts, *added)
+
+
+def _less(fact: Fact, base: Fact) -> tuple[float, ...]:
+    return tuple(mine - other for mine, other in zip(fact.samples, base.samples, strict=True))
+
+
+async def _measured(folder: Path, rounds: int) -> tuple[Fact, ...]:
+    async with _streams(folder) as streams:
+        lines: dict[str, Line] = {SECURE.get(way, way): partial(_bursts, each) for way, each in streams.items()}
+        for measure in lines.values():
+            await measure()  # a new connection's first frames wait for its windows
+        return await measured_here("frames", TABLE, lines, rounds)
+
+
+async def _bursts(stream: Any) -> Measured:
+    return {_column(work): [await _burst(stream, work)] for work in WORKS}
 
 
 def _column(work: Work) -> Column:
@@ -84,31 +93,16 @@ def _column(work: Work) -> Column:
     return (f"a frame of one call{arguments}" if calls == 1 else f"a call{arguments} in frames of {calls}"), "µs"
 
 
-async def _turns(folder: Path, count: int) -> dict[Work, Sequence[Turn]]:
-    async with _streams(folder) as streams:
-        for work in WORKS:
-            for stream in streams.values():
-                await _burst(stream, work)  # a new connection's first frames wait for its windows
-        return {work: [await _turn(streams, work, number) for number in range(count)] for work in WORKS}
-
-
-async def _turn(streams: Mapping[str, Any], work: Work, number: int) -> Turn:
-    first = number % len(streams)
-    return {way: await _burst(streams[way], work) for way in (*[*streams][first:], *[*streams][:first])}
-
-
-async def _burst(stream: Any, work: Work) -> tuple[float, float]:
+async def _burst(stream: Any, work: Work) -> float:
     calls, size = work
     request = wire.InvokeRequest(calls=[peer.call(str(number), number, size=size) for number in range(calls)])
-    began_at = time.process_time(), time.perf_counter()
+    began_at = time.process_time()
     for _ in range(FRAMES[calls]):
         await stream.write(request)
         answer = await stream.read()
         if len(answer.results) != calls:
             raise RuntimeError(f"{len(answer.results)} results for {calls} calls")
-    taken = time.process_time() - began_at[0], time.perf_counter() - began_at[1]
-    per_call = 1e6 / FRAMES[calls] / calls
-    return taken[0] * per_call, taken[1] * per_call
+    return (time.process_time() - began_at) * 1e6 / FRAMES[calls] / calls
 
 
 @asynccontextmanager

@@ -18,12 +18,11 @@ from lab.chaos.cast import BUS, Kind, Part, tools
 from lab.chaos.schedule import Act, Event
 from lab.child import Actor
 from lab.load.line import Line
-from lab.stage import Stage, free_ports
+from lab.stage import Stage, free_ports, until_async
 
 HERE = Path(__file__).parent
 CHILD_MODULE = "toolbus.dropin.group_process"
 DRAIN_SECONDS = 60.0  # after which a terminated process is killed, and that counts as a fault
-_LOOK_SECONDS = 0.02
 
 
 @dataclass(slots=True)
@@ -159,15 +158,9 @@ class Scene:
 
     async def _ended(self, name: str) -> None:
         actor = self.actors[name]
-        until = time.monotonic() + DRAIN_SECONDS
-        while not actor.has_ended():
-            if time.monotonic() > until:
-                self.faults.append(
-                    f"{name} (pid {actor.pid}) was terminated and had not ended after {DRAIN_SECONDS:g} s"
-                )
-                actor.kill()
-                return
-            await asyncio.sleep(_LOOK_SECONDS)
+        if not await until_async(actor.has_ended, DRAIN_SECONDS):
+            self.faults.append(f"{name} (pid {actor.pid}) was terminated and had not ended after {DRAIN_SECONDS:g} s")
+            actor.kill()
 
     def _of(self, kind: Kind) -> list[Part]:
         return [part for part in self.parts.values() if part.kind is kind]

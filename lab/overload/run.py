@@ -20,13 +20,14 @@ from lab.load.schedule import LAST_ANSWER_SECONDS, Phase, Schedule, let_begin
 from lab.load.windows import Cell
 from lab.overload.parts import MAX_WAIT, MODEST, Part
 from lab.overload.watch import GROWTH_MIB, Watch
-from lab.stage import Stage
+from lab.stage import Stage, until_async
 
 TIMES = 10  # the capacity, which are offered
 HEAD_START = 0.3  # from the schedules until the first call is due
 CALM_SHARE = 0.25  # of the capacity, before and after
 MEASURE_SECONDS = 1.5
 BUS_SECONDS = 3.0  # of measuring what it can take: its hosts do not begin at the same moment
+NOTICE_SECONDS = 30.0
 BYSTANDER = "bystander"  # a plugin that is killed in the middle of the load
 
 
@@ -141,13 +142,11 @@ class Run:
     async def answers(self, seconds: float) -> dict[str, Answers]:
         """Waits until every host has written down its answers."""
         files = {name: self.folder / f"{name}.answers" for name in self.hosts}
-        ends_at = time.monotonic() + 2 * seconds + HEAD_START + 3 * LAST_ANSWER_SECONDS
-        while missing := [name for name, file in files.items() if not file.exists()]:
-            for name in missing:
-                host = self.hosts[name]
-                if (host.has_ended and not files[name].exists()) or time.monotonic() > ends_at:
-                    raise ChildFailed(f"{name} wrote down no answers. {host.error_text()}")
-            await asyncio.sleep(0.02)
+        for name, host in self.hosts.items():
+            file, longest = files[name], 2 * seconds + HEAD_START + 3 * LAST_ANSWER_SECONDS
+            await until_async(lambda: host.has_ended or file.exists(), longest)  # noqa: B023  # in this turn
+            if not file.exists():
+                raise ChildFailed(f"{name} wrote down no answers. {host.error_text()}")
         return {name: Answers.read(file) for name, file in files.items()}
 
     def ran(self) -> array[float]:
@@ -171,7 +170,7 @@ async def play(part: Part, stage: Stage, plan: Plan) -> Recording:
         answers = await run.answers(plan.seconds + 2 * plan.calm + MAX_WAIT)
         killed_at = await killing
         await watch.settled(GROWTH_MIB)
-        await _until_noticed(watch)
+        await until_async(lambda: _is_noticed(watch), NOTICE_SECONDS)  # a death that it never shows is judged
     if part.fills_bus:
         capacities.append(await asyncio.to_thread(run.capacity, part, plan))
     ran = await asyncio.to_thread(run.ran)
@@ -186,10 +185,6 @@ async def _kill(bystander: Child, watch: Watch, at: float) -> float:
     return moment
 
 
-async def _until_noticed(watch: Watch, seconds: float = 30.0) -> None:
-    """Waits until health has shown the bystander's death; one that it never shows is judged."""
-    ends_at = watch.now + seconds
-    while watch.now < ends_at and not any(
-        BYSTANDER in look.what and look.answer == "NOT_SERVING" for look in watch.looks
-    ):
-        await asyncio.sleep(0.02)
+def _is_noticed(watch: Watch) -> bool:
+    """Whether health has shown the bystander's death."""
+    return any(BYSTANDER in look.what and look.answer == "NOT_SERVING" for look in watch.looks)

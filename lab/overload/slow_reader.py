@@ -19,7 +19,7 @@ from lab.load.schedule import Phase, Schedule, let_begin
 from lab.load.workload import quantile
 from lab.overload.run import Recording, Run
 from lab.overload.watch import PEAK_MIB, Watch
-from lab.stage import Stage
+from lab.stage import Stage, until_async
 
 NAME = "slow"
 DISCONNECTED = ("NOT_SERVING", "NOT_FOUND")  # the health of a source that has no session
@@ -74,8 +74,7 @@ async def play(kind: str, stage: Stage, third: float, settle: float = 30.0) -> B
         begun = watch.now
         let_begin(run.folder, NAME)
         answers = await run.answers(whole.seconds)
-        while kind != "watcher" and not _disconnected(watch, begun) and watch.now < begun + CLOSED_SECONDS:
-            await asyncio.sleep(0.02)
+        await until_async(lambda: kind == "watcher" or _disconnected(watch, begun), begun + CLOSED_SECONDS - watch.now)
         slow.terminate()
         ending = await asyncio.to_thread(slow.line)
         await watch.settled(GROWTH_MIB, settle)

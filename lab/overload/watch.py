@@ -15,9 +15,10 @@ import aiohttp
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from lab.child import Child
+from lab.child import READY_SECONDS, Child
 from lab.judge import Verdict, at_most, figure
 from lab.load.workload import quantile
+from lab.stage import until_async
 from toolbus.tool import MIB
 
 PAUSE = 0.1
@@ -90,17 +91,14 @@ class Watch:
 
     async def settled(self, growth: float, seconds: float = 5.0) -> None:
         """Waits until the bus weighs at most so much more than at first, or so long."""
-        ends_at = self.now + seconds
-        while self.now < ends_at and (not self.memory or self.memory[-1][1] - self.memory[0][1] > growth):
-            await asyncio.sleep(PAUSE)
+        await until_async(lambda: self.memory and self.memory[-1][1] - self.memory[0][1] <= growth, seconds, PAUSE)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Probes in every way, each beside the others."""
         watching = asyncio.create_task(self._run())
         try:
-            while not (self.memory and self.looks):
-                await asyncio.sleep(BEAT)
+            await until_async(lambda: self.memory and self.looks, READY_SECONDS)
             yield
         finally:
             watching.cancel()
