@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.fuzz.choices import Choices
+from lab.fuzz.json_texts import has_half
 from lab.fuzz.target import Target, hold
 from toolbus.dialects import Dialect, EndpointError, find_dialect
 from toolbus.dialects.wire_names import NameTable
@@ -65,7 +66,7 @@ def run(data: bytes) -> None:
     try:
         while choose:
             for delta in stream.feed(_event(choose, events()[name])):
-                hold(_is_whole(delta.text), f"half of a character was shown: {delta.text!r}")
+                hold(not has_half(delta.text), f"half of a character was shown: {delta.text!r}")
         turn = stream.finish()
     except EndpointError:
         return
@@ -76,10 +77,6 @@ def run(data: bytes) -> None:
         texts: list[Any] = [call.id, call.name, call.arguments_json]
         hold(all(isinstance(each, str) for each in texts), f"{call!r} cannot be made")
         hold(call.known == (call.wire_name == "echo"), f"{call!r} was never offered")
-
-
-def _is_whole(text: str) -> bool:
-    return not any("\ud800" <= each <= "\udfff" for each in text)
 
 
 def seeds() -> Iterator[bytes]:

@@ -47,17 +47,22 @@ def expected(text: str) -> Any:
     if text == "":
         return {}
     value = plain(text)
-    if value is REFUSED or any("\ud800" <= each <= "\udfff" for each in text):
+    if value is REFUSED or has_half(text):
         return REFUSED
     scalars, depth = _survey(value)
+    if depth > ARGUMENT_DEPTH:
+        return REFUSED
     wide = [each for each in scalars if type(each) is int and not -(2**63) <= each < 2**64]
     # Half of a pair counts wherever it was written, also in a key that a later one replaced: so it is looked for in
     # the pairs, which `json.loads` would have joined.
-    halves = any("\ud800" <= char <= "\udfff" for each in _texts(text) for char in each)
+    pairs = json.dumps(json.loads(text, object_pairs_hook=list), ensure_ascii=False)
     large = any(not _is_finite(digits) for digits in _numbers(text))
-    if halves or large or depth > ARGUMENT_DEPTH or len(wide) > WIDE_INTEGERS:
-        return REFUSED
-    return value
+    return REFUSED if has_half(pairs) or large or len(wide) > WIDE_INTEGERS else value
+
+
+def has_half(text: str) -> bool:
+    """Returns whether half of a surrogate pair is in a text."""
+    return any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _survey(value: Any) -> tuple[list[Any], int]:
@@ -69,25 +74,6 @@ def _survey(value: Any) -> tuple[list[Any], int]:
         depth += bool(containers)
         level = [inner for each in containers for inner in (each.values() if isinstance(each, dict) else each)]
     return scalars, depth
-
-
-def _texts(text: str) -> list[str]:
-    found: list[str] = []
-
-    def keep(pairs: list[tuple[str, Any]]) -> None:
-        for pair in pairs:
-            _keep_texts(pair, found)
-
-    _keep_texts((json.loads(text, object_pairs_hook=keep),), found)
-    return found
-
-
-def _keep_texts(value: Any, found: list[str]) -> None:
-    if isinstance(value, str):
-        found.append(value)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            _keep_texts(each, found)
 
 
 def _numbers(text: str, *, whole: bool = True) -> list[str]:
@@ -181,7 +167,7 @@ def run(data: bytes) -> None:
     _as_arguments(text)
     _as_schema(text)
     _as_output(text)
-    if not any("\ud800" <= each <= "\udfff" for each in text):  # what UTF-8 cannot hold cannot be posted
+    if not has_half(text):  # what UTF-8 cannot hold cannot be posted
         _as_callback(text, data)
 
 

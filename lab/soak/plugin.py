@@ -7,11 +7,10 @@ import logging
 import sys
 from typing import Any
 
-import aiohttp
 import uvloop
 from aiohttp import web
 
-from lab.load.callbacks import serve_callbacks
+from lab.load.callbacks import register_at, serve_callbacks
 from lab.stage import stop_event
 from toolbus.sdk import Err, Plugin, ToolScope
 
@@ -59,17 +58,12 @@ async def main(grpc: str, http: str) -> None:
     plugin = Plugin(SOURCE, address=grpc, max_in_flight=MAX_IN_FLIGHT)
     for name, function in ((ANSWER, answer), (SLOW, slow), (REPORT, report), (NEST, nest), (REFUSE, refuse)):
         plugin.tool(name=name, description="Stays.")(function)
-    async with plugin, aiohttp.ClientSession(f"http://{http}") as session:
+    async with plugin:
         await plugin.ready()
-        tool = {
-            "name": CALLBACK,
-            "description": "Stays.",
-            "parameters": PLACE,
-            "callback_url": (await serve_callbacks(answer_callback)).url,
-            "source": CALLBACK_SOURCE,
-        }
-        async with session.post("/api/tools/register", json=tool, raise_for_status=True):
-            await stops.wait()
+        url = (await serve_callbacks(answer_callback)).url
+        tool = {"name": CALLBACK, "description": "Stays.", "parameters": PLACE, "source": CALLBACK_SOURCE}
+        await register_at(f"http://{http}", {**tool, "callback_url": url})
+        await stops.wait()
 
 
 if __name__ == "__main__":

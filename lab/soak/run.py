@@ -170,8 +170,5 @@ class Soak:
         return bool(answer.json()["error"]["code"] == "NOT_FOUND")
 
     def _tools(self) -> set[str]:
-        try:
-            answer = httpx.get(f"http://{self._http}/api/tools", trust_env=False, verify=False)
-        except httpx.TransportError:
-            return set()
-        return {tool["name"] for tools in answer.json()["tools_by_role"].values() for tool in tools}
+        with SyncHost(self._grpc, source="soak") as host:
+            return {listed.name for listed in host.list(timeout=START_SECONDS)}
