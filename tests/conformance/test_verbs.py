@@ -97,6 +97,21 @@ async def test_an_attach_that_is_not_the_expected_one_is_named(
     assert (await bench.fails(text, "accept", {})).rule == rule
 
 
+async def test_a_nested_call_that_the_client_cancels_gets_its_result_as_from_a_bus(bench: Bench) -> None:
+    client = await bench.attach()
+    await bench.play("accept", {}, answers_cancels=True)
+    assert (await client.next("the answer"))[0] == "attached"
+    await bench.play("send", {"calls": [{"call_id": "p", "name": "echo"}]})
+    assert (await client.next("the call"))[0] == "calls"
+    await client.send({"calls": [{"call_id": "n", "name": "other", "parent_call_id": "p"}]})
+    await bench.play("expect", {"calls": [{"call_id": "n"}]})
+    await client.send({"cancels": [{"call_id": "n"}]})
+    field, result = await client.next("the result of the nested call")
+    assert (field, result["call_id"], result["error"]["code"]) == ("results", "n", "ERROR_CODE_CANCELLED")
+    await client.send({"results": [{"call_id": "p", "output_json": "1"}]})
+    await bench.play("expect", {"cancels": [{"call_id": "n"}], "results": [{"call_id": "p"}]})
+
+
 async def test_a_stream_without_an_attach_and_an_instance_that_changes_break_rules_of_their_own(bench: Bench) -> None:
     await bench.open().send({"heartbeat": {"sequence": "1"}})
     assert (await bench.fails("no attach", "accept", {})).rule == "OPEN-1"

@@ -18,7 +18,7 @@ ROLES = ("plugin", "host", "remote")
 COMMON_KEYS = ("on", "within", "not_before", "rule")  # that every step may have beside its verb
 # The verbs of steps, each with further keys.
 VERBS: Mapping[str, tuple[str, ...]] = {
-    "accept": ("with", "metadata"),
+    "accept": ("with", "metadata", "answers_cancels"),
     "stream": ("metadata",),
     "no_stream": (),
     "send": ("unknown",),

@@ -6,9 +6,10 @@ The rules of every scenario are checked on the way, by always.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,11 @@ TRACED_MESSAGES = 60
 RECEIVED_BYTES = 64 * 1024 * 1024  # more than any message of a client may have
 # Unknown fields, one of each wire type: a number, 8 bytes, a text, 4 bytes.
 UNKNOWN = b"\xc0\x3e\x07\xc9\x3e12345678\xd2\x3e\x05later\xdd\x3e1234"
+# How a bus answers a call that its caller cancels.
+CANCELLED: Mapping[str, Any] = {
+    "is_error": True,
+    "error": {"code": "ERROR_CODE_CANCELLED", "stage": "CALL_STAGE_DISPATCHED", "message": "cancelled"},
+}
 RESPONSES: dict[str, type[Any]] = {
     "Register": wire.RegisterResponse,
     "Unregister": wire.UnregisterResponse,
@@ -82,6 +88,7 @@ class ClientStream:
         self.reads.set()
         self.session_id = f"{line.next_session():032x}"
         self.over = False  # whether either side has ended its direction
+        self.answers_cancels = False  # whether calls that the client cancels end at once, as a bus ends them
 
     async def read(self, requests: AsyncIterator[wire.InvokeRequest]) -> None:
         """Splits messages into items, in the order in which a bus reads them."""
@@ -99,10 +106,16 @@ class ClientStream:
                     self._fault(rule, why, number)
                 for field, item in items:
                     self.arrived.put_nowait(Arrived(field, item, number))
+                if self.answers_cancels and request.cancels:
+                    await self._answer_cancels(each.call_id for each in request.cancels)
                 await self.reads.wait()
         except grpc.RpcError:
             pass
         self.arrived.put_nowait(Arrived("half_close", None, number))
+
+    async def _answer_cancels(self, call_ids: Iterable[str]) -> None:
+        with contextlib.suppress(Mismatch):  # the client has ended the stream, and a step finds that
+            await self.send({"results": [{"call_id": each, **CANCELLED} for each in call_ids]})
 
     def _fault(self, rule: str, text: str, number: int) -> None:
         self.arrived.put_nowait(Arrived("fault", text, number, rule))

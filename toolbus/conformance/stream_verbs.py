@@ -75,7 +75,9 @@ class StreamVerbs:
     async def accept(self, line: Line, step: Mapping[str, Any]) -> None:
         await self.stream(line, step)
         names = sorted(self._stage.tools) if line.name == "plugin" else []
-        await self._answer(self._stage.current(line), names, step)
+        stream = self._stage.current(line)
+        stream.answers_cancels = bool(step.get("answers_cancels"))
+        await self._answer(stream, names, step)
 
     async def _answer(self, stream: ClientStream, names: Iterable[str], step: Mapping[str, Any]) -> None:
         """Answers an attach."""
