@@ -19,9 +19,11 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from tests.contract.offer import Offer, as_function, on
 from tests.contract.works import Work
+from tests.support.fork_server import fork_group
 from tests.support.processes import environment
 from toolbus.bus import Bus
 from toolbus.dropin.tool_folder import ToolFolder
@@ -37,7 +39,7 @@ class DropinOffer(Offer):
     """`ToolFolder` on the test's loop, the process that it starts, and the works on a loop of their own."""
 
     source = "dropin:contract"
-    arrival_seconds = 20.0  # a process starts and loads grpc
+    arrival_seconds = 20.0  # a process is forked and enters its sandbox
 
     def __init__(self, bus: Bus) -> None:
         super().__init__(bus)
@@ -49,6 +51,7 @@ class DropinOffer(Offer):
         self._port = 0
         self._tools = ToolFolder(self._folder, "", self._emit, environment=environment({}))
         self._running: asyncio.Task[bool] | None = None  # None before the first tool
+        self._forking = mock.patch("asyncio.create_subprocess_exec", fork_group)  # while the folder runs
         self._known: dict[str, Work] = {}  # all that were ever offered: a call may come after its tool was taken away
         self.reports: list[PluginReport] = []
 
@@ -64,6 +67,7 @@ class DropinOffer(Offer):
             (self._folder / "_manifest.json").write_text(json.dumps(grants))
             self._write()
             self._tools.move(await self.bus.dropin_address())
+            self._forking.start()
             self._running = asyncio.create_task(self._tools.run())
         else:
             self._write()
@@ -88,6 +92,7 @@ class DropinOffer(Offer):
         if self._running is not None:
             self._tools.stop()
             assert await self._running, self.reports
+            self._forking.stop()
             await on(self._thread, self._hang_up())
             await asyncio.to_thread(self._thread.stop)
         self._home.cleanup()
