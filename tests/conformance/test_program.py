@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.conformance.clients import CLIENTS
+from tests.conformance.forked_client import fork_client
 from tests.conformance.mutants import ROOT
 from tests.support.processes import alive, environment, toolbus
 from tests.support.waiting import WAIT_SECONDS, until_sync
@@ -27,8 +28,9 @@ OTHER_TRACE = "00-11111111111111111111111111111111-2222222222222222-01"
 
 
 @pytest.fixture(autouse=True)
-def _package(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clients_of_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "PYTHONPATH", str(ROOT))
+    monkeypatch.setattr("asyncio.create_subprocess_exec", fork_client)
 
 
 def changed(folder: Path, old: str, new: str) -> Sequence[str]:

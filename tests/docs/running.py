@@ -10,16 +10,17 @@ import queue
 import runpy
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, chdir, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import grpc
 import pytest
 
 from tests.docs.pages import ROOT, Block
+from tests.support.fork_server import Forked, fork, fork_python
 from toolbus.sdk import Plugin
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
@@ -45,20 +46,25 @@ def process(arguments: list[str], folder: Path, addresses: Addresses) -> Iterato
     """Runs Python until the block is left, then asks it to end; its exit code has to be 0."""
     errors = folder / "stderr"
     environment = {**os.environ, **addresses.variables(), "PYTHONPATH": str(ROOT), "GRPC_VERBOSITY": "NONE"}
-    with (
-        errors.open("a+", encoding="utf-8") as stderr,
-        subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment, stderr=stderr) as running,
-    ):
+    with errors.open("a+b") as stderr, (folder / "stdout").open("a+b") as stdout, chdir(folder):
+        running = _start(arguments, environment, stdout, stderr)
+    try:
+        yield
+    finally:
+        running.send_signal(signal.SIGTERM)
         try:
-            yield
-        finally:
-            running.send_signal(signal.SIGTERM)
-            try:
-                code = running.wait(MAX_SECONDS)
-            except subprocess.TimeoutExpired:
-                running.kill()
-                raise
-        assert code == 0, f"{arguments} ended with {code}:\n{errors.read_text('utf-8')}"
+            code = running.wait(MAX_SECONDS)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            raise
+    assert code == 0, f"{arguments} ended with {code}:\n{errors.read_text('utf-8')}"
+
+
+def _start(arguments: list[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> Forked:
+    if arguments[:2] == ["-m", "toolbus.cli"]:
+        return fork(arguments[2:], environment, out, err)
+    with open(os.devnull, "rb") as null:
+        return fork_python(arguments, environment, {0: null.fileno(), 1: out.fileno(), 2: err.fileno()})
 
 
 @contextmanager

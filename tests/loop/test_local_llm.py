@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.loop.model_server import Breaks, ModelServer, serving
 from tests.loop.realtime_provider import with_timeout
+from tests.support.fork_server import Program, fork_python
 from tests.support.processes import ROOT, Running, environment
 from tests.support.waiting import HANG_SECONDS
 from toolbus import Plugin
@@ -44,35 +44,58 @@ async def bus(tmp_path: Path) -> AsyncIterator[str]:
             yield address
 
 
-@asynccontextmanager
-async def chatting(server: ModelServer, bus: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, str(AGENT), "--url", f"{server.url}/v1", "--model", "m"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=environment({"TOOLBUS_ADDRESS": bus, "NO_PROXY": "*"}),
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+class Agent:
+    """The agent in a process of its own, a fork of one that has imported what it imports."""
+
+    def __init__(self, folder: Path, server: ModelServer, bus: str) -> None:
+        self._out, self._err = folder / "agent.out", folder / "agent.err"
+        read, self._stdin = os.pipe()
+        words = (str(AGENT), "--url", f"{server.url}/v1", "--model", "m")
+        variables = environment({"TOOLBUS_ADDRESS": bus, "NO_PROXY": "*"})
+        with open(read, "rb") as stdin, self._out.open("wb") as out, self._err.open("wb") as err:
+            files = {0: stdin.fileno(), 1: out.fileno(), 2: err.fileno()}
+            self.process = fork_python(words, variables, files, Program.AGENT)
+
+    def say(self, *lines: str) -> None:
+        os.write(self._stdin, "".join(f"{line}\n" for line in lines).encode())
+
+    async def ended(self, *lines: str) -> str:
+        """Says the lines and nothing more. Returns what was answered by a program that may first have to start."""
+        self.say(*lines)
+        self.close()
+        code = await asyncio.to_thread(self.process.wait, HANG_SECONDS)
+        assert (code, self._err.read_text()) == (0, "")
+        return self._out.read_text()
+
+    def close(self) -> None:
+        """Ends its input."""
+        if self._stdin >= 0:
+            os.close(self._stdin)
+            self._stdin = -1
 
 
-async def ended(process: asyncio.subprocess.Process, *lines: str) -> str:
-    """Says the lines and nothing more. Returns what was answered by a program that may first have to start."""
-    async with asyncio.timeout(HANG_SECONDS):
-        out, err = await process.communicate("".join(f"{line}\n" for line in lines).encode())
-    assert (process.returncode, err.decode()) == (0, "")
-    return out.decode()
+Chatting = Callable[[ModelServer], Agent]
+
+
+@pytest.fixture
+def chatting(bus: str, tmp_path: Path) -> Iterator[Chatting]:
+    """Starts an agent with a model."""
+    started: list[Agent] = []
+
+    def start(server: ModelServer) -> Agent:
+        started.append(Agent(tmp_path, server, bus))
+        return started[-1]
+
+    yield start
+    for agent in started:
+        agent.close()
+        agent.process.kill()
 
 
 @pytest.mark.parametrize("flavour", ["llama_cpp", "ollama_v1", "vllm"])
-async def test_the_agent_calls_tools_of_the_bus_and_shows_text_and_calls(flavour: str, bus: str) -> None:
-    async with serving(flavour, "two", "text", "text") as server, chatting(server, bus) as agent:
-        output = await ended(agent, "What is the weather?", "Sure?")
+async def test_the_agent_calls_tools_of_the_bus_and_shows_text_and_calls(flavour: str, chatting: Chatting) -> None:
+    async with serving(flavour, "two", "text", "text") as server:
+        output = await chatting(server).ended("What is the weather?", "Sure?")
     assert re.search(r'→ get_weather {"city": ?"Paris"}\n', output)
     assert re.search(r'→ get_weather {"city": ?"Oslo"}\n', output)
     assert "← get_weather ok: Oslo: sunny" in output
@@ -81,22 +104,21 @@ async def test_the_agent_calls_tools_of_the_bus_and_shows_text_and_calls(flavour
     assert "Paris: sunny" in str(server.requests[2]["messages"])  # the second turn goes on where the first ended
 
 
-async def test_ctrl_c_ends_a_turn_of_the_agent_and_the_chat_continues(bus: str) -> None:
-    async with serving("openai", Breaks("text", 2, "hangs"), "text") as server, chatting(server, bus) as agent:
-        assert agent.stdin is not None
-        agent.stdin.write(b"What is the weather?\n")
+async def test_ctrl_c_ends_a_turn_of_the_agent_and_the_chat_continues(chatting: Chatting) -> None:
+    async with serving("openai", Breaks("text", 2, "hangs"), "text") as server:
+        agent = chatting(server)
+        agent.say("What is the weather?")
         async with asyncio.timeout(HANG_SECONDS):
             await server.hanging.wait()
-            agent.send_signal(signal.SIGINT)
+            agent.process.send_signal(signal.SIGINT)
             await server.left.wait()
-        output = await ended(agent, "And now?")
+        output = await agent.ended("And now?")
     assert "KeyboardInterrupt" in output
     assert SAID in output
 
 
-async def test_an_unreachable_model_is_reported_and_the_chat_continues(bus: str) -> None:
+async def test_an_unreachable_model_is_reported_and_the_chat_continues(chatting: Chatting) -> None:
     async with serving("openai") as server:
         pass  # nobody listens there any more
-    async with chatting(server, bus) as agent:
-        output = await ended(agent, "What is the weather?", "")
+    output = await chatting(server).ended("What is the weather?", "")
     assert "APIConnectionError: Connection error." in output

@@ -1,4 +1,4 @@
-"""Starts `toolbus` commands, and the processes of tool folders, as forks of a process that has imported what they do.
+"""Starts commands, processes of tool folders and scripts as forks of a process that has imported what they do.
 
 A new interpreter takes about a second of processor time until its bus is ready, and half a second until its tools are
 offered, most of it for imports. A fork is a process like any other: of its own session, with its own environment and
@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -28,16 +29,19 @@ from enum import Enum
 from pathlib import Path
 from typing import IO, Any
 
-from tests.support.waiting import WAIT_SECONDS
+from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.dropin.sandbox import clean_environment
 from toolbus.processes.program_starter import SUPERVISOR_VARIABLE
+
+_OPENAI = ("openai", "openai.resources.chat.completions")  # the second is what the client loads when it is used
 
 
 class Program(Enum):
     """What a fork runs; each has a server of its own, with the modules that it imports.
 
     `COMMAND` is `toolbus`; the switch of grpcio comes first, as in the commands. `GROUP` is the process of a group of
-    drop-in files: it may import grpc only in its sandbox, so that and what needs it is missing here.
+    drop-in files: it may import grpc only in its sandbox, so that and what needs it is missing here. `SCRIPT` is a
+    Python file or module that connects to a bus, `AGENT` one that talks to a model as well.
     """
 
     COMMAND = (
@@ -51,6 +55,8 @@ class Program(Enum):
         *("toolbus.sdk.notification", "toolbus.sdk.outgoing_calls", "toolbus.sdk.plugin_delegate"),
         *("toolbus.sdk.shared_loop", "toolbus.sdk.tracing", "toolbus.functions.workers", "typing_extensions"),
     )
+    SCRIPT = ("grpc.aio", "toolbus.v1.tool_bus_service_pb2_grpc", "toolbus.sdk", "toolbus.processes.plugin_program")
+    AGENT = ("grpc.aio", "toolbus.v1.tool_bus_service_pb2_grpc", "toolbus.sdk", "toolbus.loop", *_OPENAI)
 
 
 _MAX_FILES = 8  # descriptors with a request
@@ -134,6 +140,17 @@ def fork(words: Sequence[str], environment: Mapping[str, str], out: IO[bytes], e
     return _fork(Program.COMMAND, words, environment, {1: out.fileno(), 2: err.fileno()})
 
 
+def fork_python(
+    words: Sequence[str], environment: Mapping[str, str], files: Mapping[int, int], program: Program = Program.SCRIPT
+) -> Forked:
+    """Starts what `python` would with these words, a file or `-m` and a module, in this process's folder.
+
+    Args:
+        files: descriptors of this process, by the number that each has in the fork: 0, 1 and 2 at least.
+    """
+    return _fork(program, words, environment, files)
+
+
 async def fork_group(
     *words: str, stdin: int, stdout: int, stderr: int, pass_fds: Sequence[int], env: Mapping[str, str], **_: bool
 ) -> ForkedGroup:
@@ -160,6 +177,8 @@ def _fork(program: Program, words: Sequence[str], environment: Mapping[str, str]
         request = {"words": list(words), "environment": dict(environment), "folder": os.getcwd(), "files": list(files)}
         socket.send_fds(control, [json.dumps(request).encode()], [theirs.fileno(), *files.values()])
     pid = int(control.recv(16))
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        until_sync(lambda: os.getpgid(pid) == pid, "the session of a fork, which is killed as a group")
     return Forked(pid, ours)
 
 
@@ -277,6 +296,9 @@ def _main() -> None:
         request = _Server(control).serve()
     if request is None:
         return
+    if program in (Program.SCRIPT, Program.AGENT):
+        _run_script(request["words"])
+        return
     if program is Program.COMMAND:
         from toolbus.cli import main
     else:
@@ -284,6 +306,16 @@ def _main() -> None:
 
         os.environ[SUPERVISOR_VARIABLE] = str(os.getppid())  # it ends with its parent, which is the server here
     main()
+
+
+def _run_script(words: Sequence[str]) -> None:
+    if words[0] == "-m":
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        sys.path[0] = os.path.dirname(os.path.abspath(words[0]))
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":
