@@ -9,9 +9,8 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings, strategies
 
-from tests.support import file_units, worker_memory
+from tests.support import file_units, process_state, worker_memory
 from tests.support.examples import examples
-from tests.support.imports import restored_imports
 
 # Before anything imports grpc: its C core would log every connection that a test breaks.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -40,9 +39,4 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 def pytest_sessionstart(session: pytest.Session) -> None:
     file_units.register(session)
     worker_memory.register(session)
-
-
-@pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtest_protocol() -> Generator[None, object, object]:
-    with restored_imports():
-        return (yield)
+    session.config.pluginmanager.register(process_state.RestoredState())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support.imports import restored_imports
+from tests.support.process_state import restored_imports
 from toolbus.sdk.loader import LoadedPlugin, load_plugin
 
 PLUGINS = Path(__file__).parent / "plugins"

@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.process_state import restored_imports
 from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
 from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
@@ -82,6 +83,12 @@ alias = where
 
 async def run_sync(job: Callable[[], Any]) -> Any:
     return await asyncio.to_thread(job)
+
+
+@pytest.fixture(autouse=True)
+def clean_imports() -> Iterator[None]:
+    with restored_imports():
+        yield
 
 
 @pytest.fixture
