@@ -189,7 +189,7 @@ def _local_tool_bus(stage: Stage, plan: Plan, *, before: bool = False) -> tuple[
     return bus, f"http://{address_of(bus.line(), 'http')}"
 
 
-_RAW_INVOKE, _RAW_MCP = ("load.raw_http", "invoke"), ("load.raw_http", "mcp")
+_RAW_INVOKE, _RAW_MCP = (_HOST, "bare_invoke"), (_HOST, "bare_mcp")
 _in_room = functools.partial(Contestant, rooms=("fastmcp",), partial=True)
 MCP = by_name(
     Contestant("floor", module("benchmarks.asgi_servers", "floor", address="http"), _RAW_INVOKE),

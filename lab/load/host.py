@@ -3,11 +3,12 @@
 Ways: ``aiohttp`` and ``httpx`` post callbacks to the plugin at a URL as the bus would, with bodies that are made
 beforehand and responses that are not read as JSON; ``aiohttp_json`` writes and reads it, as programs do; ``embedded``
 has a bus in this process do it, ``in_process`` has one whose plugin came over gRPC. For these five the CPU time charged
-to the calls is that of this process. ``invoke`` calls the bus at a URL; ``json_rpc`` calls a gateway of MCP at a URL,
-whose token stands behind a ``#``; ``mount_client`` calls with the client that mounts are made of; ``nats`` makes
-requests as nats-py's documentation shows it, ``tcp`` sends lines of text. On the SDK and the event loop of asyncio,
-``tasks`` awaits `Host.call` in N tasks, ``many`` gives `call_many` N calls at a time, ``sync`` has N threads that block
-in `SyncHost.call`.
+to the calls is that of this process. ``invoke`` calls the bus at a URL; ``bare_invoke`` does so over bare connections,
+and ``bare_mcp`` calls the MCP server at a URL; ``json_rpc`` calls a gateway of MCP at a URL, whose token stands behind
+a ``#``; ``mount_client`` calls with the client that mounts are made of; ``nats`` makes requests as nats-py's
+documentation shows it, ``tcp`` sends lines of text. On the SDK and the event loop of asyncio, ``tasks`` awaits
+`Host.call` in N tasks, ``many`` gives `call_many` N calls at a time, ``sync`` has N threads that block in
+`SyncHost.call`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from lab.load import windows, workload
+from lab.load.raw_http import McpTarget, Target, by_bare_connections
 from lab.stage import Stage
 
 if TYPE_CHECKING:
@@ -274,6 +277,8 @@ WAYS: dict[str, Callable[[str], AbstractAsyncContextManager[windows.Prepare]]] =
     "embedded": by_embedded_bus,
     "in_process": by_bus_of_this_process,
     "invoke": by_invoke,
+    "bare_invoke": partial(by_bare_connections, kind=Target),
+    "bare_mcp": partial(by_bare_connections, kind=McpTarget),
     "json_rpc": by_json_rpc,
     "mount_client": by_mount_client,
     "nats": by_nats,

@@ -1,21 +1,18 @@
-"""Keeps N requests in flight over N bare connections: ``python -m lab.load.raw_http WAY URL``.
+"""Sends requests over bare connections, which cost little, so that what differs is the server.
 
-The client costs little, so that what differs is the server. Ways: ``invoke`` posts calls to a bus (or to what takes the
-same body), ``mcp`` posts `tools/call` to an MCP server, in its newest era: it asks `tools/list` without a handshake
-first, and makes the handshake where that is refused.
+They post calls to a bus (or to what takes the same body), or `tools/call` to an MCP server, in its newest era: they ask
+for `tools/list` without a handshake first, and make the handshake where that is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
-
-import uvloop
 
 from lab.load import windows, workload
 
@@ -24,28 +21,11 @@ MARK = b"21.5"  # of the tool's answer
 ANSWER_SECONDS = 25.0
 TOOL_SECONDS = 20.0  # in which a server that is still being mounted has to be listed
 _CLIENT = {"name": "lab", "version": "1"}
-ABOUT = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": _CLIENT}  # the parameters of `initialize`
+_ABOUT = {"protocolVersion": LEGACY, "capabilities": {}, "clientInfo": _CLIENT}  # the parameters of `initialize`
 _META = {
     f"io.modelcontextprotocol/{name}": value
     for name, value in {"protocolVersion": MODERN, "clientInfo": _CLIENT, "clientCapabilities": {}}.items()
 }
-
-
-def mcp_message(
-    number: int, method: str, params: Mapping[str, Any], session: Mapping[str, str] | None
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns an MCP request and its headers.
-
-    Args:
-        session: the headers of a legacy session; None: it is a request of the newest era.
-    """
-    if session is None:
-        headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
-        headers |= {"Mcp-Name": params["name"]} if "name" in params else {}
-        params = {**params, "_meta": _META}
-    else:
-        headers = {"MCP-Protocol-Version": LEGACY, **session}
-    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}, headers
 
 
 class BadAnswer(RuntimeError):
@@ -76,11 +56,13 @@ class Connection(NamedTuple):
 
 
 class Target:
-    """Where requests go, and what is called there."""
+    """A server that takes the calls of a bus."""
 
-    def __init__(self, url: str, path: str) -> None:
+    _default_path = "/api/tools/invoke"
+
+    def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        self._host, self._port, self._path = parts.hostname or "", parts.port or 80, parts.path or path
+        self._host, self._port, self._path = parts.hostname or "", parts.port or 80, parts.path or self._default_path
 
     def request(self, body: bytes, headers: Mapping[str, str] = {}) -> bytes:
         lines = {
@@ -108,6 +90,7 @@ class Target:
 class McpTarget(Target):
     """An MCP server; the name of its tool is read from its list."""
 
+    _default_path = "/mcp"
     _session: dict[str, str] | None = None  # headers of a legacy session; None: modern
     _name = ""
 
@@ -118,19 +101,19 @@ class McpTarget(Target):
             BadAnswer: it has no such tool.
         """
         ends_at = time.monotonic() + TOOL_SECONDS
-        if (await connection.ask(self._message(0, "tools/list", {}))).status != 200:
-            await self._shake_hands(connection)
+        if (await connection.ask(self.message(0, "tools/list", {}))).status != 200:
+            await self.shake_hands(connection)
         while not self._name:
-            body = (await connection.ask(self._message(2, "tools/list", {}))).body
+            body = (await connection.ask(self.message(2, "tools/list", {}))).body
             names = [each["name"] for each in _result(body).get("tools", ())]
             self._name = next((name for name in names if name.endswith(workload.TOOL_NAME)), "")
             if not self._name and time.monotonic() > ends_at:
                 raise BadAnswer(f"the server has no tool {workload.TOOL_NAME}: {body[:500]!r}")
             await asyncio.sleep(0.02)
 
-    async def _shake_hands(self, connection: Connection) -> None:
+    async def shake_hands(self, connection: Connection) -> None:
         self._session = {}
-        status, headers, body = await connection.ask(self._message(1, "initialize", ABOUT))
+        status, headers, body = await connection.ask(self.message(1, "initialize", _ABOUT))
         if status != 200:
             raise BadAnswer(f"HTTP {status} {body[:500]!r}")
         if session := headers.get("mcp-session-id"):
@@ -138,12 +121,19 @@ class McpTarget(Target):
         note = b'{"jsonrpc":"2.0","method":"notifications/initialized"}'
         await connection.ask(self.request(note, {"MCP-Protocol-Version": LEGACY, **self._session}))
 
-    def _message(self, number: int, method: str, params: dict[str, Any]) -> bytes:
-        message, headers = mcp_message(number, method, params, self._session)
-        return self.request(json.dumps(message, separators=(",", ":")).encode(), headers)
+    def message(self, number: int, method: str, params: Mapping[str, Any]) -> bytes:
+        """Returns a request of the server's era."""
+        if self._session is None:
+            headers = {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
+            headers |= {"Mcp-Name": params["name"]} if "name" in params else {}
+            params = {**params, "_meta": _META}
+        else:
+            headers = {"MCP-Protocol-Version": LEGACY, **self._session}
+        body = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        return self.request(json.dumps(body, separators=(",", ":")).encode(), headers)
 
     def write(self, slot: int, arguments_json: str) -> bytes:
-        return self._message(slot + 3, "tools/call", {"name": self._name, "arguments": json.loads(arguments_json)})
+        return self.message(slot + 3, "tools/call", {"name": self._name, "arguments": json.loads(arguments_json)})
 
 
 def _result(body: bytes) -> dict[str, Any]:
@@ -152,27 +142,21 @@ def _result(body: bytes) -> dict[str, Any]:
     return result
 
 
-async def main() -> None:
-    """Reads the command line and runs a window for each cell."""
-    options = windows.options_of(__doc__).parse_args(sys.argv[2:])
-    is_mcp = sys.argv[1] == "mcp"
-    target = McpTarget(options.address, "/mcp") if is_mcp else Target(options.address, "/api/tools/invoke")
+@asynccontextmanager
+async def by_bare_connections(url: str, kind: type[Target]) -> AsyncIterator[windows.Prepare]:
+    """Calls what is at the URL; each task has a connection of its own, which it opens at its first call."""
+    target, connections = kind(url), dict[int, Connection]()
     async with asyncio.timeout(ANSWER_SECONDS):
         await target.prepare(await target.connect())
-    for cell in options.cells:
-        connections = [await target.connect() for _ in range(cell.in_flight)]
-        requests = [target.write(slot, text) for slot, text in enumerate(windows.arguments(cell))]
 
-        async def ask(slot: int) -> None:
-            status, _, body = await connections[slot].ask(requests[slot])  # noqa: B023  # it is called in this turn
-            if status != 200 or MARK not in body:
-                raise BadAnswer(f"a call failed: HTTP {status} {body[:500]!r}")
+    async def ask(of: tuple[int, bytes]) -> None:
+        slot, request = of
+        if slot not in connections:
+            connections[slot] = await target.connect()
+        status, _, body = await connections[slot].ask(request)
+        if status != 200 or MARK not in body:
+            raise BadAnswer(f"a call failed: HTTP {status} {body[:500]!r}")
 
-        clock = windows.Clock(cell, options, options.middle_pid)
-        (await windows.keep_calling(ask, clock, cell.in_flight)).print()
-        for connection in connections:
-            connection.writer.close()
-
-
-if __name__ == "__main__":
-    uvloop.run(main())
+    yield windows.preparing(lambda texts: [(slot, target.write(slot, text)) for slot, text in enumerate(texts)], ask)
+    for connection in connections.values():
+        connection.writer.close()
