@@ -447,7 +447,7 @@ def test_time_is_in_proportion_to_the_text(name: str) -> None:
     text, before = BOMBS[name](75_000), time.process_time()
     for preset in BOTH:
         Tripwire(preset).check("user", text)
-    assert time.process_time() - before < 6.0  # 0.2 s at worst where nothing else runs; squared, it would be minutes
+    assert time.process_time() - before < 6.0  # 0.5 s at worst on a busy machine; squared, it would be minutes
 
 
 def test_a_result_that_takes_too_long_to_judge_is_blocked_and_the_error_says_why() -> None:
