@@ -51,10 +51,7 @@ async def _death(address: str, plugin: Child) -> float:
     errors: list[pb.ToolResult] = []
     async with asyncio.timeout(ANSWER_SECONDS):
         while len(errors) < HELD:
-            frame = await host.read()
-            if frame is None:
-                raise ChildFailed(f"the host's stream ended with {len(errors)} of {HELD} errors")
-            errors += frame.results
+            errors += await host.next_results()
     ended_at = time.monotonic_ns()
     others = [error for error in errors if error.error.code != pb.ERROR_CODE_UNAVAILABLE]
     if others:

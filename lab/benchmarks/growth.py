@@ -126,12 +126,8 @@ async def operation_costs(
     async def call(number: int) -> None:
         host.calls.append(peer.call(str(number), 1))
         host.flush()
-        while (frame := await host.read()) is not None:
-            if frame.results:
-                if frame.results[0].is_error:
-                    raise RuntimeError(f"a call failed: {frame.results[0].error.message}")
-                return
-        raise RuntimeError("the stream ended")
+        if (result := (await host.next_results())[0]).is_error:
+            raise RuntimeError(f"a call failed: {result.error.message}")
 
     await microseconds(call, OPERATIONS)  # nothing of what happens once shows
     found: dict[Column, list[float]] = {}

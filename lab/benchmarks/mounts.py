@@ -167,7 +167,7 @@ async def _kill_again(server: MountedServer, repeats: int) -> tuple[tuple[float,
         os.kill(pid, signal.SIGKILL)
         async with asyncio.timeout(SECONDS):
             while ids:
-                for result in (await _read(host)).results:
+                for result in await host.next_results():
                     if result.error.code != pb.ERROR_CODE_UNAVAILABLE or result.error.retry_safe:
                         raise ChildFailed(f"expected UNAVAILABLE that is not safe to retry, got {result}")
                     if result.error.stage not in (pb.CALL_STAGE_DISPATCHED, pb.CALL_STAGE_ACCEPTED):
@@ -189,22 +189,13 @@ def _call_of(tool: str, call_id: str) -> pb.ToolCall:
     return pb.ToolCall(call_id=call_id, name=f"{NAME}:{tool}", arguments_json=json.dumps({"id": call_id}))
 
 
-async def _read(host: peer.Peer) -> Any:
-    frame = await host.read()
-    if frame is None:
-        raise ChildFailed("the host's stream ended")
-    return frame
-
-
 async def _call(host: peer.Peer, name: str) -> None:
     """Calls a tool that answers, until it does."""
     async with asyncio.timeout(SECONDS):
         for number in range(10**6):
             host.calls.append(_call_of("forecast", f"{name}-{number}"))
             host.flush()
-            while not (results := (await _read(host)).results):
-                pass
-            if not results[0].is_error:
+            if not (await host.next_results())[0].is_error:
                 return
             await asyncio.sleep(0.01)
 

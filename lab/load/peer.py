@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Any, cast
 
 import grpc
@@ -64,6 +65,17 @@ class Peer:
             self._echo = wire.Heartbeat(sequence=frame.heartbeat.sequence)
             self._wake.set()
         return frame
+
+    async def next_results(self) -> Sequence[pb.ToolResult]:
+        """Returns the results of the next frame that has some.
+
+        Raises:
+            RuntimeError: the stream ended.
+        """
+        while (frame := await self.read()) is not None:
+            if frame.results:
+                return frame.results
+        raise RuntimeError("the stream ended")
 
     def flush(self) -> None:
         self._wake.set()
