@@ -103,7 +103,7 @@ wire-image: $(VENV)/dev.stamp ## accept the wire of proto/ as what later changes
 
 coverage: $(VENV)/dev.stamp ## run the tests and report the branch coverage of toolbus/; below 95 % names what is missing
 	@$(BIN)/coverage erase
-	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --cov --cov-report= --cov-fail-under=0 $(ARGS); \
+	@TOOLBUS_TEST_FILE_UNITS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --cov --cov-report= --cov-fail-under=0 $(ARGS); \
 	tests=$$?; $(BIN)/coverage report && exit $$tests
 
 bench: $(VENV)/bench.stamp ## measure calls and faults beside a relay and NATS (ARGS=rivals, growth, gateway, mcp, mounts, hosts, sdk, search, exports, dropin, tls or watching)
