@@ -6,12 +6,14 @@ import asyncio
 import json
 import re
 import shlex
-import subprocess
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import TEXTS, blocks, table
+from tests.support.processes import toolbus
 from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.config import Config
@@ -63,7 +65,7 @@ def test_the_file_of_the_page_is_read_without_a_word() -> None:
 
 
 async def test_the_server_of_the_page_is_mounted_without_a_bus_and_offered_at_once_by_the_next_one(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     [server] = [block for block in blocks(PAGE) if block.file == "notes.py"]
     (tmp_path / "notes.py").write_text(server.text, "utf-8")
@@ -71,14 +73,8 @@ async def test_the_server_of_the_page_is_mounted_without_a_bus_and_offered_at_on
     words = [sys.executable if word == "python" else word for word in shlex.split(line)]
     data = tmp_path / "data"
     options = ["--data-dir", str(data), "--json"]
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "toolbus.cli", words[1], *options, *words[2:]],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    monkeypatch.chdir(tmp_path)
+    done = await asyncio.to_thread(toolbus, words[1], *options, *words[2:])
     assert done.returncode == 0, done.stderr
     [shown] = json.loads(done.stdout)["mounts"]
     assert [each["name"] for each in shown["declared"]] == ["add_note"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,19 +15,65 @@ import pytest
 from tests.docs.pages import DOCS, ROOT
 from tests.support.waiting import HANG_SECONDS
 
+BROKEN_LINKS = ["missing.md", "#missing", "../missing.py"]
+# Builds sites one after the other, each in a fork, since loading mkdocs takes longer than most of them.
+_BUILD_ALL = """
+import json, os, sys
+from mkdocs.__main__ import cli
+codes = []
+for config, site in json.loads(sys.argv[1]):
+    sys.stderr.flush()
+    if not (pid := os.fork()):
+        cli(["build", "--strict", "-f", config, "-d", site])
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print(json.dumps(codes))
+"""
 
-def _build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_SECONDS)
+
+@dataclass(frozen=True)
+class Built:
+    """The site, and how its build and those of pages with a broken link ended."""
+
+    site: Path
+    code: int
+    broken: dict[str, int]
+    errors: str
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    built = _build(ROOT / "mkdocs.yml", folder)
-    assert built.returncode == 0, built.stderr
-    return folder
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    sites = [(ROOT / "mkdocs.yml", tmp_path_factory.mktemp("site"))]
+    for number, link in enumerate(BROKEN_LINKS):
+        folder = tmp_path_factory.mktemp(f"broken{number}")
+        sites.append((_page_with(link, folder), folder / "site"))
+    words = json.dumps([[str(config), str(site)] for config, site in sites])
+    ended = subprocess.run(
+        [sys.executable, "-c", _BUILD_ALL, words],
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+    )
+    assert ended.returncode == 0, ended.stderr
+    code, *broken = json.loads(ended.stdout.splitlines()[-1])
+    return Built(sites[0][1], code, dict(zip(BROKEN_LINKS, broken, strict=True)), ended.stderr)
+
+
+def _page_with(link: str, folder: Path) -> Path:
+    """Writes a site of one page with a link; returns its configuration."""
+    docs = folder / "docs"
+    docs.mkdir()
+    (docs / "index.md").write_text(f"# Page\n\n[link]({link})\n", "utf-8")
+    (docs / "site_links.py").write_text((DOCS / "site_links.py").read_text("utf-8"), "utf-8")
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[0]
+    (folder / "mkdocs.yml").write_text(settings, "utf-8")
+    return folder / "mkdocs.yml"
+
+
+@pytest.fixture(scope="module")
+def site(built: Built) -> Path:
+    assert built.code == 0, built.errors
+    return built.site
 
 
 def test_the_site_has_every_page(site: Path) -> None:
@@ -44,12 +92,6 @@ def test_no_page_of_the_site_loads_anything_from_the_network(site: Path) -> None
         assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", style.read_text("utf-8")), style
 
 
-@pytest.mark.parametrize("link", ["missing.md", "#missing", "../missing.py"])
-def test_a_broken_link_fails_the_build(tmp_path: Path, link: str) -> None:
-    docs = tmp_path / "docs"
-    docs.mkdir()
-    (docs / "index.md").write_text(f"# Page\n\n[link]({link})\n", "utf-8")
-    (docs / "site_links.py").write_text((DOCS / "site_links.py").read_text("utf-8"), "utf-8")
-    settings = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:")[0]
-    (tmp_path / "mkdocs.yml").write_text(settings, "utf-8")
-    assert _build(tmp_path / "mkdocs.yml", tmp_path / "site").returncode != 0
+@pytest.mark.parametrize("link", BROKEN_LINKS)
+def test_a_broken_link_fails_the_build(built: Built, link: str) -> None:
+    assert built.broken[link] == 1, built.errors
