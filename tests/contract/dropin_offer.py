@@ -23,7 +23,7 @@ from unittest import mock
 
 from tests.contract.offer import Offer, as_function, on
 from tests.contract.works import Work
-from tests.support.fork_server import fork_group
+from tests.support.fork_server import fork_plugin
 from tests.support.processes import environment
 from toolbus.bus import Bus
 from toolbus.dropin.tool_folder import ToolFolder
@@ -51,7 +51,7 @@ class DropinOffer(Offer):
         self._port = 0
         self._tools = ToolFolder(self._folder, "", self._emit, environment=environment({}))
         self._running: asyncio.Task[bool] | None = None  # None before the first tool
-        self._forking = mock.patch("asyncio.create_subprocess_exec", fork_group)  # while the folder runs
+        self._forking = mock.patch("asyncio.create_subprocess_exec", fork_plugin)  # while the folder runs
         self._known: dict[str, Work] = {}  # all that were ever offered: a call may come after its tool was taken away
         self.reports: list[PluginReport] = []
 

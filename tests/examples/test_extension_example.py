@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -12,10 +13,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from tests.support.processes import ROOT, Running, environment, toolbus
+from tests.support.processes import ROOT, Running, environment, script, toolbus
 from tests.support.waiting import WAIT_SECONDS
 
 MEMORY = ROOT / "examples" / "extension_memory" / "memory.py"
@@ -25,8 +27,16 @@ SAID = "Let the bell ring once more."
 
 
 def council(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs the example to its end."""
-    clean = {key: value for key, value in environment(env).items() if not key.startswith("OPENAI_") or key in env}
+    """Runs the example to its end, where any warning is an error."""
+    with mock.patch.dict(os.environ):
+        for key in [key for key in os.environ if key.startswith("OPENAI_")]:
+            del os.environ[key]
+        return script(COUNCIL, *words, **{**env, "NO_PROXY": "*", "COLUMNS": "120", "PYTHONWARNINGS": "error"})
+
+
+def council_in_a_new_interpreter(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs it likewise; a warning of an import is an error too."""
+    clean = {key: value for key, value in environment({}).items() if not key.startswith("OPENAI_")}
     return subprocess.run(
         [sys.executable, "-W", "error", str(COUNCIL), *words],
         capture_output=True,
@@ -75,25 +85,13 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         memories = str(folder / "memories")
         with Running(folder, "run", MEMORY, "--env", f"MEMORY_FOLDER={memories}", TOOLBUS_ADDRESS=address) as run:
             run.says("memory")
-            until_listed(address, "memory:recall")
+            until_listed(folder, address, "memory:recall")
             yield address
 
 
-def until_listed(address: str, name: str) -> None:
-    changes = subprocess.Popen(
-        [sys.executable, "-m", "toolbus.cli", "watch", "--json", "--bus", address],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment({}),
-    )
-    try:
-        assert changes.stdout is not None
-        assert any(name in line for line in changes.stdout)
-    finally:
-        changes.kill()
-        changes.wait()
-        if changes.stdout is not None:
-            changes.stdout.close()
+def until_listed(folder: Path, address: str, name: str) -> None:
+    with Running(folder, "watch", "--json", "--bus", address) as changes:
+        changes.says(name)
 
 
 def called(address: str, tool: str, arguments: dict[str, Any], user: str) -> str:
@@ -107,7 +105,7 @@ def test_each_example_has_at_most_120_lines(file: Path) -> None:
 
 
 def test_a_council_runs_without_any_model_and_shows_events_and_block() -> None:
-    ran = council("I push the door open.")
+    ran = council_in_a_new_interpreter("I push the door open.")
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = [re.sub(r"\d+\.\d+ s", "T", line.rstrip()) for line in ran.stdout.splitlines()]
     assert lines[:4] == ["council of 2", "  Mira · Lore · T · ok", "  Tom · Pace · T · ok", "done, 2 results in T"]

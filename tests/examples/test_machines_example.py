@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
-from tests.support.processes import ROOT, Running, environment, toolbus
-from tests.support.waiting import HANG_SECONDS, until_sync
+from tests.support.processes import ROOT, Running, script, toolbus
+from tests.support.waiting import until_sync
 
 MACHINES = ROOT / "examples" / "machines"
 
 
 def overview(credential: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(MACHINES / "overview.py"), str(credential)]
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment({}), timeout=HANG_SECONDS, check=False
-    )
+    return script(MACHINES / "overview.py", str(credential))
 
 
 def test_machines_report_over_the_network_until_their_key_is_revoked(tmp_path: Path) -> None:

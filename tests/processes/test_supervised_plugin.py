@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.support.fork_server import forked_plugins
 from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.bus import Bus
@@ -69,9 +70,10 @@ async def _calling(folder: Path, text: str, *, stop_seconds: float, kill_seconds
         supervisor.add("plugin", Command.of_file(file, environment({"TOOLBUS_ADDRESS": bus.grpc_addresses[0]})))
         running = asyncio.create_task(supervisor.run())
         async with asyncio.timeout(WAIT_SECONDS):
-            async for _ in bus.watch():
-                if bus.list():
-                    break
+            with forked_plugins():
+                async for _ in bus.watch():
+                    if bus.list():
+                        break
         call = asyncio.create_task(bus.call("wait", {"folder": str(folder)}))
         await asyncio.to_thread(until_sync, (folder / "called").exists, "the call")
         try:

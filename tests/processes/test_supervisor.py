@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fork_server import forked_plugins
 from tests.support.processes import Running, alive, environment, toolbus
 from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind, describe_exit
@@ -57,8 +58,9 @@ def _supervisor(files: list[Path], emit: Callable[[PluginReport], None], restart
 async def _run(files: list[Path], restarts: RestartPolicy = QUICK) -> tuple[bool, list[PluginReport]]:
     reports: list[PluginReport] = []
     supervisor = _supervisor(files, reports.append, restarts)
-    async with asyncio.timeout(WAIT_SECONDS):
-        return await supervisor.run(), reports
+    with forked_plugins():
+        async with asyncio.timeout(WAIT_SECONDS):
+            return await supervisor.run(), reports
 
 
 def _texts(reports: list[PluginReport], kind: ReportKind) -> list[str]:

@@ -1,4 +1,4 @@
-"""Starts commands, processes of tool folders and scripts as forks of a process that has imported what they do.
+"""Starts commands, plugins and scripts as forks of a process that has imported what they do.
 
 A new interpreter takes about a second of processor time until its bus is ready, and half a second until its tools are
 offered, most of it for imports. A fork is a process like any other: of its own session, with its own environment and
@@ -24,10 +24,13 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any
+from unittest import mock
 
 from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.dropin.sandbox import clean_environment
@@ -55,10 +58,14 @@ class Program(Enum):
         *("toolbus.sdk.notification", "toolbus.sdk.outgoing_calls", "toolbus.sdk.plugin_delegate"),
         *("toolbus.sdk.shared_loop", "toolbus.sdk.tracing", "toolbus.functions.workers", "typing_extensions"),
     )
-    SCRIPT = ("grpc.aio", "toolbus.v1.tool_bus_service_pb2_grpc", "toolbus.sdk", "toolbus.processes.plugin_program")
+    SCRIPT = (
+        *("grpc.aio", "toolbus.v1.tool_bus_service_pb2_grpc", "toolbus.sdk", "toolbus.processes.plugin_program"),
+        *("toolbus.sdk.loader", "toolbus.sdk.plugin_client"),
+    )
     AGENT = ("grpc.aio", "toolbus.v1.tool_bus_service_pb2_grpc", "toolbus.sdk", "toolbus.loop", *_OPENAI)
 
 
+_PLUGINS = {"toolbus.dropin.group_process": Program.GROUP, "toolbus.processes.plugin_process": Program.SCRIPT}
 _MAX_FILES = 8  # descriptors with a request
 _MAX_REQUEST = 1 << 20  # bytes: a command, its environment and its folder
 
@@ -117,7 +124,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class ForkedGroup:
+class ForkedPlugin:
     """A fork with the methods of `asyncio.subprocess.Process` that the product uses.
 
     Args:
@@ -136,7 +143,11 @@ class ForkedGroup:
 
 
 def fork(words: Sequence[str], environment: Mapping[str, str], out: IO[bytes], err: IO[bytes]) -> Forked:
-    """Starts `toolbus` with these words, in this process's folder, without standard input."""
+    """Starts `toolbus` with these words, in this process's folder, without standard input.
+
+    Args:
+        words: if the first is a Python file, that runs instead.
+    """
     return _fork(Program.COMMAND, words, environment, {1: out.fileno(), 2: err.fileno()})
 
 
@@ -151,18 +162,25 @@ def fork_python(
     return _fork(program, words, environment, files)
 
 
-async def fork_group(
+def forked_plugins() -> AbstractContextManager[object]:
+    """Lets this process start plugin files, and the groups of a tool folder, as forks."""
+    return mock.patch("asyncio.create_subprocess_exec", fork_plugin)
+
+
+async def fork_plugin(
     *words: str, stdin: int, stdout: int, stderr: int, pass_fds: Sequence[int], env: Mapping[str, str], **_: bool
-) -> ForkedGroup:
-    """Takes the place of `asyncio.create_subprocess_exec` for the process of a group of drop-in files."""
-    assert (words[-1], stdin) == ("toolbus.dropin.group_process", subprocess.PIPE)
+) -> ForkedPlugin:
+    """Takes the place of `asyncio.create_subprocess_exec` for these programs."""
+    module = words.index("-m")
+    program = _PLUGINS[words[module + 1]]
+    assert stdin == subprocess.PIPE
     read, write = os.pipe()
     try:
         files = {0: read, 1: stdout, 2: stderr, **{number: number for number in pass_fds}}
-        forked = _fork(Program.GROUP, words, env, files)
+        forked = _fork(program, words[module:], env, files)
     finally:
         os.close(read)
-    return ForkedGroup(forked, os.fdopen(write, "wb"))
+    return ForkedPlugin(forked, os.fdopen(write, "wb"))
 
 
 def _fork(program: Program, words: Sequence[str], environment: Mapping[str, str], files: Mapping[int, int]) -> Forked:
@@ -270,6 +288,8 @@ class _Server:
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
+        if SUPERVISOR_VARIABLE in os.environ:  # it ends with its parent, which is the server here
+            os.environ[SUPERVISOR_VARIABLE] = str(os.getppid())
         time.tzset()
         sys.argv = ["toolbus", *request["words"]]
         buffering = 1 if "PYTHONUNBUFFERED" in os.environ else -1
@@ -296,19 +316,19 @@ def _main() -> None:
         request = _Server(control).serve()
     if request is None:
         return
-    if program in (Program.SCRIPT, Program.AGENT):
+    if program is Program.COMMAND and not request["words"][0].endswith(".py"):
+        from toolbus.cli import main
+    elif program is Program.GROUP:
+        from toolbus.dropin.group_process import main
+    else:
         _run_script(request["words"])
         return
-    if program is Program.COMMAND:
-        from toolbus.cli import main
-    else:
-        from toolbus.dropin.group_process import main
-
-        os.environ[SUPERVISOR_VARIABLE] = str(os.getppid())  # it ends with its parent, which is the server here
     main()
 
 
 def _run_script(words: Sequence[str]) -> None:
+    if os.environ.get("PYTHONWARNINGS") == "error":  # an interpreter reads it at its start
+        warnings.simplefilter("error")
     if words[0] == "-m":
         sys.argv = list(words[1:])
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)

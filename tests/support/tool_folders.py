@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from tests.support.fork_server import fork_group
+from tests.support.fork_server import forked_plugins
 from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
@@ -124,12 +123,11 @@ async def offered_folder(path: Path, *, forked: bool = True, **options: Any) -> 
         forked: whether each process of the folder is a fork of one that has imported what it imports. False starts an
             interpreter for each, for tests of what depends on it: its environment, its arguments, its memory.
     """
-    starting = mock.patch("asyncio.create_subprocess_exec", fork_group) if forked else nullcontext()
     async with running_bus() as bus:
         folder = OfferedFolder(path, bus, await bus.dropin_address(), **options)
         running = asyncio.create_task(folder.tools.run())
         try:
-            with starting:
+            with forked_plugins() if forked else nullcontext():
                 yield folder
         finally:
             folder.tools.stop()
