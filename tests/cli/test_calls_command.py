@@ -205,6 +205,24 @@ async def test_a_follower_gets_the_calls_that_end_while_the_bus_drains() -> None
         await draining
 
 
+async def test_a_follower_gets_the_calls_that_ended_where_another_runs_until_the_end_of_the_drain() -> None:
+    async with running_bus() as bus, Host(bus.grpc_addresses[0]) as host:
+
+        @bus.tool
+        async def endless() -> None:
+            await asyncio.Event().wait()
+
+        calls = [asyncio.create_task(bus.call("endless")) for _ in range(2)]
+        request = {"follow": True, "since": 0, "wait_seconds": 30.0}
+        following = asyncio.create_task(host.call("toolbus:calls", request))
+        await until(lambda: bus.dispatcher.in_flight.active == 3, "both calls, and the follower's request")
+        draining = asyncio.create_task(bus.drain(1.0))
+        await until(lambda: bus.core.presence.draining, "the drain")
+        calls[0].cancel()
+        await draining
+        assert [call["outcome"] for call in (await following).unwrap()["calls"]] == ["CANCELLED"]
+
+
 @pytest.mark.parametrize("contents", [False, True])
 async def test_requests_for_records_are_not_recorded_and_evict_none(contents: bool) -> None:
     async with running_bus(record_contents=contents) as bus:

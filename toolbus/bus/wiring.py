@@ -270,6 +270,7 @@ class Bus(EmbeddedBus):
         """
         grace = self.core.config.drain_seconds if grace_seconds is None else grace_seconds
         presence, started = self.core.presence, time.monotonic()
+        presence.drain_ends = started + grace
         for room in self.core.rooms:
             await room.drain()
         if not presence.draining:

@@ -40,6 +40,7 @@ SEARCH_DESCRIPTION = (
 
 
 BATCH_SECONDS = 0.05  # from the next call until the records are read: a follower reads batches
+LAST_ANSWER_SECONDS = 0.25  # before the end of a drain: for the last answer to reach a follower
 FOLLOW_PAUSE_SECONDS = 0.025  # before each answer to a follower: with 50 calls in each, at most 2,000 calls/s
 
 
@@ -139,6 +140,7 @@ class AdminTools:
         if follow and since >= 0:
             await asyncio.sleep(FOLLOW_PAUSE_SECONDS)
         while True:
+            deadline = min(deadline, self._presence.drain_ends - LAST_ANSWER_SECONDS)
             if since < 0:
                 batch = RecordBatch(0, self._records.newest(record_filter, limit), self._records.ended)
             else:
@@ -154,8 +156,8 @@ class AdminTools:
     def _is_complete(self, batch: RecordBatch, limit: int, *, follow: bool) -> bool:
         """Tells whether a client that waits for records gets its answer now.
 
-        A client leaves a draining bus with its last answer. So a follower gets one when the last call has ended; any
-        other client at once, since it must not delay the drain.
+        A client leaves a draining bus with its last answer. So a follower gets one when the last call has ended, or
+        shortly before the bus ends those that are left; any other client at once, since it must not delay the drain.
         """
         if not self._presence.draining:
             return bool(batch.records or (batch.lost and follow))

@@ -6,6 +6,7 @@ derived from these tables.
 
 from __future__ import annotations
 
+import math
 import secrets
 
 from toolbus.bus.access.identity import Identity
@@ -38,6 +39,7 @@ class SessionTable:
         self._tokens: dict[str, str] = {}  # source → the token that binds it while it is attached or in grace
         self.traffic = Traffic()
         self.draining = False  # whether the bus shuts down and accepts no new session
+        self.drain_ends = math.inf  # when it ends what is left then; by `time.monotonic`
 
     def __repr__(self) -> str:
         counts = f"sessions={len(self.sessions)} sources={len(self.by_source)} in_grace={len(self._grace_ends)}"
