@@ -1,6 +1,5 @@
 """Buses that the tests of the command line share, one for each process of the test runner."""
 
-import os
 import socket
 from collections.abc import Iterator
 
@@ -13,8 +12,8 @@ from tests.support.waiting import until_sync
 
 
 @pytest.fixture(scope="session")
-def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a bus with the tools of `PLUGIN`."""
+def bus_and_plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Running]]:
+    """A bus's address, and the process of `PLUGIN`."""
     folder = tmp_path_factory.mktemp("bus")
     file = folder / "weather.py"
     file.write_text(PLUGIN)
@@ -23,9 +22,13 @@ def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         Running(folder, "run", file, TOOLBUS_ADDRESS=address_of(serving)) as plugin,
     ):
         until_sync(lambda: "refuse" in toolbus("list", "--bus", address_of(serving)).stdout, "the plugin's tools")
-        os.environ["TEST_PLUGIN_OUTPUT"] = str(plugin._out)
-        yield address_of(serving)
-        del os.environ["TEST_PLUGIN_OUTPUT"]
+        yield address_of(serving), plugin
+
+
+@pytest.fixture(scope="session")
+def bus(bus_and_plugin: tuple[str, Running]) -> str:
+    """The address of a bus with the tools of `PLUGIN`."""
+    return bus_and_plugin[0]
 
 
 @pytest.fixture(scope="session")

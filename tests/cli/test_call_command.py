@@ -1,7 +1,6 @@
 """``toolbus call``: arguments, output, errors and Ctrl-C."""
 
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -95,15 +94,15 @@ def test_an_unknown_tool_and_invalid_arguments_have_different_codes(bus: str) ->
     assert "explain" not in invalid
 
 
-def test_ctrl_c_cancels_the_call(bus: str, tmp_path: Path) -> None:
-    plugin = Path(os.environ["TEST_PLUGIN_OUTPUT"])
-    napping = plugin.read_text().count("napping")
+def test_ctrl_c_cancels_the_call(bus_and_plugin: tuple[str, Running], tmp_path: Path) -> None:
+    bus, plugin = bus_and_plugin
+    napping = plugin.out.count("napping")
     with Running(tmp_path, "call", "nap", "seconds=60", "--bus", bus) as calling:
-        until_sync(lambda: plugin.read_text().count("napping") > napping, "the call")
+        until_sync(lambda: plugin.out.count("napping") > napping, "the call")
         calling.send(signal.SIGINT)
         assert calling.code() == 130
         assert (calling.out, calling.err) == ("", "")
-    until_sync(lambda: plugin.read_text().rstrip().endswith("cancelled"), "the cancel")
+    until_sync(lambda: plugin.out.rstrip().endswith("cancelled"), "the cancel")
     newest = json.loads(toolbus("calls", "--limit", "1", "--name", "nap", "--json", "--bus", bus).stdout)
     assert newest[0]["outcome"] == "CANCELLED"
 
