@@ -7,9 +7,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 PROTOS := proto/toolbus/v1/*.proto
 STUBS := toolbus/v1
-# Processes that run the tests, two more than a small machine has cores, since many wait; 0 runs them in this one (for
-# a debugger).
-TEST_WORKERS ?= 4
+# Processes that run the tests, three more than a small machine has cores, since many wait and one ends early; 0 runs
+# them in this one (for a debugger).
+TEST_WORKERS ?= 5
 # More arguments for pytest: make test ARGS="tests/test_tool.py -k timeout"
 ARGS ?=
 comma := ,

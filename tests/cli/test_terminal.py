@@ -119,7 +119,6 @@ def test_a_terminal_prints_warnings_in_colour(monkeypatch: pytest.MonkeyPatch) -
         ["--help"],
         ["calls", "--help"],
         ["mcp", "--help"],
-        ["--show-completion"],
     ],
 )
 def test_output_that_cannot_be_written_is_one_line(words: list[str], unbuffered: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -20,7 +21,7 @@ from toolbus.errors import (
     SetupError,
 )
 from toolbus.sdk.client_handshake import portions
-from toolbus.sdk.connection_settings import ConnectionSettings
+from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings
 from toolbus.sdk.host import Host
 from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import running_bus
@@ -57,8 +58,8 @@ def test_the_environment_sets_the_address_of_the_bus_and_the_token(monkeypatch: 
 
 def test_tools_that_do_not_fit_into_one_message_are_cut_into_portions() -> None:
     tools = [pb.Tool(name=f"t{number}", description="d" * (5 << 20)) for number in range(5)]
-    assert [len(portion) for portion in portions(tools)] == [2, 2, 1]
-    assert portions([]) == [[]]
+    assert [len(portion) for portion in portions(tools, TIMINGS.attach_bytes)] == [2, 2, 1]
+    assert portions([], 1) == [[]]
 
 
 # -- attaching --------------------------------------------------------------------------------------------------------
@@ -192,9 +193,9 @@ async def test_tools_beyond_one_message_follow_by_register() -> None:
         await stream.read()
 
     async with played_bus(accept) as bus:
-        plugin = Plugin("calc", address=bus.address)
+        plugin = Plugin("calc", address=bus.address, _timings=replace(TIMINGS, attach_bytes=12_000))
         for number in range(5):
-            plugin.add_tool(add, name=f"add{number}", description="d" * (5 << 20))
+            plugin.add_tool(add, name=f"add{number}", description="d" * 5000)
         async with plugin:
             await within(plugin.ready())
             assert [[tool.name for tool in request.tools] for request in bus.registered] == [["add2", "add3"], ["add4"]]

@@ -27,6 +27,7 @@ AUTHORITY, FOREIGN = Authority(), Authority("another authority")
 SERVER = AUTHORITY.server("127.0.0.1", "bus.example")
 CLIENT = AUTHORITY.client("chat")
 TOKEN = "tbk_1_PAWPAW"
+SMALL_ATTACH = ConnectionTimings(attach_bytes=1000)
 QUICK = ConnectionTimings(first_pause=0.01, max_pause=0.05, max_refused_pause=0.05)
 
 
@@ -75,9 +76,9 @@ async def test_every_request_carries_the_key(prefix: str) -> None:
         await within(host.ready())
         await within(host.list())
         assert bus.keys == [("Invoke", f"Bearer {TOKEN}"), ("List", f"Bearer {TOKEN}")]
-        plugin = Plugin("calc", address=prefix + bus.address, credential=given)
+        plugin = Plugin("calc", address=prefix + bus.address, credential=given, _timings=SMALL_ATTACH)
         for number in range(2):  # more than fit into one attach
-            plugin.add_tool(add, name=f"add{number}", description="d" * (7 << 20))
+            plugin.add_tool(add, name=f"add{number}", description="d" * 600)
         async with plugin:
             await within(plugin.ready())
         assert ("Register", f"Bearer {TOKEN}") in bus.keys

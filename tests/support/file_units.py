@@ -18,13 +18,14 @@ from pathlib import Path
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 VARIABLE = "TOOLBUS_TEST_FILE_UNITS"  # set by `make test`; the other targets choose few files
 
 # After so many more files a worker frees what `collecting` froze of earlier ones, which takes half a second.
 FILES_UNTIL_UNFROZEN = 40
 
-# One worker runs them all, so that one process loads the client libraries of the providers: 170 MB.
+# One worker runs them all and nothing else, so that one process loads the client libraries of the providers: 170 MB.
 PROVIDERS_FILES = (
     "tests/dialects/",
     "tests/docs/test_snippets.py",
@@ -33,6 +34,7 @@ PROVIDERS_FILES = (
     "tests/council/test_endpoint_options.py",
     "tests/council/test_sidecar.py",
 )
+_PROVIDERS = "providers"  # the name of this unit
 # Files that take long for other reasons than their size, the longest first.
 LONG_FILES = (
     "tests/contract/test_callers.py",
@@ -148,11 +150,17 @@ class WorkerFiles:
 
 
 class _Scheduling(LoadFileScheduling):  # type: ignore[misc]  # without annotations
-    """Hands out files, and some of them together."""
+    """Hands out files, and some of them together: the worker that gets these ends after them."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return "providers" if file.startswith(PROVIDERS_FILES) else file
+        return _PROVIDERS if file.startswith(PROVIDERS_FILES) else file
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if _PROVIDERS not in self.assigned_work[node] or len(self.nodes) == 1:
+            super()._reschedule(node)
+        elif not node.shutting_down:
+            node.shutdown()
 
 
 class ControllerFiles:

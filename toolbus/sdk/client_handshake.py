@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from toolbus.functions.threads import ChangeSignal
-from toolbus.limits import MIB, Limits
+from toolbus.limits import Limits
 from toolbus.sdk.attempt import FATAL, Attempt, error_of
 from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings
 from toolbus.sdk.peer_delegate import Delegate
@@ -23,7 +23,6 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a connection
 
-ATTACH_BYTES = 12 * MIB  # tools in one message; the rest follows by Register
 DEFAULTS = Limits()  # of a bus that leaves some of its limits unset
 
 
@@ -63,7 +62,7 @@ class ClientHandshake:
         """Puts an attach with all tools that this peer has now into a frame of its own."""
         self._outdated = False
         self.refusals = ()
-        first, *attempt.remaining_tools = portions(self._delegate.tools())
+        first, *attempt.remaining_tools = portions(self._delegate.tools(), self._settings.timings.attach_bytes)
         attach = attach_of(self._settings, first, self._delegate.subscriptions())
         attach.notifications_after = self._delegate.notifications_after()
         attempt.attaching = True
@@ -163,13 +162,13 @@ def set_defaults(limits: wire.Limits, max_in_flight: int) -> None:
     limits.result_bytes = limits.result_bytes or DEFAULTS.result_bytes
 
 
-def portions(tools: Sequence[pb.Tool]) -> list[list[pb.Tool]]:
-    """Cuts tools into portions that each fit into one message; at least one, which may be empty."""
+def portions(tools: Sequence[pb.Tool], max_bytes: int) -> list[list[pb.Tool]]:
+    """Cuts tools into portions of at most so many bytes; at least one, which may be empty."""
     portions: list[list[pb.Tool]] = [[]]
     filled = 0
     for tool in tools:
         size = tool.ByteSize() + 8
-        if filled + size > ATTACH_BYTES and portions[-1]:
+        if filled + size > max_bytes and portions[-1]:
             portions.append([])
             filled = 0
         portions[-1].append(tool)

@@ -26,7 +26,7 @@ MAX_IN_FLIGHT = 4096  # calls that a session may have in flight in each directio
 
 @dataclass(frozen=True, slots=True)
 class ConnectionTimings:
-    """The timeouts and pauses of a connection, in seconds. Tests use tiny values.
+    """The timeouts and pauses of a connection, in seconds, and what it sends at once. Tests use tiny values.
 
     Attributes:
         handshake: for the bus to answer an attach.
@@ -41,6 +41,7 @@ class ConnectionTimings:
             second after it listens again.
         settle: after a restart of the bus, for the plugins to reconnect: the default `grace_seconds` of a bus.
         max_refused_pause: the longest pause while the bus is there and refuses this peer.
+        attach_bytes: tools in one attach or `Register`; those that do not fit follow by `Register`.
     """
 
     handshake: float = 10.0
@@ -54,6 +55,7 @@ class ConnectionTimings:
     max_pause: float = 0.8
     max_refused_pause: float = 10.0
     settle: float = 5.0
+    attach_bytes: int = 12 * MIB
 
 
 TIMINGS = ConnectionTimings()
