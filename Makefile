@@ -10,6 +10,8 @@ STUBS := toolbus/v1
 # Processes that run the tests, three more than a small machine has cores, since many wait and one ends early; 0 runs
 # them in this one (for a debugger).
 TEST_WORKERS ?= 5
+# Of each of these processes at most; more fails. The aim is 500: which files come together in one differs in each run.
+MAX_MB ?= 600
 # More arguments for pytest: make test ARGS="tests/test_tool.py -k timeout"
 ARGS ?=
 comma := ,
@@ -28,7 +30,7 @@ run: $(VENV)/run.stamp ## start the demo: a bus, plugins and a host; Ctrl-C ends
 	@exec $(BIN)/python -m examples.demo
 
 test: $(VENV)/dev.stamp ## run the tests (ARGS="tests/test_tool.py -k timeout" chooses some)
-	@TOOLBUS_TEST_FILE_UNITS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
+	@TOOLBUS_TEST_FILE_UNITS=1 TOOLBUS_TEST_MAX_MB=$(MAX_MB) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
 
 conformance: $(VENV)/dev.stamp ## play the rules of the protocol against the clients, and write clients/CONFORMANCE.md (ARGS="--runs 20 sdk sdk-plain sdk-switched")
 	@$(BIN)/python -m tests.conformance.clients $(ARGS)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 MEGABYTE = 1024 * 1024
+MAX_VARIABLE = "TOOLBUS_TEST_MAX_MB"  # set by `make test`
 
 
 class FreedMemory:
@@ -51,9 +52,10 @@ class WorkerPeak:
 
 
 class Peaks:
-    """Reports the peaks of all workers."""
+    """Reports the peaks of all workers; a run in which one took more than the variable allows fails."""
 
     def __init__(self) -> None:
+        self._max_mb = float(os.environ.get(MAX_VARIABLE, "inf"))
         self._peaks: dict[str, int] = {}
 
     @pytest.hookimpl(optionalhook=True)
@@ -63,10 +65,16 @@ class Peaks:
         if "peak_mb" in output:
             self._peaks[node.gateway.id] = output["peak_mb"]  # type: ignore[attr-defined]  # of xdist
 
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if max(self._peaks.values(), default=0) > self._max_mb:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._peaks:
             peaks = ", ".join(f"{worker} {peak}" for worker, peak in sorted(self._peaks.items()))
-            terminalreporter.write_line(f"peak memory of the workers in MB: {peaks}")
+            much = [worker for worker, peak in self._peaks.items() if peak > self._max_mb]
+            verdict = f": more than {self._max_mb:.0f} is a failure" if much else ""
+            terminalreporter.write_line(f"peak memory of the workers in MB: {peaks}{verdict}")
 
 
 def register(session: pytest.Session) -> None:
