@@ -30,7 +30,7 @@ class RestoredState:
     ) -> Generator[None, object, object]:
         if self._file is None:
             self._file = item.path
-            for restored in (restored_imports, _restored_environment, _restored_loggers, _restored_signals):
+            for restored in (restored_imports, restored_environment, restored_loggers, restored_signals):
                 self._undo.enter_context(restored())
         try:
             return (yield)
@@ -72,7 +72,7 @@ def _is_foreign(name: str, module: ModuleType, path: list[str]) -> bool:
 
 
 @contextmanager
-def _restored_environment() -> Iterator[None]:
+def restored_environment() -> Iterator[None]:
     variables, folder = dict(os.environ), Path.cwd()
     try:
         yield
@@ -85,7 +85,7 @@ def _restored_environment() -> Iterator[None]:
 
 
 @contextmanager
-def _restored_loggers() -> Iterator[None]:
+def restored_loggers() -> Iterator[None]:
     """Restores the loggers that there were; those that came since get the defaults."""
     saved = {name: _settings(logger) for name, logger in _loggers()}
     try:
@@ -112,7 +112,7 @@ def _settings(logger: logging.Logger) -> tuple[int, list[logging.Handler], bool,
 
 
 @contextmanager
-def _restored_signals() -> Iterator[None]:
+def restored_signals() -> Iterator[None]:
     saved = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
