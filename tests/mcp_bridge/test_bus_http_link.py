@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from toolbus.bus.mcp_settings import McpSettings, Profile
 from toolbus.mcp_bridge.bridge import Bridge
 from toolbus.mcp_bridge.bus_http_link import RESUME_SECONDS, BusHttpLink
-from toolbus.mcp_bridge.links import NoBus
+from toolbus.mcp_bridge.links import Link, NoBus, TakeEnd, TakeLine
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
 
@@ -28,9 +28,16 @@ class Client:
 
     def __init__(self, url: str, profile: str = "") -> None:
         self.got: list[Json] = []
-        self.bridge = Bridge(
-            lambda take, end: BusHttpLink(url, take, end), lambda line: self.got.append(json.loads(line)), profile
-        )
+        self.ends: list[str] = []  # why connections have ended
+        self._url = url
+        self.bridge = Bridge(self._connect, lambda line: self.got.append(json.loads(line)), profile)
+
+    def _connect(self, take: TakeLine, end: TakeEnd) -> Link:
+        def note(link: Link, why: str) -> None:
+            end(link, why)
+            self.ends.append(why)
+
+        return BusHttpLink(self._url, take, note)
 
     async def say(self, method: str, id: int | None = None, **params: Any) -> None:
         message = {"jsonrpc": "2.0", "method": method, "params": params, **({} if id is None else {"id": id})}
@@ -139,6 +146,7 @@ async def test_requests_wait_for_the_next_bus_which_gets_the_handshake() -> None
         await client.ask("initialize", 1, **INITIALIZE)
         await client.say("notifications/initialized")
         await client.ask("tools/list", 2)
+    await until(lambda: client.ends, "the end of the connection")
     await client.say("tools/list", 3)  # it waits for the next bus
     async with running_bus(http=address):
         await asyncio.to_thread(client.bridge.connect_once)
