@@ -89,6 +89,7 @@ class ClientStream:
         self.session_id = f"{line.next_session():032x}"
         self.over = False  # whether either side has ended its direction
         self.answers_cancels = False  # whether calls that the client cancels end at once, as a bus ends them
+        self._writing = asyncio.Lock()  # grpcio fails a write during another: steps and answers to cancels write
 
     async def read(self, requests: AsyncIterator[wire.InvokeRequest]) -> None:
         """Splits messages into items, in the order in which a bus reads them."""
@@ -130,12 +131,13 @@ class ClientStream:
             Mismatch: the client has ended the stream.
         """
         message = json_format.ParseDict(frame, wire.InvokeResponse())
-        self.always.sent(message)
         if unknown:
             _add_unknown(message)
-        self._line.trace.add("←", self._line.name, frame)
         try:
-            await self._context.write(message)
+            async with self._writing:
+                self.always.sent(message)
+                self._line.trace.add("←", self._line.name, frame)
+                await self._context.write(message)
         except Exception:  # grpcio raises undocumented exceptions here, CancelledError of a future among them
             raise Mismatch("the client has ended the stream; it should have stayed") from None
 
