@@ -31,8 +31,9 @@ async def _run(program: str) -> tuple[list[str], str]:
 
 
 async def test_the_last_line_of_a_log_is_passed_on_also_without_a_line_end() -> None:
-    lines, _ = await _run("import sys\nsys.stderr.write('one\\nno key')\nsys.exit(4)")
+    lines, reason = await _run("import sys\nsys.stderr.write('one\\nno key')\nsys.exit(4)")
     assert lines == ["one", "no key"]
+    assert reason == "ended (exit code 4)"
 
 
 async def test_a_program_that_closes_its_output_counts_as_ended() -> None:

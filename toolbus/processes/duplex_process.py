@@ -32,7 +32,7 @@ from toolbus.processes.supervised_plugin import (
 MARK_VARIABLE = "TOOLBUS_MOUNT"
 STOP_SECONDS = 2.0  # from the end of its input until SIGTERM, and from there until SIGKILL
 _REAP_SECONDS = 5.0  # for a killed process to end: one that hangs in the kernel may not
-_LAST_MOMENT_SECONDS = 0.003  # between the end of a process's output and the end of the process
+_LAST_MOMENT_SECONDS = 0.2  # between the end of a process's output and its own end, on a busy machine too
 _READ_BYTES = 256 * 1024
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
