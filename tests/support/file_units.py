@@ -20,7 +20,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-VARIABLE = "TOOLBUS_TEST_FILE_UNITS"  # set by `make test`; the other targets choose few files
+VARIABLE = "TOOLBUS_TEST_FILE_UNITS"  # set by `make test` and `make coverage`; the others choose few files
 
 # After so many more files a worker frees what `collecting` froze of earlier ones, which takes half a second.
 FILES_UNTIL_UNFROZEN = 40
@@ -194,7 +194,7 @@ class ControllerFiles:
 
 
 def register(session: pytest.Session) -> None:
-    """Makes files the units of work where `make test` asks for it, unless tests are named or run in this process."""
+    """Makes files the units of work where the variable asks for it, unless tests are named or run in this process."""
     config = session.config
     if VARIABLE not in os.environ or any("::" in argument for argument in config.args):
         return
