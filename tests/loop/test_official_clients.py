@@ -92,7 +92,7 @@ async def shared_plugin(bus: Bus) -> AsyncIterator[Weather]:
 
 @pytest.fixture(autouse=True)
 def plugin(shared_plugin: Weather) -> Weather:
-    """The plugin, as if nobody had called it."""
+    """The plugin, without the calls of other tests."""
     shared_plugin.reset()
     return shared_plugin
 

@@ -81,7 +81,7 @@ def toolbus(*words: str | Path, stdin: str = "", **env: str) -> subprocess.Compl
 
 
 def script(file: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs a Python file to its end, in a process that has imported most of toolbus before."""
+    """Runs a Python file to its end, as a fork of a process that has imported most of toolbus."""
     return _toolbus_fork(file, *words, **env)
 
 
