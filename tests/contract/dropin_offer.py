@@ -25,10 +25,11 @@ from tests.contract.offer import Offer, as_function, on
 from tests.contract.works import Work
 from tests.support.fork_server import fork_plugin
 from tests.support.processes import environment
+from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.dropin.tool_folder import ToolFolder
 from toolbus.functions.threads import LoopThread
-from toolbus.processes.supervised_plugin import PluginReport
+from toolbus.processes.supervised_plugin import PluginReport, ReportKind
 from toolbus.sdk import CallContext
 from toolbus.v1 import tool_pb2 as pb
 
@@ -71,6 +72,16 @@ class DropinOffer(Offer):
             self._running = asyncio.create_task(self._tools.run())
         else:
             self._write()
+
+    async def _arrived(self) -> None:
+        """Waits until the folder knows it too: a change before that ends a process that offers the tools already."""
+        await super()._arrived()
+        if self.works:
+            await until(self._is_known, "the newest process to report that it offers its tools", self.arrival_seconds)
+
+    def _is_known(self) -> bool:
+        *_, newest = (report.plugin for report in self.reports if report.kind is ReportKind.STARTED)
+        return any(report.kind is ReportKind.OFFERED and report.plugin == newest for report in self.reports)
 
     def _write(self) -> None:
         works = [
