@@ -39,7 +39,7 @@ from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a connection
 
 DRAIN_TICK = 0.05  # seconds between two looks at the calls in flight, during a graceful shutdown
 RESULT_OVERHEAD = 64  # bytes of a result beside its output

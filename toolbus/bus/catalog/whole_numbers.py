@@ -12,10 +12,10 @@ from typing import Any
 import jsonschema_rs
 
 from toolbus.bus.catalog.argument_repair import MAX_REPAIRS, Fix, apply, original_of, repairs_of, written
+from toolbus.bus.catalog.schema_defaults import Path
 from toolbus.bus.catalog.schema import CHOICES, MAYBE_WHOLE, ArgumentChecker, load_arguments
 
 MAX_WHOLE = 2**53  # up to here each whole number is a float of its own
-Path = tuple[str | int, ...]
 
 
 def with_whole_numbers(checker: ArgumentChecker, text: str, limit: int) -> str:

@@ -126,7 +126,7 @@ async def call_tool(server: McpServer, request: McpRequest) -> bytes:
     if bytes(params.arguments)[:1] != b"{":
         raise RpcError(McpCode.INVALID_PARAMS, "params.arguments must be an object")
     if request.profile.show == "search":
-        answered = await search_mode.answer(server, request, params)
+        answered = await search_mode.answer_search(server, request, params)
         if isinstance(answered, bytes):
             return answered
         request.params = params = answered

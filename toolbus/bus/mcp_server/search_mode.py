@@ -76,7 +76,7 @@ def list_page(request: McpRequest) -> bytes:
     return page_of(b",".join(texts), modern=request.modern, private=False)
 
 
-async def answer(server: McpServer, request: McpRequest, params: CallParams) -> CallParams | bytes:
+async def answer_search(server: McpServer, request: McpRequest, params: CallParams) -> CallParams | bytes:
     """Returns the result of a search, or the call that `call_tool` and `call_read_only_tool` stand for.
 
     Raises:

@@ -12,6 +12,7 @@ import msgspec
 
 from toolbus.bus.mcp_server.calls import write_result
 from toolbus.bus.mcp_server.mcp_request import McpRequest
+from toolbus.bus.mcp_server.subscriptions import Json
 from toolbus.bus.mcp_server.seal import BrokenSeal
 from toolbus.bus.mcp_server.server import McpServer
 from toolbus.bus.tasks import Status, Task, owner_of
@@ -32,7 +33,6 @@ _STATUS = {
     Status.CANCELLED: wire.CANCELLED,
 }
 
-Json = dict[str, Any]
 
 
 # -- a call that becomes a task --------------------------------------------------------------------------------------

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toolbus.bus.catalog.policy import AccessRules
+from toolbus.bus.catalog.policy import GENERATION, AccessRules
 from toolbus.bus.storage.state_file import read_state, write_state
 from toolbus.errors import InvalidRequest, NotKept, SetupError
 from toolbus.text import shorten
 
 FILE = "permissions.json"
 SILENCED = "silenced"  # key of the sources that may not offer tools, beside the tables of rules
-GENERATION = "generation"  # key of the sources that an operator has granted or denied the use of lent models
 
 RuleChanges = dict[str, dict[str, list[str] | None]]  # by table and name the users; None: the rule was removed
 
