@@ -12,7 +12,7 @@ STUBS := toolbus/v1
 TEST_WORKERS ?= 5
 # Of each of these processes at most; more fails. The aim is 500: which files come together in one differs in each run.
 MAX_MB ?= 600
-# More arguments for pytest: make test ARGS="tests/test_tool.py -k timeout"
+# More arguments for pytest: make test ARGS="tests/protocol/test_tool.py -k timeout"
 ARGS ?=
 comma := ,
 
@@ -29,17 +29,17 @@ help: ## list the targets
 run: $(VENV)/run.stamp ## start the demo: a bus, plugins and a host; Ctrl-C ends it
 	@exec $(BIN)/python -m examples.demo
 
-test: $(VENV)/dev.stamp ## run the tests (ARGS="tests/test_tool.py -k timeout" chooses some)
+test: $(VENV)/dev.stamp ## run the tests (ARGS="tests/protocol/test_tool.py -k timeout" chooses some)
 	@TOOLBUS_TEST_FILE_UNITS=1 TOOLBUS_TEST_MAX_MB=$(MAX_MB) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
 
 conformance: $(VENV)/dev.stamp ## play the rules of the protocol against the clients, and write clients/CONFORMANCE.md (ARGS="--runs 20 sdk sdk-plain sdk-switched")
-	@$(BIN)/python -m tests.conformance.clients $(ARGS)
+	@$(BIN)/python -m tests.parts.conformance.clients $(ARGS)
 
 mutants: $(VENV)/dev.stamp ## play clients that are broken on purpose: each has to be found by its rule (ARGS="CALL LIFE-2")
-	@$(BIN)/python -m tests.conformance.mutants $(ARGS)
+	@$(BIN)/python -m tests.parts.conformance.mutants $(ARGS)
 
 mcp-conformance: $(VENV)/dev.stamp ## play the official conformance suite of MCP (ARGS="server tools-list", client or mounted)
-	@$(BIN)/python -m tests.mcp.conformance $(ARGS)
+	@$(BIN)/python -m tests.parts.mcp.official.conformance $(ARGS)
 
 thorough: $(VENV)/dev.stamp ## draw ten times as many examples in the property tests (TOOLBUS_EXAMPLES=100 for more)
 	@TOOLBUS_EXAMPLES=$${TOOLBUS_EXAMPLES:-10} $(BIN)/python -m pytest -n $(TEST_WORKERS) --timeout 600 -m hypothesis $(ARGS)
@@ -48,13 +48,13 @@ browser: $(VENV)/dev.stamp ## try what web pages could do to a bus, in a Chromiu
 	@$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 
 vendor: $(VENV)/dev.stamp ## fetch the libraries of the console's page from the npm registry
-	@$(BIN)/python -m tests.console.vendor
+	@$(BIN)/python -m tests.parts.console.page.vendor
 
 console-test: $(VENV)/dev.stamp ## use the console in a Chromium, on a bus with real plugins (TOOLBUS_CONSOLE_MINUTES=10 watches its memory for so long)
-	@$(BIN)/python -m pytest -m console tests/console $(ARGS)
+	@$(BIN)/python -m pytest -m console tests/parts/console/page $(ARGS)
 
 console-pictures: $(VENV)/dev.stamp ## take the pictures of the console that the documentation shows, into docs/images/console
-	@$(BIN)/python -m tests.console.pictures $(ARGS)
+	@$(BIN)/python -m tests.parts.console.page.pictures $(ARGS)
 
 lab-test: $(VENV)/dev.stamp ## run the programs of lab/ in a short form, and test how they judge
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m lab tests/lab $(ARGS)

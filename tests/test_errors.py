@@ -29,7 +29,7 @@ from toolbus.errors import (
     VersionMismatch,
     grpc_status,
 )
-from toolbus.tool import CallError
+from toolbus.protocol.tool import CallError
 from toolbus.v1 import tool_pb2 as pb
 
 # No row in STATUS: the two abstract ones; a failed call is data; a process that cannot start has no peer.

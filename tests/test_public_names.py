@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import toolbus
-from toolbus import errors, tool
+from toolbus import errors
+from toolbus.protocol import tool
 
 SDK = {"Plugin", "Host", "SyncHost", "llm_tool"}
 RECORDS = {"Tool", "Result", "CallError"}
@@ -37,7 +38,7 @@ def test_every_error_class_is_public() -> None:
 
 @pytest.mark.parametrize(
     ("home", "names"),
-    [("sdk", SDK), ("tool", RECORDS), ("bus", BUS), ("errors", ERRORS)],
+    [("sdk", SDK), ("protocol.tool", RECORDS), ("bus", BUS), ("errors", ERRORS)],
     ids=["sdk", "tool", "bus", "errors"],
 )
 def test_a_public_name_is_the_one_of_its_module(home: str, names: set[str]) -> None:
@@ -81,7 +82,7 @@ def test_without_the_server_extra_the_error_names_what_to_install() -> None:
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=Path(__file__).parent.parent, timeout=30
     )
-    assert "toolbus.tool.Tool" in ran.stdout
+    assert "toolbus.protocol.tool.Tool" in ran.stdout
     assert "toolbus.Bus needs orjson, which is not installed: pip install 'toolbus[server]'" in ran.stderr
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from toolbus.bus import Bus, Config
+    from toolbus.common.version import VERSION as __version__
     from toolbus.errors import (
         AlreadyAttached,
         CallFailed,
@@ -34,9 +35,8 @@ if TYPE_CHECKING:
         UnknownRole,
         VersionMismatch,
     )
+    from toolbus.protocol.tool import CallError, Result, Tool
     from toolbus.sdk import Host, Plugin, SyncHost, llm_tool
-    from toolbus.tool import CallError, Result, Tool
-    from toolbus.version import VERSION as __version__
 
 __all__ = [
     "__version__",
@@ -45,7 +45,7 @@ __all__ = [
     "Host",
     "SyncHost",
     "llm_tool",
-    # toolbus.tool: tools and results
+    # toolbus.protocol.tool: tools and results
     "Tool",
     "Result",
     "CallError",
@@ -79,7 +79,7 @@ __all__ = [
 _HOMES = {
     "Bus": "bus.wiring", "Config": "bus.config",
     "Host": "sdk", "Plugin": "sdk", "SyncHost": "sdk", "llm_tool": "sdk",
-    "CallError": "tool", "Result": "tool", "Tool": "tool",
+    "CallError": "protocol.tool", "Result": "protocol.tool", "Tool": "protocol.tool",
 }  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'toolbus' has no public name {name!r}; it has {', '.join(__all__)}")
     if name == "__version__":
-        return importlib.import_module("toolbus.version").VERSION
+        return importlib.import_module("toolbus.common.version").VERSION
     home = f"toolbus.{_HOMES.get(name, 'errors')}"
     try:
         module = importlib.import_module(home)

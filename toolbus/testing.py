@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-from toolbus.limits import Timings
-from toolbus.session import Session, Side, State
+from toolbus.protocol.limits import Timings
+from toolbus.protocol.session import Session, Side, State
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
     from toolbus.bus import Bus
-    from toolbus.embeddings import EmbedderChoice
+    from toolbus.parts.models.embeddings import EmbedderChoice
 
 Handle = Callable[[str, Any], object]
 

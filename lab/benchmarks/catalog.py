@@ -10,7 +10,7 @@ import json
 import random
 from typing import Any
 
-from toolbus.tool import Tool
+from toolbus.protocol.tool import Tool
 
 SEED = 7
 

@@ -14,8 +14,8 @@ from functools import reduce
 from math import frexp
 
 from lab.fuzz.core import CoreOnAClock, StreamDouble
-from toolbus.bus.calls.trace import SpanRow
-from toolbus.tool import Tool
+from toolbus.bus.calls.call import SpanRow
+from toolbus.protocol.tool import Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -16,13 +16,13 @@ from tests.support.core_model import PeerDouble
 from toolbus import Bus, Host
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.compiled_tool import compile_tools
+from toolbus.bus.catalog.entry import compile_tools
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
+from toolbus.protocol.tool import Limits, Tool
 from toolbus.testing import running_bus
-from toolbus.tool import Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 FRAME = 64  # calls that the dispatcher takes at once

@@ -14,9 +14,9 @@ from lab.benchmarks.facts import Column
 from lab.benchmarks.local_calls import Core
 from lab.load import workload
 from toolbus.bus.catalog.catalog_view import CatalogView
-from toolbus.bus.catalog.compiled_tool import compile_tools
+from toolbus.bus.catalog.entry import compile_tools
 from toolbus.bus.catalog.policy import Policy
-from toolbus.tool import Limits, Tool
+from toolbus.protocol.tool import Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 FRAME = 64  # calls of one frame

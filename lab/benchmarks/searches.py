@@ -17,9 +17,9 @@ from lab.benchmarks import catalog
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.facts import Column, Fact, Line, Measured, measured, microseconds
 from lab.stage import Stage
-from toolbus.embeddings import Embeddings, packaged_embedder
-from toolbus.search import MAX_RESULTS, MODES, ToolIndex
-from toolbus.tool import Tool
+from toolbus.parts.models.embeddings import Embeddings, packaged_embedder
+from toolbus.parts.models.search import MAX_RESULTS, MODES, ToolIndex
+from toolbus.protocol.tool import Tool
 
 SIZES = (1_000, 10_000)
 QUERIES = 5  # of one sample

@@ -16,7 +16,7 @@ from lab.benchmarks.facts import Fact, Line, Measured, compared, measured, measu
 from lab.child import READY_SECONDS
 from lab.load.windows import Cell, Window
 from lab.stage import Stage, address_of
-from toolbus.bus.rooms.traces_room import TracesRoom
+from toolbus.parts.observability.traces_room import TracesRoom
 
 RATIO = 0.01  # of the calls are sampled, up to as many a second as a bus samples by default
 THREAD = "toolbus-traces"  # of the exporter

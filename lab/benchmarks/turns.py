@@ -17,10 +17,10 @@ from lab.benchmarks.facts import Fact, Line, Measured, measured, microseconds
 from lab.benchmarks.local_calls import offered
 from lab.load import workload
 from lab.stage import Stage
-from toolbus.dialects.openai_chat import OpenAIChat
 from toolbus.functions.call_context import CallContext
 from toolbus.loop import Endpoint, LoopSettings, ToolLoop, ToolSource, source_of
-from toolbus.tool import Tool
+from toolbus.parts.models.dialects.openai_chat import OpenAIChat
+from toolbus.protocol.tool import Tool
 
 OFFERED = 50  # tools in every request
 ROUNDS = 3  # in which the model asks for calls: the loop's own default

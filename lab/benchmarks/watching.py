@@ -24,10 +24,10 @@ from lab.benchmarks.core_frames import CASES, SAMPLED, STATES
 from lab.benchmarks.facts import Fact, Line, Measured, compared, measured_here
 from lab.stage import LOOPBACK, Stage
 from toolbus.bus import Bus, Config
-from toolbus.bus.console.digest_feed import MAX_WATCHERS as WATCHERS
 from toolbus.bus.metrics.call_counts import CallCounts, bucket_of
 from toolbus.bus.metrics.exposition import OPENMETRICS, write
-from toolbus.bus.operators.bus_metrics import BusMetrics
+from toolbus.parts.console.feed import MAX_WATCHERS as WATCHERS
+from toolbus.parts.observability.bus_metrics import BusMetrics
 
 UNWATCHED = "no watchers"
 COUNTED = 4_000  # calls of each case

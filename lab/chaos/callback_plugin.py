@@ -25,7 +25,7 @@ from yarl import URL
 from lab.ledger import Runs
 from lab.load.callbacks import serve_callbacks
 from lab.stage import stop_event
-from toolbus.local_users import listener_id
+from toolbus.common.local_users import listener_id
 
 RETRY_SECONDS = 0.3
 REQUEST_SECONDS = 3.0

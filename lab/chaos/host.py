@@ -23,8 +23,8 @@ from lab.chaos.load import Order, call_until_terminated
 from lab.ledger import CALLS, Ledger
 from lab.load.callers import Reply, invoke, reply_of, unless_left
 from lab.load.peer import Peer
+from toolbus.protocol.tool import Result
 from toolbus.sdk import Host
-from toolbus.tool import Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -19,7 +19,7 @@ from lab.chaos.host import RESPONSE_SECONDS
 from lab.chaos.load import Order, call_until_terminated
 from lab.ledger import CALLS, Ledger
 from lab.load.callers import Reply, failed
-from tests.bus.upstream.main_server import MainServer
+from tests.parts.moving.upstream.main_server import MainServer
 
 NAME = "main-server"
 LOOK_SECONDS = 0.05

@@ -21,7 +21,7 @@ from lab.load.line import Line
 from lab.stage import Stage, free_ports, until_async
 
 HERE = Path(__file__).parent
-CHILD_MODULE = "toolbus.dropin.group_process"
+CHILD_MODULE = "toolbus.parts.dropin.group_process"
 DRAIN_SECONDS = 60.0  # after which a terminated process is killed, and that counts as a fault
 
 

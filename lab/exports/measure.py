@@ -25,7 +25,7 @@ from tests.support.wire_accounting import account
 from tests.support.wire_capture import Sent, SentTool, capturing
 from tests.support.wire_forms import plain_schema
 from toolbus.dialects import DIALECTS, find_dialect
-from toolbus.tool import Tool
+from toolbus.protocol.tool import Tool
 
 TOOLS = 1_000
 _FIRST, _AGAIN = 3, 10  # samples in one process

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolbus.normal_schema import normal_form
-from toolbus.tool import Tool
+from toolbus.protocol.json_schema import normal_form
+from toolbus.protocol.tool import Tool
 
 FOLDER = Path(__file__).parent
 

@@ -15,9 +15,9 @@ from lab.fuzz.core import CoreOnAClock, StreamDouble
 from lab.fuzz.target import hold
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.tripwire import Tripwire
-from toolbus.bus.tasks.task_caller import TaskCaller
-from toolbus.session import FRAME_ITEMS, Pool, State
-from toolbus.tool import KIB, Limits, Result, Tool
+from toolbus.bus.tasks.delivery import TaskCaller
+from toolbus.protocol.session import FRAME_ITEMS, Pool, State
+from toolbus.protocol.tool import KIB, Limits, Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

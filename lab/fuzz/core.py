@@ -18,8 +18,8 @@ from toolbus.bus.metrics.call_counts import CallMetrics
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.errors import RequestError, ToolBusError, grpc_status
-from toolbus.session import State
-from toolbus.tool import Limits, Tool
+from toolbus.protocol.session import State
+from toolbus.protocol.tool import Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 

@@ -17,7 +17,7 @@ from lab.fuzz.choices import Choices
 from lab.fuzz.json_texts import has_half
 from lab.fuzz.target import Target, hold
 from toolbus.dialects import Dialect, EndpointError, find_dialect
-from toolbus.dialects.wire_names import NameTable
+from toolbus.parts.models.dialects.wire_names import NameTable
 
 ODD: dict[type, tuple[Any, ...]] = {  # what may stand where something of that type stood
     str: ("", "x", "\ud800", "echo", '{"a":', "no such word"),

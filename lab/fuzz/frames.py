@@ -15,7 +15,7 @@ from lab.fuzz.bus_model import BusModel, Stream
 from lab.fuzz.choices import Choices, block_of
 from lab.fuzz.target import Target, conversations, no_faults
 from toolbus.errors import ToolBusError
-from toolbus.tool import Annotations, Tool
+from toolbus.protocol.tool import Annotations, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -15,9 +15,9 @@ from typing import Any
 from lab.fuzz.target import Target, hold
 from toolbus.bus.catalog.schema import ARGUMENT_DEPTH, WIDE_INTEGERS, load_arguments
 from toolbus.bus.gateway.callback_messages import callback_body, read_response
+from toolbus.common.text import join_surrogates_in_json
 from toolbus.errors import InvalidTool
-from toolbus.text import join_surrogates_in_json
-from toolbus.tool import Result, Tool
+from toolbus.protocol.tool import Result, Tool
 
 REFUSED = object()  # the verdict on a text that is not taken
 

@@ -16,9 +16,8 @@ from typing import Any
 from lab.fuzz.choices import Choices
 from lab.fuzz.json_texts import REFUSED, plain, text_of
 from lab.fuzz.target import Target, hold
-from toolbus.dropin.file_grants import FILE, FileGrants
-from toolbus.dropin.manifest import Manifest, grant, load_manifest, read_manifest
 from toolbus.errors import SetupError
+from toolbus.parts.dropin.manifest import FILE, FileGrants, Manifest, grant, load_manifest, read_manifest
 
 FILES = ("clock.py", "relay.py", "_shared.py", "../out.py", "a/b.py", "no", ".hidden.py", "ünï.py", 3)
 _PLAIN = "queue.db sub/queue.db data clock.py . .. / /etc link link/x loop ~ * sub/../clock.py sub/./clock.py // HOME"

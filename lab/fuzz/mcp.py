@@ -17,15 +17,15 @@ from lab.fuzz.target import Target, hold, no_faults
 from toolbus.bus import Bus
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.gateway.gateway_parts import IDENTITY
-from toolbus.bus.mcp_client.mcp_connection import McpConnection
-from toolbus.bus.mcp_client.sse import EventTooLong, SseParser
-from toolbus.bus.mcp_client.stdio import StdioTransport
-from toolbus.bus.mcp_client.transport import Outgoing
-from toolbus.bus.mcp_server.mcp_endpoint import McpEndpoint
-from toolbus.bus.rooms.mcp_server_room import McpServerRoom
-from toolbus.mcp import headers as mcp_headers
-from toolbus.mcp.eras import META_CAPABILITIES, META_LOG_LEVEL, META_VERSION, NEWEST
-from toolbus.mcp.jsonrpc import JsonRpcMessage, McpCode, RpcError, decode
+from toolbus.parts.mcp.client.mcp_connection import McpConnection
+from toolbus.parts.mcp.client.sse import EventTooLong, SseParser
+from toolbus.parts.mcp.client.stdio import StdioTransport
+from toolbus.parts.mcp.client.transport import Outgoing
+from toolbus.parts.mcp.messages import headers as mcp_headers
+from toolbus.parts.mcp.messages.eras import META_CAPABILITIES, META_LOG_LEVEL, META_VERSION, NEWEST
+from toolbus.parts.mcp.messages.jsonrpc import JsonRpcMessage, McpCode, RpcError, decode
+from toolbus.parts.mcp.server.mcp_endpoint import McpEndpoint
+from toolbus.parts.mcp.server.room import McpServerRoom
 from toolbus.processes.duplex_process import DuplexProgram
 from toolbus.testing import running_bus
 

@@ -17,14 +17,13 @@ from google.protobuf.message import DecodeError
 from lab.fuzz.choices import Choices, block_of
 from lab.fuzz.target import Target, conversations, hold, no_faults
 from toolbus.errors import ProtocolError
-from toolbus.functions.call_options import CallOptions
-from toolbus.sdk.attempt import Attempt, AttemptEnd
+from toolbus.functions.call_context import CallOptions
+from toolbus.protocol.session import FRAME_ITEMS
+from toolbus.protocol.tool import Result, Tool
+from toolbus.sdk.attempt import ANSWERED, Attempt, AttemptEnd, Delegate, IncomingCall
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
-from toolbus.sdk.peer_delegate import ANSWERED, Delegate, IncomingCall
-from toolbus.session import FRAME_ITEMS
-from toolbus.tool import Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -17,7 +17,7 @@ from lab.fuzz.choices import Choices
 from lab.fuzz.json_texts import text_of
 from lab.fuzz.target import Target, hold
 from toolbus.bus.catalog.schema import ArgumentChecker, SchemaFault, compile_schema, load_arguments
-from toolbus.tool import Limits
+from toolbus.protocol.tool import Limits
 
 SECONDS = 3.0  # of processor time, for one schema or one check; measured while coverage is traced, five times as slow
 DEPTH = 4

@@ -12,8 +12,8 @@ from typing import Any
 from lab.fuzz.choices import Choices
 from lab.fuzz.json_texts import REFUSED, plain, text_of
 from lab.fuzz.target import Target, hold, no_faults
-from toolbus.council.council_settings import CouncilSettings
 from toolbus.errors import SetupError
+from toolbus.parts.council.settings import CouncilSettings
 
 _SETTINGS = "members enabled timeoutSeconds timeout_seconds toolsSettings tools_settings rounds concurrency"
 KEYS = (

@@ -15,7 +15,9 @@ from queue import SimpleQueue
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
-CONFORMANCE = Path(__file__).parents[2] / "toolbus" / "conformance"  # exchanges as data, from which seeds are made
+CONFORMANCE = (
+    Path(__file__).parents[2] / "toolbus" / "parts" / "conformance"
+)  # exchanges as data, from which seeds are made
 VECTORS = Path(__file__).parents[2] / "tests" / "vectors"  # likewise, over HTTP
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from toolbus.tool import Result
+from toolbus.protocol.tool import Result
 
 OK, LEFT = "OK", "LEFT"
 

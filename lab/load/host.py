@@ -32,8 +32,8 @@ from lab.stage import Stage
 
 if TYPE_CHECKING:
     from toolbus import Bus
+    from toolbus.protocol.tool import Result
     from toolbus.sdk import Host
-    from toolbus.tool import Result
 
 POOL = 20  # connections of the program that the bus replaces
 RESPONSE_SECONDS = 10.0
@@ -152,9 +152,9 @@ def by_json_rpc(url: str) -> AbstractAsyncContextManager[windows.Prepare]:
 @asynccontextmanager
 async def by_mount_client(url: str) -> AsyncIterator[windows.Prepare]:
     """Calls an MCP server at the URL as a bus does that has mounted it."""
-    from toolbus.bus.mcp_client.http import HttpTransport
-    from toolbus.bus.mcp_client.mcp_connection import McpConnection
-    from toolbus.bus.mcp_client.mcp_handshake import open_connection
+    from toolbus.parts.mcp.client.http import HttpTransport
+    from toolbus.parts.mcp.client.mcp_connection import McpConnection
+    from toolbus.parts.mcp.client.mcp_handshake import open_connection
 
     transport = HttpTransport("lab", windows.mcp_url(url), {})
     connection = McpConnection(

@@ -19,7 +19,7 @@ from lab.child import READY_SECONDS, Child
 from lab.judge import Verdict, at_most, figure
 from lab.load.workload import quantile
 from lab.stage import until_async
-from toolbus.tool import MIB
+from toolbus.protocol.tool import MIB
 
 PAUSE = 0.1
 BEAT = 0.01

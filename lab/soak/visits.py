@@ -31,8 +31,8 @@ from lab.soak.calls import CONNECTIONS
 from lab.soak.tally import Tally
 from lab.stage import stop_event
 from toolbus.errors import PeerLost
+from toolbus.protocol.tool import Result
 from toolbus.sdk import Host, Plugin
-from toolbus.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
 NAME = "visits"

@@ -16,7 +16,7 @@ from tests.bus.test_doors import NO_HEARTBEATS, House, attached, bearer, next_of
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Globs, Scopes
-from toolbus.bus.audit.audit_chain import FOLDER, files_of
+from toolbus.bus.audit.audit import FOLDER, files_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb

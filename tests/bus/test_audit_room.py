@@ -16,7 +16,7 @@ from tests.faults.raw_peer import RawPeer
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus import Host, Plugin
 from toolbus.bus import Bus, Config
-from toolbus.bus.audit.audit_chain import FOLDER, files_of, verify
+from toolbus.bus.audit.audit import FOLDER, files_of, verify
 from toolbus.errors import Code, SetupError, ToolBusError
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire

@@ -8,7 +8,7 @@ import pytest
 from toolbus.bus.config import Config
 from toolbus.bus.serve_settings import settle
 from toolbus.errors import SetupError
-from toolbus.tool import Limits
+from toolbus.protocol.tool import Limits
 
 
 def test_a_config_without_arguments_is_what_serve_listens_on() -> None:

@@ -22,13 +22,12 @@ from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import VERBS, Globs, Scopes, template
 from toolbus.bus.catalog.policy import PUBLIC_TOOLS, VERBS_OF_TOOLS
-from toolbus.bus.console.console_app import PATHS as CONSOLE_PATHS
-from toolbus.bus.gateway.app import endpoints_of
-from toolbus.bus.gateway.docs_page import ASSETS_PATH, DOCS_PATH
-from toolbus.bus.gateway.scope_guard import LOCAL_ONLY, NO_KEY, RULES
-from toolbus.bus.mcp_server.mcp_endpoint import METHODS
-from toolbus.bus.rooms.mcp_server_room import PATH
-from toolbus.bus.rooms.metrics_room import PATH as METRICS_PATH
+from toolbus.bus.gateway.app import ASSETS_PATH, DOCS_PATH, endpoints_of
+from toolbus.bus.gateway.remote_access import LOCAL_ONLY, NO_KEY, RULES
+from toolbus.parts.console.app import PATHS as CONSOLE_PATHS
+from toolbus.parts.mcp.server.mcp_endpoint import METHODS
+from toolbus.parts.mcp.server.room import PATH
+from toolbus.parts.observability.metrics_room import PATH as METRICS_PATH
 from toolbus.testing import PATIENT
 from toolbus.v1 import tool_bus_service_pb2
 from toolbus.v1 import tool_bus_service_pb2 as wire

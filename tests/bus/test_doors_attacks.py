@@ -20,7 +20,7 @@ from tests.bus.test_doors import NO_HEARTBEATS, House, attached, bearer, next_of
 from tests.support.waiting import within
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import Globs, Scopes, template
-from toolbus.limits import Timings
+from toolbus.protocol.limits import Timings
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb

@@ -13,8 +13,8 @@ from toolbus.bus.local import LocalCaller, LocalHandler
 from toolbus.errors import Code, Stage
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import spec_of
+from toolbus.protocol.tool import Progress, Result
 from toolbus.sdk import llm_tool
-from toolbus.tool import Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 
 

@@ -23,11 +23,11 @@ from tests.bus.gateway.calling import client
 from tests.support.collector import Collector, Received, collector
 from tests.support.waiting import until
 from toolbus import Host, Plugin
-from toolbus.bus.audit.audit_chain import FOLDER
+from toolbus.bus.audit.audit import FOLDER
 from toolbus.functions.scope import ToolScope
-from toolbus.limits import Timings
+from toolbus.protocol.limits import Timings
+from toolbus.protocol.traceparent import read_traceparent
 from toolbus.testing import running_bus
-from toolbus.traceparent import read_traceparent
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"

@@ -11,14 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.bus.upstream.main_server import MainServer
 from tests.faults.callbacks import CallbackPlugin, Legacy
+from tests.parts.moving.upstream.main_server import MainServer
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus import Host, Plugin
 from toolbus.bus import Bus
 from toolbus.bus.roles import FILE
 from toolbus.errors import InvalidRequest, NotKept, SetupError, UnknownRole
-from toolbus.limits import Limits
+from toolbus.protocol.limits import Limits
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb

@@ -15,12 +15,12 @@ from tests.support.waiting import WAIT_SECONDS
 from toolbus import Host, Plugin
 from toolbus.bus import Bus, Config
 from toolbus.bus.core import Room
-from toolbus.bus.rooms.council_room import CouncilRoom
 from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.bus.rooms.operators_room import OperatorsRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.bus.wiring import ROOMS
 from toolbus.errors import SetupError
+from toolbus.parts.council.room import CouncilRoom
 
 
 async def _over_http(bus: Bus) -> dict[str, int]:

@@ -10,7 +10,13 @@ from tests.support.waiting import HANG_SECONDS
 
 ROOT = Path(__file__).parents[2]
 # What the rooms of a bus with HTTP need only once something uses them.
-LATER = ["aiohttp", "yarl", "toolbus.council.council_service", "toolbus.dialects.dialect", "toolbus.dialects.export"]
+LATER = [
+    "aiohttp",
+    "yarl",
+    "toolbus.parts.council.service",
+    "toolbus.parts.models.dialects.dialect",
+    "toolbus.parts.models.dialects.export",
+]
 SCRIPT = f"""
 import asyncio, sys
 from toolbus.bus import Bus, Config

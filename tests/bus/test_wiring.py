@@ -18,10 +18,9 @@ import pytest
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus, Config
 from toolbus.errors import Code, SetupError
-from toolbus.limits import Limits
+from toolbus.parts.models.search import REQUEST_TOOL_INJECTION, SEARCH_TOOLS, ToolIndex, search_tool
+from toolbus.protocol.limits import Limits
 from toolbus.sdk import CallContext, Host, Plugin, ToolScope
-from toolbus.search import ToolIndex
-from toolbus.search_tool import REQUEST_TOOL_INJECTION, SEARCH_TOOLS, search_tool
 from toolbus.testing import running_bus
 
 

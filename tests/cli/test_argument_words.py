@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from toolbus.cli import terminal
-from toolbus.cli.argument_words import ArgumentWords, schema_of
-from toolbus.tool import Tool
+from toolbus.cli.call_command import ArgumentWords, schema_of
+from toolbus.protocol.tool import Tool
 
 UNTYPED: list[tuple[tuple[str, ...], Any]] = [
     ((), {}),

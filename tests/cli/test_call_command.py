@@ -12,7 +12,7 @@ from tests.support.processes import Running, toolbus
 from tests.support.waiting import until_sync
 from toolbus.cli.call_command import show, show_progress
 from toolbus.errors import Code, Stage
-from toolbus.tool import CallError, Progress, Result
+from toolbus.protocol.tool import CallError, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 
 

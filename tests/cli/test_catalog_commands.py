@@ -9,8 +9,8 @@ from tests.cli.served_bus import addresses_of, post, register, start_http_bus
 from tests.support.processes import Running, toolbus
 from tests.support.waiting import until_sync
 from toolbus.cli import catalog_commands
+from toolbus.protocol.tool import Tool
 from toolbus.sdk.listing import ListedTool
-from toolbus.tool import Tool
 
 
 def test_list_prints_an_aligned_table_outside_of_a_terminal(bus: str) -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.neko.folders import PLUGINS
+from tests.parts.moving.neko.folders import PLUGINS
 from tests.support.processes import toolbus
 
 

@@ -46,7 +46,7 @@ def test_help_imports_neither_grpc_nor_protobuf_nor_the_bus() -> None:
         check=True,
     )
     modules = {line.rsplit("|", 1)[-1].strip() for line in ended.stderr.splitlines()}
-    assert not modules & {"grpc", "google.protobuf", "toolbus.tool", "toolbus.bus", "uvloop", "textual"}
+    assert not modules & {"grpc", "google.protobuf", "toolbus.protocol.tool", "toolbus.bus", "uvloop", "textual"}
     assert "toolbus.cli.call_command" in modules
 
 

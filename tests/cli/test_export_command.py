@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.support.processes import toolbus
-from toolbus.cli import export_command, search_command
 from toolbus.dialects import DIALECTS
-from toolbus.search import MAX_RESULTS, MODES
+from toolbus.parts.models.commands import export_command, search_command
+from toolbus.parts.models.search import MAX_RESULTS, MODES
 from toolbus.testing import running_bus
 
 

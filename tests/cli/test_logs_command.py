@@ -13,8 +13,8 @@ from tests.support.processes import Running, toolbus
 from tests.support.waiting import until_sync
 from toolbus.cli.logs_command import follow_output, print_plugins
 from toolbus.errors import Code, Stage
+from toolbus.protocol.tool import CallError, Result
 from toolbus.sdk import Host
-from toolbus.tool import CallError, Result
 
 CHATTY = r"""
 import threading

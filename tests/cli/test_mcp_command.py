@@ -13,8 +13,7 @@ import pytest
 from tests.docs.pages import blocks
 from tests.support.processes import environment, toolbus
 from tests.support.waiting import HANG_SECONDS, within
-from toolbus.cli.client_files import McpClientName, client_files
-from toolbus.cli.mcp_clients import NotWritten, merge
+from toolbus.parts.mcp.commands.mcp_clients import McpClientName, NotWritten, client_files, merge
 from toolbus.testing import running_bus
 
 Json = dict[str, Any]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.processes import toolbus
-from toolbus.bus.mcp_client.own_mounts import OwnMounts
-from toolbus.cli.client_files import McpClientName, client_files
-from toolbus.cli.mount_import import files_to_import, find_servers
+from toolbus.parts.mcp.client.own_mounts import OwnMounts
+from toolbus.parts.mcp.commands.mcp_clients import McpClientName, client_files
+from toolbus.parts.mcp.commands.mount_import import files_to_import, find_servers
 
 HOME, PROJECT = Path("/home/ada"), Path("/src/app")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import toolbus
-from toolbus.cli import mount_trial
+from toolbus.parts.mcp.commands import mount_trial
 
 
 @pytest.mark.parametrize("remote", [True, False])

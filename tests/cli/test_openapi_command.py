@@ -4,7 +4,7 @@ import json
 import signal
 from pathlib import Path
 
-from tests.openapi.pet_server import KEY, pet_shop
+from tests.parts.openapi.pet_server import KEY, pet_shop
 from tests.support.processes import Running, toolbus
 from tests.support.waiting import until_sync
 

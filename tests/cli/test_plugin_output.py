@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.cli.plugin_output import PrefixedOutput, print_json_report
-from toolbus.processes.supervised_plugin import PluginReport, ReportKind
-from toolbus.text import drop_unsafe, keep_colours
+from toolbus.cli.run_command import PrefixedOutput, print_json_report
+from toolbus.common.text import drop_unsafe, keep_colours
+from toolbus.processes.supervisor import PluginReport, ReportKind
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 

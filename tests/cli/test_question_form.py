@@ -14,7 +14,7 @@ from tests.support.processes import environment
 from tests.support.waiting import within
 from toolbus.bus import Bus, Config
 from toolbus.cli.question_form import ask_person
-from toolbus.questions import DECLINED, ELICITATION, Answer, Question
+from toolbus.protocol.questions import DECLINED, ELICITATION, Answer, Question
 from toolbus.sdk import ToolScope
 
 FIELDS: dict[str, Any] = {

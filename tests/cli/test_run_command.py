@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.cli.served_bus import address_of, start_grpc_bus
-from tests.neko.folders import copied
+from tests.parts.moving.neko.folders import copied
 from tests.support.processes import Running, environment, toolbus
 from tests.support.waiting import until_sync
 

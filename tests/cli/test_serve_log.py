@@ -8,17 +8,17 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.serve_settings import settle
-from toolbus.cli import serve_log
+from toolbus.cli import serve_command
 
 
 def test_the_log_of_a_bus_has_no_line_for_each_request_to_a_sidecar() -> None:
     names = ("httpx", "uvicorn", "asyncio")
     before = [logging.getLogger(name).level for name in names]
     try:
-        serve_log.log_to_stderr(settle({}, {}, None))
+        serve_command.log_to_stderr(settle({}, {}, None))
         assert not logging.getLogger("httpx").isEnabledFor(logging.INFO)
     finally:
         for name, level in zip(names, before, strict=True):
@@ -29,7 +29,7 @@ def _formatted(text: str, *arguments: object, as_json: bool = False, **fields: A
     """Returns what the log of a bus shows of one record."""
     stderr = io.StringIO()
     with contextlib.redirect_stderr(stderr), _root_handlers():
-        serve_log.log_to_stderr(settle({"log_json": as_json}, {}, None))
+        serve_command.log_to_stderr(settle({"log_json": as_json}, {}, None))
         logging.getLogger("toolbus.trial").warning(text, *arguments, **fields)
     return stderr.getvalue()
 

@@ -15,9 +15,9 @@ import typer
 
 from tests.bus.audit.chains import write
 from tests.support.processes import environment
-from toolbus.bus.audit.audit_chain import FOLDER
+from toolbus.bus.audit.audit import FOLDER
 from toolbus.cli import terminal
-from toolbus.text import clean_line
+from toolbus.common.text import clean_line
 
 
 def _run_in_terminal(*words: str, **env: str) -> str:
@@ -83,7 +83,7 @@ def test_commands_print_through_the_terminal_only() -> None:
         and ast.unparse(node.func) in {"print", "typer.echo", "sys.stdout.write"}
         and not ",".join(map(ast.unparse, node.args)).isupper()  # a constant cannot change the terminal
     }
-    assert printing == {"terminal.py", "plugin_output.py"}
+    assert printing == {"terminal.py", "run_command.py"}
 
 
 def test_control_characters_in_a_row_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,9 @@ from toolbus.testing import running_bus
 PLUGIN = ROOT / "clients" / "rest" / "plugin.py"
 
 # What every author of such a plugin has, as the documents show it.
-DOCUMENTED = (ROOT / "tests" / "neko" / "plugins" / "registering" / "__init__.py").read_text("utf-8")
+DOCUMENTED = (ROOT / "tests" / "parts" / "moving" / "neko" / "plugins" / "registering" / "__init__.py").read_text(
+    "utf-8"
+)
 
 
 class Naps:

@@ -20,10 +20,10 @@ from google.protobuf.json_format import ParseDict
 
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
+from toolbus.common.text import escape_surrogates
 from toolbus.errors import Code, Stage
+from toolbus.protocol.tool import CallError, Progress, Result, dump_arguments
 from toolbus.sdk import CallContext, Host
-from toolbus.text import escape_surrogates
-from toolbus.tool import CallError, Progress, Result, dump_arguments
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb

@@ -15,8 +15,8 @@ from tests.contract.callers import caller
 from tests.contract.offers import kind, offer
 from tests.support.waiting import until
 from toolbus.bus import Bus
+from toolbus.protocol.tool import Limits
 from toolbus.testing import running_bus
-from toolbus.tool import Limits
 
 __all__ = ["bus", "caller", "kind", "offer"]
 

@@ -27,9 +27,9 @@ from tests.support.fork_server import fork_plugin
 from tests.support.processes import environment
 from tests.support.waiting import until
 from toolbus.bus import Bus
-from toolbus.dropin.tool_folder import ToolFolder
-from toolbus.functions.threads import LoopThread
-from toolbus.processes.supervised_plugin import PluginReport, ReportKind
+from toolbus.functions.workers import LoopThread
+from toolbus.parts.dropin.tool_folder import ToolFolder
+from toolbus.processes.supervisor import PluginReport, ReportKind
 from toolbus.sdk import CallContext
 from toolbus.v1 import tool_pb2 as pb
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from toolbus.tool import CallError, Result
+from toolbus.protocol.tool import CallError, Result
 
 
 def failure(result: Result) -> CallError:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from tests.contract.works import Refuses, Scope, Shows, Work
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
-from toolbus.functions.threads import LoopThread
 from toolbus.functions.tool_spec import spec_of
+from toolbus.functions.workers import LoopThread
+from toolbus.protocol.tool import Tool
 from toolbus.sdk import Reply, ToolScope, llm_tool
-from toolbus.tool import Tool
 
 SOURCE = "contract"  # whose the tools are, where the author chooses
 

@@ -29,8 +29,8 @@ from tests.contract.rest_offer import RestOffer
 from tests.contract.works import Refuses, Scope, Shows, Work, drop
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
-from toolbus.functions.threads import LoopThread
 from toolbus.functions.tool_spec import spec_of
+from toolbus.functions.workers import LoopThread
 from toolbus.sdk import CallContext, Plugin
 from toolbus.tools import ToolRegistry
 from toolbus.v1 import tool_pb2 as pb

@@ -18,8 +18,8 @@ from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
 from toolbus.functions.reply import image, link, text
+from toolbus.protocol.tool import Progress, Result
 from toolbus.sdk import CallContext, ContextMessage
-from toolbus.tool import Progress, Result
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

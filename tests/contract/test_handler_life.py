@@ -15,8 +15,8 @@ from tests.contract.works import CITY, Blocking, Scope, Seen, Waiting, Work, ech
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
+from toolbus.protocol.tool import Result
 from toolbus.sdk import CallContext, ContextMessage
-from toolbus.tool import Result
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

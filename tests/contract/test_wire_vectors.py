@@ -1,4 +1,4 @@
-"""The bus does for a raw client what toolbus/conformance/bus.jsonl says, step by step over a real connection."""
+"""The bus does for a raw client what toolbus/parts/conformance/bus.jsonl says, step by step over a real connection."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from toolbus.conformance.bus_player import run_scenario, settled
-from toolbus.conformance.script import bus_scenarios
+from toolbus.parts.conformance.bus_player import run_scenario, settled
+from toolbus.parts.conformance.script import bus_scenarios
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

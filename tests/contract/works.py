@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from tests.contract.handler_cases import failure
 from tests.support.waiting import WAIT_SECONDS, Stopwatch, until, within
+from toolbus.protocol.tool import CallError, Result
 from toolbus.sdk import CallContext
-from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
 CITY: dict[str, Any] = {

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.docs.pages import ROOT, TEXTS
-from toolbus.conformance.script import scenarios
-from toolbus.conformance.stream_verbs import BASIC_TOOLS
+from toolbus.parts.conformance.script import scenarios
+from toolbus.parts.conformance.stream_verbs import BASIC_TOOLS
 
 STEPS = TEXTS["docs/start/clients.md"].partition("## The steps")[2].partition("## Read a failure")[0]
 
 
 def test_every_rule_is_played_in_a_step() -> None:
-    rules = tomllib.loads((ROOT / "toolbus" / "conformance" / "rules.toml").read_text())["rule"]
+    rules = tomllib.loads((ROOT / "toolbus" / "parts" / "conformance" / "rules.toml").read_text())["rule"]
     ids = {rule["id"] for rule in rules}
     groups = {each.rpartition("-")[0] for each in ids}
     named = {name for choice in re.findall(r"--rules (\S+)", STEPS) for name in choice.split(",")}

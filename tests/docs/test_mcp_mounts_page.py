@@ -17,11 +17,11 @@ from tests.support.processes import toolbus
 from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.config import Config
-from toolbus.bus.mcp_client.mount_entry import ENTRY_KEYS, OWN_KEYS, MountEntry
-from toolbus.bus.mcp_client.mount_status import MountState
-from toolbus.bus.mcp_client.mounts_file import read_document
-from toolbus.bus.rooms.mcp_client_room import McpClientRoom
 from toolbus.bus.storage.registration_store import LOCK
+from toolbus.parts.mcp.client.mount_entry import ENTRY_KEYS, OWN_KEYS, MountEntry
+from toolbus.parts.mcp.client.mount_status import MountState
+from toolbus.parts.mcp.client.mounts_file import read_document
+from toolbus.parts.mcp.client.room import McpClientRoom
 
 PAGE = "docs/start/mcp-mounts.md"
 

@@ -10,7 +10,7 @@ import pytest
 from tests.docs.pages import ROOT, TEXTS, table
 from toolbus.bus.access.identity import VERBS, Scopes
 from toolbus.bus.catalog.policy import VERBS_OF_TOOLS
-from toolbus.bus.gateway.scope_guard import LOCAL_ONLY, RULES
+from toolbus.bus.gateway.remote_access import LOCAL_ONLY, RULES
 
 SECURITY = TEXTS["docs/about/security.md"]
 _ATTACKERS = table(SECURITY, "| attacker | wants |")

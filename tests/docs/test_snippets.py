@@ -15,7 +15,7 @@ import typer
 from tests.bus.gateway.on_thread import bus_on_thread
 from tests.docs.pages import PAGES, ROOT, TEXTS, blocks, code_spans
 from tests.docs.running import Addresses, borrowed_plugin, output_of, plugin, tool_folder
-from tests.loop.model_thread import answering
+from tests.parts.models.loop.model_thread import answering
 from tests.support import curl
 from toolbus.cli.command_line import app
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -75,15 +75,18 @@ def test_every_snippet_of_a_page_runs_and_prints_what_the_page_shows(
     [
         (
             "docs/moving/neko.md",
-            ["tests/neko/plugins/weather/__init__.py", "tests/neko/plugins/registering/__init__.py"],
+            [
+                "tests/parts/moving/neko/plugins/weather/__init__.py",
+                "tests/parts/moving/neko/plugins/registering/__init__.py",
+            ],
         ),
-        ("docs/moving/synchronet.md", ["tests/dropin/seed_scripts/my_tool.js"]),
+        ("docs/moving/synchronet.md", ["tests/parts/dropin/seed_scripts/my_tool.js"]),
         (
             "docs/moving/spindle.md",
             [
-                "tests/dropin/seed_scripts/search_knowledge_base.js",
-                "tests/dropin/seed_scripts/tool_invocation.js",
-                "tests/dropin/seed_scripts/unregister.js",
+                "tests/parts/dropin/seed_scripts/search_knowledge_base.js",
+                "tests/parts/dropin/seed_scripts/tool_invocation.js",
+                "tests/parts/dropin/seed_scripts/unregister.js",
             ],
         ),
     ],

@@ -25,9 +25,8 @@ from tests.support.waiting import WAIT_SECONDS
 from toolbus import errors
 from toolbus.bus.access.identity import ALL, VERBS, Scopes
 from toolbus.bus.access.quota import CALLS_PER_SECOND
-from toolbus.bus.calls.result_review import OUTPUT_SCHEMA
+from toolbus.bus.calls.dispatcher import OUTPUT_SCHEMA
 from toolbus.bus.config import Config
-from toolbus.bus.console.console_app import PATHS as CONSOLE_PATHS
 from toolbus.bus.gateway.http_connection import IDLE_SECONDS, MAX_HEAD_BYTES
 from toolbus.bus.keys.issuer_settings import Issuer
 from toolbus.bus.keys.keys_file import KeyRecord, parse_keys
@@ -37,14 +36,15 @@ from toolbus.cli.command_line import app
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.dropin import FileGrants, env_of, read_manifest
 from toolbus.errors import Code, SetupError, Stage
-from toolbus.functions.tool_options import OPTION_NAMES
-from toolbus.limits import Timings
+from toolbus.functions.tool_spec import OPTION_NAMES
 from toolbus.loop import LoopEvent, LoopSettings
+from toolbus.parts.console.app import PATHS as CONSOLE_PATHS
 from toolbus.processes.child_environment import PLUGIN
-from toolbus.questions import ACCEPTS, NEEDS_INPUT
+from toolbus.protocol.limits import Timings
+from toolbus.protocol.questions import ACCEPTS, NEEDS_INPUT
+from toolbus.protocol.tool import KIB, MIB, CallError, Limits, Tool
 from toolbus.sdk import Credential, Plugin, ToolScope
 from toolbus.testing import running_bus
-from toolbus.tool import KIB, MIB, CallError, Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

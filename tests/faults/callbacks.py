@@ -17,7 +17,7 @@ import httpx
 
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
-from toolbus.local_users import listener_id
+from toolbus.common.local_users import listener_id
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc

@@ -15,7 +15,7 @@ import pytest
 from tests.faults.raw_peer import RawPeer, echo, tool
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
-from toolbus.limits import Limits, Timings
+from toolbus.protocol.limits import Limits, Timings
 from toolbus.testing import PATIENT
 from toolbus.v1 import tool_pb2 as pb
 

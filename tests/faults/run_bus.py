@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from toolbus.bus import Bus, Config
-from toolbus.limits import Timings
+from toolbus.protocol.limits import Timings
 
 
 async def main(address: str, interval: str = "") -> None:

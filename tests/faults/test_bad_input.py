@@ -14,7 +14,7 @@ import pytest
 from tests.faults.conftest import Connect
 from tests.faults.raw_peer import RawPeer, echo, opening, tool
 from tests.support.waiting import WAIT_SECONDS, until
-from toolbus.tool import MIB
+from toolbus.protocol.tool import MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb

@@ -12,9 +12,9 @@ from tests.faults.conftest import Connect
 from tests.faults.raw_peer import RawPeer, attach, echo, tool
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
-from toolbus.limits import Timings
-from toolbus.session import DEFAULT_MESSAGE_BYTES, ITEM_OVERHEAD_BYTES
-from toolbus.tool import MIB, Limits
+from toolbus.protocol.limits import Timings
+from toolbus.protocol.session import DEFAULT_MESSAGE_BYTES, ITEM_OVERHEAD_BYTES
+from toolbus.protocol.tool import MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -14,7 +14,7 @@ from tests.faults.raw_peer import RawPeer, attach, echo, opening, tool
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
 from toolbus.errors import SetupError
-from toolbus.tool import MIB, Limits
+from toolbus.protocol.tool import MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

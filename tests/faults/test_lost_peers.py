@@ -16,8 +16,8 @@ from tests.faults.processes import run
 from tests.faults.raw_peer import RawPeer, attach, echo, tool
 from tests.support.waiting import WAIT_SECONDS, Stopwatch, until, within
 from toolbus.bus import Bus, Config
-from toolbus.limits import Timings
-from toolbus.tool import MIB, Limits
+from toolbus.protocol.limits import Timings
+from toolbus.protocol.tool import MIB, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -13,7 +13,7 @@ from tests.faults.conftest import Connect, stats, until_sessions
 from tests.faults.raw_peer import RawPeer, attach, echo, tool
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
-from toolbus.tool import MIB
+from toolbus.protocol.tool import MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

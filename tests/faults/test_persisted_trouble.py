@@ -19,8 +19,8 @@ from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus, Config
 from toolbus.bus.storage.registration_store import RegistrationStore
 from toolbus.errors import SetupError
-from toolbus.limits import Timings
-from toolbus.tool import Limits
+from toolbus.protocol.limits import Timings
+from toolbus.protocol.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 DAY = 86_400.0

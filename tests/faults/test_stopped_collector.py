@@ -15,9 +15,9 @@ import pytest
 from tests.support.processes import ROOT, environment
 from tests.support.waiting import within
 from toolbus import Host
-from toolbus.bus.rooms.traces_room import TracesRoom
-from toolbus.bus.traces.span_export import MAX_BATCH, MAX_WAITING
-from toolbus.limits import Timings
+from toolbus.parts.observability.span_export import MAX_BATCH, MAX_WAITING
+from toolbus.parts.observability.traces_room import TracesRoom
+from toolbus.protocol.limits import Timings
 from toolbus.testing import running_bus
 
 CALLS = MAX_WAITING + 2 * MAX_BATCH  # more than the queue and a request under way have room for

@@ -3,11 +3,10 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
-from toolbus.functions.declaration import describe
 from toolbus.functions.runner import run_handler
-from toolbus.functions.tool_spec import ToolSpec, spec_of
+from toolbus.functions.tool_spec import ToolSpec, describe, spec_of
+from toolbus.protocol.tool import Result
 from toolbus.sdk import ToolScope
-from toolbus.tool import Result
 
 
 def spec(function: Callable[..., Any], **options: Any) -> ToolSpec:

@@ -11,14 +11,13 @@ import pytest
 
 from tests.support.waiting import within
 from toolbus.errors import CallFailed, Code
-from toolbus.functions.call_options import Inputs
-from toolbus.functions.declaration import describe
+from toolbus.functions.call_context import Inputs
 from toolbus.functions.input_rounds import MAX_ROUNDS, answered, answered_sync
 from toolbus.functions.runner import run_handler
 from toolbus.functions.scope import ToolScope
-from toolbus.functions.tool_spec import spec_of
-from toolbus.questions import CANCELLED, DECLINED, Answer, Question
-from toolbus.tool import Result
+from toolbus.functions.tool_spec import describe, spec_of
+from toolbus.protocol.questions import CANCELLED, DECLINED, Answer, Question
+from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
 DAY = {"day": {"type": "string", "enum": ["monday", "friday"]}, "seats": {"type": "integer"}}

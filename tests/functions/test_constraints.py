@@ -16,12 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, StringConstraint
 
 from tests.support.core_model import Core, error_of
 from toolbus.errors import Code
-from toolbus.functions.declaration import llm_tool
 from toolbus.functions.hints import parameters_schema, signature_of
 from toolbus.functions.runner import run_plain
 from toolbus.functions.scope import ToolScope
-from toolbus.functions.tool_spec import ToolSpec, spec_of
-from toolbus.tool import Result
+from toolbus.functions.tool_spec import ToolSpec, llm_tool, spec_of
+from toolbus.protocol.tool import Result
 
 UNUSUAL: Any = {"default": 1j, "minimum": 1}
 STRING, INTEGER = {"type": "string"}, {"type": "integer"}

@@ -9,10 +9,18 @@ from typing import Any
 
 import pytest
 
-from toolbus.functions.declaration import LlmToolMeta, meta_of
-from toolbus.functions.tool_spec import HandlerKind, ToolSet, ToolSpec, collect, spec_of, spec_of_method
+from toolbus.functions.tool_spec import (
+    HandlerKind,
+    LlmToolMeta,
+    ToolSet,
+    ToolSpec,
+    collect,
+    meta_of,
+    spec_of,
+    spec_of_method,
+)
+from toolbus.protocol.tool import Annotations
 from toolbus.sdk import llm_tool
-from toolbus.tool import Annotations
 
 
 def test_the_decorator_returns_the_function_itself() -> None:
@@ -264,7 +272,7 @@ class AsyncCallable:
     ],
 )
 def test_the_kind_of_a_handler_is_known_before_it_runs(function: Any, kind: HandlerKind, is_async: bool) -> None:
-    from toolbus.functions.declaration import describe
+    from toolbus.functions.tool_spec import describe
 
     spec = spec_of(function, describe(function, name="t"))
     assert (spec.kind, spec.is_async) == (kind, is_async)

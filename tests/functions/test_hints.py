@@ -16,7 +16,7 @@ import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.functions import docstring
+from toolbus.functions import hints
 from toolbus.functions.conversion import converter
 from toolbus.functions.hints import description_of, parameters_schema, signature_of
 from toolbus.functions.scope import ToolScope
@@ -314,7 +314,7 @@ city
 
 @pytest.mark.parametrize("text", [GOOGLE, REST, NUMPY], ids=["google", "rest", "numpy"])
 def test_each_layout_of_docstrings_gives_summary_and_parameters(text: str) -> None:
-    parsed = docstring.parse(text)
+    parsed = hints.parse(text)
     assert parsed.summary == "Looks up the weather in a city."
     assert {key: parsed.parameters[key] for key in ("city", "days")} == {
         "city": "the city, in any language.",
@@ -334,17 +334,17 @@ def test_each_layout_of_docstrings_gives_summary_and_parameters(text: str) -> No
     ],
 )
 def test_a_docstring_may_be_short(text: str | None, summary: str) -> None:
-    assert docstring.parse(text).summary == summary
+    assert hints.parse(text).summary == summary
 
 
 def test_a_chinese_docstring_is_read() -> None:
-    parsed = docstring.parse("查询天气。\n\n参数：\n    city：城市名")
+    parsed = hints.parse("查询天气。\n\n参数：\n    city：城市名")
     assert (parsed.summary, dict(parsed.parameters)) == ("查询天气。", {"city": "城市名"})
 
 
 @given(st.text(alphabet=st.sampled_from("ab:- \n\t*(),Args:param"), max_size=200))
 def test_no_docstring_makes_the_reader_fail(text: str) -> None:
-    docstring.parse(text)
+    hints.parse(text)
 
 
 def test_descriptions_reach_the_schema_and_annotated_wins() -> None:

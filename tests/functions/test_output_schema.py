@@ -15,12 +15,11 @@ from pydantic import BaseModel, Field
 
 from tests.support.core_model import Core, error_of
 from toolbus.errors import Code
-from toolbus.functions.declaration import llm_tool
 from toolbus.functions.reply import Err, Ok, Reply
 from toolbus.functions.runner import run_plain
 from toolbus.functions.scope import ToolScope
-from toolbus.functions.tool_spec import ToolSpec, spec_of
-from toolbus.tool import Result
+from toolbus.functions.tool_spec import ToolSpec, llm_tool, spec_of
+from toolbus.protocol.tool import Result
 from toolbus.tools import ToolRegistry
 from toolbus.v1 import tool_pb2 as pb
 

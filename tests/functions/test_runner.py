@@ -13,10 +13,10 @@ import pytest
 from tests.functions.runner_cases import Color, run, spec
 from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.errors import Code, Stage
-from toolbus.functions.call_options import CallOptions
+from toolbus.functions.call_context import CallOptions
 from toolbus.functions.runner import run_handler
+from toolbus.protocol.tool import CallError, Result
 from toolbus.sdk import CallContext, Reply, ToolScope, audio, image, link, resource, text
-from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
 

@@ -14,8 +14,8 @@ from tests.functions.runner_cases import Color, run
 from toolbus.errors import Code, Stage
 from toolbus.functions.reply import dump_output
 from toolbus.functions.runner import MAX_MESSAGE
+from toolbus.protocol.tool import Result
 from toolbus.sdk import Err, Ok, Reply
-from toolbus.tool import Result
 
 
 @dataclass

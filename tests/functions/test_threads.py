@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from toolbus.functions.threads import Inbox
+from toolbus.functions.workers import Inbox
 
 
 def test_an_inbox_of_a_closed_loop_never_accepts_a_job() -> None:

@@ -8,9 +8,9 @@ import pytest
 
 import toolbus.sdk
 import toolbus.tools
-from tests.tools.example_tools import ANYTHING, CITY
+from tests.parts.moving.registry.example_tools import ANYTHING, CITY
 from toolbus.functions.scope import ToolScope
-from toolbus.functions.tool_definition import ToolDefinition
+from toolbus.functions.tool_spec import ToolDefinition
 
 
 async def handler(location: str = "") -> str:

@@ -36,10 +36,10 @@ from lab.load import host, workload
 from lab.load.windows import Cell, Window, cells, options_of, read_cells
 from lab.stage import Stage
 from toolbus import Bus
-from toolbus.bus.catalog.compiled_tool import compile_tools
+from toolbus.bus.catalog.entry import compile_tools
 from toolbus.bus.catalog.schema import compile_schema
 from toolbus.dialects import find_dialect
-from toolbus.tool import Limits
+from toolbus.protocol.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

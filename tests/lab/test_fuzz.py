@@ -22,16 +22,16 @@ from toolbus.bus import callback_url
 from toolbus.bus.calls.call_endings import CallEndings
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog import schema
-from toolbus.bus.catalog.handler import Handler
+from toolbus.bus.catalog.entry import Handler
 from toolbus.bus.gateway import callback_messages
-from toolbus.bus.mcp_client.sse import SseParser
-from toolbus.bus.mcp_server.mcp_endpoint import McpEndpoint
-from toolbus.council.council_settings import CouncilSettings
 from toolbus.dialects import find_dialect
-from toolbus.dialects.wire_names import NameTable
-from toolbus.dropin import file_grants
+from toolbus.parts.council.settings import CouncilSettings
+from toolbus.parts.dropin import manifest
+from toolbus.parts.mcp.client.sse import SseParser
+from toolbus.parts.mcp.server.mcp_endpoint import McpEndpoint
+from toolbus.parts.models.dialects.wire_names import NameTable
+from toolbus.protocol.tool import Result
 from toolbus.sdk.outgoing_calls import OutgoingCalls
-from toolbus.tool import Result
 
 pytestmark = pytest.mark.lab
 
@@ -118,7 +118,7 @@ def _takes_all_hosts(patch: pytest.MonkeyPatch) -> None:
 
 def _follows_dots(patch: pytest.MonkeyPatch) -> None:
     """A manifest that grants its own folder to be written."""
-    patch.setattr(file_grants, "_read_writable", lambda reader, folder: (folder / reader.value).resolve())
+    patch.setattr(manifest, "_read_writable", lambda reader, folder: (folder / reader.value).resolve())
 
 
 def _keeps_unknown(patch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def _keeps_unknown(patch: pytest.MonkeyPatch) -> None:
 
 def _knows_all_names(patch: pytest.MonkeyPatch) -> None:
     """A dialect that takes an invented name for one that was offered."""
-    from toolbus.dialects import conversation, ollama, openai_chat_response
+    from toolbus.parts.models.dialects import conversation, ollama, openai_chat
 
     def known(*given: Any, **more: Any) -> Any:
         from dataclasses import replace
@@ -142,7 +142,7 @@ def _knows_all_names(patch: pytest.MonkeyPatch) -> None:
         return replace(model_call(*given, **more), known=True, wire_name="invented")
 
     model_call = conversation.model_call
-    for module in (ollama, openai_chat_response):
+    for module in (ollama, openai_chat):
         patch.setattr(module, "model_call", known)
 
 

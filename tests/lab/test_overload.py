@@ -38,10 +38,10 @@ from tests.bus.gateway.calling import client, legacy_plugin
 from tests.support.processes import ROOT, alive, environment
 from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.errors import Code
-from toolbus.functions.call_options import CallOptions
+from toolbus.functions.call_context import CallOptions
+from toolbus.protocol.tool import Limits
 from toolbus.sdk.outgoing_calls import SWEEP_PAUSE, OutgoingCall, OutgoingCalls
 from toolbus.testing import running_bus
-from toolbus.tool import Limits
 
 pytestmark = pytest.mark.lab
 

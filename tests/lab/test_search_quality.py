@@ -8,8 +8,8 @@ import re
 import pytest
 
 from lab.benchmarks.searches import found, hit_rates, queries, tools
-from toolbus.embeddings import Embeddings
-from toolbus.search import ToolIndex
+from toolbus.parts.models.embeddings import Embeddings
+from toolbus.parts.models.search import ToolIndex
 
 # Words of grammar, which any two texts share.
 GRAMMAR = frozenset(

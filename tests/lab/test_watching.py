@@ -8,7 +8,7 @@ from lab.benchmarks import busy_bus, span_exports, watching
 from lab.benchmarks.contest import Plan
 from lab.benchmarks.core_frames import STATES, Frames
 from lab.stage import Stage
-from toolbus.limits import Timings
+from toolbus.protocol.limits import Timings
 
 pytestmark = pytest.mark.lab
 

@@ -16,8 +16,7 @@ from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.processes.duplex_process import DuplexProcess, DuplexProgram
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.output_tail import OutputTails
-from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
-from toolbus.processes.supervisor import Supervisor
+from toolbus.processes.supervisor import Command, PluginReport, ReportKind, Supervisor
 
 TAIL_BYTES = 100_000
 FLOODS = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.errors import InvalidRequest
 from toolbus.processes.output_tail import MAX_ENDED, MAX_LINES, TAIL_BYTES, OutputTails
-from toolbus.processes.supervised_plugin import PluginReport, ReportKind
+from toolbus.processes.supervisor import PluginReport, ReportKind
 
 
 def _tails(*texts: str, tail_bytes: int = TAIL_BYTES) -> OutputTails:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from toolbus.errors import SetupError
-from toolbus.processes.plugin_commands import plugin_commands
-from toolbus.processes.supervised_plugin import Command, PluginReport
+from toolbus.processes.plugin_program import plugin_commands
+from toolbus.processes.supervisor import Command, PluginReport
 
 ENVIRONMENT = {"PATH": "/bin", "OPENAI_API_KEY": "s3cret", "TOOLBUS_ADDRESS": "127.0.0.1:1"}
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.waiting import until, within
 from toolbus.processes.plugin_process import main
 from toolbus.processes.program_starter import CANNOT_START
-from toolbus.processes.supervised_plugin import Command
+from toolbus.processes.supervisor import Command
 from toolbus.testing import running_bus
 
 RUNS_ITSELF = """

@@ -17,10 +17,8 @@ from tests.support.processes import ROOT, Running, alive, environment, toolbus
 from tests.support.waiting import WAIT_SECONDS, until, until_sync, within
 from toolbus.errors import SetupError
 from toolbus.processes.child_environment import token_of
-from toolbus.processes.plugin_commands import plugin_commands
-from toolbus.processes.plugin_program import PluginProgram
-from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
-from toolbus.processes.supervisor import RestartPolicy, Supervisor
+from toolbus.processes.plugin_program import PluginProgram, plugin_commands
+from toolbus.processes.supervisor import Command, PluginReport, ReportKind, RestartPolicy, Supervisor
 from toolbus.sdk import Plugin
 from toolbus.testing import running_bus
 

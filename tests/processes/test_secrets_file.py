@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from toolbus.errors import SetupError
-from toolbus.processes.secrets_file import read_secrets, read_variables
+from toolbus.processes.child_environment import read_secrets, read_variables
 
 PLUGINS = ("weather", "news")
 SECRET = "s3cret-value"

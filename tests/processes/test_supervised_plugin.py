@@ -10,10 +10,9 @@ from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.bus import Bus
 from toolbus.errors import Code
-from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
-from toolbus.processes.supervisor import Supervisor
+from toolbus.processes.supervisor import Command, PluginReport, ReportKind, Supervisor
+from toolbus.protocol.tool import Result
 from toolbus.testing import running_bus
-from toolbus.tool import Result
 
 WAITS = """
 import os, time

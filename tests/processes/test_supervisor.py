@@ -13,8 +13,15 @@ import pytest
 from tests.support.fork_server import forked_plugins
 from tests.support.processes import Running, alive, environment, toolbus
 from tests.support.waiting import WAIT_SECONDS, until_sync
-from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind, describe_exit
-from toolbus.processes.supervisor import RestartPolicy, Supervisor, plugin_names
+from toolbus.processes.supervisor import (
+    Command,
+    PluginReport,
+    ReportKind,
+    RestartPolicy,
+    Supervisor,
+    describe_exit,
+    plugin_names,
+)
 
 TOOL = """
 import os, subprocess, sys

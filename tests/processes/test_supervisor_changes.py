@@ -13,8 +13,7 @@ import pytest
 from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.errors import InvalidRequest
-from toolbus.processes.supervised_plugin import Command, PluginReport, ReportKind
-from toolbus.processes.supervisor import RestartPolicy, Supervisor
+from toolbus.processes.supervisor import Command, PluginReport, ReportKind, RestartPolicy, Supervisor
 
 QUICK = RestartPolicy(backoff_seconds=0.01, max_deaths=3)
 WAITS = "print('up', flush=True)\nimport time\ntime.sleep(60)"

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from toolbus.errors import Code, Stage
-from toolbus.sdk.call_barrier import CallBarrier
+from toolbus.protocol.session import Side
+from toolbus.protocol.tool import Result
+from toolbus.sdk.connection import CallBarrier
 from toolbus.sdk.outgoing_calls import PeerSession
-from toolbus.session import Side
-from toolbus.tool import Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -20,7 +20,7 @@ from toolbus.errors import (
     RequestError,
     SetupError,
 )
-from toolbus.sdk.client_handshake import portions
+from toolbus.sdk.connection import portions
 from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings
 from toolbus.sdk.host import Host
 from toolbus.sdk.plugin_client import Plugin

@@ -18,10 +18,10 @@ from toolbus.errors import (
     Stage,
 )
 from toolbus.functions.scope import ToolScope
+from toolbus.protocol.tool import CallError
 from toolbus.sdk.attempt import status_of
 from toolbus.sdk.host import Host
 from toolbus.testing import running_bus
-from toolbus.tool import CallError
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb

@@ -273,9 +273,7 @@ async def test_a_right_that_is_revoked_is_a_warning_and_one_that_is_granted_is_n
         await within(heard.get())
         bus.grant("memory")
         await within(heard.get())
-    logged = [
-        (each.levelno, each.getMessage()) for each in caplog.records if each.name == "toolbus.sdk.plugin_delegate"
-    ]
+    logged = [(each.levelno, each.getMessage()) for each in caplog.records if each.name == "toolbus.sdk.plugin_client"]
     assert logged == [
         (logging.WARNING, "the permission 'tools' was revoked"),
         (logging.INFO, "the permission 'tools' was granted"),

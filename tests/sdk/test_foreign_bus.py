@@ -14,10 +14,10 @@ import pytest
 from tests.sdk.played_bus import PlayedStream, played_bus
 from tests.support.other_user import CAN_BE_NOBODY, NOBODY
 from tests.support.waiting import within
-from toolbus.local_users import Address
+from toolbus.common.local_users import Address
 from toolbus.sdk import Credential, Host
 from toolbus.sdk.bus_address import BusAddress
-from toolbus.sdk.reconnect import foreign_owner
+from toolbus.sdk.connection import foreign_owner
 from toolbus.testing import running_bus
 
 OWN = os.geteuid()

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.waiting import until
 from toolbus.sdk import CatalogChange
-from toolbus.sdk.hooks import Hooks
+from toolbus.sdk.plugin_client import Hooks
 
 
 async def _run(work: Any) -> Any:

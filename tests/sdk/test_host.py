@@ -11,10 +11,9 @@ from tests.sdk.played_bus import PlayedStream, played_bus
 from tests.support.waiting import until, within
 from toolbus.bus import Bus
 from toolbus.errors import Code, PeerLost, RequestError
-from toolbus.functions.call_context import CallContext
-from toolbus.functions.call_options import CallOptions, Inputs
+from toolbus.functions.call_context import CallContext, CallOptions, Inputs
 from toolbus.functions.scope import ToolScope
-from toolbus.questions import Answer, Question
+from toolbus.protocol.questions import Answer, Question
 from toolbus.sdk.host import Host, SyncHost
 from toolbus.sdk.listing import CatalogChange, ListedTool
 from toolbus.sdk.outgoing_calls import OutgoingCall

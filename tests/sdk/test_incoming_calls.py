@@ -14,15 +14,14 @@ import pytest
 
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.errors import Code, Stage
-from toolbus.functions.declaration import llm_tool
 from toolbus.functions.scope import ToolScope
-from toolbus.functions.tool_spec import ToolSet, spec_of
+from toolbus.functions.tool_spec import ToolSet, llm_tool, spec_of
 from toolbus.functions.workers import Workers
+from toolbus.protocol.session import Side
+from toolbus.protocol.tool import CallError, Result
 from toolbus.sdk.connection import Answer, Connection
 from toolbus.sdk.incoming_calls import Runner
 from toolbus.sdk.outgoing_calls import PeerSession
-from toolbus.session import Side
-from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

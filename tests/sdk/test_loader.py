@@ -12,7 +12,7 @@ import pytest
 from tests.support.process_state import restored_imports
 from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
-from toolbus.neko.plugin_lifecycle import start_plugin, stop_plugin
+from toolbus.parts.moving.neko.plugin_lifecycle import start_plugin, stop_plugin
 from toolbus.sdk import PluginContext, ToolScope
 from toolbus.sdk.loader import load_plugin
 

@@ -13,11 +13,11 @@ import pytest
 
 from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from tests.support.waiting import within
+from toolbus.protocol.tool import Progress, Result
 from toolbus.sdk import Host
 from toolbus.sdk.connection import Connection
-from toolbus.sdk.loop_calls import ThreadCaller
+from toolbus.sdk.host import ThreadCaller
 from toolbus.sdk.outgoing_calls import OutgoingCall
-from toolbus.tool import Progress, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from toolbus.errors import Code, Stage
-from toolbus.functions.call_options import CallOptions
+from toolbus.functions.call_context import CallOptions
+from toolbus.protocol.session import Side
+from toolbus.protocol.tool import Progress, Result
 from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
-from toolbus.session import Side
-from toolbus.tool import Progress, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -16,9 +16,8 @@ from tests.sdk.played_bus import SECONDS, PlayedStream, played_bus
 from tests.sdk.plugin_client_cases import wait_for
 from tests.support.waiting import Stopwatch, until, within
 from toolbus.errors import Code, SetupError
-from toolbus.functions.declaration import llm_tool
 from toolbus.functions.scope import ToolScope
-from toolbus.functions.tool_definition import ToolDefinition
+from toolbus.functions.tool_spec import ToolDefinition, llm_tool
 from toolbus.sdk.host import Host
 from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import running_bus

@@ -10,10 +10,10 @@ from tests.sdk.played_bus import SECONDS
 from tests.sdk.plugin_client_cases import wait_for
 from tests.support.waiting import until, within
 from toolbus.errors import Code, SetupError
-from toolbus.functions.declaration import llm_tool
 from toolbus.functions.scope import ToolScope
-from toolbus.neko.plugin_base import NekoPluginBase
-from toolbus.neko.plugin_lifecycle import lifecycle
+from toolbus.functions.tool_spec import llm_tool
+from toolbus.parts.moving.neko.plugin_base import NekoPluginBase
+from toolbus.parts.moving.neko.plugin_lifecycle import lifecycle
 from toolbus.sdk.host import Host
 from toolbus.sdk.plugin_client import Plugin
 from toolbus.testing import running_bus

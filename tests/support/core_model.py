@@ -11,16 +11,14 @@ from typing import Any
 
 from lab.fuzz.core import CoreOnAClock
 from lab.fuzz.core import StreamDouble as StreamDouble  # for tests, too
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Principal
 from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call import ArgumentBudget, Call
-from toolbus.bus.calls.call_record import Row
+from toolbus.bus.calls.call_records import Row
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools
-from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.slots import Slots
+from toolbus.bus.catalog.entry import CompiledTool, Entry, Slots, compile_tools
 from toolbus.errors import Code, Stage
-from toolbus.tool import Annotations, CallError, Limits, Result, Tool
+from toolbus.protocol.tool import Annotations, CallError, Limits, Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -27,35 +27,35 @@ FILES_UNTIL_UNFROZEN = 40
 
 # One worker runs them all and nothing else, so that one process loads the client libraries of the providers: 170 MB.
 PROVIDERS_FILES = (
-    "tests/dialects/",
+    "tests/parts/models/dialects/",
     "tests/docs/test_snippets.py",
-    "tests/loop/test_endpoint.py",
-    "tests/loop/test_official_clients.py",
-    "tests/council/test_endpoint_options.py",
-    "tests/council/test_sidecar.py",
+    "tests/parts/models/loop/test_endpoint.py",
+    "tests/parts/models/loop/test_official_clients.py",
+    "tests/parts/council/test_endpoint_options.py",
+    "tests/parts/council/test_sidecar.py",
 )
 _PROVIDERS = "providers"  # the name of this unit
 # Files that take long for other reasons than their size, the longest first.
 LONG_FILES = (
     "tests/contract/test_callers.py",
-    "tests/dropin/sandbox/test_breakouts.py",
+    "tests/parts/dropin/sandbox/test_breakouts.py",
     "tests/docs/test_snippets.py",
     "tests/bus/calls/test_tripwire.py",
     "tests/contract/test_handler_life.py",
-    "tests/loop/test_official_clients.py",
+    "tests/parts/models/loop/test_official_clients.py",
     "tests/cli/test_keys_command.py",
-    "tests/dropin/test_tool_folder_processes.py",
+    "tests/parts/dropin/test_tool_folder_processes.py",
     "tests/bus/gateway/test_openapi.py",
     "tests/bus/calls/test_fairness.py",
     "tests/contract/test_handlers.py",
     "tests/bus/keys/test_key_store.py",
     "tests/bus/test_doors.py",
     "tests/cli/test_command_line.py",
-    "tests/dialects/schemas/test_hostile_schemas.py",
+    "tests/parts/models/dialects/schemas/test_hostile_schemas.py",
     "tests/faults/test_opening.py",
     "tests/cli/test_serve_command.py",
-    "tests/council/test_sidecar.py",
-    "tests/dropin/test_tool_folder_commands.py",
+    "tests/parts/council/test_sidecar.py",
+    "tests/parts/dropin/test_tool_folder_commands.py",
     "tests/bus/test_room.py",
     "tests/test_layout.py",
 )

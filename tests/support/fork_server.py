@@ -33,7 +33,7 @@ from typing import IO, Any
 from unittest import mock
 
 from tests.support.waiting import WAIT_SECONDS, until_sync
-from toolbus.dropin.sandbox import clean_environment
+from toolbus.parts.dropin.sandbox import clean_environment
 from toolbus.processes.program_starter import SUPERVISOR_VARIABLE
 
 _OPENAI = ("openai", "openai.resources.chat.completions")  # the second is what the client loads when it is used
@@ -53,10 +53,15 @@ class Program(Enum):
         "aiohttp",
     )
     GROUP = (
-        *("toolbus.dropin.group_process", "toolbus.dropin.file_loader", "toolbus.v1.tool_bus_service_pb2"),
-        *("toolbus.sdk.call_barrier", "toolbus.sdk.connection_settings", "toolbus.sdk.generation", "toolbus.sdk.hooks"),
-        *("toolbus.sdk.notification", "toolbus.sdk.outgoing_calls", "toolbus.sdk.plugin_delegate"),
-        *("toolbus.sdk.shared_loop", "toolbus.sdk.tracing", "toolbus.functions.workers", "typing_extensions"),
+        *("toolbus.parts.dropin.group_process", "toolbus.parts.dropin.file_loader", "toolbus.v1.tool_bus_service_pb2"),
+        *("toolbus.sdk.connection_settings", "toolbus.sdk.generation", "toolbus.sdk.notification"),
+        *(
+            "toolbus.sdk.outgoing_calls",
+            "toolbus.sdk.shared_loop",
+            "toolbus.sdk.tracing",
+            "toolbus.functions.workers",
+            "typing_extensions",
+        ),
     )
     SCRIPT = (
         *("grpc.aio", "toolbus.v1.tool_bus_service_pb2_grpc", "toolbus.sdk", "toolbus.processes.plugin_program"),
@@ -65,7 +70,7 @@ class Program(Enum):
     AGENT = ("grpc.aio", "toolbus.v1.tool_bus_service_pb2_grpc", "toolbus.sdk", "toolbus.loop", *_OPENAI)
 
 
-_PLUGINS = {"toolbus.dropin.group_process": Program.GROUP, "toolbus.processes.plugin_process": Program.SCRIPT}
+_PLUGINS = {"toolbus.parts.dropin.group_process": Program.GROUP, "toolbus.processes.plugin_process": Program.SCRIPT}
 _MAX_FILES = 8  # descriptors with a request
 _MAX_REQUEST = 1 << 20  # bytes: a command, its environment and its folder
 
@@ -319,7 +324,7 @@ def _main() -> None:
     if program is Program.COMMAND and not request["words"][0].endswith(".py"):
         from toolbus.cli import main
     elif program is Program.GROUP:
-        from toolbus.dropin.group_process import main
+        from toolbus.parts.dropin.group_process import main
     else:
         _run_script(request["words"])
         return

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from toolbus.search import ToolIndex
-from toolbus.tool import Tool
+from toolbus.parts.models.search import ToolIndex
+from toolbus.protocol.tool import Tool
 
 
 def tool(name: str, description: str = "", **parameters: str) -> Tool:

@@ -13,9 +13,8 @@ from tests.support.fork_server import forked_plugins
 from tests.support.processes import environment
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
-from toolbus.dropin.tool_folder import ToolFolder
-from toolbus.processes.supervised_plugin import PluginReport, ReportKind
-from toolbus.processes.supervisor import RestartPolicy
+from toolbus.parts.dropin.tool_folder import ToolFolder
+from toolbus.processes.supervisor import PluginReport, ReportKind, RestartPolicy
 from toolbus.testing import running_bus
 
 QUICK = RestartPolicy(backoff_seconds=0.01, max_deaths=3)

@@ -20,7 +20,7 @@ from typing import Any
 from tests.support.providers import anthropic, genai, genai_client, ollama, openai
 from tests.support.waiting import within
 from toolbus.dialects import Dialect, Export, Message, RealtimeDialect, find_dialect
-from toolbus.tool import Tool
+from toolbus.protocol.tool import Tool
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from toolbus.lazy import lazily
+from toolbus.common.lazy import lazily
 
 if TYPE_CHECKING:
     from toolbus.bus.config import Config

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from urllib.parse import quote, unquote
 
 from toolbus.bus.loopback import loopback_host, mask, parse_port
-from toolbus.text import quote as quote_text
+from toolbus.common.text import quote as quote_text
 
 MAX_URL = 2048  # characters; what browsers and proxies took as the longest for decades, and ten times what tools use
 MAX_SHOWN = 200  # characters of a refused URL that its error repeats

@@ -23,12 +23,12 @@ from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.keys.doorman import split_secure
 from toolbus.bus.keys.issuer_settings import Issuer, check_issuers
 from toolbus.bus.loopback import is_loopback_host, mask
-from toolbus.bus.mcp_settings import McpSettings
 from toolbus.bus.metrics.call_counts import MAX_COUNTED
-from toolbus.bus.pins.fingerprints import PINS, Pin
+from toolbus.bus.pins.pins import PINS, Pin
 from toolbus.errors import InvalidRequest, SetupError
-from toolbus.limits import DEFAULT_TIMINGS, Limits, Timings
-from toolbus.tool import is_source
+from toolbus.parts.mcp.settings import McpSettings
+from toolbus.protocol.limits import DEFAULT_TIMINGS, Limits, Timings
+from toolbus.protocol.tool import is_source
 
 DEFAULT_GRPC = "127.0.0.1:48930"
 DEFAULT_HTTP_PORT = 48911
@@ -77,7 +77,7 @@ class Config:
             a task.
         tools_dir: a folder of drop-in tools to offer, in sandboxed processes of their own.
         require_manifest: whether such a folder offers nothing without a ``_manifest.json``.
-        council: a file of members that run tools before a model is asked (`toolbus.council`), and of their settings;
+        council: a file of members that run tools before a model is asked (`toolbus.extension`), and of their settings;
             None: each request for a run brings its members.
         mcp_secrets: a file of variables, in which `${VAR}` of mounts is looked up before the environment.
         mcp_servers: a file of MCP servers to mount, in the common JSON of MCP clients, beside those of `toolbus mount`.

@@ -19,10 +19,9 @@ from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
-from toolbus.bus.embedded import EmbeddedBus
-from toolbus.bus.features import Features
 from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.keys.keyring import Keyring
+from toolbus.bus.local import EmbeddedBus
 from toolbus.bus.metrics.call_counts import CallMetrics
 from toolbus.bus.pins.pins import Pins
 from toolbus.bus.roles import Roles
@@ -30,10 +29,11 @@ from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.bus.web_paths import WebPaths
+from toolbus.common.stall import StallWatch
 from toolbus.errors import InvalidRequest
-from toolbus.limits import Limits, Timings
-from toolbus.search import IndexCache
-from toolbus.stall import StallWatch
+from toolbus.parts.mcp.features import Features
+from toolbus.parts.models.search import IndexCache
+from toolbus.protocol.limits import Limits, Timings
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 

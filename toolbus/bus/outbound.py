@@ -14,9 +14,9 @@ from typing import Any
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from toolbus.limits import KIB
-from toolbus.local_users import refusal_of
-from toolbus.version import VERSION
+from toolbus.common.local_users import refusal_of
+from toolbus.common.version import VERSION
+from toolbus.protocol.limits import KIB
 
 # Common servers close an idle connection after 5 s: we close it first, so that no request meets a closed one.
 KEEP_ALIVE_SECONDS = 4.0

@@ -13,8 +13,8 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from toolbus.common.local_users import show_user, unmapped_uid
 from toolbus.errors import SetupError
-from toolbus.local_users import show_user, unmapped_uid
 
 ROOT = 0
 MAX_LINKS = 40  # symbolic links that a path leads through, as in Linux

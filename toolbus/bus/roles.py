@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
-from toolbus.bus.access.principal import PROGRAM, Principal
+from toolbus.bus.access.identity import PROGRAM, Principal
 from toolbus.bus.audit.audit import BUS, Audit
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
-from toolbus.bus.storage.state_file import read_state, write_state
+from toolbus.bus.storage.database import read_state, write_state
+from toolbus.common.text import quote
 from toolbus.errors import InvalidRequest, NotAudited, NotKept, SetupError
-from toolbus.text import quote
-from toolbus.tool import MAX_ROLE, is_role
+from toolbus.protocol.tool import MAX_ROLE, is_role
 
 log = logging.getLogger("toolbus.roles")
 

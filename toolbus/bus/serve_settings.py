@@ -15,11 +15,11 @@ from typing import Any
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.bus.config import TRACES_PATH, Config, check_port
 from toolbus.bus.keys.issuer_settings import read_issuers
-from toolbus.bus.mcp_settings import read_mcp
-from toolbus.bus.pins.fingerprints import PINS
+from toolbus.bus.pins.pins import PINS
+from toolbus.common.reader import Keys, Read, Reader
 from toolbus.errors import InvalidRequest, SetupError
-from toolbus.limits import Limits
-from toolbus.reader import Keys, Read, Reader
+from toolbus.parts.mcp.settings import read_mcp
+from toolbus.protocol.limits import Limits
 
 HTTP_PORT_VARIABLES = ("NEKO_MAIN_SERVER_PORT", "MAIN_SERVER_PORT")  # first one that is set wins
 DEFAULT_UPSTREAM_PORT = 48916  # of a bus that offers its tools to a main server, which has the other one

@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 
-from toolbus.bus.access.principal import OBSERVER, Principal
+from toolbus.bus.access.identity import OBSERVER, Principal
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges

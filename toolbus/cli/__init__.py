@@ -8,7 +8,7 @@ import sys
 def main() -> None:
     """Runs the command line; the entry point of the script."""
     if sys.argv[1:2] == ["mcp"]:  # its process stays small: nothing of the other commands is loaded
-        from toolbus.cli import mcp_command
+        from toolbus.parts.mcp.commands import mcp_command
 
         mcp_command.main(sys.argv[2:])
         return

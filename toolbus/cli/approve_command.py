@@ -11,8 +11,8 @@ from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
 from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
-from toolbus.cli.mounts_command import ask
-from toolbus.text import list_names
+from toolbus.common.text import list_names
+from toolbus.parts.mcp.commands.mounts_command import ask
 
 EPILOG = epilog(
     ("toolbus approve files", "toolbus approve files read_file", "toolbus approve weather --yes"),

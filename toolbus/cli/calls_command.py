@@ -12,7 +12,7 @@ from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption
 from toolbus.cli.call_command import call_bus_tool, show
 from toolbus.cli.help_text import epilog
-from toolbus.text import list_names, shorten
+from toolbus.common.text import list_names, shorten
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host

@@ -21,7 +21,7 @@ from toolbus.cli.bus_client import (
     UserOption,
 )
 from toolbus.cli.help_text import epilog
-from toolbus.text import clean_line
+from toolbus.common.text import clean_line
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host

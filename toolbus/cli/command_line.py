@@ -18,34 +18,30 @@ from toolbus.cli import (
     call_command,
     calls_command,
     catalog_commands,
-    check_command,
     confirm_command,
-    conformance_command,
-    console_command,
-    credential_commands,
     drain_command,
     explain_command,
-    export_command,
     health_command,
     keys_command,
     log_level_command,
     logs_command,
-    mcp_command,
-    mount_command,
-    mounts_command,
     notification_commands,
-    openapi_command,
     permission_commands,
     run_command,
-    search_command,
     serve_command,
     tasks_command,
     terminal,
-    tools_commands,
-    top_command,
 )
 from toolbus.cli.grpc_switch import set_switch
 from toolbus.cli.help_text import epilog
+from toolbus.parts.conformance import command as conformance_command
+from toolbus.parts.console import command as console_command
+from toolbus.parts.console.top import command as top_command
+from toolbus.parts.dropin import tools_commands
+from toolbus.parts.mcp.commands import mcp_command, mount_command, mounts_command
+from toolbus.parts.models.commands import export_command, search_command
+from toolbus.parts.moving.check import command as check_command
+from toolbus.parts.openapi import command as openapi_command
 
 _HELP = "A tool bus for LLM applications: plugins offer tools, hosts call them."
 _MANUAL = epilog(
@@ -70,7 +66,7 @@ _UNREAD = {"ignore_unknown_options": True, "allow_extra_args": True}  # of a com
 
 def _print_version(requested: bool) -> None:
     if requested:
-        from toolbus.version import VERSION
+        from toolbus.common.version import VERSION
 
         terminal.print_lines(f"toolbus {VERSION}")
         raise typer.Exit
@@ -120,8 +116,8 @@ app.command(epilog=approve_command.EPILOG)(approve_command.approve)
 app.command(epilog=drain_command.EPILOG)(drain_command.drain)
 app.command(epilog=mount_command.EPILOG)(mount_command.mount)
 app.command(epilog=mount_command.UNMOUNT_EPILOG)(mount_command.unmount)
-keys_command.app.command(epilog=credential_commands.SHOW_EPILOG)(credential_commands.show)
-keys_command.app.command(epilog=credential_commands.EXPORT_EPILOG)(credential_commands.export)
+keys_command.app.command(epilog=keys_command.SHOW_EPILOG)(keys_command.show)
+keys_command.app.command(epilog=keys_command.EXPORT_EPILOG)(keys_command.export)
 app.add_typer(audit_command.app, name="audit")
 app.add_typer(keys_command.app, name="keys", epilog=keys_command.EPILOG)
 app.add_typer(tools_commands.app, name="tools")

@@ -10,7 +10,7 @@ from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
 from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
-from toolbus.text import clean_line
+from toolbus.common.text import clean_line
 
 EPILOG = epilog(
     ("toolbus list --all", "toolbus confirm weather"),

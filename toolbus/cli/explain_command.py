@@ -43,7 +43,7 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Explain step by step why a tool is listed and can be called, or not."""
-    from toolbus.dialects import DIALECTS
+    from toolbus.parts.models.dialects.names import DIALECTS
 
     if dialect and dialect not in DIALECTS:
         terminal.fail(f"--dialect is {dialect!r}, it must be one of {', '.join(DIALECTS)}", terminal.USAGE)

@@ -13,7 +13,7 @@ from toolbus.cli import bus_client, terminal
 from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonLinesOption, JsonOption
 from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
-from toolbus.text import clean_line
+from toolbus.common.text import clean_line
 
 if TYPE_CHECKING:
     from toolbus.sdk import Host

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from toolbus.cli import terminal
-from toolbus.loop.terminal_approval import read_line
-from toolbus.mcp.input_requests import InvalidInput, check_answer
-from toolbus.questions import CANCELLED, DECLINED, FORM, Answer, Question
-from toolbus.text import parse_json
+from toolbus.common.text import parse_json
+from toolbus.parts.mcp.messages.input_requests import InvalidInput, check_answer
+from toolbus.parts.models.loop.terminal_approval import read_line
+from toolbus.protocol.questions import CANCELLED, DECLINED, FORM, Answer, Question
 
 ReadLine = Callable[[str], Awaitable[str | None]]  # gets the prompt; None: the end of the input, Ctrl-D
 

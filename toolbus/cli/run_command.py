@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,18 +17,122 @@ import typer
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, BusTarget
 from toolbus.cli.help_text import epilog
-from toolbus.cli.offered_output import OWN_NAME, RecordedOutput, offering_output
-from toolbus.cli.plugin_output import PrefixedOutput, print_json_report
-from toolbus.cli.run_arguments import find_plugins, read_programs
 from toolbus.cli.steady_output import json_note, steady_output, text_note
+from toolbus.common.text import COLOUR_END, drop_unsafe, keep_colours
+from toolbus.parts.dropin.offered_output import OWN_NAME, RecordedOutput, offering_output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from toolbus.dropin.tool_folder import ToolFolder
+    from toolbus.parts.dropin.tool_folder import ToolFolder
     from toolbus.processes.plugin_program import PluginProgram
-    from toolbus.processes.supervised_plugin import Command, PluginReport
-    from toolbus.processes.supervisor import Supervisor
+    from toolbus.processes.supervisor import Command, PluginReport, Supervisor
+
+
+# Finds out what the arguments of ``toolbus run`` name: plugins, programs, or a folder of drop-in tools.
+
+
+def read_programs(texts: Sequence[str]) -> list[PluginProgram]:
+    """Returns the programs that ``--exec`` names; ends the command if one is refused."""
+    from toolbus.errors import SetupError
+    from toolbus.processes.plugin_program import PluginProgram
+
+    try:
+        return [PluginProgram.parse(text) for text in texts]
+    except SetupError as error:
+        terminal.fail(str(error), terminal.USAGE)
+
+
+def find_plugins(paths: list[Path]) -> tuple[list[Path], Path | None, list[str] | None]:
+    """Returns the files and folders of plugins; or the folder of drop-in tools, and which of its files."""
+    from toolbus.parts.moving.neko.plugin_folder import plugin_folders, wanted_folders
+
+    if (scripts := _scripts(paths)) is not None:
+        return [], *scripts
+    plugins: list[Path] = []
+    tools: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            if not path.is_file():
+                terminal.fail(f"{path} does not exist: check the path", terminal.USAGE)
+            plugins.append(path)
+        elif not (folders := plugin_folders(path)):
+            tools.append(path)
+        else:
+            enabled = wanted_folders(path, folders)
+            plugins += enabled
+            for each in (each for each in folders if each not in enabled):
+                terminal.print_note(f"{each} is not run, since its plugin.toml says enabled = false: name it to run it")
+            if not enabled:
+                terminal.fail(f"every plugin in {path} is disabled: name the folder of one", terminal.USAGE)
+    if tools and len(paths) > 1:
+        terminal.fail(
+            f"{tools[0]} is a folder of drop-in tools, since neither it nor a folder in it has a plugin.toml: "
+            "name it alone",
+            terminal.USAGE,
+        )
+    return plugins, tools[0] if tools else None, None
+
+
+def _scripts(paths: list[Path]) -> tuple[Path, list[str]] | None:
+    """Returns the folder of drop-in tools and which of its files run; None if none in JavaScript is named."""
+    from toolbus.parts.dropin.file_loader import extension_entry
+    from toolbus.parts.dropin.manifest import EXTENSION
+
+    scripts: list[tuple[Path, str]] = []
+    for path in paths:
+        if (path / EXTENSION).is_file():
+            folder = path.resolve()
+            scripts.append((folder.parent, f"{folder.name}/{extension_entry(folder)}"))
+        elif path.suffix == ".js" and path.is_file():
+            scripts.append((path.parent, path.name))
+    if not scripts:
+        return None
+    if len(scripts) < len(paths) or len({folder.resolve() for folder, _ in scripts}) > 1:
+        terminal.fail(
+            f"{scripts[0][1]} is JavaScript, which runs as a drop-in tool: name files *.js and extensions of one "
+            "folder alone",
+            terminal.USAGE,
+        )
+    return scripts[0][0], [file for _, file in scripts]
+
+
+# Prints what supervised plugins write and what happens to them, each line with the plugin's name.
+#
+# A plugin may colour its output. Every other escape sequence and control character is dropped, so that it can neither
+# change the terminal nor print a line that looks like another plugin's.
+
+
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # ANSI codes: cyan, yellow, green, magenta, blue, and bright
+
+
+class PrefixedOutput:
+    """Prints lines of output to their stream and events to standard error, each with the plugin's name."""
+
+    def __init__(self) -> None:
+        self._width = 0  # of the longest name so far
+
+    def __call__(self, report: PluginReport) -> None:
+        """Prints a report."""
+        stream = sys.stdout if report.stream == "stdout" else sys.stderr
+        name = drop_unsafe(report.plugin)
+        self._width = max(self._width, len(name))
+        separator = "|" if report.stream else "*"
+        prefix = f"{name.ljust(self._width)} {separator}"
+        if stream.isatty() and not os.environ.get("NO_COLOR"):
+            colour = _COLOURS[zlib.crc32(name.encode()) % len(_COLOURS)]
+            prefix = f"\x1b[{colour}m{prefix}{COLOUR_END}"
+        for line in report.text.split("\n"):
+            print(prefix, keep_colours(line), file=stream, flush=True)
+
+
+def print_json_report(report: PluginReport) -> None:
+    """Prints a report as a JSON line."""
+    event: dict[str, str] = {"plugin": report.plugin, "event": report.kind.value}
+    if report.stream:
+        event["stream"] = report.stream
+    terminal.print_json({**event, "text": report.text}, line=True)
+
 
 EPILOG = epilog(
     (
@@ -144,7 +249,7 @@ def run(
         _check_folder(folder, programs, env, secrets)
     target = BusTarget(bus, credential)
     _check_target(target, folder)
-    from toolbus.dropin.tool_folder import ToolFolder
+    from toolbus.parts.dropin.tool_folder import ToolFolder
     from toolbus.processes.supervisor import RestartPolicy, Supervisor
 
     emit = RecordedOutput(print_json_report if as_json else PrefixedOutput(), tail_bytes, in_groups=folder is not None)
@@ -226,7 +331,7 @@ def _commands(
 ) -> dict[str, Command]:
     """Returns the command of each plugin, by name; ends this one if a variable or the file of secrets is refused."""
     from toolbus.errors import SetupError
-    from toolbus.processes.plugin_commands import plugin_commands
+    from toolbus.processes.plugin_program import plugin_commands
     from toolbus.sdk.bus_address import BusAddress
 
     environment = dict(os.environ)
@@ -243,9 +348,9 @@ async def _following_address(
     bus: BusTarget, folder: ToolFolder, emit: Callable[[PluginReport], None]
 ) -> AsyncIterator[None]:
     """Gives a folder the bus's address for drop-in tools, whenever it changes, and reports connection problems."""
-    from toolbus.dropin.dropin_address import follow_dropin_address
-    from toolbus.dropin.group_supervisor import FOLDER_NAME
-    from toolbus.processes.supervised_plugin import PluginReport, ReportKind
+    from toolbus.parts.dropin.dropin_address import follow_dropin_address
+    from toolbus.parts.dropin.group_supervisor import FOLDER_NAME
+    from toolbus.processes.supervisor import PluginReport, ReportKind
 
     address, credential = bus.read()
     loop = asyncio.get_running_loop()

@@ -16,8 +16,8 @@ from toolbus.cli.call_command import call_bus_tool, check_seconds, content_of, s
 from toolbus.cli.help_text import epilog
 
 if TYPE_CHECKING:
+    from toolbus.protocol.tool import Result
     from toolbus.sdk import Host
-    from toolbus.tool import Result
 
 EPILOG = epilog(
     (

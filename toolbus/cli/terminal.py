@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TextIO
 
 import typer
 
-from toolbus.text import clean_chunk, clean_line, clean_lines, drop_colours, escape_unsafe, keep_colours
+from toolbus.common.text import clean_chunk, clean_line, clean_lines, drop_colours, escape_unsafe, keep_colours
 
 # Why a write may fail. The help is written by typer, whose errors reach `main` as they are.
 UNWRITABLE = frozenset({errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE})

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from toolbus.functions.fields import enum_values, is_alias, is_typed_dict, record_fields, unwrapped, unwrapped_once
+from toolbus.functions.hints import enum_values, is_alias, is_typed_dict, record_fields, unwrapped, unwrapped_once
 
 Converter = Callable[[Any], Any]
 

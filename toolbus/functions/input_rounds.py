@@ -11,9 +11,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from toolbus.errors import Code, Stage
-from toolbus.functions.call_options import Inputs
-from toolbus.questions import CANCELLED, ELICITATION, NEEDS_INPUT, Answer, Question, explain_questions, read_questions
-from toolbus.tool import CallError, Result
+from toolbus.functions.call_context import Inputs
+from toolbus.protocol.questions import (
+    CANCELLED,
+    ELICITATION,
+    NEEDS_INPUT,
+    Answer,
+    Question,
+    explain_questions,
+    read_questions,
+)
+from toolbus.protocol.tool import CallError, Result
 
 MAX_ROUNDS = 10  # a function that asks a new question in every run would never end
 

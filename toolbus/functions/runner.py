@@ -29,13 +29,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from toolbus.common.text import repair_utf8, shorten
 from toolbus.errors import Code, RequestError, Stage
-from toolbus.functions.call_inputs import InputNeeded
 from toolbus.functions.reply import Err, Ok, Reply, dump_output, pictures_of
-from toolbus.functions.scope import ToolScope
+from toolbus.functions.scope import InputNeeded, ToolScope
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
-from toolbus.text import repair_utf8, shorten
-from toolbus.tool import CallError, Result
+from toolbus.protocol.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger(__name__)

@@ -20,14 +20,7 @@ from typing import Any
 
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.lifeline_program import kill_marked
-from toolbus.processes.supervised_plugin import (
-    LINE_BYTES,
-    PAUSE,
-    SLICE_LINES,
-    SLICE_SECONDS,
-    describe_exit,
-    signal_group,
-)
+from toolbus.processes.supervisor import LINE_BYTES, PAUSE, SLICE_LINES, SLICE_SECONDS, describe_exit, signal_group
 
 MARK_VARIABLE = "TOOLBUS_MOUNT"
 STOP_SECONDS = 2.0  # from the end of its input until SIGTERM, and from there until SIGKILL

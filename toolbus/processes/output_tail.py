@@ -17,9 +17,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolbus.common.text import keep_colours, list_names, quote
 from toolbus.errors import InvalidRequest
-from toolbus.processes.supervised_plugin import PluginReport, ReportKind
-from toolbus.text import keep_colours, list_names, quote
+from toolbus.processes.supervisor import PluginReport, ReportKind
 
 TAIL_BYTES = 1 << 20  # of each plugin, measured as Python objects
 MAX_LINES = 2_000  # of one answer

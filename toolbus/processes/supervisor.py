@@ -11,26 +11,326 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import json
+import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
+from toolbus.common.text import list_names, quote
 from toolbus.errors import InvalidRequest
 from toolbus.processes.lifeline import Lifeline
-from toolbus.processes.program_starter import CANNOT_START
-from toolbus.processes.supervised_plugin import (
-    KILL_SECONDS,
-    Command,
-    PluginReport,
-    ReportKind,
-    ShutdownPhases,
-    SupervisedPlugin,
-    describe_exit,
-)
-from toolbus.text import list_names, quote
+from toolbus.processes.program_starter import CANNOT_START, SUPERVISOR_VARIABLE
+
+# Runs the processes of one plugin, one at a time: output, reports, graceful shutdown.
+#
+# Each process leads a group of its own. Its output is passed on line by line. When the process has ended, its group is
+# killed, so no process that the plugin started outlives it. The `Supervisor` decides when a new process starts.
+
+
+LINE_BYTES = 64 * 1024  # a longer line is passed on in pieces
+KILL_SECONDS = 5.0
+_OUTPUT_SECONDS = 1.0  # how long the output of a dead process is read: a child that left its group may hold the pipe
+_READ_BYTES = 64 * 1024
+# A plugin may print without end. Its output is passed on in slices. After each millisecond of that work there is a
+# pause of three, in which the plugin waits for its pipe and other tasks run.
+SLICE_LINES = 200
+SLICE_SECONDS = 0.001
+PAUSE = 3.0
+_GROUP_POLL_SECONDS = 0.05  # no event reports the end of the last process of a group
+_LIBRARIES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")  # some builds of Python do not start without
+_STARTER = Path(__file__).with_name("program_starter.py")
+
+
+class ReportKind(Enum):
+    """The kind of a `PluginReport`."""
+
+    OUTPUT = "output"
+    STARTED = "started"
+    OFFERED = "offered"  # the bus offers its tools; for drop-in tools only
+    DIED = "died"  # it will be restarted
+    ENDED = "ended"  # by itself with exit code 0, or it was stopped
+    GIVEN_UP = "given_up"  # it will not be restarted
+
+
+@dataclass(frozen=True, slots=True)
+class PluginReport:
+    """An event of a plugin, or a line of its output.
+
+    Attributes:
+        text: the line, or a sentence about the event.
+        stream: ``stdout`` or ``stderr`` of a line; empty otherwise.
+        pid: of the event's process; 0 without one, and for output.
+    """
+
+    plugin: str
+    kind: ReportKind
+    text: str
+    stream: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The program that runs as the process of one plugin.
+
+    Attributes:
+        arguments: the program and its arguments.
+        environment: of the process; the supervisor adds its own process id.
+        stdin: returns the process's standard input from the descriptor of the pipe for reports; None: it is empty.
+        on_report: called with each line that the process reports on that pipe; None: it gets no such pipe.
+        group_drains: whether processes that the leader leaves behind in a graceful shutdown may end gracefully too: a
+            shell that runs the plugin ends with its first signal, and does not pass it on.
+        runs_forever: whether any end that was not requested counts as a crash, exit code 0 included.
+        fix: what a person should do if the plugin is given up.
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    stdin: Callable[[int], bytes] | None = None
+    on_report: Callable[[str], None] | None = None
+    group_drains: bool = False
+    runs_forever: bool = False
+    fix: str = "correct it and run it again"
+
+    @classmethod
+    def of_file(cls, file: Path, environment: Mapping[str, str], secrets: Mapping[str, str] | None = None) -> Command:
+        """Returns the command that runs a plugin file.
+
+        Args:
+            secrets: further variables in the plugin's `os.environ`. They are sent over standard input, so other
+                processes can read them neither in its arguments nor in its environment.
+        """
+        stdin = json.dumps(dict(secrets or {})).encode()
+        # -P: a plugin in the working directory may be called like a module of the standard library.
+        arguments = (sys.executable, "-P", "-m", "toolbus.processes.plugin_process", str(file))
+        return cls(arguments, environment, stdin=lambda report: stdin)
+
+    @classmethod
+    def of_program(cls, file: str, words: Sequence[str], environment: Mapping[str, str]) -> Command:
+        """Returns the command that runs any program as a plugin.
+
+        Args:
+            file: the program.
+            words: its arguments, from the zeroth on.
+            environment: all of its variables. They are sent over standard input, so that no process can read them
+                before the program runs; then processes of the same user can, since they are its environment.
+        """
+        variables = {**environment, "PYTHONUNBUFFERED": "1"}
+        stdin = b"".join(b"%s=%s\0" % (os.fsencode(name), os.fsencode(value)) for name, value in variables.items())
+        return cls(
+            (sys.executable, "-I", "-S", str(_STARTER), file, *words),
+            {name: os.environ[name] for name in _LIBRARIES if name in os.environ},
+            stdin=lambda report: stdin,
+            group_drains=True,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownPhases:
+    """The later steps of a shutdown, which all plugins of a supervisor share.
+
+    Attributes:
+        terminate: set when every group gets SIGTERM.
+        kill: set when every group gets SIGKILL.
+        kill_seconds: from SIGTERM to a group until SIGKILL to it.
+    """
+
+    terminate: asyncio.Event = field(default_factory=asyncio.Event)
+    kill: asyncio.Event = field(default_factory=asyncio.Event)
+    kill_seconds: float = KILL_SECONDS
+
+
+class SupervisedPlugin:
+    """One plugin over all its processes.
+
+    A shutdown has three steps. First the leader gets SIGTERM, and the SDK drains: the tools are withdrawn, and calls in
+    flight continue. If the process has not ended in time, the whole group gets SIGTERM, which ends a plugin of the SDK
+    at once. Last, remaining processes get SIGKILL. If the leader is any program, it may be a shell that ends at once:
+    then its group gets SIGTERM in the first step too, and has the rest of that step's time.
+
+    Attributes:
+        stopping: set when a graceful shutdown was requested.
+        restarting: whether the plugin starts again after that.
+        has_ended: whether no process of it runs, or will run.
+        stop_seconds: how long the first step may take; None: until `ShutdownPhases.terminate` is set.
+    """
+
+    def __init__(
+        self, name: str, command: Command, emit: Callable[[PluginReport], None], phases: ShutdownPhases
+    ) -> None:
+        self.name = name
+        self.command = command
+        self.stopping = asyncio.Event()
+        self.restarting = self.has_ended = False
+        self.stop_seconds: float | None = None
+        self._emit = emit
+        self._phases = phases
+        self._process_id = 0  # 0 while none runs
+        self._last_process_id = 0  # 0 before the first
+
+    def report(self, kind: ReportKind, text: str, stream: str = "") -> None:
+        """Emits a report about this plugin."""
+        self._emit(PluginReport(self.name, kind, text, stream, 0 if stream else self._last_process_id))
+
+    def kill(self) -> None:
+        """Kills the process that runs now, with its group."""
+        if self._process_id:
+            signal_group(self._process_id, signal.SIGKILL)
+
+    async def run_process(self, lifeline: Lifeline) -> int:
+        """Runs one process from start to end; returns its exit code, negative for a signal."""
+        command, reports, out, err = self.command, os.pipe(), os.pipe(), os.pipe()
+        on_report = command.on_report or (lambda line: None)
+        ended = asyncio.Event()
+        readers = [
+            asyncio.create_task(_read_lines(out[0], functools.partial(self._report_output, "stdout"), ended)),
+            asyncio.create_task(_read_lines(err[0], functools.partial(self._report_output, "stderr"), ended)),
+            asyncio.create_task(_read_lines(reports[0], lambda line: on_report(line.decode(errors="replace")), ended)),
+        ]
+        stdin = command.stdin(reports[1]) if command.stdin is not None else None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command.arguments,
+                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                stdout=out[1],
+                stderr=err[1],
+                pass_fds=() if command.on_report is None else (reports[1],),
+                env={**command.environment, SUPERVISOR_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        except OSError as error:  # no memory or no process ids: the next attempt may succeed
+            self.report(ReportKind.OUTPUT, f"cannot start a process: {error}", "stderr")
+            return 1
+        finally:
+            for pipe in (out, err, reports):
+                os.close(pipe[1])
+        self._process_id = self._last_process_id = group = process.pid  # the leader's id, by setsid
+        lifeline.add(group)
+        try:
+            self.report(ReportKind.STARTED, f"started (pid {group})")
+            if process.stdin is not None and stdin is not None:
+                process.stdin.write(stdin)
+                process.stdin.close()
+            return await self._wait_for_end(process)
+        finally:
+            # Also after a cancellation. The rest of the group is killed with its leader.
+            self._process_id = 0
+            ended.set()
+            signal_group(group, signal.SIGKILL)
+            await process.wait()
+            lifeline.remove(group)
+            _, late = await asyncio.wait(readers, timeout=_OUTPUT_SECONDS)  # those whose pipes are still open
+            for reader in late:
+                reader.cancel()
+            for reader in set(readers) - late:
+                reader.result()
+
+    async def _wait_for_end(self, process: asyncio.subprocess.Process) -> int:
+        """Waits until a process ends by itself, or shuts it down in three steps."""
+        ended = asyncio.create_task(self._until_ended(process))
+        stopping, terminating, killing = (
+            asyncio.create_task(event.wait()) for event in (self.stopping, self._phases.terminate, self._phases.kill)
+        )
+        first = asyncio.FIRST_COMPLETED
+        try:
+            await asyncio.wait((ended, stopping), return_when=first)
+            if not ended.done():
+                with contextlib.suppress(ProcessLookupError):  # it has ended, and `ended` does not know yet
+                    process.terminate()
+                await asyncio.wait((ended, terminating, killing), timeout=self.stop_seconds, return_when=first)
+            if not ended.done():
+                signal_group(process.pid, signal.SIGTERM)
+                await asyncio.wait((ended, killing), timeout=self._phases.kill_seconds, return_when=first)
+            signal_group(process.pid, signal.SIGKILL)
+            return await ended
+        finally:
+            for task in (ended, stopping, terminating, killing):
+                task.cancel()
+
+    async def _until_ended(self, process: asyncio.subprocess.Process) -> int:
+        """Waits for the end of a leader, in a graceful shutdown also for that of its group; returns its exit code."""
+        code = await process.wait()
+        if self.command.group_drains and self.stopping.is_set():
+            signal_group(process.pid, signal.SIGTERM)
+            while _group_runs(process.pid):
+                await asyncio.sleep(_GROUP_POLL_SECONDS)
+        return code
+
+    def _report_output(self, stream: str, line: bytes) -> None:
+        self.report(ReportKind.OUTPUT, line.decode(errors="replace").rstrip("\r"), stream)
+
+
+def describe_exit(code: int) -> str:
+    """Returns how a process ended: its exit code, or the signal's name."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+async def _read_lines(pipe: int, on_line: Callable[[bytes], object], ended: asyncio.Event) -> None:
+    """Reads a pipe to its end, line by line.
+
+    Args:
+        ended: set when the process has ended, so that the rest is read without pauses.
+    """
+    reader = asyncio.StreamReader()
+    opened = os.fdopen(pipe, "rb", 0)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), opened
+    )
+    rest = b""  # the beginning of an unfinished line
+    seconds = 0.0  # of work since the last pause
+    try:
+        while chunk := await reader.read(_READ_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > LINE_BYTES:
+                lines, rest = [*lines, rest], b""
+            for first in range(0, len(lines), SLICE_LINES):
+                began = time.perf_counter()
+                for line in lines[first : first + SLICE_LINES]:
+                    on_line(line)
+                seconds += time.perf_counter() - began
+                if seconds > SLICE_SECONDS:
+                    await asyncio.sleep(0.0 if ended.is_set() else PAUSE * seconds)
+                    seconds = 0.0
+        if rest:
+            on_line(rest)
+    finally:
+        transport.close()
+
+
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Sends a signal to a process group, if it still exists."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended; on macOS only zombies may be left
+        os.killpg(group, number)
+
+
+def _group_runs(group: int) -> bool:
+    """Tells whether a process of a group runs; zombies do not count, since in a container they may stay for ever."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):  # as in `signal_group`
+        return False
+    if not sys.platform.startswith("linux"):
+        return True
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, _, its_group, *_ = status.read_text(errors="replace").rpartition(")")[2].split()
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)

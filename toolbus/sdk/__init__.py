@@ -7,32 +7,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from toolbus.lazy import lazily
+from toolbus.common.lazy import lazily
 
 if TYPE_CHECKING:
     from toolbus.errors import CallFailed, Code, SetupError, Stage, ToolBusError
-    from toolbus.functions.call_context import CallContext, ContextMessage
-    from toolbus.functions.call_options import Inputs
-    from toolbus.functions.declaration import LlmToolMeta, llm_tool
+    from toolbus.functions.call_context import CallContext, ContextMessage, Inputs
     from toolbus.functions.reply import Err, Ok, Reply, audio, image, link, resource, text
     from toolbus.functions.scope import ToolScope
-    from toolbus.functions.tool_definition import ToolDefinition
-    from toolbus.neko.plugin_base import NekoPluginBase, neko_plugin, plugin
-    from toolbus.neko.plugin_context import PluginContext
-    from toolbus.neko.plugin_lifecycle import lifecycle
-    from toolbus.neko.sdk_errors import EntryConflictError
-    from toolbus.questions import Answer, Question
+    from toolbus.functions.tool_spec import LlmToolMeta, ToolDefinition, llm_tool
+    from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, neko_plugin, plugin
+    from toolbus.parts.moving.neko.plugin_context import PluginContext
+    from toolbus.parts.moving.neko.plugin_lifecycle import lifecycle
+    from toolbus.parts.moving.neko.sdk_errors import EntryConflictError
+    from toolbus.protocol.questions import Answer, Question
+    from toolbus.protocol.tool import CallError, Progress, Result, Tool
+    from toolbus.sdk.attempt import RefusedTool, WaitingTool
     from toolbus.sdk.credential import Credential
     from toolbus.sdk.extension import Extension
     from toolbus.sdk.generation import Generation, GenerationRequest
     from toolbus.sdk.host import Host, SyncHost
-    from toolbus.sdk.invocation import ToolInvocation
+    from toolbus.sdk.incoming_calls import ToolInvocation
     from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, ToolRef
     from toolbus.sdk.notification import Notification
-    from toolbus.sdk.plugin_client import Plugin
-    from toolbus.sdk.plugin_delegate import Permissions
-    from toolbus.sdk.standing import RefusedTool, WaitingTool
-    from toolbus.tool import CallError, Progress, Result, Tool
+    from toolbus.sdk.plugin_client import Permissions, Plugin
 
 __all__ = [
     # the two kinds of peers
@@ -97,29 +94,78 @@ __all__ = [
 ]
 
 _HOMES = {
-    "sdk.plugin_client": ("Plugin",),
-    "sdk.host": ("Host", "SyncHost"),
+    "sdk.plugin_client": (
+        "Plugin",
+        "Permissions",
+    ),
+    "sdk.host": (
+        "Host",
+        "SyncHost",
+    ),
     "sdk.credential": ("Credential",),
-    "sdk.generation": ("Generation", "GenerationRequest"),
+    "sdk.generation": (
+        "Generation",
+        "GenerationRequest",
+    ),
     "sdk.notification": ("Notification",),
-    "sdk.listing": ("CatalogChange", "ListedTool", "Listing", "ToolRef"),
-    "functions.declaration": ("LlmToolMeta", "llm_tool"),
-    "sdk.plugin_delegate": ("Permissions",),
-    "sdk.standing": ("RefusedTool", "WaitingTool"),
+    "sdk.listing": (
+        "CatalogChange",
+        "ListedTool",
+        "Listing",
+        "ToolRef",
+    ),
+    "functions.tool_spec": (
+        "LlmToolMeta",
+        "llm_tool",
+        "ToolDefinition",
+    ),
+    "sdk.attempt": (
+        "RefusedTool",
+        "WaitingTool",
+    ),
     "sdk.extension": ("Extension",),
-    "sdk.invocation": ("ToolInvocation",),
-    "functions.call_context": ("CallContext", "ContextMessage"),
-    "functions.call_options": ("Inputs",),
+    "sdk.incoming_calls": ("ToolInvocation",),
+    "functions.call_context": (
+        "CallContext",
+        "ContextMessage",
+        "Inputs",
+    ),
     "functions.scope": ("ToolScope",),
-    "functions.tool_definition": ("ToolDefinition",),
-    "functions.reply": ("Err", "Ok", "Reply", "audio", "image", "link", "resource", "text"),
-    "neko.plugin_base": ("NekoPluginBase", "neko_plugin", "plugin"),
-    "neko.plugin_context": ("PluginContext",),
-    "neko.plugin_lifecycle": ("lifecycle",),
-    "neko.sdk_errors": ("EntryConflictError",),
-    "questions": ("Answer", "Question"),
-    "tool": ("CallError", "Progress", "Result", "Tool"),
-    "errors": ("CallFailed", "Code", "SetupError", "Stage", "ToolBusError"),
+    "functions.reply": (
+        "Err",
+        "Ok",
+        "Reply",
+        "audio",
+        "image",
+        "link",
+        "resource",
+        "text",
+    ),
+    "parts.moving.neko.plugin_base": (
+        "NekoPluginBase",
+        "neko_plugin",
+        "plugin",
+    ),
+    "parts.moving.neko.plugin_context": ("PluginContext",),
+    "parts.moving.neko.plugin_lifecycle": ("lifecycle",),
+    "parts.moving.neko.sdk_errors": ("EntryConflictError",),
+    "protocol.questions": (
+        "Answer",
+        "Question",
+    ),
+    "protocol.tool": (
+        "CallError",
+        "Progress",
+        "Result",
+        "Tool",
+    ),
+    "errors": (
+        "CallFailed",
+        "Code",
+        "SetupError",
+        "Stage",
+        "ToolBusError",
+    ),
 }
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

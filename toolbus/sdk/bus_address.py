@@ -7,8 +7,8 @@ import re
 import sys
 from dataclasses import dataclass
 
+from toolbus.common.text import quote
 from toolbus.errors import SetupError
-from toolbus.text import quote
 
 ADDRESS = "127.0.0.1:48930"
 FORMS = "HOST:PORT, tls:HOST:PORT, mtls:HOST:PORT or unix:PATH"

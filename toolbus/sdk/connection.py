@@ -10,36 +10,535 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import random
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import grpc.aio
 
-from toolbus.cancellation import is_being_cancelled
-from toolbus.errors import Code, InvalidRequest, PeerLost, Stage, ToolBusError
+from toolbus.common.cancellation import is_being_cancelled
+from toolbus.common.local_users import Address, listener_owner, show_user, unmapped_uid
+from toolbus.common.stall import StallWatch
+from toolbus.common.text import clean_line
+from toolbus.errors import Code, InvalidRequest, PeerLost, SetupError, Stage, ToolBusError
 from toolbus.functions.runner import Outcome
-from toolbus.functions.threads import ChangeSignal, Inbox
-from toolbus.sdk.attempt import Attempt, AttemptEnd, error_of
-from toolbus.sdk.call_barrier import CallBarrier, Postponed
-from toolbus.sdk.client_handshake import ClientHandshake
-from toolbus.sdk.connection_settings import ConnectionSettings
+from toolbus.functions.workers import ChangeSignal, Inbox, Workers
+from toolbus.protocol.limits import Limits
+from toolbus.protocol.session import State
+from toolbus.protocol.tool import PROTOCOL_VERSIONS, CallError, Result
+from toolbus.sdk.attempt import FATAL, Attempt, AttemptEnd, Delegate, IncomingCall, error_of
+from toolbus.sdk.bus_address import BusAddress
+from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings, ConnectionTimings
 from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
-from toolbus.sdk.peer_delegate import Delegate, IncomingCall
-from toolbus.sdk.reconnect import Reconnect
 from toolbus.sdk.shared_loop import SharedLoop
-from toolbus.session import State
-from toolbus.stall import StallWatch
-from toolbus.text import clean_line
-from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
+if TYPE_CHECKING:
+    from toolbus.sdk.credential import Credential
+
+
+# Reconnects: makes one attempt after another, with backoff between them, until the connection ends for good.
+
+
 log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a connection
+
+PROBE_SECONDS = 15.0  # for all of a probe
+
+# Statuses of a bus that cannot take this peer now; all others also come from gRPC libraries and proxies.
+_LONG_PAUSES = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
+
+# Reasons of the bus's drain after which this peer must not come back.
+_FINAL_DRAINS = {
+    "replaced": "another process attached with the same source and instance",
+    "requested": "an operator asked this peer to disconnect",
+}
+
+
+class Reconnect:
+    """The attempts of one connection. Everything runs on its loop.
+
+    Args:
+        calls: get the reason why there is no bus, for their error texts.
+        changes: fires when the connection changes, `ending` included.
+        run_attempt: runs an attempt from its handshake to its end.
+
+    Attributes:
+        ending: whether this peer ends the connection.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        delegate: Delegate,
+        calls: OutgoingCalls,
+        changes: ChangeSignal,
+        run_attempt: Callable[[Attempt], Awaitable[AttemptEnd]],
+    ) -> None:
+        self.ending = False
+        self._settings = settings
+        self._delegate = delegate
+        self._calls = calls
+        self._changes = changes
+        self._run_attempt = run_attempt
+        self._failures = 0  # attempts in a row without a steady session
+        self._absence_logged = False  # whether the log has reported that there is no bus
+        self._credential: Credential | None = settings.credential  # as its file had it last
+        self._renewal_error = ""  # why the credential file could not be read the last time
+        self._diagnosed = ""  # grpc's text when the server was probed last
+        self._diagnosis = ""  # the result of that probe; "" if it found nothing, or before the first
+        self._foreign_owner: int | None = None  # another user that the log has named as the owner of the bus
+        self._withheld_from: int | None = None  # the user of whom the log has reported that its program gets no token
+        self._key_ended = False  # whether the last session ended because the bus no longer accepts its key
+
+    async def run(self) -> ToolBusError | None:
+        """Makes attempts until the connection closes, and returns None; or until it must end, and returns why."""
+        while not self.ending:
+            attempt = Attempt(self._settings, asyncio.get_running_loop(), self._usable_credential())
+            end = await self._run_attempt(attempt)
+            if self._is_ending():
+                break
+            if (error := self._final_error(attempt, end)) is not None:
+                return error
+            end = await self._explained(end)
+            self.lost(end)
+            await self._changes.until(self._is_ending, self._pause(end))
+        return None
+
+    def end(self) -> None:
+        """Makes no attempt after the current one."""
+        self.ending = True
+
+    def _is_ending(self) -> bool:
+        return self.ending
+
+    def connected(self) -> None:
+        """Resets the state of failures after the bus has answered an attach; warns of a foreign owner."""
+        self._absence_logged = False
+        self._diagnosed = self._diagnosis = ""
+        address = self._settings.bus
+        owner = foreign_owner(address)
+        if owner not in (None, self._foreign_owner):
+            self._foreign_owner = owner
+            log.warning(
+                "the program that listens at %s belongs to %s, not to this program's %s, and can read everything that "
+                "is sent to it. If it is not your bus, use another address, or a unix socket in a directory of yours",
+                address,
+                show_user(owner),
+                show_user(os.geteuid()),
+            )
+
+    def lost(self, end: AttemptEnd) -> None:
+        """Logs that an attempt has ended and another will follow; a missing bus only once."""
+        address = self._settings.address
+        self._calls.no_bus_reason = end.cause
+        if end.seconds >= 0:
+            self._absence_logged = False
+            log.warning("lost the bus at %s: %s; reconnecting", address, clean_line(end.cause))
+        elif not self._absence_logged:
+            self._absence_logged = True
+            log.warning("no bus at %s yet: %s; retrying until there is one", address, clean_line(end.cause))
+
+    def _final_error(self, attempt: Attempt, end: AttemptEnd) -> ToolBusError | None:
+        """Returns why no further attempt may follow, and logs it; None if one may."""
+        source, address = self._settings.source, self._settings.address
+        if attempt.drain_reason in _FINAL_DRAINS:
+            reason = _FINAL_DRAINS[attempt.drain_reason]
+            error: ToolBusError = PeerLost(f"{source!r} disconnected from the bus at {address} for good: {reason}")
+            log.warning("%s", error)
+            return error
+        if attempt.fatal_error is not None:
+            log.error("%s", clean_line(str(attempt.fatal_error)))
+            return attempt.fatal_error
+        key_ended_again = end.seconds >= 0 and self._key_ended_again(end)
+        if end.code not in FATAL:
+            return None
+        if end.code is grpc.StatusCode.UNAUTHENTICATED and end.seconds >= 0 and not key_ended_again:
+            return None
+        text = end.text or end.code.name
+        if end.code is grpc.StatusCode.UNAUTHENTICATED:
+            of = attempt.credential
+            text += f" ({of.place})" if of is not None else " (no credential: name its file in TOOLBUS_CREDENTIAL)"
+        if end.code is grpc.StatusCode.UNIMPLEMENTED:
+            text = f"the server at {address} is not a toolbus: check the address ({text})"
+        error = error_of(end.code, text)
+        log.error("the bus at %s refuses %s: %s", address, source, clean_line(str(error)))
+        self._delegate.refused([tool.name for tool in self._delegate.tools()], text)
+        return error
+
+    def _key_ended_again(self, end: AttemptEnd) -> bool:
+        """Tells whether the bus ended two sessions in a row because it does not accept their key.
+
+        After the first one the peer attaches once more, with the credential file as it is then.
+        """
+        before = self._key_ended and end.seconds < self._settings.timings.steady
+        self._key_ended = end.code is grpc.StatusCode.UNAUTHENTICATED
+        return before and self._key_ended
+
+    def _renewed_credential(self) -> Credential | None:
+        """Returns the credential as its file has it now, or as before if the file cannot be used."""
+        if self._credential is not None:
+            try:
+                renewed = self._credential.renewed()
+                renewed.check_for(self._settings.bus)
+            except SetupError as error:
+                if str(error) != self._renewal_error:
+                    self._renewal_error = str(error)
+                    log.warning("%s; using the credential that was read before", error)
+            else:
+                self._renewal_error = ""
+                if renewed != self._credential:
+                    self._credential, self._diagnosed = renewed, ""
+        return self._credential
+
+    def _usable_credential(self) -> Credential | None:
+        """Returns the credential for the next attempt; None if another user's program would get its token."""
+        credential, bus = self._renewed_credential(), self._settings.bus
+        if credential is None or not credential.token or (owner := foreign_owner(bus)) is None:
+            return credential
+        if owner != self._withheld_from:
+            self._withheld_from = owner
+            log.warning(
+                "the token of %s is not sent to %s: the program that listens there belongs to %s; use a tls: or mtls: "
+                "address, at which a certificate proves the bus",
+                *(credential.place, bus, show_user(owner)),
+            )
+        return None
+
+    async def _explained(self, end: AttemptEnd) -> AttemptEnd:
+        """Returns the end of an attempt, with the reason that a probe finds if grpc does not know it.
+
+        The server is probed once for each text of grpc, until the bus answers or the credential changes.
+        """
+        if not end.unexplained:
+            return end
+        if end.cause != self._diagnosed:
+            self._diagnosed, self._diagnosis = end.cause, await self._probe(end.cause)
+        return replace(end, text=self._diagnosis, probed=True) if self._diagnosis else end
+
+    async def _probe(self, cause: str) -> str:
+        from toolbus.sdk.tls_probe import diagnose  # few peers need it
+
+        worker = Workers(1, "toolbus-probe")
+        probe = asyncio.create_task(worker.run(partial(diagnose, self._settings.bus, self._credential, cause)))
+        probe.add_done_callback(lambda _: self._changes.notify())
+        await self._changes.until(lambda: self.ending or probe.done(), PROBE_SECONDS)
+        worker.stop()
+        if not probe.done():
+            probe.cancel()
+            return ""
+        if (fault := probe.exception()) is not None:
+            log.error("a fault of the SDK in the probe of a server", exc_info=fault)
+            return ""
+        return probe.result()
+
+    def _pause(self, end: AttemptEnd) -> float:
+        timings = self._settings.timings
+        if end.seconds >= timings.steady:
+            self._failures = 0
+        pause = backoff(self._failures, timings, refused=end.probed or end.code in _LONG_PAUSES)
+        self._failures += 1
+        return pause
+
+
+def foreign_owner(address: BusAddress, owner_of: Callable[[Address], int | None] = listener_owner) -> int | None:
+    """Returns the uid of another user, not root, whose program listens at the address of a bus.
+
+    It knows only the address: grpcio does not report the local port of a connection.
+
+    Returns:
+        None for this user and root, if the system does not report the owner, and if something else proves the bus: a
+        certificate, the directory of a unix socket.
+    """
+    if address.tls or address.is_unix or not address.is_local:
+        return None
+    hosts = ("127.0.0.1", "::1") if address.host.lower() == "localhost" else (address.host,)
+    owners = [owner_of((host, address.port)) for host in hosts]
+    return next((owner for owner in owners if owner and owner not in (os.geteuid(), unmapped_uid())), None)
+
+
+def backoff(failures: int, timings: ConnectionTimings, *, refused: bool) -> float:
+    """Returns the seconds to wait before the next attempt: exponential, with full jitter.
+
+    Args:
+        failures: attempts in a row that failed before the last one.
+        refused: whether the bus is there and refuses this peer; the pauses are longer then.
+    """
+    longest, first = timings.max_pause, timings.first_pause
+    if refused:
+        longest, first = timings.max_refused_pause, 10 * timings.first_pause
+    return random.uniform(0.0, min(longest, first * 2 ** min(failures, 20)))
+
+
+# Holds the calls that arrive after a stall of this process, until the bus has echoed a heartbeat.
+#
+# A process that was stopped finds calls in its socket that the bus has ended meanwhile; their cancels, or the end of
+# the stream, come behind them. The bus echoes a heartbeat behind everything that it has sent before. So the callers
+# of all calls that are not cancelled when the echo comes still wait for them. The same is true of calls that wait in
+# a queue of this process.
+
+
+Take = Callable[[PeerSession, Mapping[str, pb.ToolCall]], Mapping[str, IncomingCall]]
+SendAnswer = Callable[[PeerSession, Result], None]
+
+
+class Postponed(Protocol):
+    """A call that waits in a queue of this process."""
+
+    session: PeerSession
+
+    def resume(self) -> None:
+        """Begins it, unless it was cancelled."""
+
+
+class CallBarrier:
+    """The barrier of one connection. Everything runs on the connection's loop.
+
+    Args:
+        handlers: the connection's handler of each field of a message; the barrier replaces that of calls while it
+            holds them.
+        take: begins to answer calls, given by their ids.
+        answer: answers a call that never begins.
+
+    Attributes:
+        is_holding: whether calls are held now; other threads may read it.
+    """
+
+    def __init__(self, handlers: dict[str, Callable[[Attempt, Any], None]], take: Take, answer: SendAnswer) -> None:
+        self._handlers = handlers
+        self._on_calls = handlers["calls"]  # the handler while no call is held
+        self._take = take
+        self._answer = answer
+        self._session: PeerSession | None = None  # the stream whose calls are held; None while none are
+        self._heartbeat = 0  # the heartbeat whose echo releases them
+        self._held: list[Postponed] = []  # oldest first
+        self.is_holding = False
+
+    def __repr__(self) -> str:
+        return f"<CallBarrier {f'holding {len(self._held)}' if self.is_holding else 'open'}>"
+
+    def hold(self, session: PeerSession) -> None:
+        """Holds the calls of a stream from now on, until the bus echoes a heartbeat that is sent now."""
+        self._session, self._heartbeat, self.is_holding = session, session.send_own_heartbeat(), True
+        self._handlers["calls"] = self._hold_calls
+
+    def _hold_calls(self, attempt: Attempt, calls: Iterable[pb.ToolCall]) -> None:
+        session = attempt.session
+        for call in calls:
+            if call.call_id not in session.in_flight:
+                held = _HeldCall(session, call, self._take, self._answer)
+                session.in_flight[call.call_id] = held
+                self._held.append(held)
+
+    def postpone(self, job: Postponed) -> None:
+        """Holds a call that was about to begin; begins it if no call is held any more."""
+        if self.is_holding and job.session is self._session:
+            self._held.append(job)
+        else:
+            job.resume()
+
+    def echo(self, heartbeat: wire.Heartbeat) -> None:
+        """Begins the held calls if this is the echo of the heartbeat that was sent for them."""
+        if self.is_holding and heartbeat.sequence >= self._heartbeat:
+            held = self._held
+            self.release()
+            for each in held:
+                each.resume()
+
+    def release(self) -> None:
+        """Holds no more calls and forgets those that it has: their stream has ended, or `echo` begins them."""
+        self._held, self._session, self.is_holding = [], None, False
+        self._handlers["calls"] = self._on_calls
+
+
+class _HeldCall:
+    """A call that has arrived and not begun."""
+
+    __slots__ = ("_answer", "_call", "_cancelled", "_take", "session")
+
+    def __init__(self, session: PeerSession, call: pb.ToolCall, take: Take, answer: SendAnswer) -> None:
+        self.session = session
+        self._call = call
+        self._take = take
+        self._answer = answer
+        self._cancelled = False
+
+    def cancel(self, reason: str) -> None:
+        """Ends the call, which never ran."""
+        if not self._cancelled:
+            self._cancelled = True
+            text = f"the call of {self._call.name} was cancelled before it began: {reason}"
+            error = CallError(Code.CANCELLED, text, Stage.NOT_DISPATCHED)
+            self._answer(self.session, Result(self._call.call_id, is_error=True, error=error))
+
+    def resume(self) -> None:
+        """Begins the call, unless it was cancelled."""
+        if not self._cancelled:
+            self.session.in_flight.update(self._take(self.session, {self._call.call_id: self._call}))
+
+
+# Attaches a peer to the bus: declares its tools in the handshake of each attempt, and after each change.
+
+
+DEFAULTS = Limits()  # of a bus that leaves some of its limits unset
+
+
+class ClientHandshake:
+    """The handshakes of one connection. Everything runs on its loop.
+
+    Attributes:
+        refusals: why the bus refused the last attach, or with all_or_none its tools; empty if it accepted them.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        delegate: Delegate,
+        loop: asyncio.AbstractEventLoop,
+        changes: ChangeSignal,
+    ) -> None:
+        self.refusals: tuple[str, ...] = ()
+        self._settings = settings
+        self._delegate = delegate
+        self._loop = loop
+        self._changes = changes
+        self._outdated = False  # whether the tools changed since the last attach
+        self._registering: asyncio.Task[None] | None = None  # the newest `_register_remaining`; None before the first
+
+    def confirmed(self, attempt: Attempt | None) -> bool:
+        """Tells whether the bus has answered for all tools that this peer has now."""
+        return attempt is not None and attempt.attached is not None and not attempt.attaching and not self._outdated
+
+    def tools_changed(self, attempt: Attempt | None) -> None:
+        """Declares the tools again: now, or as soon as the bus has answered the current attach."""
+        self._outdated = True
+        if attempt is not None:
+            self._attach_if_outdated(attempt)
+
+    def attach(self, attempt: Attempt) -> None:
+        """Puts an attach with all tools that this peer has now into a frame of its own."""
+        self._outdated = False
+        self.refusals = ()
+        first, *attempt.remaining_tools = portions(self._delegate.tools(), self._settings.timings.attach_bytes)
+        attach = attach_of(self._settings, first, self._delegate.subscriptions())
+        attach.notifications_after = self._delegate.notifications_after()
+        attempt.attaching = True
+        outbox = attempt.session.outbox
+        outbox.seal()
+        outbox.room(attach.ByteSize()).attach.CopyFrom(attach)
+        outbox.seal()
+
+    def attached(self, attempt: Attempt, attached: wire.Attached) -> None:
+        """Takes the bus's answer to an attach; the first one opens the session."""
+        first = attempt.attached is None
+        attempt.attached = answer = wire.Attached()
+        answer.CopyFrom(attached)
+        set_defaults(answer.limits, self._settings.max_in_flight)
+        if first:
+            attempt.opened(answer)
+            attempt.session.open(answer.limits.calls_in_flight, answer.limits.message_bytes)
+        address, source = self._settings.address, self._settings.source
+        itself = bool(answer.refused) and not answer.refused_total
+        if itself or self._settings.all_or_none:
+            self.refusals = tuple(dict.fromkeys(each.error for each in answer.refused))  # often one reason for all
+        if itself:
+            reason = "; ".join(self.refusals)
+            log.error("the bus at %s refused the tools of %s: %s", address, source, clean_line(reason))
+            self._delegate.refused([], reason)
+        else:
+            self._delegate.attached(answer)
+        if first:
+            count = len(answer.registered) + sum(map(len, attempt.remaining_tools))
+            log.info("attached to the bus at %s as %s with %d tools", address, source, count)
+        if attempt.remaining_tools and not self.refusals:
+            self._registering = self._loop.create_task(self._register_remaining(attempt))
+        else:
+            self._finish(attempt)
+
+    async def _register_remaining(self, attempt: Attempt) -> None:
+        """Offers the tools that did not fit into the attach."""
+        assert attempt.attached is not None  # its answer led here
+        try:
+            for tools in attempt.remaining_tools:
+                request = wire.RegisterRequest(
+                    session_id=attempt.attached.session_id, tools=tools, all_or_none=self._settings.all_or_none
+                )
+                self._delegate.registered(await attempt.stub.Register(request, metadata=attempt.metadata))
+        except grpc.aio.AioRpcError as error:
+            if attempt.over:
+                return
+            text = error.details() or error.code().name
+            source, shown = self._settings.source, clean_line(text)
+            log.error("the bus at %s refused tools of %s: %s", self._settings.address, source, shown)
+            self._delegate.refused([tool.name for tools in attempt.remaining_tools for tool in tools], text)
+            if error.code() in FATAL:
+                attempt.fatal_error = error_of(error.code(), text)
+            attempt.stream.cancel()
+            return
+        if not attempt.over:
+            self._finish(attempt)
+
+    def _finish(self, attempt: Attempt) -> None:
+        attempt.attaching = False
+        self._attach_if_outdated(attempt)
+        self._changes.notify()
+
+    def _attach_if_outdated(self, attempt: Attempt) -> None:
+        """Attaches again, unless an attach waits for its answer, which leads here too."""
+        session = attempt.session
+        if self._outdated and not attempt.attaching and not session.drain_sent and session.state is State.LIVE:
+            self.attach(attempt)
+
+
+def attach_of(settings: ConnectionSettings, tools: Sequence[pb.Tool], subscriptions: Sequence[Any]) -> wire.Attach:
+    """Returns an attach with these tools."""
+    return wire.Attach(
+        protocol_version=PROTOCOL_VERSIONS[-1],
+        source=settings.source,
+        instance=settings.instance,
+        tools=tools,
+        max_in_flight=settings.max_in_flight,
+        max_message_bytes=MESSAGE_BYTES,
+        qualified=settings.qualified,
+        subscribe=subscriptions,
+        token=settings.token,
+        notices=settings.notices,
+        all_or_none=settings.all_or_none,
+    )
+
+
+def set_defaults(limits: wire.Limits, max_in_flight: int) -> None:
+    """Fills in the limits that the bus left unset.
+
+    Args:
+        max_in_flight: what the attach asked for.
+    """
+    limits.message_bytes = limits.message_bytes or DEFAULTS.message_bytes
+    limits.calls_in_flight = limits.calls_in_flight or max_in_flight or DEFAULTS.calls_in_flight
+    limits.arguments_bytes = limits.arguments_bytes or DEFAULTS.arguments_bytes
+    limits.result_bytes = limits.result_bytes or DEFAULTS.result_bytes
+
+
+def portions(tools: Sequence[pb.Tool], max_bytes: int) -> list[list[pb.Tool]]:
+    """Cuts tools into portions of at most so many bytes; at least one, which may be empty."""
+    portions: list[list[pb.Tool]] = [[]]
+    filled = 0
+    for tool in tools:
+        size = tool.ByteSize() + 8
+        if filled + size > max_bytes and portions[-1]:
+            portions.append([])
+            filled = 0
+        portions[-1].append(tool)
+        filled += size
+    return portions
+
 
 DRAIN_TICK = 0.05  # seconds between two looks at the calls in flight, during a graceful shutdown
 RESULT_OVERHEAD = 64  # bytes of a result beside its output

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolbus.common.text import quote
 from toolbus.errors import SetupError
-from toolbus.limits import MIB
+from toolbus.protocol.limits import MIB
+from toolbus.protocol.tool import INSTANCE, SOURCE, explain_instance
 from toolbus.sdk.bus_address import ADDRESS, BusAddress
-from toolbus.text import quote
-from toolbus.tool import INSTANCE, SOURCE, explain_instance
 
 if TYPE_CHECKING:
     from toolbus.sdk.credential import Credential

@@ -17,12 +17,13 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolbus.common.reader import Keys, Reader
 from toolbus.errors import SetupError
-from toolbus.reader import Keys, Reader
 from toolbus.sdk.bus_address import BusAddress
 
 if TYPE_CHECKING:
     import grpc
+
 
 MAX_BYTES = 262_144  # of a file: certificates have some kilobytes each
 TOKEN = re.compile(r"[!-~]{1,8192}")  # the texts that a header can hold

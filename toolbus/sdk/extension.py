@@ -13,17 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar, Unpack, overload
 
 from toolbus.errors import Code, Stage
-from toolbus.functions.declaration import describe
 from toolbus.functions.reply import Err, Ok, Reply, dump_output
 from toolbus.functions.scope import ToolScope
-from toolbus.functions.tool_definition import ToolDefinition
-from toolbus.functions.tool_options import ToolOptions
-from toolbus.functions.tool_spec import ToolSpec, spec_of
-from toolbus.normal_schema import properties_of
-from toolbus.sdk.hooks import called
-from toolbus.sdk.invocation import CONTEXT, ToolInvocation, taking_host_fields
-from toolbus.sdk.plugin_client import Plugin, made_of
-from toolbus.tool import CallError, Result
+from toolbus.functions.tool_spec import ToolDefinition, ToolOptions, ToolSpec, describe, spec_of
+from toolbus.protocol.json_schema import properties_of
+from toolbus.protocol.tool import CallError, Result
+from toolbus.sdk.incoming_calls import CONTEXT, ToolInvocation, taking_host_fields
+from toolbus.sdk.plugin_client import Plugin, called, made_of
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger(__name__)

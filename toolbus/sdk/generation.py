@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from toolbus.functions.scope import ToolScope
+from toolbus.protocol.tool import Result
 from toolbus.sdk.outgoing_calls import future_call
-from toolbus.tool import Result
 
 if TYPE_CHECKING:
     from toolbus.sdk.connection import Connection

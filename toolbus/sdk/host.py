@@ -8,30 +8,419 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
+import os
 import queue
 import threading
+import time
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
-from contextlib import aclosing
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from contextvars import Context
+from datetime import datetime
+from pathlib import Path
 from sys import modules
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from toolbus.errors import SetupError
-from toolbus.functions.call_context import CallContext
-from toolbus.functions.call_options import CallOptions, Inputs
+from toolbus.errors import Code, PeerLost, SetupError, Stage
+from toolbus.functions.call_context import CallContext, CallOptions, Inputs
 from toolbus.functions.input_rounds import OnInput, OnInputSync, answered, answered_sync
-from toolbus.functions.threads import Inbox
+from toolbus.functions.workers import Inbox
+from toolbus.protocol.tool import CallError, Progress, Result, dump_arguments
+from toolbus.sdk.attempt import ANSWERED, Delegate, IncomingCall
+from toolbus.sdk.connection import Connection
+from toolbus.sdk.connection_settings import ConnectionSettings, find_credential
 from toolbus.sdk.generation import Generate
-from toolbus.sdk.host_base import HostBase
-from toolbus.sdk.host_delegate import Feed
 from toolbus.sdk.lent_model import LEND_SECONDS, LENT_IN_FLIGHT, MAX_TOKENS, lend
-from toolbus.sdk.listing import CatalogChange, Listing, list_request
-from toolbus.sdk.loop_calls import Arguments, Batch, LoopCalls, OnProgress, ThreadCaller, deliver
+from toolbus.sdk.listing import CatalogChange, ListedTool, Listing, list_request
 from toolbus.sdk.notification import Notification
-from toolbus.sdk.outgoing_calls import OutgoingCall
-from toolbus.sdk.tracing import API, begin_call
-from toolbus.tool import Progress, Result, dump_arguments
+from toolbus.sdk.outgoing_calls import OutgoingCall, PeerSession
+from toolbus.sdk.tracing import API, CallSpan, begin_call
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
+
+if TYPE_CHECKING:
+    from toolbus.sdk.credential import Credential
+    from toolbus.sdk.plugin_client import Plugin
+
+
+# Passes the changes of the catalog and the notifications of plugins to the readers of a host.
+
+
+Feed = Literal["catalog", "notifications"]
+Reader = Callable[[Any], object]
+_SUBSCRIPTIONS = {"catalog": wire.SUBSCRIPTION_CATALOG, "notifications": wire.SUBSCRIPTION_NOTIFICATIONS}
+
+
+class HostDelegate(Delegate):
+    """The `Delegate` of a host. Everything runs on the connection's loop, but for `subscribe` and `settling`."""
+
+    def __init__(self, settle: float) -> None:
+        """Makes the delegate of a connection whose `ConnectionTimings.settle` is given."""
+        self._settle = settle
+        self._settled_at = 0.0  # until when plugins may be reconnecting after a restart of the bus
+        self._boot_id = ""  # of the bus that answered last; "" before an attach, or if the bus states none
+        self._subscribed: dict[Feed, None] = {}  # the feeds that have had a reader
+        self._readers: dict[Feed, set[Reader]] = {"catalog": set(), "notifications": set()}
+        self._mirror: dict[tuple[str, str], ListedTool] = {}  # (name, source) → tool, as of `_revision`
+        self._revision = -1  # below 0 until the bus has sent a full list
+        self._newest = 0  # the number of the last notification; 0 before the first
+
+    def subscribe(self, feed: Feed) -> bool:
+        """Subscribes to a feed from the next attach on; returns False if it was subscribed before."""
+        if feed in self._subscribed:
+            return False
+        self._subscribed[feed] = None
+        return True
+
+    def tools(self) -> Sequence[pb.Tool]:
+        return ()
+
+    def subscriptions(self) -> Sequence[Any]:
+        return [_SUBSCRIPTIONS[feed] for feed in list(self._subscribed)]
+
+    def notifications_after(self) -> int:
+        return self._newest
+
+    @property
+    def settling(self) -> bool:
+        """Whether the bus has restarted so recently that plugins may still be reconnecting."""
+        return time.monotonic() < self._settled_at
+
+    def attached(self, attached: wire.Attached) -> None:
+        if self._boot_id not in ("", attached.boot_id):
+            self._settled_at = time.monotonic() + self._settle
+        self._boot_id = attached.boot_id
+
+    def event(self, event: wire.Event) -> None:
+        match event.WhichOneof("kind"):
+            case "catalog":
+                self._publish("catalog", self._mirrored(CatalogChange.from_wire(event.catalog)))
+            case "notification":
+                notification = Notification.from_wire(event.notification)
+                self._newest = max(self._newest, notification.number)
+                self._publish("notifications", notification)
+
+    async def read(self, feed: Feed, reader: Reader) -> None:
+        """Passes a feed on to a reader; the first item of the catalog's is the whole catalog, if it is known."""
+        self._readers[feed].add(reader)
+        if feed == "catalog" and self._revision >= 0:
+            reader(CatalogChange(self._revision, True, tuple(self._mirror.values())))
+
+    async def unread(self, feed: Feed, reader: Reader) -> None:
+        """Stops passing a feed on to a reader."""
+        self._readers[feed].discard(reader)
+
+    def _publish(self, feed: Feed, item: Any) -> None:
+        for reader in self._readers[feed]:
+            reader(item)
+
+    def _mirrored(self, change: CatalogChange) -> CatalogChange:
+        if change.full:
+            self._mirror.clear()
+        for removed in change.removed:
+            self._mirror.pop((removed.name, removed.source), None)
+        for listed in (*change.added, *change.changed):
+            self._mirror[listed.name, listed.source] = listed
+        self._revision = change.revision
+        return change
+
+
+def refuse_calls(
+    connection: Connection, session: PeerSession, calls: Mapping[str, pb.ToolCall]
+) -> Mapping[str, IncomingCall]:
+    """Refuses calls of the bus: a host offers no tools."""
+    error = CallError(Code.NOT_FOUND, "this peer offers no tools", Stage.NOT_DISPATCHED)
+    for call_id in calls:
+        connection.answer(session, Result(call_id, is_error=True, error=error))
+    return dict.fromkeys(calls, ANSWERED)
+
+
+# Connects hosts: the base of `Host` and `SyncHost`.
+
+
+class HostBase:
+    """The base of both hosts: the settings, the connection, its end."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        source: str | None = None,
+        instance: str | None = None,
+        max_in_flight: int = 0,
+        token: str | None = None,
+        credential: Credential | str | Path | None = None,
+    ) -> None:
+        """Makes a host; it connects when it is entered or started.
+
+        Args:
+            address: where the bus listens; None means TOOLBUS_ADDRESS, then the credential's, then 127.0.0.1:48930.
+            source: the caller's name in the bus's records and logs; None means ``host:`` and the process's id.
+            instance: tells several hosts of one source apart; None generates one.
+            max_in_flight: calls that it may have in flight at once; further ones wait here. 0 means 256.
+            token: proves that this host may use a bound source; None means TOOLBUS_TOKEN.
+            credential: proves who this host is, to a bus on another machine: a file of `toolbus keys add`. None means
+                TOOLBUS_CREDENTIAL. The file is read again at each connection.
+
+        Raises:
+            SetupError: an argument breaks its rule, or the credential cannot be used.
+        """
+        settings = ConnectionSettings(
+            source or f"host:{os.getpid()}",
+            address or "",
+            instance or "",
+            max_in_flight,
+            token=token or "",
+            credential=find_credential(credential),
+        )
+        self._delegate = HostDelegate(settings.timings.settle)
+        self._connection = Connection(settings, self._delegate, refuse_calls)
+        self._began = False
+        self._closed = False
+        self._lender: Plugin | None = None  # offers this host's model; None while it lends none
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._connection!r}>"
+
+    @property
+    def source(self) -> str:
+        """The caller's name in the bus's records and logs."""
+        return self._connection.settings.source
+
+    @property
+    def identity(self) -> str:
+        """The name that this host's key proved, as the bus reported at the last attach; "" without a key."""
+        return self._connection.identity
+
+    @property
+    def expires(self) -> datetime | None:
+        """When that key expires, as the bus reported at the last attach; None if it does not."""
+        return self._connection.expires
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection to the bus now; without one, calls wait for it."""
+        return self._began and self._connection.calls.connected
+
+    @property
+    def settling(self) -> bool:
+        """Whether the bus has restarted so recently that its list may lack tools: their plugins are reconnecting."""
+        return self._delegate.settling
+
+    def unanswered(self, seconds: float) -> PeerLost:
+        """Returns the error that no bus answered within some seconds: its address, why, and how to fix it."""
+        return self._connection.unanswered(seconds)
+
+    def _begin(self, feed: Feed | None = None) -> Connection:
+        if self._closed:
+            raise PeerLost(f"host {self.source!r} is closed: make a new one")
+        subscribe = feed is not None and self._delegate.subscribe(feed)
+        if not self._began:
+            self._began = True
+            self._connection.start()
+        elif subscribe:
+            self._connection.tools_changed()  # attaches again, now with the subscription
+        return self._connection
+
+    async def _list(self, request: wire.ListRequest, timeout: float) -> Listing:
+        """Requests all pages of a list; on the connection's loop."""
+        pages: list[wire.ListResponse] = []
+        while not pages or pages[-1].next_page_token:
+            request.page_token = pages[-1].next_page_token if pages else ""
+            pages.append(await self._connection.unary("List", request, timeout))
+        return Listing.of_pages(pages, request.if_revision)
+
+    async def _finish_calls(self, grace_seconds: float) -> None:
+        """Waits until no call is in flight; on the connection's loop."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + grace_seconds
+        while self._connection.calls.unfinished and loop.time() < until:
+            await asyncio.sleep(0.01)  # an event for each result would make every call slower
+
+
+# Passes the calls of a program's loop to the connection and their results back, once for each turn of the loop.
+#
+# `Host` has a `LoopCalls` for each loop on which it is used. The calls of one turn go to the connection together. If
+# the connection runs in the program's own turns (`SharedLoop`), the results of a message are delivered at once; if it
+# runs on its thread, with one wake-up. `SyncHost` has one `ThreadCaller`.
+
+
+log = logging.getLogger(__name__)
+
+TOGETHER_SECONDS = 0.0008  # that calls of threads wait for each other; selectors round it up to a millisecond
+
+OnProgress = Callable[[Progress], object]
+Arguments = Mapping[str, Any] | str | None
+NamedArguments = tuple[str, Arguments]
+"""The name of a tool, and the arguments of a call: what JSON can hold, or JSON text."""
+
+
+class LoopCalls:
+    """The calls that one loop makes on one connection."""
+
+    __slots__ = ("_begun", "_connection", "_context", "_inbox", "loop", "shared")
+
+    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._connection = connection
+        self.shared = connection.shared
+        self._inbox = Inbox(loop)
+        self._begun: list[OutgoingCall] = []  # in this turn of the loop
+        self._context = Context()  # of the callbacks, so that none sees a variable of a caller
+        self.shared.join(loop)
+
+    def begin(self, out: OutgoingCall) -> None:
+        """Sends a call, with all others of this turn."""
+        if not self._begun:
+            self.loop.call_soon(self._send, context=self._context)
+        self._begun.append(out)
+
+    def begin_many(self, calls: Sequence[OutgoingCall]) -> None:
+        """Sends several calls, with all others of this turn."""
+        for out in calls:
+            self.begin(out)
+
+    def run(self, function: Callable[[Any], object], argument: Any = None) -> None:
+        """Calls a function soon on this loop; called on the connection's loop."""
+        if self.shared.in_turn_of is self.loop:
+            self.loop.call_soon(function, argument, context=self._context)
+        else:
+            self._inbox.put(function, argument)
+
+    def set_result(self, future: asyncio.Future[Any], result: Any) -> None:
+        """Sets the result of a future of this loop; called on the connection's loop."""
+        if self.shared.in_turn_of is self.loop:  # on the thread of the task
+            if not future.done():
+                future.set_result(result)
+        else:
+            self._inbox.put(_set_result, (future, result))
+
+    def _send(self) -> None:
+        calls, self._begun = self._begun, []
+        self._connection.begin_many(calls, self.loop)
+
+
+def deliver(out: OutgoingCall, item: Result | Progress) -> None:
+    """Delivers to the task that waits for a call; the target is its `LoopCalls`, future and ``on_progress``."""
+    caller, future, on_progress = out.target
+    if isinstance(item, Result):
+        if caller.shared.in_turn_of is not caller.loop:
+            caller.set_result(future, item)
+        elif not future.done():  # as `set_result` does it
+            future.set_result(item)
+    else:
+        caller.run(_report, (future, on_progress, item))
+
+
+class ThreadCaller:
+    """The calls that threads make on one connection; each thread blocks until it has its result.
+
+    Threads that got their results together often call again together. So the first of them waits for the others,
+    `TOGETHER_SECONDS` at most: one message for all costs the bus less than one for each.
+    """
+
+    __slots__ = ("_begun", "_connection", "_expected", "_timed")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._begun: deque[OutgoingCall] = deque()  # those that the connection has not taken yet
+        self._expected = 0  # results that were just delivered; as many calls may follow
+        self._timed = False  # whether a timer will send the calls
+
+    def begin(self, out: OutgoingCall) -> None:
+        """Sends a call; from any thread."""
+        self._begun.append(out)  # before it reads `_expected`: `_taken` resets that, then takes the calls
+        if len(self._begun) >= self._expected:
+            self.send()
+
+    def send(self) -> None:
+        """Sends the waiting calls now; from any thread, and once more when the connection is closed."""
+        self._connection.begin_many(self._taken())
+
+    def deliver(self, out: OutgoingCall, item: Result | Progress) -> None:
+        """Delivers to the queue that is a call's target; on the connection's loop."""
+        if isinstance(item, Result):
+            self._expected += 1
+            if self._expected > 1 and not self._timed:
+                self._timed = True
+                self._connection.loop.call_later(TOGETHER_SECONDS, self._send_rest)
+        out.target.put(item)
+
+    def _send_rest(self) -> None:
+        self._timed = False
+        self._connection.calls.begin_many(self._taken())
+
+    def _taken(self) -> Iterator[OutgoingCall]:
+        """Yields the waiting calls, as the connection takes them."""
+        self._expected = 0
+        with suppress(IndexError):
+            while True:
+                yield self._begun.popleft()
+
+
+class Batch:
+    """Calls whose caller waits for all of them together."""
+
+    __slots__ = ("_done", "_left", "_spans", "calls")
+
+    def __init__(self, calls: Sequence[NamedArguments], timeout: float | None, done: Callable[[], object]) -> None:
+        """Makes the calls, without sending them.
+
+        Args:
+            calls: names and arguments.
+            timeout: seconds; None means each tool's own.
+            done: called when all have ended, on the connection's loop.
+
+        Raises:
+            TypeError, ValueError: JSON cannot hold some arguments, or the timeout is not above 0.
+        """
+        options = CallOptions.of(timeout, None, None, "", None)
+        self.calls = [
+            OutgoingCall(name, dump_arguments(arguments), self._ended, options=options) for name, arguments in calls
+        ]
+        self._left = len(self.calls)
+        self._done = done
+        # By call; empty where the program traces nothing.
+        spans = {out: begin_call(out) for out in self.calls} if API in modules else {}
+        self._spans: dict[OutgoingCall, CallSpan] = {out: span for out, span in spans.items() if span is not None}
+
+    @property
+    def results(self) -> list[Result]:
+        """The results in the order of the calls, once all have ended."""
+        return [out.target for out in self.calls]
+
+    def give_up(self) -> None:
+        """Ends the spans of the calls that are not answered: their caller waits no more."""
+        while self._spans:
+            out, span = self._spans.popitem()
+            span.end(out.call_id, None)
+
+    def _ended(self, out: OutgoingCall, result: Result | Progress) -> None:
+        out.target = result
+        if self._spans and (span := self._spans.pop(out, None)) is not None:
+            span.end(out.call_id, out.target)
+        self._left -= 1
+        if not self._left:
+            self._done()
+
+
+def _set_result(item: tuple[asyncio.Future[Any], Any]) -> None:
+    future, result = item
+    if not future.done():  # else it was cancelled meanwhile
+        future.set_result(result)
+
+
+def _report(item: tuple[asyncio.Future[Result], OnProgress | None, Progress]) -> None:
+    future, on_progress, progress = item
+    if on_progress is not None and not future.cancelled():
+        try:
+            on_progress(progress)
+        except Exception:
+            log.exception("on_progress raised; the call goes on")
+
 
 LIST_SECONDS = 30.0  # for a listing, waiting for a connection included
 CLOSE_SECONDS = 10.0

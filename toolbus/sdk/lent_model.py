@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.reply import Err
 from toolbus.functions.scope import ToolScope
+from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS
 from toolbus.sdk.generation import HOST_SOURCE, Generate, Generation, GenerationRequest, Mode
-from toolbus.tool import MAX_TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from toolbus.sdk.connection_settings import ConnectionSettings

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import overload
 
 from toolbus.functions.call_context import CallContext
-from toolbus.sdk.standing import RefusedTool
-from toolbus.tool import Limits, Tool
+from toolbus.protocol.tool import Limits, Tool
+from toolbus.sdk.attempt import RefusedTool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -22,17 +22,14 @@ from types import ModuleType
 from typing import Any
 
 from toolbus.errors import SetupError, ToolBusError
-from toolbus.functions.declaration import meta_of
-from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
-from toolbus.neko import plugin_base
-from toolbus.neko.entries import offer_entries
-from toolbus.neko.marks import describe_unused
-from toolbus.neko.plugin_base import MARK, NekoPluginBase, safe_id, source_of, tools_of
-from toolbus.neko.plugin_context import PluginContext
-from toolbus.neko.plugin_folder import MANIFEST, is_plugin_folder, plugin_class, read_manifest
-from toolbus.neko.plugin_logger import plugin_logger
-from toolbus.neko.sdk_errors import ModuleNotProvided
-from toolbus.neko.sdk_finder import use_sdk
+from toolbus.functions.tool_spec import ToolSet, ToolSpec, meta_of, spec_of
+from toolbus.parts.moving.neko import plugin_base
+from toolbus.parts.moving.neko.entries import describe_unused, offer_entries
+from toolbus.parts.moving.neko.plugin_base import MARK, NekoPluginBase, safe_id, source_of, tools_of
+from toolbus.parts.moving.neko.plugin_context import PluginContext
+from toolbus.parts.moving.neko.plugin_folder import MANIFEST, is_plugin_folder, plugin_class, read_manifest, use_sdk
+from toolbus.parts.moving.neko.plugin_logger import plugin_logger
+from toolbus.parts.moving.neko.sdk_errors import ModuleNotProvided
 
 log = logging.getLogger(__name__)
 

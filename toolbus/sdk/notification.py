@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toolbus.errors import CallFailed, Code, PeerLost, Stage
+from toolbus.protocol.tool import CallError, Result
 from toolbus.sdk.outgoing_calls import future_call
-from toolbus.tool import CallError, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:

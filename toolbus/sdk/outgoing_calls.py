@@ -20,11 +20,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
 
+from toolbus.common.text import escape_surrogates
 from toolbus.errors import Code, Stage
-from toolbus.functions.call_options import NO_OPTIONS, CallOptions
-from toolbus.session import Session, State
-from toolbus.text import escape_surrogates
-from toolbus.tool import (
+from toolbus.functions.call_context import NO_OPTIONS, CallOptions
+from toolbus.protocol.session import Session, State
+from toolbus.protocol.tool import (
     DEFAULT_TIMEOUT_SECONDS,
     MAX_TIMEOUT_SECONDS,
     TASK_SECONDS,

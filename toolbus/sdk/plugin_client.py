@@ -7,39 +7,268 @@ It joins a set of tools, the connection and the runner of handlers. `run` is for
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack, overload
 
 from toolbus.errors import PeerLost, RequestError, SetupError
-from toolbus.functions.declaration import describe, meta_of
 from toolbus.functions.scope import ToolScope
-from toolbus.functions.tool_definition import ToolDefinition
-from toolbus.functions.tool_options import ToolOptions
-from toolbus.functions.tool_spec import ToolSet, ToolSpec, spec_of
-from toolbus.functions.workers import Workers
+from toolbus.functions.tool_spec import ToolDefinition, ToolOptions, ToolSet, ToolSpec, describe, meta_of, spec_of
+from toolbus.functions.workers import Inbox, Workers
+from toolbus.sdk.attempt import RefusedTool, Standing, WaitingTool
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings, find_credential
 from toolbus.sdk.generation import Generation, Mode, ask, request_of
-from toolbus.sdk.hooks import Hooks
 from toolbus.sdk.incoming_calls import Runner
+from toolbus.sdk.listing import CatalogChange
 from toolbus.sdk.notification import notify, say
-from toolbus.sdk.plugin_delegate import Permissions, PluginDelegate
-from toolbus.sdk.standing import RefusedTool, Standing, WaitingTool
+from toolbus.v1 import tool_bus_service_pb2 as wire
+from toolbus.v1 import tool_pb2 as pb
 
-if TYPE_CHECKING:  # what few plugins need is imported where they need it: they start sooner
-    from toolbus.neko.plugin_base import NekoPluginBase
+if TYPE_CHECKING:
+    from toolbus.parts.moving.neko.plugin_base import NekoPluginBase
     from toolbus.sdk.credential import Credential
+
+
+# Runs the hooks of a plugin: the author's functions for events.
+#
+# They run where handlers run: async ones on the plugin's loop, plain ones on its workers, never on the connection's
+# thread. An exception of one hook is logged, and the other hooks still run.
+
 
 log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
+RunSync = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+class _Hook:
+    """A function, and a lock that keeps its events in order."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.turn = asyncio.Lock()
+        self.waiting: list[CatalogChange] | None = None  # the one change that waits for its turn; None for none
+
+
+class Hooks:
+    """The hooks of one plugin, by the kind of event.
+
+    Args:
+        run_sync: runs a function of no arguments off the loop.
+    """
+
+    def __init__(self, run_sync: RunSync) -> None:
+        self._run_sync = run_sync
+        self._hooks: defaultdict[str, list[_Hook]] = defaultdict(list)
+        self._loop: asyncio.AbstractEventLoop | None = None  # where they run; None before the start
+        self._inbox: Inbox | None = None  # of that loop
+        self._tasks: set[asyncio.Task[None]] = set()  # a loop keeps no task alive by itself
+
+    def __repr__(self) -> str:
+        return f"<Hooks {', '.join(f'{kind}={len(functions)}' for kind, functions in self._hooks.items())}>"
+
+    def add(self, kind: str, function: F) -> F:
+        """Registers a function for one kind of event; returns it.
+
+        Raises:
+            TypeError: it is not a function.
+        """
+        if not callable(function):
+            raise TypeError(f"on_{kind} is put on a function, not on {function!r:.80}: write it above a def")
+        self._hooks[kind].append(_Hook(function))
+        return function
+
+    def wants(self, kind: str) -> bool:
+        """Tells whether there is a hook for a kind of event."""
+        return bool(self._hooks.get(kind))
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Sets the loop on which they run."""
+        self._loop, self._inbox = loop, Inbox(loop)
+
+    def fire(self, kind: str, *facts: Any) -> None:
+        """Calls the hooks for an event; from any thread, and without waiting.
+
+        Each hook gets one event after the other, in order; a slow one delays only itself.
+        """
+        if self._inbox is not None and self.wants(kind):
+            self._inbox.put(self._begin, (kind, facts))
+
+    def fire_change(self, kind: str, change: CatalogChange) -> None:
+        """Calls the hooks for a change of the catalog, as `fire`; those that a slow hook did not get yet become one."""
+        if self._inbox is not None and self.wants(kind):
+            self._inbox.put(self._begin_change, (kind, change))
+
+    async def settle(self, seconds: float) -> None:
+        """Waits for the hooks that run, except for the one that calls this."""
+        if running := self._tasks - {asyncio.current_task()}:
+            await asyncio.wait(running, timeout=seconds)
+
+    def _begin(self, event: tuple[str, tuple[Any, ...]]) -> None:
+        kind, facts = event
+        for hook in self._hooks[kind]:
+            self._start(kind, hook, facts)
+
+    def _begin_change(self, event: tuple[str, CatalogChange]) -> None:
+        kind, change = event
+        for hook in self._hooks[kind]:
+            if hook.waiting is None:
+                hook.waiting = [change]
+                self._start(kind, hook, hook.waiting)
+            else:
+                hook.waiting[0] = hook.waiting[0].followed_by(change)
+
+    def _start(self, kind: str, hook: _Hook, facts: Sequence[Any]) -> None:
+        assert self._loop is not None  # the inbox is that loop's
+        task = self._loop.create_task(self._run(kind, hook, facts))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, kind: str, hook: _Hook, facts: Sequence[Any]) -> None:
+        async with hook.turn:
+            if facts is hook.waiting:
+                hook.waiting = None
+            try:
+                await called(hook.function, facts, self._run_sync)
+            except asyncio.CancelledError:
+                raise
+            except BaseException:  # SystemExit too: it would end the loop of all handlers
+                log.exception("on_%s: %r failed", kind, hook.function)
+
+
+async def called(function: Callable[..., Any], facts: Sequence[Any], run_sync: RunSync) -> Any:
+    """Calls an author's function, a plain one off the loop; returns its value or raises its exception."""
+    if inspect.iscoroutinefunction(function):
+        return await function(*facts)
+    returned, problem = await run_sync(lambda: _caught(function, facts))
+    if problem is not None:
+        raise problem
+    return await returned if inspect.isawaitable(returned) else returned
+
+
+def _caught(function: Callable[..., Any], facts: Sequence[Any]) -> tuple[Any, BaseException | None]:
+    """Returns a function's value and its exception: a future does not pass on every kind of exception."""
+    try:
+        return function(*facts), None
+    except BaseException as problem:
+        return None, problem
+
+
+# Connects a plugin to its connection: declares its tools, reacts to events, tracks permissions.
+
+
+TOOLS = "tools"  # the permission to offer tools
+
+
+class Permissions:
+    """The permissions of a source, as the bus has reported them; safe from any thread."""
+
+    def __init__(self) -> None:
+        self._granted = frozenset((TOOLS,))  # a bus reports only that it denies this permission, not that it grants it
+
+    def __repr__(self) -> str:
+        return f"<Permissions {', '.join(sorted(self._granted)) or 'none'}>"
+
+    @property
+    def granted(self) -> frozenset[str]:
+        """All permissions that the source has."""
+        return self._granted
+
+    def has(self, permission: str) -> bool:
+        """Tells whether the source has a permission, for example ``tools``."""
+        return permission in self._granted
+
+    def set(self, granted: Iterable[str]) -> None:
+        """Replaces all permissions; for the connection."""
+        self._granted = frozenset(granted)
+
+
+class PluginDelegate:
+    """The `Delegate` of a plugin. Everything runs on the connection's loop.
+
+    Args:
+        operations: the names that authors know for denied operations, by the bus's names.
+
+    Attributes:
+        declare: declares the tools again; None before there is a connection.
+    """
+
+    def __init__(
+        self,
+        tools: ToolSet,
+        permissions: Permissions,
+        standing: Standing,
+        hooks: Hooks,
+        operations: Mapping[str, str],
+    ) -> None:
+        self.declare: Callable[[], object] | None = None
+        self._tools = tools
+        self._permissions = permissions
+        self._standing = standing
+        self._hooks = hooks
+        self._operations = operations
+
+    def tools(self) -> Sequence[pb.Tool]:
+        return [spec.tool.to_wire() for spec in self._tools]
+
+    def notifications_after(self) -> int:
+        return 0
+
+    def subscriptions(self) -> Sequence[Any]:
+        return (wire.SUBSCRIPTION_CATALOG,) if self._hooks.wants("tools_changed") else ()
+
+    def attached(self, attached: wire.Attached) -> None:
+        if len(self._tools) > attached.refused_total:  # the permission may have been granted while there was no stream
+            self._permissions.set(self._permissions.granted | {TOOLS})
+        self._standing.attached(attached.refused, attached.waiting)
+
+    def registered(self, response: wire.RegisterResponse) -> None:
+        self._standing.added(response.refused, response.waiting)
+
+    def refused(self, names: Sequence[str], reason: str) -> None:
+        # If the reason for refusing all names some of them, the author has to fix those.
+        named = tuple(name for name in names if f"tool {name!r}" in reason or f"tool name {name!r}" in reason)
+        self._hooks.fire("refused", named or tuple(name for name in names if name), reason)
+
+    def event(self, event: wire.Event) -> None:
+        match event.WhichOneof("kind"):
+            case "catalog":
+                self._hooks.fire_change("tools_changed", CatalogChange.from_wire(event.catalog))
+            case "tools_reviewed":
+                self._standing.reviewed(event.tools_reviewed)
+            case "tool_overwritten":
+                taken = event.tool_overwritten
+                log.warning("tool %s is no longer offered: source %s registered the name", taken.name, taken.by_source)
+            case "tool_removed":
+                log.warning("tool %s was withdrawn by another peer or an operator", event.tool_removed.name)
+            case "permission_denied":
+                self._denied(event.permission_denied)
+            case "permission_changed":
+                self._changed(event.permission_changed)
+
+    def _denied(self, denied: wire.PermissionDenied) -> None:
+        log.error("the bus refuses %s: this source lacks the permission %r", denied.operation, denied.permission)
+        self._permissions.set(self._permissions.granted - {denied.permission})
+        operation = self._operations.get(denied.operation, denied.operation)
+        self._hooks.fire("permission_denied", denied.permission, operation)
+
+    def _changed(self, changed: wire.PermissionChanged) -> None:
+        level, change = (logging.INFO, "granted") if changed.granted else (logging.WARNING, "revoked")
+        log.log(level, "the permission %r was %s", changed.permission, change)
+        self._permissions.set(changed.all_granted)
+        self._hooks.fire("permission_changed", changed.permission, changed.granted, tuple(changed.all_granted))
+        if changed.permission == TOOLS and changed.granted and self.declare is not None:
+            self.declare()  # the bus may have withdrawn them meanwhile
+
 
 GRACE_SECONDS = 10.0  # for calls in flight at a graceful shutdown
 HOOK_SECONDS = 1.0  # for hooks that still run when the plugin has ended: the last event may be its refusal
@@ -127,7 +356,7 @@ class Plugin:
             source: None means ``plugin:`` and the object's ``plugin_id``.
             options: as for the constructor.
         """
-        from toolbus.neko.plugin_base import source_of, tools_of
+        from toolbus.parts.moving.neko.plugin_base import source_of, tools_of
 
         plugin = cls(source or source_of(owner.plugin_id), tools=tools_of(owner), **options)
         plugin._owner = owner
@@ -254,7 +483,7 @@ class Plugin:
         if self._connection is not None or self._closed:
             raise SetupError(f"plugin {self.source!r} was started before: make a new one")
         if self._owner is not None:
-            from toolbus.neko.plugin_lifecycle import start_plugin
+            from toolbus.parts.moving.neko.plugin_lifecycle import start_plugin
 
             await start_plugin(self._owner, self._lifecycle.run, self._workers.run)
         loop = asyncio.get_running_loop()
@@ -266,7 +495,7 @@ class Plugin:
         self.tools.on_change = lambda name, spec: connection.tools_changed()
         connection.start()
         if self._owner is not None:
-            from toolbus.neko.plugin_services import outlet_of
+            from toolbus.parts.moving.neko.plugin_base import outlet_of
 
             outlet_of(self._owner).open(lambda text, data: say(connection, text, data))
 
@@ -362,7 +591,7 @@ class Plugin:
             await asyncio.wrap_future(connection.submit(connection.close(reason, grace_seconds)))
             await asyncio.to_thread(connection.stop_thread)
             if self._owner is not None:
-                from toolbus.neko.plugin_lifecycle import stop_plugin
+                from toolbus.parts.moving.neko.plugin_lifecycle import stop_plugin
 
                 await stop_plugin(self._owner, self._lifecycle.run)
         await self._hooks.settle(HOOK_SECONDS)

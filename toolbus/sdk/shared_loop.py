@@ -21,7 +21,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any, TypeVar
 
-from toolbus.functions.threads import submit_to
+from toolbus.functions.workers import submit_to
 
 T = TypeVar("T")
 

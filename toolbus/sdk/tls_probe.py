@@ -16,9 +16,9 @@ import ssl
 from contextlib import suppress
 from enum import Enum, auto
 
+from toolbus.common.text import list_names
 from toolbus.sdk.bus_address import BusAddress
 from toolbus.sdk.credential import Credential
-from toolbus.text import list_names
 
 PROBE_SECONDS = 3.0  # for each step of the probe
 PLAIN_SECONDS = 1.0  # the same without TLS, where mistakes are rare and the probe must not delay a reconnect

@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from typing import Any, Protocol
 
+from toolbus.common.version import VERSION
 from toolbus.errors import Code, Stage
-from toolbus.functions.call_options import CallOptions
-from toolbus.span_names import (
+from toolbus.functions.call_context import CallOptions
+from toolbus.protocol.span_names import (
     SCOPE,
     Attributes,
     call_attributes,
@@ -24,10 +25,9 @@ from toolbus.span_names import (
     execute_name,
     failure_attributes,
 )
-from toolbus.tool import CallError, Result
-from toolbus.traceparent import TraceContext, is_tracestate, read_traceparent, read_tracestate
+from toolbus.protocol.tool import CallError, Result
+from toolbus.protocol.traceparent import TraceContext, is_tracestate, read_traceparent, read_tracestate
 from toolbus.v1 import tool_pb2 as pb
-from toolbus.version import VERSION
 
 log = logging.getLogger("toolbus.sdk.tracing")
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolbus.bus.access.identity import LOCAL, VERBS, Globs, Identity, Scopes, read_identities, template
+from toolbus.common.reader import Reader
 from toolbus.errors import NotPermitted, SetupError
-from toolbus.reader import Reader
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from tests.support.waiting import within
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.serve_settings import settle
+from toolbus.common.local_users import Address, owner_of
 from toolbus.errors import NotPermitted, SetupError
-from toolbus.local_users import Address, owner_of
 from toolbus.sdk import Host, Plugin
 from toolbus.v1 import tool_bus_service_pb2 as wire
 

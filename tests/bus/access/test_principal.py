@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolbus.bus.access.principal import OBSERVER, Principal, principal_of
+from toolbus.bus.access.identity import OBSERVER, Principal, principal_of
 from toolbus.functions.scope import ToolScope
 
 BUS = Path(__file__).parents[3] / "toolbus" / "bus"

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.core_model import Core, StreamDouble, codes, tool
-from toolbus.bus.access.identity import Globs, Identity, Scopes
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Globs, Identity, Principal, Scopes
 from toolbus.bus.access.quota import BURST_SECONDS, MAX_REMEMBERED, Quota, Quotas
 from toolbus.errors import Code
 from toolbus.v1 import tool_pb2 as pb

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.bus.access.identity import VERBS, Globs, Scopes, Template, template
-from toolbus.bus.access.scope_text import scope_sentences
+from toolbus.bus.access.identity import VERBS, Globs, Scopes, Template, scope_sentences, template
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from toolbus.bus.audit.audit_chain import files_of
-from toolbus.bus.audit.audit_writer import AuditRecord, AuditWriter
+from toolbus.bus.audit.audit import AuditRecord, AuditWriter, files_of
 
 
 @contextmanager

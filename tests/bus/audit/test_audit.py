@@ -8,8 +8,7 @@ import pytest
 
 from tests.bus.audit.chains import entries, writing
 from tests.bus.audit.test_audit_writer import filled, full_disk
-from toolbus.bus.access.identity import Identity, Scopes
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Identity, Principal, Scopes
 from toolbus.bus.audit.audit import REFUSALS_BURST, Audit
 from toolbus.errors import InvalidRequest, NotAudited
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.bus.audit.chains import entries, raw_lines, targets, write
 from tests.support.examples import examples
-from toolbus.bus.audit.audit_chain import FIRST_PREV, files_of, find_end, hash_of, verify
+from toolbus.bus.audit.audit import FIRST_PREV, files_of, find_end, hash_of, verify
 
 Lines = list[bytes]
 

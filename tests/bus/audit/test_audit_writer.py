@@ -14,8 +14,7 @@ import pytest
 
 from tests.bus.audit.chains import entries, line, targets, write, writing
 from tests.support.waiting import until_sync
-from toolbus.bus.audit.audit_chain import files_of, verify
-from toolbus.bus.audit.audit_writer import MAX_TEXT, AuditRecord, AuditWriter
+from toolbus.bus.audit.audit import MAX_TEXT, AuditRecord, AuditWriter, files_of, verify
 from toolbus.errors import NotAudited, SetupError
 
 

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from tests.support.core_model import Core, nested, one_call, row, tool
 from tests.support.examples import examples
-from toolbus.bus.calls.call_record import MAX_CONTENT, MAX_TEXT, CallRecord
-from toolbus.bus.calls.call_records import CallRecords, RecordFilter
-from toolbus.bus.calls.redaction import HIDDEN
+from toolbus.bus.calls.call_records import HIDDEN, MAX_CONTENT, MAX_TEXT, CallRecord, CallRecords, RecordFilter
 from toolbus.errors import Code
-from toolbus.tool import Limits
+from toolbus.protocol.tool import Limits
 from toolbus.v1 import tool_pb2 as pb
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import NUMBER, Core, error_of, tool
-from toolbus.bus.calls.call_record import MAX_REPAIRS_SHOWN
+from toolbus.bus.calls.call_records import MAX_REPAIRS_SHOWN
 from toolbus.errors import Code
-from toolbus.tool import Tool
+from toolbus.protocol.tool import Tool
 from toolbus.v1 import tool_pb2 as pb
 
 COUNCIL = replace(NUMBER, name="c", council_eligible=True)

@@ -12,7 +12,7 @@ from tests.support.core_model import NUMBER, Core, error_of, nested, offered, on
 from toolbus.bus.calls import refusals
 from toolbus.bus.streams.peer import Peer
 from toolbus.errors import Code, Stage
-from toolbus.tool import Limits, Tool
+from toolbus.protocol.tool import Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 # -- one result, and what it says ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tests.support.core_model import (
 )
 from tests.support.examples import examples
 from toolbus.errors import Code, Stage
-from toolbus.tool import Limits
+from toolbus.protocol.tool import Limits
 from toolbus.v1 import tool_pb2 as pb
 
 # -- time ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.core_model import Core, KeeperDouble, PeerDouble, tool
-from toolbus.bus.catalog.slots import SHARED_SECONDS
+from toolbus.bus.catalog.entry import SHARED_SECONDS
 from toolbus.errors import Code
 from toolbus.v1 import tool_pb2 as pb
 

@@ -9,8 +9,8 @@ from tests.support.core_model import Core, KeeperDouble, PeerDouble, answer, cal
 from toolbus.bus.calls.call_records import RecordFilter
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.errors import Code, InvalidTool, Stage
-from toolbus.limits import Limits
-from toolbus.tool import Result, Tool
+from toolbus.protocol.limits import Limits
+from toolbus.protocol.tool import Result, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 DAY = {

@@ -14,7 +14,7 @@ from tests.support.core_model import (
     tool,
 )
 from toolbus.errors import Code, Stage
-from toolbus.tool import Annotations
+from toolbus.protocol.tool import Annotations
 
 # -- a plugin is lost ------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from toolbus.bus.calls.redaction import HIDDEN, MAX_PARSED, is_secret_name, redacted
+from toolbus.bus.calls.call_records import HIDDEN, MAX_PARSED, is_secret_name, redacted
 
 MOST = 4_096
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, PeerDouble, one_call, tool
-from toolbus.bus.calls.slow_calls import LINES_PER_SECOND, MAX_STORED
-from toolbus.tool import MAX_TIMEOUT_SECONDS
+from toolbus.bus.calls.call_observer import LINES_PER_SECOND, MAX_STORED
+from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS
 
 Timers = list[tuple[float, Callable[[], None]]]
 

@@ -5,11 +5,11 @@ import random
 import pytest
 
 from tests.support.core_model import NUMBER, Core, PeerDouble, answer, call, nested, one_call, tool
+from toolbus.bus.calls.call import Span, Trace
 from toolbus.bus.calls.call_traces import CallTraces
-from toolbus.bus.calls.trace import Span, Trace
 from toolbus.errors import Code, Stage
-from toolbus.tool import CallError
-from toolbus.traceparent import TraceContext, read_traceparent
+from toolbus.protocol.tool import CallError
+from toolbus.protocol.traceparent import TraceContext, read_traceparent
 from toolbus.v1 import tool_pb2 as pb
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

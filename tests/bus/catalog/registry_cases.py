@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.support.core_model import PeerDouble, offered, tool
 from toolbus.bus.catalog.registry import Registry
-from toolbus.tool import Tool
+from toolbus.protocol.tool import Tool
 
 V1, V2 = tool("t", "first"), tool("t", "second")
 

@@ -12,7 +12,7 @@ from toolbus.bus.catalog.schema import (
     ArgumentChecker,
     compile_schema,
 )
-from toolbus.tool import Limits
+from toolbus.protocol.tool import Limits
 
 LIMITS = Limits()
 

@@ -14,7 +14,7 @@ from tests.support.examples import examples
 from toolbus.bus.catalog.argument_repair import MAX_REPAIRS, original_of, read_object, repair, repairs_of
 from toolbus.bus.catalog.schema import ArgumentChecker, compile_schema, load_arguments
 from toolbus.bus.catalog.schema_defaults import MAX_FILLED
-from toolbus.tool import Limits
+from toolbus.protocol.tool import Limits
 
 ROOM = 10_000
 DRAFT_07 = "http://json-schema.org/draft-07/schema#"

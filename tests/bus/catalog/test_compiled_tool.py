@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocol.test_normal_schema import KEYS, ODD
 from tests.support.core_model import Core, tool
 from tests.support.examples import examples
-from tests.test_normal_schema import KEYS, ODD
-from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tools, unchecked
+from toolbus.bus.catalog.entry import CompiledTool, compile_tools, unchecked
 from toolbus.bus.streams.catalog_messages import listed
-from toolbus.dialects.schemas.schema_rules import (
+from toolbus.errors import InvalidTool
+from toolbus.parts.models.dialects.schemas.schema_rules import (
     ANTHROPIC_SCHEMAS,
     ANY_SCHEMAS,
     GEMINI_SCHEMAS,
@@ -24,8 +25,7 @@ from toolbus.dialects.schemas.schema_rules import (
     SchemaRules,
     convert,
 )
-from toolbus.errors import InvalidTool
-from toolbus.tool import Limits, Tool
+from toolbus.protocol.tool import Limits, Tool
 
 ODD_SCHEMA = {"a": {"type": "float", "required": True}, "b": {"type": "list"}, "c": {"$ref": "http://x/y.json"}}
 READ = {

@@ -12,7 +12,7 @@ from tests.support.core_model import Core, PeerDouble, offered, tool
 from tests.support.examples import examples
 from toolbus.bus.catalog.policy import AccessRules
 from toolbus.errors import Code, InvalidTool
-from toolbus.tool import MAX_LEVEL, Limits, Tool, level_of
+from toolbus.protocol.tool import MAX_LEVEL, Limits, Tool, level_of
 from toolbus.v1 import tool_pb2 as pb
 
 ROLES = ("r1", "r2")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.core_model import Core, PeerDouble, offered, tool
 from tests.support.examples import examples
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Principal
 from toolbus.bus.catalog.entry import Entry
 from toolbus.bus.catalog.policy import KINDS, MAX_RULES, MAX_USER, AccessRules
 from toolbus.errors import Code, InvalidRequest

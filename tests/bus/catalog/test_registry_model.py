@@ -14,11 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.core_model import PeerDouble, offered, tool
 from tests.support.examples import examples
-from toolbus.bus.catalog.compiled_tool import CompiledTool
-from toolbus.bus.catalog.entry import ToolListing
+from toolbus.bus.catalog.entry import CompiledTool, ToolListing
 from toolbus.bus.catalog.registry import Registry
 from toolbus.errors import UnknownRole
-from toolbus.tool import Tool
+from toolbus.protocol.tool import Tool
 
 
 class Seen(NamedTuple):

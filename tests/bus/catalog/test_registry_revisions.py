@@ -11,7 +11,7 @@ from tests.support.core_model import Core, PeerDouble, offered, tool
 from toolbus.bus.catalog.changes import MAX_CHANGES
 from toolbus.bus.catalog.registry import Registry
 from toolbus.errors import Code
-from toolbus.tool import Annotations, Tool
+from toolbus.protocol.tool import Annotations, Tool
 
 # -- revisions -------------------------------------------------------------------------------------------------------
 

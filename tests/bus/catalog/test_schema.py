@@ -24,12 +24,12 @@ from tests.support.processes import UNMEASURED, environment
 from tests.support.waiting import HANG_SECONDS
 from toolbus.bus.catalog.schema import (
     MAX_CACHED_SCHEMAS,
+    Graph,
     SchemaFault,
     compile_schema,
     load_arguments,
 )
-from toolbus.bus.catalog.schema_graph import Graph
-from toolbus.tool import Limits
+from toolbus.protocol.tool import Limits
 
 
 def fault_of(schema: Any, limits: Limits = LIMITS) -> str:
@@ -273,7 +273,7 @@ def test_deep_schemas_and_arguments_do_not_overflow_a_small_stack() -> None:
         import json, threading
         from tests.bus.catalog.deep_schemas import SELF, chain, nested
         from toolbus.bus.catalog.schema import ARGUMENT_DEPTH, SchemaFault, compile_schema, load_arguments
-        from toolbus.tool import Limits
+        from toolbus.protocol.tool import Limits
 
         def chained(length, link, end=None):
             return json.dumps(chain(length, link, end), separators=(",", ":"))

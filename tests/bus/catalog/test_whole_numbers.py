@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from toolbus.bus.catalog.argument_repair import MAX_REPAIRS, original_of, repairs_of
+from toolbus.bus.catalog.argument_repair import MAX_REPAIRS, original_of, repairs_of, with_whole_numbers
 from toolbus.bus.catalog.schema import compile_schema, load_arguments
-from toolbus.bus.catalog.whole_numbers import with_whole_numbers
-from toolbus.tool import Limits
+from toolbus.protocol.tool import Limits
 
 INTEGER, NUMBER = {"type": "integer"}, {"type": "number"}
 BOUNDED = {"type": "integer", "minimum": 1, "maximum": 3}

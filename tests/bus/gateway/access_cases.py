@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 
 from toolbus.bus import Bus
+from toolbus.protocol.tool import Limits
 from toolbus.testing import running_bus
-from toolbus.tool import Limits
 
 MOST = 20_000  # bytes of a body that the bus under test takes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from toolbus.bus.gateway.admission import Admission
+from toolbus.bus.gateway.access import Admission
 
 
 class Application:

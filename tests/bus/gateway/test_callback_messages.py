@@ -16,12 +16,11 @@ from toolbus.bus.catalog.argument_repair import RepairedArguments
 from toolbus.bus.gateway.callback_messages import NO_REASON, callback_body, decompress, envelope, read_response
 from toolbus.bus.gateway.json_response import write_json
 from toolbus.errors import Code, Stage
-from toolbus.functions.declaration import LlmToolMeta
 from toolbus.functions.reply import Err, Reply
 from toolbus.functions.runner import run_handler
 from toolbus.functions.scope import ToolScope
-from toolbus.functions.tool_spec import spec_of
-from toolbus.tool import CallError, Result
+from toolbus.functions.tool_spec import LlmToolMeta, spec_of
+from toolbus.protocol.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
 BIG = 2**200 + 1

@@ -21,8 +21,8 @@ from tests.bus.gateway.misbehaving import ACTS, BODY_LIMIT, Misbehaving, Peer, a
 from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
+from toolbus.protocol.tool import MIB, CallError, Limits, Result
 from toolbus.testing import running_bus
-from toolbus.tool import MIB, CallError, Limits, Result
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.faults.raw_peer import RawPeer, tool
 from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus
 from toolbus.bus.catalog.changes import MAX_CHANGES
-from toolbus.limits import Timings
+from toolbus.protocol.limits import Timings
 from toolbus.testing import running_bus
 
 URL = "http://127.0.0.1:1/nobody"

@@ -22,8 +22,8 @@ from tests.bus.gateway.on_thread import bus_on_thread
 from tests.support.examples import examples
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
-from toolbus.bus.gateway.council_models import MAX_MEMBERS, CouncilAnswer, CouncilShown, CouncilTools
 from toolbus.errors import Code, SetupError
+from toolbus.parts.council.routes import MAX_MEMBERS, CouncilAnswer, CouncilShown, CouncilTools
 from toolbus.sdk import Extension, ToolScope
 from toolbus.testing import running_bus
 

@@ -14,14 +14,14 @@ from tests.bus.gateway.calling import client, invoke
 from tests.support.search_catalog import concepts
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
-from toolbus.bus.gateway import export_routes
 from toolbus.bus.gateway.host_models import Exported, FoundTools
 from toolbus.dialects import DIALECTS, find_dialect
-from toolbus.dialects.token_cost import estimate_tokens
-from toolbus.embeddings import EmbedderChoice
-from toolbus.search import MODES
+from toolbus.parts.models import export_routes
+from toolbus.parts.models.dialects.token_usage import estimate_tokens
+from toolbus.parts.models.embeddings import EmbedderChoice
+from toolbus.parts.models.search import MODES
+from toolbus.protocol.tool import Tool
 from toolbus.testing import running_bus
-from toolbus.tool import Tool
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -17,8 +17,8 @@ from tests.faults.raw_peer import RawPeer, echo, tool
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.errors import Code
+from toolbus.protocol.tool import Limits
 from toolbus.testing import running_bus
-from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb

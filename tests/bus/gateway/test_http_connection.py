@@ -20,9 +20,9 @@ from toolbus.bus import Bus
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.gateway.http_connection import LINES_PER_SECOND, MAX_HEAD_BYTES, NO_PAGE
 from toolbus.bus.gateway.http_server import HttpServer
-from toolbus.limits import Timings
+from toolbus.protocol.limits import Timings
+from toolbus.protocol.tool import Limits
 from toolbus.testing import running_bus
-from toolbus.tool import Limits
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

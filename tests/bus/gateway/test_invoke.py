@@ -17,9 +17,9 @@ from toolbus.bus.gateway.call_response import LARGE_OUTPUT, call_body, describe_
 from toolbus.bus.gateway.event_stream import event
 from toolbus.bus.gateway.json_response import write_json
 from toolbus.errors import Code
+from toolbus.protocol.tool import MAX_CALL_ID, Result
 from toolbus.sdk import ToolScope
 from toolbus.testing import running_bus
-from toolbus.tool import MAX_CALL_ID, Result
 from toolbus.v1 import tool_pb2 as pb
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

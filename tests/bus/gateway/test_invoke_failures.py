@@ -10,8 +10,8 @@ from tests.bus.gateway.calling import client, invoke, legacy_plugin
 from tests.bus.gateway.invoke_cases import Tools, raw_peer, running_tools, shared, tools
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.errors import Code
+from toolbus.protocol.tool import Limits
 from toolbus.testing import running_bus
-from toolbus.tool import Limits
 from toolbus.v1 import tool_pb2 as pb
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,12 +12,12 @@ from tests.bus.gateway.calling import Connection, client, events, invoke
 from tests.faults.raw_peer import RawPeer, tool
 from tests.support.waiting import until
 from toolbus.bus import Bus
-from toolbus.bus.gateway.progress_buffer import MAX_WAITING, OVERHEAD_BYTES, ProgressBuffer
+from toolbus.bus.gateway.call_routes import MAX_WAITING, OVERHEAD_BYTES, ProgressBuffer
 from toolbus.errors import Code
-from toolbus.limits import Timings
+from toolbus.protocol.limits import Timings
+from toolbus.protocol.tool import KIB, Limits, Progress
 from toolbus.sdk import Plugin, ToolScope
 from toolbus.testing import running_bus
-from toolbus.tool import KIB, Limits, Progress
 from toolbus.v1 import tool_pb2 as pb
 
 STREAM = {"Accept": "text/event-stream"}

@@ -13,9 +13,9 @@ from tests.bus.gateway.misbehaving import Misbehaving, offer
 from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus
 from toolbus.errors import Code, Stage
+from toolbus.protocol.tool import CallError
 from toolbus.sdk import Host
 from toolbus.testing import running_bus
-from toolbus.tool import CallError
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 AWAY = (Code.UNAVAILABLE, Stage.NOT_DISPATCHED, True)

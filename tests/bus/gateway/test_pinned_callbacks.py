@@ -14,7 +14,7 @@ from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool,
 from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.catalog.policy import VERBS_OF_TOOLS
-from toolbus.bus.pins.fingerprint_file import FILE
+from toolbus.bus.pins.pins import FILE
 from toolbus.cli.command_line import app
 from toolbus.sdk import Plugin
 from toolbus.testing import running_bus

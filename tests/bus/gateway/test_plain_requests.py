@@ -16,11 +16,10 @@ from starlette.types import ASGIApp
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
 from toolbus.bus.gateway.app import application
+from toolbus.bus.gateway.call_routes import MAX_BYTES, MAX_NESTED
 from toolbus.bus.gateway.gateway_parts import GatewayParts
 from toolbus.bus.gateway.http_connection import CONNECTION, UID
-from toolbus.bus.gateway.plain_requests import MAX_BYTES, MAX_NESTED
-from toolbus.bus.gateway.remote_access import RemoteAccess
-from toolbus.bus.gateway.resource_metadata import ResourceMetadata
+from toolbus.bus.gateway.remote_access import RemoteAccess, ResourceMetadata
 from toolbus.errors import Code
 from toolbus.testing import running_bus
 

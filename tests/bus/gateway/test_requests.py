@@ -16,8 +16,8 @@ from tests.bus.gateway.calling import client
 from tests.faults.raw_peer import RawPeer, tool
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus
+from toolbus.protocol.tool import Limits
 from toolbus.testing import running_bus
-from toolbus.tool import Limits
 
 URL = "http://127.0.0.1:9/tool"
 SECRET_URL = "http://user:hunter2@127.0.0.1:9/tool"

@@ -10,8 +10,7 @@ import pytest
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.gateway.access import AccessGuard
-from toolbus.bus.gateway.remote_access import RemoteAccess
-from toolbus.bus.gateway.resource_metadata import WELL_KNOWN, ResourceMetadata
+from toolbus.bus.gateway.remote_access import WELL_KNOWN, RemoteAccess, ResourceMetadata
 from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.web_paths import WebPaths
 

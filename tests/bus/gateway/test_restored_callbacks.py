@@ -20,8 +20,8 @@ from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.storage.registration_store import FILE
 from toolbus.errors import Code, Stage
+from toolbus.protocol.tool import CallError
 from toolbus.sdk import Host
-from toolbus.tool import CallError
 
 NOT_REGISTERED = b'{"output": {"error": "gone"}, "is_error": true, "error": "TOOL_NOT_REGISTERED"}'
 DISOWNED = {

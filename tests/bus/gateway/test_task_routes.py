@@ -18,9 +18,9 @@ from tests.bus.gateway.calling import Connection, client, events, invoke, legacy
 from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus
 from toolbus.bus.gateway.host_models import TaskCancelled, TaskLines, TaskRedirected, TaskShown
+from toolbus.protocol.tool import Result
 from toolbus.sdk import ToolScope
 from toolbus.testing import running_bus
-from toolbus.tool import Result
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolbus.bus.keys.authority import Authority
-from toolbus.bus.keys.issuer_keys import IssuerKeys, fetch_jwks, parse_jwks
 from toolbus.bus.keys.issuer_settings import Issuer
+from toolbus.bus.keys.issuers import IssuerKeys, fetch_jwks, parse_jwks
 from toolbus.errors import SetupError, Unauthenticated
 
 KEY = {"kty": "OKP", "crv": "Ed25519", "x": "AAAA"}

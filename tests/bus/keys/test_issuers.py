@@ -20,8 +20,8 @@ from tests.support.waiting import until
 from toolbus.bus.access.identity import Identity, Scopes
 from toolbus.bus.keys.issuer_settings import Issuer, read_issuers
 from toolbus.bus.keys.issuers import MAX_VERIFIED
+from toolbus.common.reader import Reader
 from toolbus.errors import SetupError, Unauthenticated
-from toolbus.reader import Reader
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from toolbus.bus.access.identity import NAME, Scopes, Template, template
 from toolbus.bus.keys.key_store import CA_KEY, CROSSED, CredentialRequest, KeyStore
 from toolbus.bus.keys.keyring import Keyring
 from toolbus.bus.keys.keys_file import CA, SERVER
+from toolbus.common.reader import Reader
 from toolbus.errors import SetupError
-from toolbus.reader import Reader
 from toolbus.sdk.credential import Credential
 
 KINDS: tuple[Template, ...] = ("plugin", "host", "operator", "reader")

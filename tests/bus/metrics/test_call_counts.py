@@ -9,11 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.core_model import Core, KeeperDouble, PeerDouble, one_call, tool
-from toolbus.bus.catalog.handler import BUS_SOURCE
-from toolbus.bus.catalog.slots import Slots
+from toolbus.bus.catalog.entry import BUS_SOURCE, Slots
 from toolbus.bus.metrics.call_counts import BUCKETS, FORGET_SECONDS, CallCounts, CallMetrics, bound_of, bucket_of
 from toolbus.errors import Code
-from toolbus.questions import INPUT_REQUIRED
+from toolbus.protocol.questions import INPUT_REQUIRED
 from toolbus.v1 import tool_pb2 as pb
 
 

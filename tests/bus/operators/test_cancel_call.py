@@ -11,7 +11,7 @@ from tests.bus.audit.chains import entries
 from tests.support.waiting import within
 from toolbus import Host, Plugin
 from toolbus.bus.access.identity import Identity, Scopes
-from toolbus.bus.audit.audit_chain import FOLDER
+from toolbus.bus.audit.audit import FOLDER
 from toolbus.bus.catalog.policy import VERBS_OF_TOOLS
 from toolbus.errors import Code, NotPermitted
 from toolbus.testing import running_bus

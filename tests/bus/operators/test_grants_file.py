@@ -9,7 +9,7 @@ import pytest
 
 from toolbus.bus import Bus
 from toolbus.bus.catalog.policy import AccessRules
-from toolbus.bus.operators.grants_file import FILE, GrantsFile
+from toolbus.bus.operators.grants import FILE, GrantsFile
 from toolbus.errors import InvalidRequest, NotKept, SetupError
 from toolbus.testing import running_bus
 

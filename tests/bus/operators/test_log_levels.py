@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from toolbus.bus.operators.log_levels import Later, LogLevels
+from toolbus.bus.rooms.logs_room import Later, LogLevels
 from toolbus.errors import InvalidRequest
 from toolbus.testing import running_bus
 

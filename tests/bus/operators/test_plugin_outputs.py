@@ -13,15 +13,14 @@ import pytest
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus import Host, Plugin
 from toolbus.bus import Bus
-from toolbus.bus.access.identity import Globs, Identity, Scopes
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Globs, Identity, Principal, Scopes
 from toolbus.errors import Code, InvalidRequest
 from toolbus.processes.output_tail import OutputTails
 from toolbus.processes.run_tools import RunTools, offer, run_source
-from toolbus.processes.supervised_plugin import PluginReport, ReportKind
+from toolbus.processes.supervisor import PluginReport, ReportKind
+from toolbus.protocol.tool import CallError
 from toolbus.sdk import ToolScope
 from toolbus.testing import running_bus
-from toolbus.tool import CallError
 
 
 class _Supervisor:

@@ -8,12 +8,10 @@ import pytest
 
 from tests.bus.streams.test_tool_review import attach, attached, reasons, reviews
 from tests.support.core_model import Core, StreamDouble, names
-from toolbus.bus.pins.fingerprint_file import FILE, FingerprintFile
-from toolbus.bus.pins.fingerprints import pending
-from toolbus.bus.pins.pins import FIRST_SECONDS, MAX_SOURCES, MAX_TOOLS, Pins
+from toolbus.bus.pins.pins import FILE, FIRST_SECONDS, MAX_SOURCES, MAX_TOOLS, FingerprintFile, Pins, pending
 from toolbus.bus.serve_settings import settle
 from toolbus.errors import Code, NotPermitted, SetupError
-from toolbus.tool import Annotations, Tool
+from toolbus.protocol.tool import Annotations, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -18,7 +18,7 @@ from toolbus.bus.storage.registration_store import (
     StoredRegistration,
 )
 from toolbus.errors import SetupError
-from toolbus.tool import Tool
+from toolbus.protocol.tool import Tool
 
 PASSWORD = "hunter2-äß"
 

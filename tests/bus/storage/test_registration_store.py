@@ -22,7 +22,7 @@ from toolbus.bus.storage.registration_store import (
     StoredRegistration,
 )
 from toolbus.errors import SetupError
-from toolbus.tool import Annotations, Tool
+from toolbus.protocol.tool import Annotations, Tool
 
 FULL = Tool(
     name="天気 weather/now",

@@ -127,7 +127,7 @@ LOOP = """
 import itertools, os, sys
 from pathlib import Path
 from toolbus.bus.storage.registration_store import StoredRegistration, RegistrationStore
-from toolbus.tool import Tool
+from toolbus.protocol.tool import Tool
 os.write(1, b"-1\\n")
 store = RegistrationStore(Path(sys.argv[1]))
 first = len(store.load())

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, offered, tool
-from toolbus.bus.access.principal import OBSERVER
+from toolbus.bus.access.identity import OBSERVER
 from toolbus.bus.calls.refusals import explain_change
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.streams import catalog_messages
 from toolbus.errors import Code, InvalidRequest, InvalidTool, UnknownRole
-from toolbus.tool import Annotations, Limits, Tool
+from toolbus.protocol.tool import Annotations, Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

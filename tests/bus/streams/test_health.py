@@ -17,7 +17,7 @@ from tests.faults.conftest import Connect, address, connect, grace_seconds, limi
 from tests.faults.raw_peer import RawPeer, tool
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
-from toolbus.limits import Timings
+from toolbus.protocol.limits import Timings
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 Status = health_pb2.HealthCheckResponse

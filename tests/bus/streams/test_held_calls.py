@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.support.core_model import Core, StreamDouble, call, codes, tool
-from toolbus.bus.streams.held_calls import HELD_BYTES, HeldBudget, HeldCalls
+from toolbus.bus.streams.invoke_stream import HELD_BYTES, HeldBudget, HeldCalls
+from toolbus.common.stall import StallWatch
 from toolbus.errors import Code
-from toolbus.stall import StallWatch
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

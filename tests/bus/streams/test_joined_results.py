@@ -7,8 +7,8 @@ from tests.faults.conftest import Connect, address, bus, connect, grace_seconds,
 from tests.faults.raw_peer import tool as raw_tool
 from tests.support.core_model import Core, StreamDouble, tool
 from tests.support.waiting import until
-from toolbus.bus.streams.joined_results import FEW, HOLD_SECONDS, MANY, ROW, ROW_SECONDS, HeldOutboxes, JoinedResults
-from toolbus.tool import Tool
+from toolbus.bus.streams.invoke_stream import FEW, HOLD_SECONDS, MANY, ROW, ROW_SECONDS, HeldOutboxes, JoinedResults
+from toolbus.protocol.tool import Tool
 from toolbus.v1 import tool_pb2 as pb
 
 CALLS = 32

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, tool
-from toolbus.bus.access.identity import Globs, Identity, Scopes
-from toolbus.bus.access.principal import OBSERVER, Principal
+from toolbus.bus.access.identity import OBSERVER, Globs, Identity, Principal, Scopes
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry

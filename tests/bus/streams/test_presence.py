@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.core_model import IDEMPOTENT, Core, StreamDouble, answer, call, error_of, names, outputs, tool
 from toolbus.errors import Code, Stage
-from toolbus.tool import Limits
+from toolbus.protocol.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.core_model import IDEMPOTENT, Core, answer, call, codes, names, offered, outputs, tool
 from toolbus.errors import Code, InvalidRequest, InvalidTool, LimitExceeded, NotPermitted, SessionGone
-from toolbus.tool import Limits
+from toolbus.protocol.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.core_model import IDEMPOTENT, Core, StreamDouble, answer, call, codes, error_of, names, tool
-from toolbus.bus.streams.session_table import LOST_SECONDS, MAX_LOST
+from toolbus.bus.streams.server_handshake import LOST_SECONDS, MAX_LOST
 from toolbus.errors import Code
 from toolbus.v1 import tool_bus_service_pb2 as wire
 

@@ -10,7 +10,7 @@ from tests.support.core_model import Core, StreamDouble, names, tool
 from toolbus.bus.access.identity import LOCAL, Globs, Identity, Scopes
 from toolbus.bus.streams import refused_tools
 from toolbus.bus.streams.refused_tools import Cause, Refusal, SessionRefusals
-from toolbus.tool import Limits
+from toolbus.protocol.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

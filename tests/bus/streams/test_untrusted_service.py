@@ -16,9 +16,9 @@ from tests.faults.raw_peer import RawPeer, echo, opening, tool
 from tests.support.core_model import Core
 from toolbus.bus import Bus
 from toolbus.errors import SetupError
+from toolbus.protocol.tool import Limits
 from toolbus.sdk import Host, Plugin
 from toolbus.testing import running_bus
-from toolbus.tool import Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from tests.support.core_model import Core, StreamDouble, call, codes, names, tool
-from toolbus.bus.access.identity import Globs, Identity, Scopes
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Globs, Identity, Principal, Scopes
 from toolbus.bus.streams import catalog_messages
 from toolbus.errors import Code, UnknownRole
-from toolbus.tool import Limits, Tool
+from toolbus.protocol.tool import Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 ROLE = "小八"

@@ -9,7 +9,7 @@ from aiohttp import web
 from toolbus.bus.tasks.task import Task
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.scope import ToolScope
-from toolbus.tool import Result
+from toolbus.protocol.tool import Result
 
 
 class Clock:

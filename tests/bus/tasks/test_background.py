@@ -20,7 +20,7 @@ from tests.support.core_model import (
     tool,
 )
 from toolbus.errors import Code
-from toolbus.tool import TASK_SECONDS, Limits, Tool
+from toolbus.protocol.tool import TASK_SECONDS, Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 

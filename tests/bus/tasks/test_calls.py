@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import WAIT_SECONDS, until
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call import Call, Caller
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.compiled_tool import compile_tools
+from toolbus.bus.catalog.entry import compile_tools
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, LocalHandler
 from toolbus.bus.tasks import Status, Task, TaskCaller, TaskManager
-from toolbus.bus.tasks.task_caller import MAX_MESSAGE
+from toolbus.bus.tasks.delivery import MAX_MESSAGE
 from toolbus.errors import Code
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.tool_spec import spec_of
+from toolbus.protocol.tool import Limits, Progress, Result
 from toolbus.sdk import ToolScope, llm_tool
-from toolbus.tool import Limits, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 
 

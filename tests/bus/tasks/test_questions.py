@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus.mcp_server.asking import Json, accepted, answers_of, asks, mcp_bench, question
+from tests.parts.mcp.server.asking import Json, accepted, answers_of, asks, mcp_bench, question
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.calls.call import Call
 from toolbus.bus.local import LocalCaller
-from toolbus.bus.tasks import Status, Task, TaskManager, task_work
+from toolbus.bus.tasks import Status, Task, TaskManager, task_manager
 from toolbus.bus.tasks.task import ENDED_WITH_PROCESS
-from toolbus.mcp.input_requests import InvalidInput
-from toolbus.tool import Result
+from toolbus.parts.mcp.messages.input_requests import InvalidInput
+from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
 FORM = ("elicitation.form",)
@@ -106,7 +106,7 @@ async def test_answers_of_another_user_or_of_another_form_change_nothing() -> No
 
 
 async def test_a_task_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_work, "INPUT_SECONDS", 0.01)
+    monkeypatch.setattr(task_manager, "INPUT_SECONDS", 0.01)
     async with mcp_bench() as bench:
         tasks, task_id = await begun(bench)
         task = await tasks.await_result(task_id, 30)

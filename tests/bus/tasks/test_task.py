@@ -19,9 +19,9 @@ from toolbus.bus.tasks.task import (
     shown_owner,
     text_of,
 )
+from toolbus.common.text import dump_json
 from toolbus.errors import Code
-from toolbus.text import dump_json
-from toolbus.tool import CallError, Progress, Result
+from toolbus.protocol.tool import CallError, Progress, Result
 
 
 def test_the_envelope_names_the_task_the_tool_and_what_to_do() -> None:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.bus.tasks.samples import finished, running
 from tests.support.examples import examples
 from toolbus.bus.tasks.task import Task
-from toolbus.bus.tasks.task_index import MAX_OWNER, TaskIndex, TaskLimits
+from toolbus.bus.tasks.task_manager import MAX_OWNER, TaskIndex, TaskLimits
 
 LIMITS = TaskLimits(running=4, running_per_owner=2, finished_kept=3, finished_seconds=10.0, finished_bytes=60)
 

@@ -18,7 +18,7 @@ from tests.bus.tasks.task_cases import SOON, Work, awaited, begin, clock, task_o
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.tasks import Status, Task, TaskEvents, TaskManager
 from toolbus.errors import Code
-from toolbus.tool import CallError, Result
+from toolbus.protocol.tool import CallError, Result
 
 # ── what ends in time ──
 

@@ -14,7 +14,7 @@ from tests.support.waiting import until
 from toolbus.bus.tasks import Status, TaskManager
 from toolbus.bus.tasks.task_store import TaskStore
 from toolbus.errors import SetupError
-from toolbus.tool import KIB
+from toolbus.protocol.tool import KIB
 
 # ── restarts ──
 

@@ -20,7 +20,7 @@ from toolbus.bus.tasks.task import Task
 from toolbus.bus.tasks.task_store import APPLICATION_ID, TaskStore
 from toolbus.errors import SetupError
 from toolbus.functions.reply import image
-from toolbus.tool import KIB, Result
+from toolbus.protocol.tool import KIB, Result
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from typing import Any
 from tests.examples.dropin.conftest import FOLDER
 from tests.support.waiting import WAIT_SECONDS, within
 from toolbus.bus import Bus
-from toolbus.dropin.tool_folder import ToolFolder
-from toolbus.processes.supervised_plugin import PluginReport
+from toolbus.parts.dropin.tool_folder import ToolFolder
+from toolbus.processes.supervisor import PluginReport
 from toolbus.sdk import CallContext
 from toolbus.testing import running_bus
 

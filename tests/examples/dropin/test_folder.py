@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from tests.examples.dropin.conftest import FILES, FOLDER, Folder
 from tests.support.examples import examples
-from toolbus.bus.calls.redaction import is_secret_name
-from toolbus.dropin.file_loader import load_folder
-from toolbus.dropin.manifest import load_manifest
+from toolbus.bus.calls.call_records import is_secret_name
+from toolbus.parts.dropin.file_loader import load_folder
+from toolbus.parts.dropin.manifest import load_manifest
 
 TOOLS = ("archive_search", "directory", "my_messages", "relay_message", "this_host")
 

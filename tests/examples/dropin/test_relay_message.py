@@ -241,7 +241,7 @@ SANDBOXED = """
     builtins.register_tool = lambda **spec: None
     sys.path[:0] = [{folder!r}, {project!r}]
     import relay_message
-    from toolbus.dropin.sandbox.landlock import LandlockMissing, Rules, restrict
+    from toolbus.parts.dropin.sandbox.landlock import LandlockMissing, Rules, restrict
 
     grants = [pathlib.Path({queue!r}, name) for name in ("queue.db", "queue.db-journal")]
     for grant in grants:

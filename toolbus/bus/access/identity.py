@@ -10,14 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Literal
 
+from toolbus.common.reader import Keys, Reader
+from toolbus.common.text import list_names, quote
 from toolbus.errors import NotPermitted, SetupError
-from toolbus.reader import Keys, Reader
-from toolbus.text import list_names, quote
-from toolbus.tool import MAX_LEVEL
+from toolbus.functions.scope import ToolScope
+from toolbus.protocol.tool import MAX_LEVEL
 
 How = Literal["uid", "token", "cert", "jwt"]
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -351,3 +352,107 @@ def read_identities(reader: Reader) -> Mapping[str, Scopes]:
             raise SetupError(f"{table.place}: the name {quote(name)} breaks the rule {NAME.pattern}: choose another")
         scopes[name] = Scopes.read(table)
     return scopes
+
+
+# Declares the principal: who calls or lists, as the policy and the listings of the catalog see it.
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls or lists; by default a program of this machine.
+
+    Attributes:
+        source: the source that calls or lists; "" for one that only lists.
+        is_admin: whether it may call the bus's own tools.
+        may_omit_user: whether its calls without a user pass rules that name users, as Stargazer treats the user "".
+        identity: who the peer is, once proven.
+    """
+
+    source: str = ""
+    is_admin: bool = True
+    may_omit_user: bool = False
+    identity: Identity = LOCAL
+
+    @property
+    def account(self) -> str:
+        """The account that its calls count for: its identity, or its source where it is a program of this machine."""
+        return f"identity {self.identity.name}" if self.identity.scopes is not None else self.source
+
+    def of_source(self, source: str) -> Principal:
+        """Returns the same peer as a source."""
+        return replace(self, source=source)
+
+
+OBSERVER = Principal()
+PROGRAM = Principal("local")  # this process itself
+_UNKNOWN = Principal(is_admin=False, identity=Identity("unknown", Scopes()))
+
+
+def principal_of(scope: ToolScope) -> Principal:
+    """Returns who made the outermost call that a function of the bus answers; one without scopes if unknown."""
+    return scope.principal if isinstance(scope.principal, Principal) else _UNKNOWN
+
+
+# Describes scopes for people: one sentence for each thing that an identity may do.
+
+
+def scope_sentences(scopes: Scopes) -> list[str]:
+    """Returns the sentences."""
+    return [
+        _attach(scopes),
+        f"It offers {_named(scopes.offer, 'tools', 'no tools', 'tools of any name')}.",
+        _calls(scopes),
+        *([] if scopes.roles.all else [f"It sees the tools of {_named(scopes.roles, 'roles', 'no role', '')} only."]),
+        _users(scopes),
+        _administer(scopes),
+        *_limits(scopes),
+    ]
+
+
+def _attach(scopes: Scopes) -> str:
+    if not scopes.attach:
+        return "It attaches as no source: it has no stream."
+    return f"It attaches as {_named(scopes.attach, 'sources', '', 'any source')}."
+
+
+def _calls(scopes: Scopes) -> str:
+    if not scopes.call:
+        return "It calls tools only as part of a call that it answers."
+    tools = _named(scopes.call, "tools", "", "every tool")
+    never = f", but not {_list(scopes.never)}" if scopes.never else ""
+    if scopes.in_flight == 0:
+        return f"It sees {tools}{never}, and calls none."
+    return f"It sees and calls {tools}{never}."
+
+
+def _users(scopes: Scopes) -> str:
+    users = _named(scopes.users, "users", "no user", "every user")
+    return f"It speaks for {users}, up to access level {scopes.level}."
+
+
+def _administer(scopes: Scopes) -> str:
+    if ALL in scopes.administer:
+        return "It administers everything of the bus."
+    verbs = ", ".join(sorted(scopes.administer))
+    return f"It administers {verbs}." if verbs else "It does not administer the bus."
+
+
+def _limits(scopes: Scopes) -> list[str]:
+    sentences = []
+    if scopes.rate is not None:
+        sentences.append(f"It makes at most {scopes.rate:g} calls a second.")
+    if scopes.in_flight:
+        sentences.append(f"It has at most {scopes.in_flight} calls at the same time.")
+    if scopes.sessions is not None:
+        sentences.append(f"It has at most {scopes.sessions} streams at the same time.")
+    return sentences
+
+
+def _named(globs: Globs, what: str, none: str, every: str) -> str:
+    if not globs:
+        return none
+    return every if globs.all and every else f"the {what} {_list(globs)}"
+
+
+def _list(globs: Globs) -> str:
+    return ", ".join(globs.patterns)

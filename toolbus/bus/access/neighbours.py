@@ -12,9 +12,9 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 
+from toolbus.common.local_users import Address, owner_of, show_user, unmapped_uid
+from toolbus.common.text import quote
 from toolbus.errors import SetupError
-from toolbus.local_users import Address, owner_of, show_user, unmapped_uid
-from toolbus.text import quote
 
 log = logging.getLogger("toolbus")
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from weakref import WeakSet, WeakValueDictionary
 
 from toolbus.bus.access.identity import Identity
-from toolbus.newest import NewestCache
+from toolbus.common.newest import NewestCache
 
 CALLS_PER_SECOND = "calls_per_second"  # the name of the limit, in errors
 BURST_SECONDS = 2.0  # an identity that has been silent for so long may make the calls of that time at once

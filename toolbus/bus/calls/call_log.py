@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolbus.bus.access.principal import Principal
-from toolbus.text import clean_line, shorten
+from toolbus.bus.access.identity import Principal
+from toolbus.common.text import clean_line, shorten
 
 MAX_SHOWN = 128  # characters of a value; the ids of tools are shorter
 

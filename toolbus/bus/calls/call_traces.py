@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from math import inf, log, log1p
 from random import SystemRandom, random
 
-from toolbus.bus.calls.call import Call
-from toolbus.bus.calls.trace import SpanRow, Trace
-from toolbus.traceparent import is_plain, read_traceparent, read_tracestate
+from toolbus.bus.calls.call import Call, SpanRow, Trace
+from toolbus.protocol.traceparent import is_plain, read_traceparent, read_tracestate
 from toolbus.v1 import tool_pb2 as pb
 
 MAX_SPANS_PER_SECOND = 100  # a caller that samples everything would else fill the queue and the trace store

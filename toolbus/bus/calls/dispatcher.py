@@ -12,43 +12,371 @@ plain (result_review.py), and records (call_observer.py). They share the calls i
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from weakref import WeakValueDictionary
 
-from toolbus.bus.access.quota import Quotas
-from toolbus.bus.calls.call import ArgumentBudget, Background, Call, Caller
-from toolbus.bus.calls.call_admission import CallAdmission, copy_context
-from toolbus.bus.calls.call_arguments import CallArguments
-from toolbus.bus.calls.call_endings import CallEndings
+from toolbus.bus.access.identity import Principal
+from toolbus.bus.access.quota import Quota, Quotas
+from toolbus.bus.calls.call import ArgumentBudget, Background, Call, Caller, InputExchange, MakeCalls
+from toolbus.bus.calls.call_admission import CallAdmission, CallArguments, copy_context
+from toolbus.bus.calls.call_endings import CallEndings, CallsInFlight
+from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.call_observer import CallObserver
-from toolbus.bus.calls.call_record import More, origin_of
-from toolbus.bus.calls.call_records import CallRecords
-from toolbus.bus.calls.calls_in_flight import CallsInFlight
-from toolbus.bus.calls.deadlines import Deadlines
-from toolbus.bus.calls.input_exchange import check_needs, read_exchange
+from toolbus.bus.calls.call_records import MAX_TEXT, CallRecords, More, origin_of
 from toolbus.bus.calls.refusals import (
     Refused,
     bad_call_id,
+    bounded_hint,
     clamped_timeout,
     declared_as,
+    identity_full,
     must_fit,
     no_room,
     over_budget,
+    too_fast,
     window_full,
 )
-from toolbus.bus.calls.refused_calls import RefusedCalls
-from toolbus.bus.calls.result_review import NO_OUTPUT, review
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.catalog.catalog_view import CatalogView
-from toolbus.bus.catalog.entry import Declaration, Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE, RUN_SOURCES, Handler
+from toolbus.bus.catalog.entry import BUS_SOURCE, RUN_SOURCES, Declaration, Entry, Handler
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.catalog.schema import ArgumentChecker, load_output
 from toolbus.bus.metrics.call_counts import CallMetrics
-from toolbus.errors import CallError, Code
-from toolbus.limits import DEFAULT_TIMINGS
-from toolbus.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, Limits
+from toolbus.errors import CallError, Code, Stage
+from toolbus.protocol.limits import DEFAULT_TIMINGS
+from toolbus.protocol.questions import (
+    INPUT_REQUIRED,
+    NEEDS_INPUT,
+    QuestionFault,
+    explain_needs,
+    explain_unaccepted,
+    read_answers,
+    read_questions,
+    unaccepted,
+    words,
+)
+from toolbus.protocol.tool import MAX_CALL_ID, MAX_TIMEOUT_SECONDS, Limits, Result, Tool
 from toolbus.v1 import tool_pb2 as pb
+
+# Answers calls that are not sent: refused by a rule or a quota, or met by a fault of the bus.
+#
+# Refusals are recorded, and reported to the watchers of denials and limits. refusals.py builds the errors.
+
+
+log = logging.getLogger("toolbus.calls")
+
+OnDenied = Callable[[Principal, str, str], object]
+OnLimited = Callable[[Principal, int, str], object]
+
+
+class RefusedCalls:
+    """The calls of one bus that are not sent."""
+
+    def __init__(self, observer: CallObserver) -> None:
+        self._observer = observer
+        self._on_denied: OnDenied | None = None  # see watch
+        self._on_limited: OnLimited | None = None
+
+    def watch(self, on_denied: OnDenied, on_limited: OnLimited) -> None:
+        """Sets who is notified of each denied call with its reason, and of calls that a quota refused."""
+        self._on_denied, self._on_limited = on_denied, on_limited
+
+    def refuse(self, caller: Caller, call: pb.ToolCall, refused: Refused, now: float) -> None:
+        """Answers a call that is not sent, and records it, shortened: refused names may be of any length."""
+        result = refused.result
+        result.call_id = call.call_id
+        caller.deliver_result(call.call_id, result)
+        if refused.error.code == Code.PERMISSION_DENIED and self._on_denied is not None:
+            self._on_denied(caller.principal, call.name[:MAX_TEXT], refused.error.message)
+        self._observer.call_refused(caller, call, refused, now)
+
+    def within_quota(
+        self, caller: Caller, quota: Quota, calls: Iterable[pb.ToolCall], now: float
+    ) -> Sequence[pb.ToolCall]:
+        """Returns the calls that an identity may make now; answers the others."""
+        calls = list(calls)
+        free = quota.free
+        if free is not None and len(calls) > free:
+            self._refuse_rest(caller, calls, free, identity_full(caller, quota), now)
+        passed, wait = quota.take(len(calls), now)
+        if passed < len(calls):
+            self._refuse_rest(caller, calls, passed, too_fast(caller, quota, wait), now)
+        return calls
+
+    def _refuse_rest(self, caller: Caller, calls: list[pb.ToolCall], first: int, refused: Refused, now: float) -> None:
+        self._observer.identity_limited(caller.principal.identity, len(calls) - first)
+        if self._on_limited is not None:
+            self._on_limited(caller.principal, len(calls) - first, refused.error.message)
+        for call in calls[first:]:
+            self.refuse(caller, call, refused, now)
+        del calls[first:]
+
+    def fault(self, caller: Caller, call_id: str, name: str, fault: BaseException, now: float) -> None:
+        """Answers a call that met a fault of the bus; panics of the validator do not derive from Exception."""
+        if not isinstance(fault, Exception) and type(fault).__name__ != "PanicException":
+            raise fault
+        fields = call_fields(call_id, name, "", caller.principal)
+        log.error("a fault of the bus in a call", exc_info=fault, extra=fields)
+        error = CallError(Code.INTERNAL, "a fault of the bus; its log has the details", stage=Stage.NOT_DISPATCHED)
+        caller.deliver_result(call_id, Result(call_id, is_error=True, error=error).to_wire())
+        self._observer.call_failed(caller, call_id, name, error, now)
+
+
+# Ends calls whose deadline has passed, and makes tasks of those that have reached their soft deadline.
+#
+# One sweep over all calls in flight runs when the nearest deadline passes, instead of a timer for each call.
+
+
+SWEEP_PAUSE = 0.005  # a sweep looks at every call in flight, so many short limits share one
+
+
+class Deadlines:
+    """The deadlines of the calls in flight.
+
+    Args:
+        calls: makes calls again, for tasks that got answers.
+
+    Attributes:
+        background: takes calls over at their soft deadline; None: callers wait to the end.
+    """
+
+    def __init__(
+        self, in_flight: CallsInFlight, endings: CallEndings, calls: MakeCalls, background: Background | None
+    ) -> None:
+        self._in_flight = in_flight
+        self._endings = endings
+        self._calls = calls
+        self.background = background
+
+    def sweep(self, now: float) -> None:
+        """Ends calls whose deadline has passed, and arms the next sweep."""
+        everything, nearest = self._in_flight, math.inf
+        for call in list(everything.ended_early):
+            if call.freed_at > now:
+                nearest = min(nearest, call.freed_at)
+            elif call.handler.pending.pop(call.id, None) is call:
+                everything.free(call)
+        everything.retried = {call: stage for call, stage in everything.retried.items() if call.active}
+        for call, soft_deadline in list(everything.soft_deadlines.items()):
+            if soft_deadline > now:
+                nearest = min(nearest, soft_deadline)
+            elif everything.soft_deadlines.pop(call, None) is not None and now < call.deadline:
+                self.to_background(call, now)
+        for caller in list(everything.callers):
+            for call in list(caller.in_flight.values()):
+                idle = call.declaration.tool.idle_timeout_seconds
+                if call.deadline <= now:
+                    self._exceeded(call, "timeout_seconds", call.timeout, now)
+                elif idle and call.idle_deadline <= now:
+                    self._exceeded(call, "idle_timeout_seconds", idle, now)
+                else:
+                    nearest = min(nearest, call.deadline, call.idle_deadline if idle else math.inf)
+            if not caller.in_flight:
+                del everything.callers[caller]
+        everything.armed_at = math.inf
+        nearest = min([nearest, *(call.freed_at for call in everything.ended_early)])
+        if nearest < math.inf:
+            everything.arm(max(nearest, now + SWEEP_PAUSE))
+
+    def to_background(self, call: Call, now: float) -> None:
+        """Answers a call at its soft deadline, and lets it go on as a task of the background."""
+        adopted = None
+        try:
+            if self.background is not None:
+                adopted = self.background.adopt(call, now, self._endings.cancels, self._calls)
+        except Exception:  # the sweep must go on: it times out every other call too
+            names = call.call_id, call.entry.name, call.entry.source
+            log.exception("a fault of the bus: a call became no task", extra=call_fields(*names, call.caller.principal))
+        if adopted is None:  # the caller waits on, within the longest timeout
+            call.timeout = min(call.timeout, call.caller.longest_timeout)
+            call.deadline = min(call.deadline, call.started + call.timeout)
+            return
+        caller, call_id = call.caller, call.call_id
+        del caller.in_flight[call_id]
+        caller.budget.held -= call.size
+        call.handler.slots.release(caller.budget, 1)
+        call.caller, call.call_id, envelope = adopted
+        call.caller.budget.held += call.size
+        call.handler.slots.take(call.caller.budget, 1)
+        call.caller.in_flight[call.call_id] = call
+        self._in_flight.callers[call.caller] = None
+        caller.deliver_result(call_id, envelope.to_wire())
+
+    def _exceeded(self, call: Call, limit: str, value: float, now: float) -> None:
+        waited = now - call.started
+        what = "no progress of" if limit == "idle_timeout_seconds" else "no result from"
+        message = f"{what} tool {call.entry.name!r} within {value:g} s (waited {waited:.1f} s; limit {limit})"
+        self._endings.abandon(call, Code.DEADLINE_EXCEEDED, message, now, reason=limit, limit=(limit, value))
+
+
+# Checks the questions of tools, and the parts of a call that answer them: what its caller accepts, answers, state.
+#
+# Most calls have none of these. The bus stores no question: a call with answers is a call of its own.
+
+
+def read_exchange(call: pb.ToolCall, limits: Limits) -> InputExchange:
+    """Reads and checks the exchange of a call whose caller accepts questions.
+
+    Raises:
+        Refused: it breaks a rule or a limit.
+    """
+    answers, state = call.input_responses_json, call.request_state
+    size = len(answers.encode())
+    if size > limits.arguments_bytes:
+        raise Refused(
+            Code.INVALID_ARGUMENTS,
+            f"input_responses_json has {size} bytes, more than {limits.arguments_bytes}: answer with less",
+            limit=("arguments_bytes", limits.arguments_bytes),
+        )
+    if answers:
+        try:
+            read_answers(answers)
+        except ValueError as problem:
+            raise Refused(Code.INVALID_ARGUMENTS, str(problem)) from None
+    size = len(state.encode())
+    if size > limits.request_state_bytes:
+        raise Refused(
+            Code.INVALID_ARGUMENTS,
+            f"request_state has {size} bytes, more than the limit request_state_bytes = {limits.request_state_bytes}: "
+            "send back what came with the questions, unchanged",
+            limit=("request_state_bytes", limits.request_state_bytes),
+        )
+    return InputExchange(words(call.accepts), answers, state)
+
+
+def check_needs(tool: Tool, name: str, exchange: InputExchange | None) -> None:
+    """Checks whether the caller accepts all that a tool is declared to need.
+
+    Raises:
+        Refused: it does not.
+    """
+    missing = unaccepted(tool.needs, exchange.accepts if exchange is not None else ())
+    if missing:
+        raise Refused(Code.INVALID_ARGUMENTS, explain_needs(name, missing), reason=NEEDS_INPUT)
+
+
+def why_not_asked(name: str, result: pb.ToolResult, exchange: InputExchange | None, limits: Limits) -> CallError | None:
+    """Returns the error that a caller gets instead of a tool's questions; None where it accepts them."""
+    try:
+        questions = read_questions(result.input_requests_json, limits)
+        size = len(result.request_state.encode())
+        if size > limits.request_state_bytes:
+            raise QuestionFault(
+                f"its request_state has {size} bytes, more than the limit "
+                f"request_state_bytes = {limits.request_state_bytes}: keep less for the next run",
+                ("request_state_bytes", limits.request_state_bytes),
+            )
+    except QuestionFault as fault:
+        code = Code.TOOL if fault.limit is None else Code.RESULT_TOO_LARGE
+        reason = "invalid_questions" if fault.limit is None else ""
+        text = f"tool {name!r} asked for input in a way that breaks a rule: {fault}"
+        return CallError(code, text, Stage.ACCEPTED, limit=fault.limit, reason=reason)
+    accepts = exchange.accepts if exchange is not None else ()
+    missing = unaccepted((question.needs for question in questions), accepts)
+    if missing or exchange is None:
+        text = explain_unaccepted(name, questions, missing)
+        return CallError(Code.TOOL, text, Stage.ACCEPTED, reason=NEEDS_INPUT)
+    return None
+
+
+# Reviews results that are not plain: large ones, failures, questions, content, and those that may not hold secrets.
+#
+# An error replaces a result that the caller may not get. The short way for plain results is in `Dispatcher.results`.
+
+
+NO_OUTPUT = 4  # characters of null: only what is no longer can be a result with questions
+OUTPUT_SCHEMA = "output_schema"  # `CallError.reason` where an output breaks the tool's own schema
+
+
+def review(call: Call, result: pb.ToolResult, limits: Limits, tripwire: Tripwire | None) -> int:
+    """Changes a result to one that the caller may get.
+
+    Args:
+        tripwire: blocks secrets; None where the tool's source is trusted.
+
+    Returns:
+        Its code: 0 for a success, `INPUT_REQUIRED` for questions.
+    """
+    error = _too_large(call, result, limits)
+    if error is None and tripwire is not None:
+        blocked = tripwire.check_result(call.entry.name, result)
+        error = CallError(Code.SECRET_BLOCKED, blocked, stage=Stage.ACCEPTED) if blocked is not None else None
+    if error is not None:
+        return _replace(result, error)
+    name = call.entry.name
+    if result.is_error or result.HasField("error"):
+        _complete(name, result)
+        return result.error.code
+    if result.input_requests_json and len(result.output_json) <= NO_OUTPUT:
+        error = why_not_asked(name, result, call.exchange, limits)
+        result.output_json = ""
+        return INPUT_REQUIRED if error is None else _replace(result, error)
+    result.input_requests_json = result.request_state = ""  # what has an output has no questions
+    checker = call.declaration.output_checker
+    error = _why_invalid(name, result.output_json, checker) if checker is not None else None
+    return 0 if error is None else _replace(result, error)
+
+
+def _replace(result: pb.ToolResult, error: CallError) -> int:
+    """Makes a result a failure, with nothing of what the tool returned. Returns its code."""
+    result.Clear()
+    result.is_error = True
+    result.output_json = "null"
+    result.error.CopyFrom(error.to_wire())
+    return error.code
+
+
+def _too_large(call: Call, result: pb.ToolResult, limits: Limits) -> CallError | None:
+    largest = min(limits.result_bytes, call.caller.max_item_bytes)
+    if result.ByteSize() <= largest or (size := _payload_bytes(result)) <= largest:
+        return None
+    name = "result_bytes" if size > limits.result_bytes else "max_message_bytes"
+    largest = limits.result_bytes if name == "result_bytes" else largest
+    text = f"tool {call.entry.name!r} returned {size} bytes, more than {largest}: ask for less"
+    return CallError(Code.RESULT_TOO_LARGE, text, stage=Stage.ACCEPTED, limit=(name, largest))
+
+
+def _payload_bytes(result: pb.ToolResult) -> int:
+    """Returns the size of a result: all parts from the tool in UTF-8, without the frame around them."""
+    error = result.error.ByteSize() if result.HasField("error") else 0
+    texts = (result.output_json, result.input_requests_json, result.request_state)
+    return sum(len(text.encode()) for text in texts) + sum(block.ByteSize() for block in result.content) + error
+
+
+def _complete(name: str, result: pb.ToolResult) -> None:
+    """Fills in what the plugin left out of a failure; a failure has no questions."""
+    result.is_error = True
+    result.input_requests_json = result.request_state = ""
+    error = result.error
+    if not error.code:
+        error.code = Code.TOOL.value  # type: ignore[assignment]  # protoc's enum types are ints
+    if not error.stage:
+        error.stage = Stage.ACCEPTED.value  # type: ignore[assignment]
+    error.retry_after_seconds = bounded_hint(error.retry_after_seconds)
+    if not math.isfinite(error.limit.value):  # JSON has no such number: records with it could not be shown
+        error.limit.value = 0.0
+    if not error.message and not result.output_json.strip("nul "):
+        error.message = f"tool {name!r} failed and gave no reason"
+
+
+def _why_invalid(name: str, output_json: str, checker: ArgumentChecker) -> CallError | None:
+    """Returns the error of an output that breaks the tool's own schema."""
+    try:
+        output = load_output(output_json)
+        fault = "" if checker.is_valid(output) else checker.explain(output)
+    except ValueError as problem:
+        fault = str(problem)
+    if not fault:
+        return None
+    text = (
+        f"tool {name!r} ran and returned what its own output schema does not allow: {fault}. The result is withheld: "
+        "its author corrects the tool or the schema"
+    )
+    return CallError(Code.TOOL, text, Stage.ACCEPTED, reason=OUTPUT_SCHEMA)
+
 
 CAREFUL = (BUS_SOURCE, RUN_SOURCES)  # how the names of sources begin of which not every call is recorded
 

@@ -10,13 +10,12 @@ from typing import Any
 
 from toolbus.bus.access.quota import CALLS_PER_SECOND, Quota
 from toolbus.bus.calls.call import Caller
-from toolbus.bus.calls.call_record import More
-from toolbus.bus.catalog.entry import Declaration, Entry
-from toolbus.bus.catalog.handler import has_room
+from toolbus.bus.calls.call_records import More
+from toolbus.bus.catalog.entry import Declaration, Entry, has_room
 from toolbus.bus.catalog.schema import ArgumentChecker
+from toolbus.common.text import quote
 from toolbus.errors import CallError, Code, Stage
-from toolbus.text import quote
-from toolbus.tool import MAX_CALL_ID, Limits, Tool
+from toolbus.protocol.tool import MAX_CALL_ID, Limits, Tool
 from toolbus.v1 import tool_pb2 as pb
 
 MAX_RETRY_SECONDS = 86_400.0  # of a tool's own hint when to retry: a day

@@ -21,9 +21,9 @@ from typing import Literal, get_args
 
 import jsonschema_rs
 
-from toolbus.bus.calls.redaction import is_secret_name, parted, redacted
+from toolbus.bus.calls.call_records import is_secret_name, parted, redacted
+from toolbus.common.text import quote
 from toolbus.errors import Code, InvalidRequest, ToolBusError
-from toolbus.text import quote
 from toolbus.v1 import tool_pb2 as pb
 
 Preset = Literal["default", "synchronet"]

@@ -10,14 +10,11 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from toolbus.bus.access.identity import Scopes
-from toolbus.bus.access.principal import OBSERVER, Principal
-from toolbus.bus.catalog.catalog_listing import is_public, listing_of
+from toolbus.bus.access.identity import OBSERVER, Principal, Scopes
 from toolbus.bus.catalog.changes import CatalogChanges
-from toolbus.bus.catalog.entry import Entry, ToolListing
-from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL
+from toolbus.bus.catalog.entry import BUS_SOURCE, LENT_MODEL, Entry, ToolListing
 from toolbus.bus.catalog.policy import MAX_USER, AccessRules, Policy
-from toolbus.bus.catalog.registry import Registry
+from toolbus.bus.catalog.registry import Registry, is_public, listing_of
 from toolbus.errors import UnknownRole
 
 MAX_CACHED = 256  # lists of listings that are cached per revision

@@ -10,9 +10,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass
 
-from toolbus.bus.catalog.compiled_tool import CompiledTool
-from toolbus.bus.catalog.entry import ToolListing
-from toolbus.bus.catalog.handler import LENT_MODEL, Handler, is_operators
+from toolbus.bus.catalog.entry import LENT_MODEL, CompiledTool, Handler, ToolListing, is_operators
 
 MAX_CHANGES = 10_000  # changes that the journal remembers; a watcher further behind gets the whole catalog
 

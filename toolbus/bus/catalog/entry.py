@@ -8,12 +8,259 @@ declare the tool; the newest that has a handler is offered. The entry keeps olde
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
-from toolbus.bus.catalog.handler import LENT_MODEL, Handler, has_room, in_flight, is_operators, share_of
-from toolbus.bus.catalog.schema import ArgumentChecker
+from toolbus.bus.catalog.schema import ArgumentChecker, SchemaFault, compile_output_schema, compile_schema
 from toolbus.bus.metrics.call_counts import CallCounts
-from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, Tool
+from toolbus.errors import InvalidTool, LimitExceeded
+from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, USER_KEYS, Limits, Tool
+
+# Compiles tools for the registry: checks them and their schemas, one by one, or all or none.
+#
+# A *compiled tool* becomes a declaration when a handler registers it. Here, and nowhere else, a tool gets the schema
+# that is listed, exported, hashed and checked: the normal form of what its author declared.
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTool:
+    """A tool that was checked and compiled, ready to be registered."""
+
+    tool: Tool  # with the normal form of its schema
+    checker: ArgumentChecker | None  # None: arguments are not validated
+    strips: frozenset[str]  # keys that are taken out of the arguments
+    declared: Tool  # as its author declared it
+    warnings: tuple[str, ...] = ()  # what the normal form reads otherwise than it is declared
+    output_checker: ArgumentChecker | None = None  # None: results are not checked
+
+
+def compile_tool(tool: Tool, limits: Limits, *, checks_arguments: bool = True, qualified: bool = False) -> CompiledTool:
+    """Compiles one tool.
+
+    Args:
+        checks_arguments: whether calls are validated, for a tool that does not say so itself.
+        qualified: whether it belongs to an extension: `USER_KEYS` never reach it then, even if its schema declares
+            them.
+
+    Raises:
+        InvalidTool: its schema breaks a rule.
+    """
+    try:
+        checker = compile_schema(tool.parameters_json, limits)
+    except SchemaFault as fault:
+        raise InvalidTool([f"tool {tool.name!r}: {fault}"]) from None
+    try:
+        output = compile_output_schema(tool.output_schema_json, limits) if tool.output_schema_json else None
+    except SchemaFault as fault:
+        raise InvalidTool([f"tool {tool.name!r}: output {fault}"]) from None
+    declared, tool = tool, _normal(tool, checker, output)
+    warnings = checker.warnings
+    if output is not None:
+        warnings = (*warnings, *(f"output {warning}" for warning in output.warnings))
+    is_extension = qualified or tool.council_eligible or tool.inline_available
+    properties = None if is_extension else tool.parameters.get("properties")
+    strips = USER_KEYS - set(properties) if isinstance(properties, dict) else USER_KEYS
+    validates = checks_arguments if tool.validate is None else tool.validate
+    validates_output = output if tool.validate_output else None
+    return CompiledTool(tool, checker if validates else None, strips, declared, warnings, validates_output)
+
+
+def declared_twice(name: str) -> InvalidTool:
+    """Returns the fault of the second of two tools with one name and role."""
+    return InvalidTool([f"tool {name!r} is declared twice: drop one of them"])
+
+
+def compile_tools(
+    tools: Sequence[Tool], limits: Limits, *, checks_arguments: bool = True, qualified: bool = False
+) -> list[CompiledTool]:
+    """Compiles tools that are to be registered together, all or none.
+
+    Args:
+        checks_arguments, qualified: as for `compile_tool`.
+
+    Raises:
+        InvalidTool: naming every fault of every tool.
+        LimitExceeded: more tools than a session may have.
+    """
+    if len(tools) > limits.tools:
+        raise LimitExceeded("tools", limits.tools, f"{len(tools)} tools are too many for one session")
+    faults: list[str] = []
+    compiled: list[CompiledTool] = []
+    seen: set[tuple[str, str | None]] = set()
+    for tool in tools:
+        if (tool.name, tool.role) in seen:
+            faults.extend(declared_twice(tool.name).faults)
+        seen.add((tool.name, tool.role))
+        try:
+            compiled.append(compile_tool(tool, limits, checks_arguments=checks_arguments, qualified=qualified))
+        except InvalidTool as fault:
+            faults.extend(fault.faults)
+    if faults:
+        raise InvalidTool(faults)
+    return compiled
+
+
+def unchecked(tool: Tool, limits: Limits) -> CompiledTool:
+    """Returns a tool whose arguments are not checked: a tool that came by REST gets them as they are (REST-40).
+
+    Whatever its schema is, the tool is taken; models are offered the normal form, where there is one. A schema of its
+    output that breaks a rule is left out.
+    """
+    output: ArgumentChecker | None = None
+    warnings: tuple[str, ...] = ()
+    if tool.output_schema_json:
+        try:
+            output = compile_output_schema(tool.output_schema_json, limits)
+            warnings = tuple(f"output {warning}" for warning in output.warnings)
+        except SchemaFault as fault:
+            tool, warnings = replace(tool, output_schema_json=""), (f"output {fault}; it is left out",)
+    validates_output = output if tool.validate_output else None
+    strips = USER_KEYS if tool.council_eligible or tool.inline_available else frozenset()
+    try:
+        checker = compile_schema(tool.parameters_json, limits)
+    except SchemaFault as fault:
+        warnings = (f"{fault}; models are offered what is left of it", *warnings)
+        return CompiledTool(tool, None, strips, tool, warnings, validates_output)
+    warnings = (*checker.warnings, *warnings)
+    return CompiledTool(_normal(tool, checker, output), None, strips, tool, warnings, validates_output)
+
+
+def _normal(tool: Tool, checker: ArgumentChecker, output: ArgumentChecker | None) -> Tool:
+    output_schema_json = output.text if output is not None else ""
+    if checker.text == tool.parameters_json and output_schema_json == tool.output_schema_json:
+        return tool
+    return replace(tool, parameters_json=checker.text, output_schema_json=output_schema_json)
+
+
+# Shares the slots of a handler among its callers, by dynamic thresholds.
+#
+# A handler has as many slots as calls that it takes at once (`max_in_flight`). The bus has no queue, so without a
+# rule a caller that calls a hundred times as often gets nearly all of them. The rule bounds what a caller holds by
+# what is free, so that a few slots stay free for other callers, whatever the others want: A. K. Choudhury and E. L.
+# Hahne, "Dynamic queue length thresholds for shared-memory packet switches", IEEE/ACM Transactions on Networking
+# 6(2), 1998.
+
+
+# A caller may hold THRESHOLD / n times as many slots as are free, where n callers hold some. So the greedy ones among
+# them leave about one slot of 33 free, however many they are, and a tool with up to 32 slots keeps none free. A fixed
+# factor would leave the more unused the fewer callers there are: 8, which three greedy callers ask for, a ninth of the
+# slots beside one.
+THRESHOLD = 32
+SHARED_SECONDS = 60.0  # how long a handler counts as shared after two callers met there
+
+
+class Slots:
+    """Counts how many slots of a handler each caller holds, and decides how many more it may take.
+
+    A caller that has met no other there lately may take all slots. The dispatcher counts runs of calls, not each call,
+    and keeps account of a run that it has not counted here yet.
+
+    Attributes:
+        held: slots by caller, without those that hold none. Their sum is the number of the handler's pending calls.
+    """
+
+    __slots__ = ("_shared_until", "held")
+
+    def __init__(self) -> None:
+        self.held: dict[object, int] = {}
+        self._shared_until = 0.0  # until when a caller leaves some slots for others
+
+    def __repr__(self) -> str:
+        return f"<Slots held={sum(self.held.values())} callers={len(self.held)}>"
+
+    def offer(self, caller: object, free: int, now: float) -> int:
+        """Returns how many of the free slots a caller may take now; where one is free, a caller that holds none may."""
+        held = self.held.get(caller, 0)
+        callers = len(self.held) + (not held)
+        if callers > 1:
+            self._shared_until = now + SHARED_SECONDS
+        elif now >= self._shared_until:
+            return free
+        left = THRESHOLD * free - callers * held
+        return -(-left // (THRESHOLD + callers)) if left > 0 else 0
+
+    def take(self, caller: object, count: int) -> None:
+        """Counts slots that a caller has taken."""
+        self.held[caller] = self.held.get(caller, 0) + count
+
+    def release(self, caller: object, count: int) -> None:
+        """Counts slots that a caller has given back."""
+        left = self.held[caller] - count
+        if left:
+            self.held[caller] = left
+        else:
+            del self.held[caller]
+
+
+# Declares the interface of a handler for the registry and the dispatcher: an object that runs tools.
+#
+# A stream, a local function and a callback URL are handlers alike. A handler offers tools (see entry.py) and holds the
+# calls that it runs; nothing here knows how it runs them.
+
+
+BUS_SOURCE = "toolbus"  # the bus's own tools: listed only for requests that name the source, never by a bare name
+RUN_SOURCES = "run."  # how the sources of supervisors begin, `run.HOST.PID-ID`: their tools are hidden as the bus's own
+HOST_SOURCE = "host"  # of hosts that lend their model, beside other programs of that name
+LENT_MODEL = f"{HOST_SOURCE}:generate"  # the tool that calls it: needs a permission, listed to administrators only
+
+
+def is_operators(source: str) -> bool:
+    """Tells whether the tools of a source are for operators only: the bus's own, and those of supervisors."""
+    return source == BUS_SOURCE or source.startswith(RUN_SOURCES)
+
+
+class Handler(Protocol):
+    """Runs tools: a stream, a local function or a callback URL."""
+
+    kind: str  # what it is, for operators: peer, callback, function or mount
+    source: str
+    instance: str
+    max_in_flight: int
+    pending: dict[str, Any]  # calls that it has not answered, by the bus's id; stuck ones included
+    slots: Slots  # how many of them each caller has
+    stuck: int  # how many of them have ended for their caller, but the handler has not confirmed it
+    shares: (
+        bool  # whether other handlers of the source may offer the same tool beside it; else the newest replaces them
+    )
+    awaits_roles: bool  # whether its tools wait for a role that does not exist; else such a tool is refused
+    max_item_bytes: int  # the largest call that it can receive
+    remote: bool  # whether the tool runs outside the bus's process
+    persisted: bool  # whether its offers outlive the bus: the registry collects changes of them for a store
+
+    @property
+    def takes_calls(self) -> bool:
+        """Whether a new call may be sent now."""
+
+    @property
+    def session_state(self) -> int:
+        """The state that listings show: a ``SessionState`` of the wire."""
+
+    def send(self, calls: Sequence[Any], now: float) -> None:
+        """Starts calls that are in ``pending`` already. Their results go to ``Dispatcher.results``."""
+
+    def cancel(self, call: Any, reason: str) -> bool:
+        """Cancels a call. Returns whether it was never sent, so that the handler will not confirm it."""
+
+    def stage(self, call: Any) -> Any:
+        """Returns how far a call has got: a `Stage`."""
+
+
+def has_room(handler: Handler) -> bool:
+    """Tells whether a handler takes one more call now."""
+    return handler.takes_calls and len(handler.pending) < handler.max_in_flight
+
+
+def share_of(handler: Handler, caller: object, now: float) -> int:
+    """Returns how many more calls a handler takes from a caller now, so that some room stays for others."""
+    free = handler.max_in_flight - len(handler.pending) if handler.takes_calls else 0
+    return handler.slots.offer(caller, max(free, 0), now)
+
+
+def in_flight(handler: Handler) -> int:
+    """Returns how many calls a handler has, stuck ones included."""
+    return len(handler.pending)
+
 
 MAX_FORMER = 4  # older declarations of a tool that CATALOG_STALE can still compare with
 CHOICE_OF_TWO = 16  # handlers; among more of them the better of two at random is as good as the best

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeGuard
 
-from toolbus.bus.access.principal import Principal
-from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE, LENT_MODEL, is_operators
+from toolbus.bus.access.identity import Principal
+from toolbus.bus.catalog.entry import BUS_SOURCE, LENT_MODEL, Entry, is_operators
+from toolbus.common.text import is_utf8, quote, shorten
 from toolbus.errors import InvalidRequest, NotPermitted
-from toolbus.text import is_utf8, quote, shorten
 
 EVERYONE = "*"
 TOOLS, GENERATION = "tools", "generation"  # the permissions of a source: to offer tools, to use models that hosts lend

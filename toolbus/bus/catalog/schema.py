@@ -12,18 +12,506 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urldefrag, urljoin
 
 import jsonschema_rs
 import orjson
 
 from toolbus.bus.catalog.schema_defaults import Defaults, defaults_of
-from toolbus.bus.catalog.schema_graph import MANY, MEMBER, Graph, Node, Size, raise_unless_panic
-from toolbus.normal_schema import limited, normal_form
-from toolbus.schema_grammar import SchemaFault, cut, pointer, show
-from toolbus.text import escape_surrogates
-from toolbus.tool import Limits
+from toolbus.common.text import escape_surrogates
+from toolbus.protocol.json_schema import SchemaFault, cut, draft_of, limited, normal_form, pointer, show
+from toolbus.protocol.tool import Limits
+
+# Measures a JSON Schema as a graph: which schemas in it apply which others, and what a check of it can cost.
+#
+# A reference out of the schema, and a pattern that does not compile, are left out of it, so that they are not
+# checked.
+#
+# The validator is native code that cannot be stopped once it runs, follows references wherever they lead by default,
+# and ends the process where its stack overflows. So every schema is measured here before it is compiled. Knows the
+# grammar of drafts 04 to 2020-12; knows neither arguments nor tools. Figures were measured with jsonschema-rs 0.60.
+
+
+IN_PLACE_DEPTH = 32  # steps at one place of the arguments; `unevaluated…` takes 9 KB of native stack for each
+RECURSION_COST = 60  # a reference back to a schema that is being checked is looked up in a table: 0.5 to 4 µs
+BACKTRACKS = 10_000  # of a pattern with look-around: 0.3 to 2 ms for a text of 1,000 characters
+CERTAINLY_SMALL = 1_000  # states and characters of a pattern: one that does not compile is misspelt, not too large
+BACKTRACK_STATES = 8_000  # what such a pattern counts as: it reads 7,500 characters a check, in 0.2 s at worst
+
+PatternEngine = jsonschema_rs.RegexOptions | jsonschema_rs.FancyRegexOptions
+
+_VALIDATORS: dict[int, type[jsonschema_rs.Validator]] = {
+    2020: jsonschema_rs.Draft202012Validator,
+    2019: jsonschema_rs.Draft201909Validator,
+    7: jsonschema_rs.Draft7Validator,
+    6: jsonschema_rs.Draft6Validator,
+    4: jsonschema_rs.Draft4Validator,
+}
+_BASE = "http://schema.invalid/"  # what relative references are read against; RFC 2606 keeps it from existing
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+# How a keyword applies the schemas in it: to the same value, to one named member, or to any number of members.
+SAME, MEMBER, MANY, _NEVER = "same", "member", "many", "never"
+_APPLIES: dict[str, str] = {
+    **dict.fromkeys(("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"), SAME),
+    **dict.fromkeys(("properties", "prefixItems"), MEMBER),
+    **dict.fromkeys(("additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"), MANY),
+    **dict.fromkeys(("items", "additionalItems", "unevaluatedItems", "contains"), MANY),
+    **dict.fromkeys(("$defs", "definitions", "contentSchema"), _NEVER),
+}
+# Keywords that can refuse a value because another schema accepts it, or has not looked at it.
+_REFUSES_MORE = {"not", "if", "then", "else", "maxContains", "unevaluatedProperties", "unevaluatedItems"}
+_WEIGHS = frozenset(("const", "enum", "pattern", "patternProperties"))  # keywords that take steps of their own
+_BRANCHING = frozenset(("anyOf", "oneOf", "propertyNames"))
+_ANNOTATIONS = {
+    "title",
+    "description",
+    "default",
+    "examples",
+    "$comment",
+    "$defs",
+    "definitions",
+    "$id",
+    "id",
+    "$schema",
+}
+_MAPS = {"properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"}
+_INDEX = re.compile(r"[0-9]{1,6}")
+_PATTERN_PART = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{(?P<least>\d+)(?P<to>,(?P<most>\d*))?\}|.", re.DOTALL)
+
+
+class Edge(NamedTuple):
+    """One schema applies another."""
+
+    applies: str
+    key: str | int | None  # the member that it applies to, where that is one
+    target: Node
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One schema inside the schema."""
+
+    schema: dict[str, Any]
+    place: tuple[str | int, ...]
+    base: str
+    edges: list[Edge] = field(default_factory=list)
+    weight: int = 1  # steps that it takes by itself
+    states: int = 0  # of its own patterns
+
+
+class Size(NamedTuple):
+    """The cost of a node with everything below it.
+
+    Attributes:
+        nodes: schemas, with references expanded.
+        in_place: the longest chain of schemas that apply to one value.
+        steps: the most that apply to any one value.
+        repeated: the same, of values that arguments may hold any number of.
+        states: the most regular-expression states that read any one text.
+    """
+
+    nodes: int
+    in_place: int
+    steps: int
+    repeated: int
+    states: int
+
+
+_BACK = Size(1, 1, RECURSION_COST, RECURSION_COST, 0)
+
+
+class Graph:
+    """The schemas inside a schema, and which of them apply others.
+
+    Attributes:
+        unchecked: a sentence for each part that was taken out of the schema because it cannot be checked; complete
+            after `measure`. The given schema is changed.
+    """
+
+    def __init__(self, root: dict[str, Any], limits: Limits) -> None:
+        self._limits = limits
+        self._nodes: dict[int, Node] = {}  # by identity of the dict in the parsed text, which lives as long
+        self._resources: dict[str, dict[str, Any]] = {_BASE: root}
+        self._anchors: dict[tuple[str, str], dict[str, Any]] = {}
+        self._dynamic: dict[str, list[dict[str, Any]]] = {}
+        # Pattern → whether it needs the engine that backtracks, and why neither compiles it; "" if one does.
+        self._engines: dict[str, tuple[bool, str]] = {}
+        self.unchecked: list[str] = []
+        version = draft_of(root) or 2020
+        self.draft = _VALIDATORS[version]
+        self._hides_siblings = version <= 7  # of $ref
+        self._id = "id" if version == 4 else "$id"
+        self._walk(root, (), _BASE)
+        self.root = self._nodes[id(root)]
+        linked = 0
+        while linked < len(self._nodes):  # a reference may reach a place that no keyword does
+            fresh = list(self._nodes.values())[linked:]
+            linked += len(fresh)
+            for node in fresh:
+                self._link(node)
+
+    def measure(self) -> tuple[Size, PatternEngine]:
+        """Returns the cost of a check and the regular-expression engine that the patterns need.
+
+        Raises:
+            SchemaFault: where arguments could not be checked in bounded time and stack.
+        """
+        self._refuse_endless()
+        for node in self._nodes.values():
+            self._weigh(node)
+        size, recursive = self._expand(1)
+        if recursive:  # which references lead back depends on the order, and the validator's need not be ours
+            size = Size(*map(max, size, self._expand(-1)[0]))
+        if any(backtracks for backtracks, _ in self._engines.values()):
+            return size, jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS)
+        return size, jsonschema_rs.RegexOptions()
+
+    def relax(self) -> None:
+        """Takes out keywords that refuse a value because another part allows it: after a part was left out."""
+        changed = False
+        for node in self._nodes.values():
+            for keyword in _REFUSES_MORE & node.schema.keys():
+                del node.schema[keyword]
+                changed = True
+            if "oneOf" in node.schema:
+                branches = node.schema.pop("oneOf")
+                node.schema.setdefault("anyOf", branches)
+                changed = True
+        if changed:
+            self.unchecked.append(
+                "schema at #: not, if, oneOf, maxContains and unevaluated… are not checked (oneOf as anyOf) as long as "
+                "other parts are left out: correct those"
+            )
+
+    @property
+    def branches(self) -> bool:
+        """Whether one error of the schema can carry others: those of every branch that did not fit."""
+        return any(not _BRANCHING.isdisjoint(node.schema) for node in self._nodes.values())
+
+    def takes_objects(self) -> bool:
+        """Tells whether the schema could accept an object, as far as its types say; to be called after `measure`."""
+        return self._takes(self.root.schema, {})
+
+    def _takes(self, schema: object, known: dict[int, bool]) -> bool:
+        """Tells the same of a schema inside; a method, since a function that calls itself would keep the graph alive.
+
+        Args:
+            known: the answers so far, by the identity of the schema.
+        """
+        if not isinstance(schema, dict):
+            return schema is not False
+        if id(schema) not in known:
+            known[id(schema)] = True
+            answers = [_types_allow_objects(schema)]
+            for keyword, quantifier in (("allOf", all), ("anyOf", any), ("oneOf", any)):
+                parts = schema.get(keyword)
+                if isinstance(parts, list) and parts:
+                    answers.append(quantifier([self._takes(part, known) for part in parts]))
+            node, reference = self._nodes.get(id(schema)), schema.get("$ref")
+            if node is not None and isinstance(reference, str):
+                answers.append(self._takes(self._resolved(node, "$ref", reference), known))
+            known[id(schema)] = all(answers)
+        return known[id(schema)]
+
+    def _walk(self, root: dict[str, Any], place: tuple[str | int, ...], base: str) -> None:
+        """Stores every schema that stands where the grammar allows one, with its base and its names."""
+        waiting: list[tuple[object, tuple[str | int, ...], str]] = [(root, place, base)]
+        while waiting:
+            schema, place, base = waiting.pop()
+            if not isinstance(schema, dict) or id(schema) in self._nodes:
+                continue
+            if place and "$schema" in schema and schema["$schema"] != self._resources[_BASE].get("$schema"):
+                raise SchemaFault(
+                    f"schema at {pointer([*place, '$schema'])}: {show(schema['$schema'])} differs from the "
+                    f"outermost $schema: use one draft throughout"
+                )
+            base = self._named(schema, place, base)
+            self._nodes[id(schema)] = Node(schema, place, base)
+            waiting.extend((part, (*place, *below), base) for part, below, _ in _parts(schema))
+
+    def _named(self, schema: dict[str, Any], place: tuple[str | int, ...], base: str) -> str:
+        name = schema.get(self._id)
+        if isinstance(name, str) and not (self._hides_siblings and "$ref" in schema):
+            url, fragment = urldefrag(_joined(base, name, [*place, self._id]))
+            if fragment:
+                self._anchors[url, fragment] = schema
+            if url != base:
+                base = url
+                self._resources.setdefault(base, schema)
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            anchor = schema.get(keyword)
+            if isinstance(anchor, str):
+                self._anchors[base, anchor] = schema
+                if keyword == "$dynamicAnchor":
+                    self._dynamic.setdefault(anchor, []).append(schema)
+        return base
+
+    def _link(self, node: Node) -> None:
+        hidden = self._hides_siblings and "$ref" in node.schema
+        if not hidden:
+            for part, below, applies in _parts(node.schema):
+                if applies != _NEVER and isinstance(part, dict):
+                    node.edges.append(Edge(applies, below[-1] if applies == MEMBER else None, self._nodes[id(part)]))
+        for keyword in ("$ref",) if hidden else _REFERENCES:
+            reference = node.schema.get(keyword)
+            if not isinstance(reference, str):
+                continue
+            try:
+                targets = [self._resolved(node, keyword, reference)]
+            except SchemaFault as fault:
+                self._drop_reference(node, keyword, fault)
+                continue
+            if keyword == "$dynamicRef":  # whichever of that name is outermost when it is reached: count them all
+                targets += self._dynamic.get(urldefrag(reference)[1], ())
+            for target in {id(target): target for target in targets if isinstance(target, dict)}.values():
+                node.edges.append(Edge(SAME, None, self._nodes[id(target)]))
+
+    def _drop_reference(self, node: Node, keyword: str, fault: SchemaFault) -> None:
+        """Takes a reference out of its schema; in drafts that ignore what stands beside it, that as well."""
+        self.unchecked.append(f"{fault}; until then it is not checked")
+        for key in list(node.schema):
+            if key == keyword or (self._hides_siblings and key not in _ANNOTATIONS):
+                del node.schema[key]
+
+    def _resolved(self, node: Node, keyword: str, reference: str) -> object:
+        place = [*node.place, keyword]
+        url, fragment = urldefrag(_joined(node.base, reference, place))
+        if url not in self._resources:
+            raise SchemaFault(
+                f"schema at {pointer(place)}: {show(reference)} leads out of the schema, and nothing is fetched: "
+                f"copy what it names into $defs and refer to that"
+            )
+        target: object = self._resources[url]
+        steps: tuple[str | int, ...] = self._nodes[id(target)].place
+        if fragment and not fragment.startswith("/"):
+            target = self._anchors.get((url, unquote(fragment)))
+        for part in fragment.split("/")[1:] if fragment.startswith("/") else ():
+            step = unquote(part).replace("~1", "/").replace("~0", "~")
+            steps += (step,)
+            if isinstance(target, dict):
+                target = target.get(step)
+            elif isinstance(target, list) and _INDEX.fullmatch(step) and int(step) < len(target):
+                target = target[int(step)]
+            else:
+                target = None
+        if not isinstance(target, (dict, bool)):
+            raise SchemaFault(
+                f"schema at {pointer(place)}: {show(reference)} names no schema in this document: "
+                f"correct it or add what it names"
+            )
+        if isinstance(target, dict) and id(target) not in self._nodes:
+            self._walk(target, steps, url)
+        return target
+
+    def _weigh(self, node: Node) -> None:
+        schema = node.schema
+        if _WEIGHS.isdisjoint(schema):
+            return
+        options = schema.get("enum")
+        for value in (schema.get("const"), *(options if isinstance(options, list) else ())):
+            if isinstance(value, (dict, list)):  # scalars are looked up in a table, these are compared one by one
+                node.weight += 10 + _count(value)
+        by_pattern = schema.get("patternProperties")
+        for keyword, patterns in (("pattern", [schema.get("pattern")]), ("patternProperties", by_pattern)):
+            for pattern in patterns if isinstance(patterns, (list, dict)) else ():
+                if isinstance(pattern, str):
+                    self._weigh_pattern(node, keyword, pattern)
+
+    def _weigh_pattern(self, node: Node, keyword: str, pattern: str) -> None:
+        if pattern not in self._engines:
+            self._engines[pattern] = _engine_for(pattern)
+        backtracks, reason = self._engines[pattern]
+        if not reason:
+            node.states += BACKTRACK_STATES if backtracks else _states(pattern)
+            node.weight += BACKTRACKS if backtracks else 1
+            return
+        text = (
+            f"schema at {pointer([*node.place, keyword])}: {show(pattern)} cannot be compiled as a pattern "
+            f"({cut(reason)}): correct or shorten it"
+        )
+        # Without one of several patterns for keys, what is left would refuse keys that it was meant to allow.
+        if keyword != "pattern" or len(pattern) > CERTAINLY_SMALL or _states(pattern) > CERTAINLY_SMALL:
+            raise SchemaFault(text)
+        self.unchecked.append(f"{text}; until then it is not checked")
+        del node.schema["pattern"]
+
+    def _refuse_endless(self) -> None:
+        """Refuses references that form a cycle at one value: checking them would never end."""
+        starts = [node for node in self._nodes.values() if any(edge.applies == SAME for edge in node.edges)]
+        for node, _, is_back in _visit(starts, lambda node: [e for e in node.edges if e.applies == SAME]):
+            if is_back:
+                raise SchemaFault(
+                    f"schema at {pointer(node.place)}: it applies itself to the same value again, without end: "
+                    f"refer to it from properties or items only"
+                )
+
+    def _expand(self, step: int) -> tuple[Size, bool]:
+        """Sums up the graph from its leaves, each node once, with references that lead back cut."""
+        sizes: dict[int, Size] = {}
+        again: list[Node] = []
+        for node, path, is_back in _visit([self.root], lambda node: node.edges[::step]):
+            if is_back:
+                again.append(node)
+                continue
+            size = sizes[id(node)] = _combined(
+                node, [(edge, _BACK if id(edge.target) in path else sizes[id(edge.target)]) for edge in node.edges]
+            )
+            if size.nodes > self._limits.schema_nodes:
+                raise SchemaFault(
+                    f"schema at {pointer(node.place)}: with its references expanded it has more than the limit "
+                    f"schema_nodes = {self._limits.schema_nodes}: refer to shared parts less often"
+                )
+            if size.in_place > IN_PLACE_DEPTH:
+                raise SchemaFault(
+                    f"schema at {pointer(node.place)}: more than {IN_PLACE_DEPTH} schemas apply to one value, each "
+                    f"inside the other: merge some of them"
+                )
+        total = sizes[id(self.root)]
+        return total._replace(repeated=max([total.repeated, *(sizes[id(node)].steps for node in again)])), bool(again)
+
+
+def _visit(
+    starts: Iterable[Node], edges_of: Callable[[Node], Sequence[Edge]]
+) -> Iterator[tuple[Node, dict[int, None], bool]]:
+    """Yields each node after all that it applies, and, marked True, each that an edge from below leads back to.
+
+    With them come the ids of the nodes on the path there, the node included.
+    """
+    done: set[int] = set()
+    for start in starts:
+        if id(start) in done:
+            continue
+        path: dict[int, None] = {id(start): None}
+        stack = [(start, iter(edges_of(start)))]
+        while stack:
+            node, edges = stack[-1]
+            for edge in edges:
+                target = edge.target
+                if id(target) in path:
+                    yield target, path, True
+                elif id(target) not in done:
+                    path[id(target)] = None
+                    stack.append((target, iter(edges_of(target))))
+                    break
+            else:
+                yield node, path, False
+                stack.pop()
+                del path[id(node)]
+                done.add(id(node))
+
+
+def raise_unless_panic(problem: BaseException) -> None:
+    """Raises a problem again unless it is a panic of the Rust code, which derives from BaseException."""
+    if type(problem).__name__ != "PanicException":
+        raise problem
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[object, tuple[str | int, ...], str]]:
+    """Yields the schemas directly inside a schema: each with its place below it and how it applies."""
+    for keyword, value in schema.items():
+        applies = _APPLIES.get(keyword)
+        if applies is None:
+            continue
+        if isinstance(value, dict) and keyword in _MAPS:
+            for key, part in value.items():
+                yield part, (keyword, key), applies
+        elif isinstance(value, list):
+            for index, part in enumerate(value):
+                yield part, (keyword, index), MEMBER if keyword == "items" else applies
+        else:
+            yield value, (keyword,), applies
+
+
+def _combined(node: Node, parts: Sequence[tuple[Edge, Size]]) -> Size:
+    """Sums up a node: schemas for the same value add up, of those for different members the costliest counts."""
+    if not parts:  # as most: a third of what measuring takes
+        return Size(1, 1, node.weight, 0, node.states)
+    same = [size for edge, size in parts if edge.applies == SAME]
+    member = [size for edge, size in parts if edge.applies == MEMBER]
+    many = [size for edge, size in parts if edge.applies == MANY]
+    # `unevaluated…` checks what applies in place again, and then a last time, to learn what has been looked at.
+    times = 3 if "unevaluatedProperties" in node.schema or "unevaluatedItems" in node.schema else 1
+    steps_of_many = sum(size.steps for size in many)
+    return Size(
+        nodes=1 + times * sum(size.nodes for size in same) + sum(size.nodes for size in (*member, *many)),
+        in_place=1 + max((size.in_place for size in same), default=0),
+        steps=max(node.weight, steps_of_many, *(size.steps for size in member))
+        + times * sum(size.steps for size in same),
+        repeated=max(steps_of_many, *(size.repeated for size in (*member, *many)), 0)
+        + times * sum(size.repeated for size in same),
+        states=max(node.states, sum(size.states for size in many), *(size.states for size in member))
+        + times * sum(size.states for size in same),
+    )
+
+
+def _engine_for(pattern: str) -> tuple[bool, str]:
+    """Returns whether a pattern needs the engine that backtracks, and why neither engine compiles it, else ""."""
+    reason = ""
+    engines: tuple[PatternEngine, ...] = (
+        jsonschema_rs.RegexOptions(),
+        jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACKS),
+    )
+    for backtracks, engine in enumerate(engines):
+        try:
+            jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=engine, offline=True)
+            return bool(backtracks), ""
+        except ValueError as problem:
+            reason = str(problem).partition("\n")[0]
+        except BaseException as problem:
+            raise_unless_panic(problem)
+            reason = "the engine failed on it"
+    return False, reason
+
+
+def _states(pattern: str) -> int:
+    """Estimates the states of a pattern: its parts, times its counted repetitions."""
+    groups = [[0, 0]]  # for each open group: states so far, and those of its last part
+    for match in _PATTERN_PART.finditer(pattern):
+        part, group = match[0], groups[-1]
+        if part == "(":
+            groups.append([0, 0])
+        elif part == ")" and len(groups) > 1:
+            groups.pop()
+            groups[-1][0] += group[0]
+            groups[-1][1] = group[0]
+        elif match["least"]:
+            times = int((match["most"] or match["least"])[:9])
+            group[0] += group[1] * max(times - 1, 0)
+            group[1] *= max(times, 1)
+        elif part not in "*+?|^$":
+            group[0] += 1
+            group[1] = 1
+    return sum(total for total, _ in groups)
+
+
+def _types_allow_objects(schema: dict[str, Any]) -> bool:
+    types = schema.get("type", "object")
+    allowed = [schema["const"]] if "const" in schema else schema.get("enum", [{}])
+    return (
+        "object" in (types if isinstance(types, list) else [types])
+        and isinstance(allowed, list)
+        and any(isinstance(value, dict) for value in allowed)
+    )
+
+
+def _count(value: object) -> int:
+    """Counts the values inside a JSON value, itself included."""
+    waiting = [value]
+    for item in waiting:
+        if isinstance(item, (dict, list)):
+            waiting.extend(item.values() if isinstance(item, dict) else item)
+    return len(waiting)
+
+
+def _joined(base: str, reference: str, place: Iterable[str | int]) -> str:
+    try:
+        return urljoin(base, reference)
+    except ValueError:
+        raise SchemaFault(f"schema at {pointer(place)}: {show(reference)} is not a URI reference: correct it") from None
+
 
 __all__ = ["ArgumentChecker", "SchemaFault", "compile_output_schema", "compile_schema", "load_arguments"]
 
@@ -62,7 +550,8 @@ class ArgumentChecker:
     """Checks arguments against one compiled schema; for outputs it is the same.
 
     Attributes:
-        text: the schema as it is checked: its normal form (`toolbus.normal_schema`), without what cannot be checked.
+        text: the schema as it is checked: its normal form (`toolbus.protocol.json_schema`), without what cannot be
+            checked.
         warnings: what was read otherwise than it is written, or is not checked: a sentence each, for operators.
         has_integers: whether the schema asks for integers somewhere.
         load: parses arguments for this schema; exactly if the value of a wide integer can matter to it. Raises

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
-from toolbus.schema_grammar import of_type, pointer, show
+from toolbus.protocol.json_schema import of_type, pointer, show
 
 Path = tuple[str | int, ...]
 

@@ -6,7 +6,9 @@ place that maps exceptions to HTTP statuses.
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import json
 import logging
 import re
@@ -16,30 +18,74 @@ from urllib.parse import unquote_plus
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi_offline import FastAPIOffline
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Principal
 from toolbus.bus.gateway import (
     call_routes,
     catalog_event_routes,
-    council_routes,
-    export_routes,
     notification_routes,
     record_routes,
     task_routes,
     tool_routes,
 )
-from toolbus.bus.gateway.access import AccessGuard
-from toolbus.bus.gateway.admission import Admission
-from toolbus.bus.gateway.docs_page import ASSETS_PATH, DOCS_PATH, DocsPage
+from toolbus.bus.gateway.access import AccessGuard, Admission
+from toolbus.bus.gateway.call_routes import PlainRequests
 from toolbus.bus.gateway.gateway_parts import IDENTITY, SCOPE_KEY, SOURCE, GatewayParts, parts_of
-from toolbus.bus.gateway.plain_requests import PlainRequests
 from toolbus.bus.loopback import mask
+from toolbus.common.text import shorten
+from toolbus.common.version import VERSION
 from toolbus.errors import INTERNAL_DETAIL, NotPermitted, ToolBusError, http_status
-from toolbus.text import shorten
-from toolbus.version import VERSION
+from toolbus.parts.council import routes as council_routes
+from toolbus.parts.models import export_routes
+
+# Makes the page that shows every endpoint with a form to try it (Swagger UI), and the policy under which it works.
+#
+# The page comes from FastAPI, its script and style from files of this machine. A script within the page is allowed by
+# its hash, which is made from the same text: whatever else a browser found in the page would not run.
+
+
+DOCS_PATH = "/docs"
+ASSETS_PATH = "/static-offline-docs"
+
+_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+
+
+class DocsPage:
+    """The page as text, and its policy.
+
+    Attributes:
+        html: the page.
+        policy: its Content-Security-Policy.
+    """
+
+    def __init__(self) -> None:
+        page = get_swagger_ui_html(
+            openapi_url="/openapi.json",
+            title="toolbus - Swagger UI",
+            swagger_js_url=f"{ASSETS_PATH}/swagger-ui-bundle.js",
+            swagger_css_url=f"{ASSETS_PATH}/swagger-ui.css",
+            swagger_favicon_url=f"{ASSETS_PATH}/favicon.png",
+        )
+        self.html = bytes(page.body).decode()
+        hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()) for script in _SCRIPT.findall(self.html)]
+        scripts = " ".join(f"'sha256-{each.decode()}'" for each in hashes)
+        self.policy = "; ".join(
+            (
+                "default-src 'none'",
+                f"script-src 'self' {scripts}",
+                "style-src 'self' 'unsafe-inline'",  # Swagger UI sets style attributes
+                "img-src 'self' data:",  # its icons
+                "connect-src 'self'",  # what its forms send
+                "base-uri 'none'",
+                "form-action 'none'",
+                "frame-ancestors 'none'",
+            )
+        )
+
 
 log = logging.getLogger("toolbus.http")
 

@@ -16,9 +16,9 @@ from google.protobuf.json_format import MessageToDict
 
 from toolbus.bus.gateway.callback_messages import finite
 from toolbus.bus.gateway.json_response import write_json
+from toolbus.common.text import parse_json, refuse_constant
 from toolbus.errors import Code
-from toolbus.text import parse_json, refuse_constant
-from toolbus.tool import CallError, Result
+from toolbus.protocol.tool import CallError, Result
 
 _STRICT = json.JSONEncoder(allow_nan=False)
 LARGE_OUTPUT = 65_536  # characters: they are parsed and written in 2 ms, which a thread could not do sooner

@@ -9,29 +9,116 @@ import asyncio
 import json
 import math
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Annotated, Any
 from urllib.parse import unquote
 
 from fastapi import APIRouter, Body, Query, Request, Response
 from starlette.convertors import PathConvertor, register_url_convertor
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.handler import BUS_SOURCE
+from toolbus.bus.catalog.entry import BUS_SOURCE, Entry
 from toolbus.bus.gateway import callback_messages
 from toolbus.bus.gateway.call_response import call_body, describe_result
-from toolbus.bus.gateway.client_disconnect import disconnected_response, left_in_stall, unless_disconnected
 from toolbus.bus.gateway.contract_models import CallbackBody, Context, Envelope, InvokeBody, Invoked, Problem
-from toolbus.bus.gateway.event_stream import EventStream, event, wants_events
+from toolbus.bus.gateway.event_stream import (
+    EventStream,
+    disconnected_response,
+    event,
+    left_in_stall,
+    unless_disconnected,
+    wants_events,
+)
 from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
+from toolbus.bus.gateway.http_connection import CONNECTION, BoundedProtocol
 from toolbus.bus.gateway.json_response import json_bytes_response, json_response
-from toolbus.bus.gateway.progress_buffer import ProgressBuffer
-from toolbus.bus.gateway.tool_routes import CALLBACK_PATH, REFUSALS, UNKNOWN_ROLE
+from toolbus.bus.gateway.tool_routes import CALLBACK_PATH, LIST_PATH, REFUSALS, UNKNOWN_ROLE, list_body
 from toolbus.bus.local import LocalCaller
-from toolbus.errors import UnknownRole
-from toolbus.text import quote, repair_utf8
-from toolbus.tool import MAX_CALL_ID, Result, dump_arguments
+from toolbus.common.cancellation import is_being_cancelled
+from toolbus.common.mailbox import Mailbox
+from toolbus.common.text import quote, repair_utf8
+from toolbus.errors import Code, Stage, ToolBusError, UnknownRole
+from toolbus.protocol.tool import MAX_CALL_ID, CallError, Progress, Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
+
+# Buffers the progress of one call whose result is streamed, until its HTTP client reads it.
+#
+# Where many updates wait, newer progress replaces older; chunks are pieces of the output and all stay, up to the size
+# of an output. A client that reads more slowly than that ends its call.
+
+
+MAX_WAITING = 128  # updates that wait before newer progress replaces older
+OVERHEAD_BYTES = 256  # of one that waits: the record around its text
+
+
+class ProgressBuffer:
+    """The progress of one call that waits for its reader. Belongs to the loop that it was made on.
+
+    Attributes:
+        overflowed: whether more came than may wait; nothing more is accepted then.
+        on_overflow: called when that happens.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.overflowed = False
+        self.on_overflow: Callable[[], object] = bool
+        self._max_bytes = max_bytes
+        self._limit_bytes = max_bytes + MAX_WAITING * OVERHEAD_BYTES
+        self._waiting_bytes = 0
+        self._waiting = Mailbox[Progress](self._limit_bytes // OVERHEAD_BYTES + 1)  # bounded by bytes before that
+        self._newest = 0  # number of the newest progress without a chunk, read or not; 0 before the first
+
+    def __repr__(self) -> str:
+        return f"<ProgressBuffer waiting={len(self._waiting)} bytes={self._waiting_bytes}>"
+
+    def put(self, update: Progress) -> None:
+        """Adds an update; where many wait, it replaces the newest progress that has not been read."""
+        if self.overflowed:
+            return
+        if not update.chunk and len(self._waiting) >= MAX_WAITING:
+            replaced = self._waiting.take_back(self._newest)
+            self._waiting_bytes -= 0 if replaced is None else _weight(replaced)
+        self._waiting_bytes += _weight(update)
+        if self._waiting_bytes > self._limit_bytes:
+            self.overflowed = True
+            self.on_overflow()
+            return
+        number = self._waiting.put(update)
+        if not update.chunk:
+            self._newest = number
+
+    def close(self) -> None:
+        """Ends `events` after the updates that wait."""
+        self._waiting.close()
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Yields the updates as server-sent events, until `close`."""
+        async for update in self._waiting:
+            self._waiting_bytes -= _weight(update)
+            yield _events(update)
+
+    def refusal(self, call: pb.ToolCall) -> Result:
+        """Returns the result of a call that ended because its client read too slowly."""
+        limit = self._max_bytes
+        message = (
+            f"more than {limit} bytes of output (limit result_bytes) wait for the client that called {call.name!r}: "
+            "read the stream faster"
+        )
+        error = CallError(Code.RESULT_TOO_LARGE, message, Stage.ACCEPTED, limit=("result_bytes", limit))
+        return Result(call.call_id, is_error=True, error=error)
+
+
+def _events(update: Progress) -> bytes:
+    """Returns an update as one event, or as two."""
+    events = event("chunk", {"text": update.chunk}) if update.chunk else b""
+    if update.message or update.progress or update.total or not update.chunk:
+        events += event("progress", {"progress": update.progress, "total": update.total, "message": update.message})
+    return events
+
+
+def _weight(update: Progress) -> int:
+    return len(update.chunk.encode()) + len(update.message.encode()) + OVERHEAD_BYTES
+
 
 PLUGIN_PREFIX = "plugin:"  # REST-51
 _IDS = random.Random()  # of its own: a program that seeds the shared one would draw the same ids again
@@ -280,3 +367,127 @@ async def _stream(caller: LocalCaller, call: pb.ToolCall, max_bytes: int) -> Asy
         yield event("result", describe_result(progress.refusal(call) if progress.overflowed else running.result()))
     finally:
         running.cancel()
+
+
+# Answers plain calls and lists without FastAPI, whose routing costs several times as much as the call itself.
+#
+# A request is plain if it has the exact path, a whole small body of JSON, and no stream as the answer. All others,
+# and those that break a rule, go on to FastAPI unchanged, so each error has one text and one place. Both ways share
+# the model of the body and the functions that make a call of it and a response of its result: a new field is added to
+# `InvokeBody` and `call_routes` only.
+
+
+MAX_BYTES = 65_536  # of a plain body: uvicorn pauses reading beyond, and would not see the client disconnect
+# Lists and objects in a plain body: whether a text that is nested deeper can be read depends on the stack around it.
+MAX_NESTED = 500
+_JSON_TYPES = frozenset({b"application/json", b"application/json; charset=utf-8", b"application/json;charset=utf-8"})
+
+
+class PlainRequests:
+    """ASGI application that answers plain requests, and passes on the others.
+
+    Args:
+        app: the endpoints.
+        fault: makes the response to an exception that is a fault of the bus.
+    """
+
+    def __init__(
+        self, app: ASGIApp, parts: GatewayParts, fault: Callable[[Request, Exception], Awaitable[Response]]
+    ) -> None:
+        self._app = app
+        self._parts = parts
+        self._fault = fault
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        path = scope["path"]
+        if path == INVOKE_PATH and scope["method"] == "POST" and self._is_plain(scope):
+            await self._invoke(scope, receive, send)
+        elif path == LIST_PATH and scope["method"] == "GET" and not scope["query_string"]:
+            await self._list(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _is_plain(self, scope: Scope) -> bool:
+        """Tells whether the head of a call is plain."""
+        connection: BoundedProtocol | None = scope.get(CONNECTION)
+        stalls = self._parts.core.stalls
+        if connection is None or connection.pipeline or stalls.unsettled or stalls.clock() > stalls.due:
+            return False
+        length, kinds = b"", 0
+        for name, value in scope["headers"]:
+            if name == b"content-length":
+                length = value
+            elif name == b"content-type":
+                kinds += 1
+                if value not in _JSON_TYPES:
+                    return False
+            elif name == b"transfer-encoding" or (name == b"accept" and b"event-stream" in value.lower()):
+                return False
+        return kinds < 2 and 0 < int(length or b"0") <= MAX_BYTES
+
+    async def _invoke(self, scope: Scope, receive: Receive, send: Send) -> None:
+        messages = [await receive()]
+        while messages[-1].get("more_body"):
+            messages.append(await receive())
+        request = Request(scope)
+        try:
+            caller, call = call_of(_read(messages), request)
+        except (ValueError, RecursionError, ToolBusError):
+            await self._app(scope, _replaying(messages, receive), send)
+            return
+        try:
+            result = await _result(scope[CONNECTION], caller, call)
+            response = disconnected_response() if result is None else await invoked_response(result)
+        except Exception as error:
+            response = await self._fault(request, error)
+        await response(scope, receive, send)
+
+    async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = list_body(Request(scope))
+        except ToolBusError:
+            await self._app(scope, receive, send)
+            return
+        await json_bytes_response(body)(scope, receive, send)
+
+
+def _read(messages: list[Message]) -> InvokeBody:
+    """Reads the messages of a request as FastAPI does.
+
+    Raises:
+        ValueError: they are not a plain and valid body.
+    """
+    if messages[-1]["type"] != "http.request":
+        raise ValueError("the client has disconnected")
+    body = messages[0]["body"] if len(messages) == 1 else b"".join(message["body"] for message in messages)
+    if body.count(b"[") + body.count(b"{") > MAX_NESTED:
+        raise ValueError("it may be nested deeply")
+    return InvokeBody.model_validate(json.loads(body))
+
+
+def _replaying(messages: list[Message], receive: Receive) -> Receive:
+    """Returns a receive function that yields these messages first."""
+    again = iter(messages)
+
+    async def replay() -> Message:
+        message = next(again, None)
+        return await receive() if message is None else message
+
+    return replay
+
+
+async def _result(connection: BoundedProtocol, caller: LocalCaller, call: pb.ToolCall) -> Result | None:
+    """Makes a call; None where the client disconnects first, which cancels it.
+
+    The connection itself says that it was lost, so that no task waits for it.
+    """
+    connection.on_lost = lambda: caller.give_up(call.call_id)
+    try:
+        return await caller.call(call)
+    except asyncio.CancelledError:
+        if is_being_cancelled():
+            raise
+        return None
+    finally:
+        connection.on_lost = None

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.handler import Handler
+from toolbus.bus.catalog.entry import Handler
 from toolbus.bus.gateway import callback_messages, callback_proof
 from toolbus.bus.gateway.callback_context import context_headers, trace_headers
 from toolbus.bus.gateway.callback_faults import ExchangeFault, NotConnected, NotHttp
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Exchanges, Origin
+from toolbus.common.local_users import refusal_of
 from toolbus.errors import INTERNAL_DETAIL, Code, Stage
-from toolbus.local_users import refusal_of
-from toolbus.tool import CallError, Limits, Result
+from toolbus.protocol.tool import CallError, Limits, Result
 from toolbus.v1 import tool_pb2 as pb
 
 if TYPE_CHECKING:

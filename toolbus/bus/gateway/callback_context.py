@@ -10,9 +10,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from toolbus.bus.calls.call import Call
-from toolbus.bus.calls.trace import Trace
-from toolbus.tool import Tool
+from toolbus.bus.calls.call import Call, Trace
+from toolbus.protocol.tool import Tool
 from toolbus.v1 import tool_pb2 as pb
 
 WANTS_CONTEXT = "context_headers"  # key of a tool's metadata

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.calls.call import Call
-from toolbus.bus.catalog.compiled_tool import CompiledTool
-from toolbus.bus.catalog.slots import Slots
+from toolbus.bus.catalog.entry import CompiledTool, Slots
 from toolbus.bus.gateway.callback_context import wants_context
+from toolbus.common.local_users import listener_id
 from toolbus.errors import Stage
-from toolbus.local_users import listener_id
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from typing import Any
 
 from toolbus.bus.catalog.argument_repair import original_of
 from toolbus.bus.gateway.json_response import write_json
+from toolbus.common.text import refuse_constant, repair_utf8, shorten
 from toolbus.errors import Code, Stage
-from toolbus.text import refuse_constant, repair_utf8, shorten
-from toolbus.tool import CallError, Result
+from toolbus.protocol.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
 MAX_BODY_ECHO = 200  # characters of an error page that a model is shown (REST-42)

@@ -19,7 +19,7 @@ from multidict import CIMultiDictProxy
 from yarl import URL
 
 from toolbus.bus.outbound import MAX_HEAD_BYTES
-from toolbus.limits import KIB
+from toolbus.protocol.limits import KIB
 
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # in a header: RFC 9110 excludes them from field values
 JOINED_BYTES = 64 * KIB  # a shorter body is copied behind its head: one write instead of two

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from toolbus.bus.access.identity import Scopes
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Principal, Scopes
 from toolbus.bus.catalog.changes import CatalogChanges
 from toolbus.bus.catalog.entry import ToolListing
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of

@@ -13,9 +13,16 @@ from pydantic_core import PydanticCustomError
 
 from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.gateway.callback_proof import MAX_SECRET, MIN_SECRET, is_secret
-from toolbus.questions import MAX_NEED, MAX_NEEDS
-from toolbus.text import is_utf8, quote
-from toolbus.tool import DEFAULT_TIMEOUT_SECONDS, MAX_CALL_ID, MAX_LEVEL, MAX_NAME, MAX_TIMEOUT_SECONDS, is_source
+from toolbus.common.text import is_utf8, quote
+from toolbus.protocol.questions import MAX_NEED, MAX_NEEDS
+from toolbus.protocol.tool import (
+    DEFAULT_TIMEOUT_SECONDS,
+    MAX_CALL_ID,
+    MAX_LEVEL,
+    MAX_NAME,
+    MAX_TIMEOUT_SECONDS,
+    is_source,
+)
 
 MAX_DISPLAY_NAME = 256  # characters
 MAX_IGNORED = 20  # keys that a response names

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request
 
-from toolbus.bus.access.identity import Identity
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.core import Core
@@ -18,10 +17,10 @@ from toolbus.bus.gateway.remote_access import RemoteAccess
 from toolbus.bus.local import LocalCaller
 from toolbus.bus.tasks import owner_of
 from toolbus.errors import NotOffered
-from toolbus.tool import Tool
+from toolbus.protocol.tool import Tool
 
 if TYPE_CHECKING:
-    from toolbus.council.council_service import CouncilService
+    from toolbus.parts.council.service import CouncilService
 
 SOURCE = "http"  # the source of calls over HTTP; of an identity with its name
 IDENTITY = "toolbus.identity"  # of an ASGI scope: who makes the request

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from toolbus.bus.catalog.policy import MAX_USER
 from toolbus.bus.gateway.contract_models import Invoked, Text, check_callback_url
-from toolbus.tool import MAX_LEVEL
+from toolbus.protocol.tool import MAX_LEVEL
 
 UserId = Annotated[
     str,

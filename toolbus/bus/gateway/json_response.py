@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from fastapi import Response
 
-from toolbus.text import dump_json
+from toolbus.common.text import dump_json
 
 _ASCII_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Principal
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, event, revision_of, wants_events
 from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
 from toolbus.bus.gateway.host_models import Notifications, UserId
 from toolbus.bus.gateway.json_response import json_response
 from toolbus.bus.gateway.tool_routes import REFUSALS
 from toolbus.bus.streams.notification_board import MAX_STORED, MAX_STORED_BYTES, BoardEntry
-from toolbus.mailbox import Mailbox
+from toolbus.common.mailbox import Mailbox
 
 MAX_WAITING_BYTES = 2 * MAX_STORED_BYTES  # of the events that one slow reader may have waiting
 

@@ -11,32 +11,253 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Principal
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.calls.refusals import lacks_permission
 from toolbus.bus.catalog.changes import ChangeOutcome
-from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool, declared_twice, unchecked
-from toolbus.bus.catalog.handler import LENT_MODEL, is_operators
+from toolbus.bus.catalog.entry import (
+    LENT_MODEL,
+    CompiledTool,
+    compile_tool,
+    compile_tools,
+    declared_twice,
+    is_operators,
+    unchecked,
+)
+from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.core import Core
 from toolbus.bus.gateway.callback import Callbacks, CallbackSignals
 from toolbus.bus.gateway.callback_handler import CallbackHandler, Origin
-from toolbus.bus.gateway.registration_restore import UNCONFIRMED, only_approved, restore_handlers
-from toolbus.bus.gateway.registration_writer import RegistrationWriter
+from toolbus.bus.pins.pins import Pins
 from toolbus.bus.storage.registration_store import RegistrationStore, StoredRegistration
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.refused_tools import add_refused
-from toolbus.bus.streams.tool_review import first_fault, refusal
-from toolbus.bus.streams.withdrawal import notify_owners
-from toolbus.errors import InvalidRequest, InvalidTool, NotApproved, NotPermitted, RequestError, UnknownRole
-from toolbus.text import quote
-from toolbus.tool import Tool, is_source
+from toolbus.bus.streams.tool_review import first_fault, notify_owners, refusal
+from toolbus.common.text import clean_line, quote
+from toolbus.errors import InvalidRequest, InvalidTool, NotApproved, NotKept, NotPermitted, RequestError, UnknownRole
+from toolbus.protocol.limits import Limits, Timings
+from toolbus.protocol.tool import Tool, is_source
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
+# Restores callback tools after a restart: offers them again, in their places and roles, as they were persisted.
+#
+# Restored tools are suspended and unconfirmed until `Callbacks` knows that their plugin listens.
+
+
 log = logging.getLogger("toolbus.callbacks")
+
+UNCONFIRMED = (
+    "the bus has restarted, and the plugin has not shown yet that it is there and still has the tool: let it register "
+    "again"
+)
+ABSENT = -1  # as a place: the role existed, and a tool for all roles was not in it
+
+MakeHandler = Callable[[str, CompiledTool, CallbackUrl, str, float], CallbackHandler]
+
+
+def only_approved(records: Iterable[StoredRegistration], pins: Pins) -> list[StoredRegistration]:
+    """Returns persisted tools without those that wait for an approval, since their sources are pinned to block now."""
+    stored = list(records)
+    waiting = {
+        source: pins.review(source, [each.tool for each in stored if each.source == source], accepted=True)
+        for source in {each.source for each in stored if pins.pin_of(each.source)}
+    }
+    approved = []
+    for record in stored:
+        why = waiting.get(record.source, {}).get((record.tool.name, record.tool.role or ""))
+        if why:
+            log.warning("dropped persisted tool=%r source=%r why=%s", record.tool.name, record.source, clean_line(why))
+        else:
+            approved.append(record)
+    return approved
+
+
+def restore_handlers(
+    records: Iterable[StoredRegistration], registry: Registry, limits: Limits, make_handler: MakeHandler
+) -> dict[str, CallbackHandler]:
+    """Offers persisted tools again, suspended. Returns their handlers by key; tools that are invalid now are left out.
+
+    Args:
+        make_handler: makes a handler of source, tool, URL, key and the time of the last answer.
+    """
+    by_key = {record.key: record for record in records}
+    for role in dict.fromkeys(role for record in by_key.values() for role, _ in record.offers):
+        if role is not None:
+            registry.reserve(role)
+    handlers: dict[str, CallbackHandler] = {}
+    places: list[tuple[int, str | None, CallbackHandler]] = []
+    for record in by_key.values():
+        try:
+            target = parse_callback_url(record.callback_url)
+            # A tool that came by gRPC is checked, or says that it is not.
+            by_rest = not record.checked and record.tool.validate is None
+            tool = unchecked(record.tool, limits) if by_rest else compile_tools([record.tool], limits)[0]
+        except (ValueError, InvalidTool) as error:  # a rule is stricter than when it was registered
+            why = clean_line(str(error))
+            log.warning("dropped persisted tool=%r source=%r why=%s", record.tool.name, record.source, why)
+            continue
+        handler = make_handler(record.source, tool, target, record.key, record.answered_at)
+        handler.origin.online = handler.is_confirmed = False
+        handler.is_restored = True
+        handler.listener, handler.secret = record.listener, record.secret
+        handlers[record.key] = handler
+        offers = dict(record.offers)
+        if None in offers:  # REST-12: also for roles that are new since
+            offers = {**dict.fromkeys(registry.known_roles, offers[None]), **offers}
+        places += [(place, role, handler) for role, place in offers.items() if place != ABSENT]
+    _register(places, registry)
+    if by_key:
+        origins = {handler.origin for handler in handlers.values()}
+        log.info("restored tools=%d origins=%d", len(handlers), len(origins))
+        for role in set(registry.known_roles) - set(registry.roles):
+            log.warning("tools wait for role=%r, which is not configured: add it with --role", role)
+    return handlers
+
+
+def _register(places: list[tuple[int, str | None, CallbackHandler]], registry: Registry) -> None:
+    for _, role, handler in sorted(places, key=lambda item: item[0]):
+        for _, name, error in registry.register(handler, [handler.offered], roles=[role]).failed:
+            why = clean_line(error)
+            log.warning("not restored tool=%r source=%r role=%r why=%s", name, handler.source, role or "", why)
+    registry.suspend([handler for _, _, handler in places], UNCONFIRMED)
+
+
+# Writes changed registrations by callback URL to the store.
+#
+# It writes the registry's state of a handler. A failed write is retried with the next change, and when the bus stops.
+
+
+class RegistrationWriter:
+    """Writes the registrations of one bus.
+
+    Args:
+        store: None: nothing is written.
+        left: called with each handler that offers nothing any more.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        store: RegistrationStore | None,
+        timings: Timings,
+        left: Callable[[CallbackHandler], None],
+    ) -> None:
+        self._registry = registry
+        self._store = store
+        self._timings = timings
+        self._left = left
+        self._unsaved: dict[CallbackHandler, None] = {}  # whose last write failed
+        self._retry_at = 0.0  # when the next change may retry that, by the monotonic clock
+        self._roles = registry.roles  # as of the last `persist`
+
+    def __repr__(self) -> str:
+        return f"<RegistrationWriter unsaved={len(self._unsaved)}>"
+
+    def persist(self, handlers: Iterable[CallbackHandler], *, strict: bool = False) -> None:
+        """Persists all changes since the last time.
+
+        Args:
+            handlers: all of the bus.
+            strict: whether a failed write is an error; else it is logged and retried later.
+
+        Raises:
+            NotKept: see strict.
+        """
+        changed = [each for each in self._registry.take_unsaved() if isinstance(each, CallbackHandler)]
+        if self._roles != self._registry.roles:
+            if not set(self._roles) <= set(self._registry.roles):  # a stored place may name a role that was removed
+                changed = [*handlers, *changed]
+            self._roles = self._registry.roles
+        if changed or (self._unsaved and (strict or time.monotonic() >= self._retry_at)):
+            self.write(changed, strict=strict)
+
+    def retry(self, handlers: Iterable[CallbackHandler]) -> None:
+        """Retries failed writes at once."""
+        self._retry_at = 0.0
+        self.persist(handlers)
+
+    def write(self, handlers: Iterable[CallbackHandler], removed: Iterable[str] = (), *, strict: bool = False) -> None:
+        """Writes handlers as they are now, and deletes keys.
+
+        Args:
+            strict: as of `persist`.
+
+        Raises:
+            NotKept: see strict.
+        """
+        changed: list[StoredRegistration] = []
+        dropped = list(removed)
+        unsaved = {**self._unsaved, **dict.fromkeys(handlers)}
+        for handler in unsaved:
+            if self._registry.places(handler):
+                changed.append(self._to_record(handler))
+            else:
+                dropped.append(handler.key)
+                self._left(handler)
+        if self._store is None:
+            return
+        try:
+            self._store.apply(changed, dropped)
+            self._unsaved.clear()
+        except Exception as error:
+            self._unsaved, self._retry_at = unsaved, time.monotonic() + self._timings.store_retry_seconds
+            log.error("cannot persist registrations tools=%d why=%s", len(unsaved), error)
+            if strict:
+                raise NotKept(
+                    f"the change could not be written down ({error}): it is in force until the bus stops. Make the "
+                    "data directory writable, then retry"
+                ) from error
+
+    def save_answers(self, origins: Iterable[Origin], when: float) -> bool:
+        """Persists when origins last answered. Returns whether it was written.
+
+        Args:
+            when: in seconds since the epoch.
+        """
+        if self._store is None:
+            return True
+        try:
+            self._store.save_answers([handler.key for origin in origins for handler in origin.handlers], when)
+        except Exception as error:
+            log.error("cannot persist which callback URLs answered why=%s", error)
+            return False
+        return True
+
+    def save_listener(self, origin: Origin) -> None:
+        """Persists the plugin's listening socket, for the tools that it registered in this run."""
+        if not (listener := origin.listener()):
+            return
+        moved = [each for each in origin.handlers if not each.is_restored and each.listener != listener]
+        for handler in moved:
+            handler.listener = listener
+        if moved:
+            self.write(moved)
+
+    def places(self, handler: CallbackHandler) -> tuple[tuple[str | None, int], ...]:
+        """Returns the places of a handler's tools, as they are stored."""
+        places = dict(self._registry.places(handler))
+        if None in places:  # else a role without a place would pass for a new role at the next start
+            for role in self._registry.known_roles:
+                places.setdefault(role, ABSENT)
+        return tuple(places.items())
+
+    def _to_record(self, handler: CallbackHandler) -> StoredRegistration:
+        return StoredRegistration(
+            key=handler.key,
+            source=handler.source,
+            tool=handler.offered.declared,
+            callback_url=handler.target.text,
+            checked=handler.offered.checker is not None,
+            offers=self.places(handler),
+            answered_at=handler.origin.answered_at,
+            listener=handler.listener,
+            secret=handler.secret,
+        )
+
 
 DEFAULT_SOURCE = "external"  # REST-3
 EXPIRE_SECONDS = 30 * 86_400.0  # without an answer of its origin, until a tool is dropped

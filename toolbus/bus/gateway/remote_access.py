@@ -6,7 +6,9 @@ Each request needs a key. When a key ends, its open requests end too: a stream o
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +18,177 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from toolbus.bus.access.identity import ANONYMOUS, LOCAL, Identity
 from toolbus.bus.gateway.http_connection import CERTIFICATE, PROBE_PATHS, peer_of
-from toolbus.bus.gateway.resource_metadata import ResourceMetadata
-from toolbus.bus.gateway.scope_guard import check_path, needs_key
 from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.loopback import is_own_origin, mask
 from toolbus.bus.web_paths import WebPaths
-from toolbus.errors import NotPermitted, Unauthenticated
-from toolbus.text import quote
+from toolbus.common.text import quote
+from toolbus.errors import NotOffered, NotPermitted, Unauthenticated
+
+# Checks the scopes of an identity for each HTTP path; a path without a rule does not exist for it.
+#
+# A rule names the verb that a path needs. The user of a request, and the tools that it lists or calls, are checked
+# where its parameters are known. Programs of this machine need no rule.
+
+
+ANY = ""  # every identity may use it, and sees there what its scopes reach
+
+# Method, path as the application declares it, and the verb of the scope `administer` that it needs.
+RULES: tuple[tuple[str, str, str], ...] = (
+    ("GET", "/healthz", ANY),
+    ("GET", "/metrics", "metrics"),
+    ("GET", "/readyz", ANY),
+    ("GET", "/api/tools", ANY),
+    ("GET", "/api/tools/events", ANY),
+    ("GET", "/api/tools/export", ANY),
+    ("GET", "/api/tools/search", ANY),
+    ("POST", "/api/tools/invoke", ANY),
+    ("POST", "/api/tools/unregister", "catalog"),
+    ("POST", "/api/tools/clear", "catalog"),
+    ("GET", "/api/tasks", ANY),
+    ("GET", "/api/tasks/events", ANY),
+    ("GET", "/api/tasks/{task_id}", ANY),
+    ("GET", "/api/tasks/{task_id}/await", ANY),
+    ("DELETE", "/api/tasks/{task_id}", ANY),
+    ("GET", "/api/notifications", ANY),
+    ("GET", "/api/calls", "calls"),
+    # The dispatcher checks the verb of the tool that is called.
+    ("POST", "/api/bus/{name}", ANY),
+    # A council calls tools in the bus's own name.
+    ("GET", "/api/council", "council"),
+    ("GET", "/api/council/tools", "council"),
+    ("GET", "/api/council/events", "council"),
+    ("GET", "/api/council/runs", "council"),
+    ("GET", "/api/council/runs/{run_id}", "council"),
+    ("POST", "/api/council/run", "council"),
+    ("POST", "/api/council/retry", "council"),
+    ("POST", "/api/council/inline", "council"),
+    ("POST", "/api/council/inline/invoke", "council"),
+    ("GET", "/api/console/me", ANY),
+    ("GET", "/api/console/stream", "calls"),
+    ("POST", "/api/console/code", "calls"),
+    # The profile and the scopes decide which tools it lists and calls there.
+    ("POST", "/mcp", ANY),
+    ("GET", "/mcp", ANY),
+    ("DELETE", "/mcp", ANY),
+    ("POST", "/mcp/{profile}", ANY),
+    ("GET", "/mcp/{profile}", ANY),
+    ("DELETE", "/mcp/{profile}", ANY),
+    ("GET", "/docs", ANY),
+    ("GET", "/openapi.json", ANY),
+    ("GET", "/static-offline-docs/{file}", ANY),
+)
+# Paths without a key: files of the package, which hold nothing of the bus, and the login of browsers.
+NO_KEY: tuple[tuple[str, str], ...] = (
+    ("GET", "/console"),
+    ("GET", "/console/"),
+    ("GET", "/console/{file:rest}"),
+    ("POST", "/api/console/login"),
+)
+# Paths that only programs of this machine may use, and why.
+LOCAL_ONLY = {
+    "/api/tools/register": "callback URLs are of the bus's own machine: register over gRPC, in a session",
+    "/api/tasks/{task_id}/redirect": "results are posted to URLs of the bus's own machine: follow /api/tasks/events",
+    "/api/llm-tools/callback/{plugin_id}/{tool_name:rest}": "it is for a main server on the bus's own machine",
+}
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    literal = (re.escape(part) for part in re.split(r"\{[^}]*\}", path))
+    last = ".+" if path.endswith(":rest}") else "[^/]+"
+    return re.compile(last.join(literal) if path.endswith(":rest}") else "[^/]+".join(literal), re.DOTALL)
+
+
+_RULES = [(method, _pattern(path), verb) for method, path, verb in RULES]
+_NO_KEY = [(method, _pattern(path)) for method, path in NO_KEY]
+_LOCAL_ONLY = [(_pattern(path), why) for path, why in LOCAL_ONLY.items()]
+
+
+def needs_key(method: str, path: str) -> bool:
+    """Tells whether a request needs a key."""
+    method = "GET" if method == "HEAD" else method
+    return not any(each == method and pattern.fullmatch(path) for each, pattern in _NO_KEY)
+
+
+def check_path(identity: Identity, method: str, path: str) -> None:
+    """Checks a request of an identity.
+
+    Raises:
+        NotPermitted: its scopes lack what the path needs, or the path is for this machine only.
+        NotOffered: no rule names the path.
+    """
+    if identity.scopes is None:
+        return
+    for pattern, why in _LOCAL_ONLY:
+        if pattern.fullmatch(path):
+            raise NotPermitted(f"{path} is not served beyond the bus's own machine: {why}")
+    verb = _verb_of(_RULES, "GET" if method == "HEAD" else method, path)
+    if verb is None:
+        raise NotOffered(f"there is no {method} {path}")
+    if verb:
+        identity.check_verb(verb, f"{method} {path}")
+
+
+def _verb_of(rules: Iterable[tuple[str, re.Pattern[str], str]], method: str, path: str) -> str | None:
+    # The first rule wins: /api/tasks/events is not a task.
+    return next((verb for each, pattern, verb in rules if each == method and pattern.fullmatch(path)), None)
+
+
+# Shows MCP clients of other machines where they get a token for `/mcp` (RFC 9728): from the configured issuers.
+#
+# The document needs no key: a client without a token reads it. It holds the names of the issuers, and the address that
+# the client used.
+
+
+WELL_KNOWN = "/.well-known/oauth-protected-resource"
+RESOURCE = "/mcp"
+_PLAIN_HOST = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?", re.ASCII)
+
+
+class ResourceMetadata:
+    """Describes `/mcp` as a resource that tokens of issuers open.
+
+    Args:
+        issuers: their names; those that are not https URLs are left out, since clients cannot use them.
+    """
+
+    def __init__(self, issuers: Sequence[str]) -> None:
+        self._issuers = [each for each in issuers if each.startswith("https://")]
+
+    def response(self, scope: Scope) -> JSONResponse | None:
+        """Returns the document for a request; None for another path, or without issuers."""
+        path: str = scope["path"]
+        resource = path.removeprefix(WELL_KNOWN)
+        if resource == path or not _is_resource(resource) or scope["method"] not in ("GET", "HEAD"):
+            return None
+        origin = self._origin(scope)
+        if origin is None:
+            return None
+        document = {
+            "resource": origin + resource,
+            "authorization_servers": self._issuers,
+            "bearer_methods_supported": ["header"],
+            "resource_name": "toolbus",
+        }
+        return JSONResponse(document, headers={"Cache-Control": "no-store"})
+
+    def challenge(self, scope: Scope) -> str:
+        """Returns the WWW-Authenticate header of a 401."""
+        path: str = scope["path"]
+        origin = self._origin(scope) if _is_resource(path) else None
+        return "Bearer" if origin is None else f'Bearer resource_metadata="{origin}{WELL_KNOWN}{path}"'
+
+    def _origin(self, scope: Scope) -> str | None:
+        """Returns the address under which the client reached this listener; None without issuers or a plain host."""
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if not self._issuers or len(hosts) != 1 or not _PLAIN_HOST.fullmatch(hosts[0]):
+            return None
+        return f"https://{hosts[0]}"
+
+
+def _is_resource(path: str) -> bool:
+    """Tells whether a path is one of MCP clients that may stand in a header between quotes."""
+    return re.fullmatch(RESOURCE + r"(?:/[A-Za-z0-9._~-]{1,100})?", path, re.ASCII) is not None
+
 
 EVENTS = "text/event-stream"
 BY_COOKIE = "toolbus.by_cookie"  # in an ASGI scope: the identity is that of a browser's login

@@ -17,16 +17,15 @@ from fastapi.responses import StreamingResponse
 
 from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.gateway.call_response import describe_raw_result
-from toolbus.bus.gateway.client_disconnect import disconnected_response, unless_disconnected
 from toolbus.bus.gateway.contract_models import Problem
-from toolbus.bus.gateway.event_stream import RETRY, EventStream, event
+from toolbus.bus.gateway.event_stream import RETRY, EventStream, disconnected_response, event, unless_disconnected
 from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, task_owner
 from toolbus.bus.gateway.host_models import RedirectBody, TaskCancelled, TaskLines, TaskRedirected, TaskShown, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response, json_response, write_json
 from toolbus.bus.gateway.tool_routes import REFUSALS, refuse_own_address
 from toolbus.bus.tasks import Task
-from toolbus.text import quote
-from toolbus.tool import MAX_TIMEOUT_SECONDS
+from toolbus.common.text import quote
+from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS
 
 AWAIT_SECONDS = 30.0  # less than the timeouts of common clients
 

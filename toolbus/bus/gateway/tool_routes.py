@@ -9,8 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
-from toolbus.bus.access.identity import Scopes
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Principal, Scopes
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.catalog.changes import ChangeOutcome
 from toolbus.bus.catalog.entry import ToolListing
@@ -32,9 +31,9 @@ from toolbus.bus.gateway.contract_models import (
 from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
 from toolbus.bus.gateway.host_models import Level, UserId
 from toolbus.bus.gateway.json_response import json_bytes_response
+from toolbus.common.text import dump_json, is_utf8
 from toolbus.errors import InvalidTool
-from toolbus.text import dump_json, is_utf8
-from toolbus.tool import HINTS, Annotations, Limits, Tool
+from toolbus.protocol.tool import HINTS, Annotations, Limits, Tool
 
 CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
 LIST_PATH = "/api/tools"

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from toolbus.common.text import quote
 from toolbus.errors import SetupError
-from toolbus.text import quote
 
 try:
     from cryptography import x509

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.keys.keyring import Changed, Keyring
+from toolbus.common.newest import NewestCache
 from toolbus.errors import Unauthenticated
-from toolbus.newest import NewestCache
 
 if TYPE_CHECKING:  # it needs the extra `jwt`, which a bus without issuers need not have
     from toolbus.bus.keys.issuers import Issuers

@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from toolbus.bus.access.identity import NAME
+from toolbus.common.reader import Keys, Reader
+from toolbus.common.text import quote
 from toolbus.errors import SetupError
-from toolbus.reader import Keys, Reader
-from toolbus.text import quote
 
 # Asymmetric ones only: with a shared secret, every server that checks tokens could also issue them.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")

@@ -32,8 +32,8 @@ from toolbus.bus.keys.authority import (
 )
 from toolbus.bus.keys.keys_file import CA, FILE, SERVER, TOKEN_PREFIX, KeyRecord, KeysFile, parse_keys
 from toolbus.bus.keys.private_files import locked, make_directory, prepared, read_private, write_private
+from toolbus.common.text import list_names, nearest, quote
 from toolbus.errors import SetupError
-from toolbus.text import list_names, nearest, quote
 
 try:
     import tomlkit

@@ -19,8 +19,8 @@ from typing import NamedTuple, NoReturn
 from toolbus.bus.access.identity import How, Identity, Scopes, day_of
 from toolbus.bus.keys.keys_file import CA, FILE, SERVER, KeyRecord, KeysFile, Kind, parse_keys
 from toolbus.bus.keys.private_files import Stamp, check_directory, read_private, stamp_of
+from toolbus.common.text import quote
 from toolbus.errors import SetupError, Unauthenticated
-from toolbus.text import quote
 
 SETTLE_SECONDS = (
     0.1  # an editor that writes in place may be halfway: such a file is read once it has not changed for so long

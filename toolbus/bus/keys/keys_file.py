@@ -15,9 +15,9 @@ from datetime import UTC, date, datetime, time
 from typing import Any, Literal
 
 from toolbus.bus.access.identity import Scopes, read_identities
+from toolbus.common.reader import Keys, Reader
+from toolbus.common.text import quote
 from toolbus.errors import SetupError
-from toolbus.reader import Keys, Reader
-from toolbus.text import quote
 
 FILE = "keys.toml"
 CA = "ca.pem"  # beside it: the roots that are trusted

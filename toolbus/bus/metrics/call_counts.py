@@ -18,7 +18,7 @@ from operator import attrgetter
 from random import random
 
 from toolbus.errors import Code
-from toolbus.questions import INPUT_REQUIRED, INPUT_REQUIRED_OUTCOME
+from toolbus.protocol.questions import INPUT_REQUIRED, INPUT_REQUIRED_OUTCOME
 
 MAX_COUNTED = 10_000  # tools; 1 kB each at the most
 MAX_ALONE = 32  # calls of a tool that ended alone in their frames, until they are counted

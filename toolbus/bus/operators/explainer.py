@@ -13,19 +13,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from toolbus.bus.access.identity import Identity
-from toolbus.bus.access.principal import OBSERVER, Principal
+from toolbus.bus.access.identity import OBSERVER, Identity, Principal
 from toolbus.bus.calls.refusals import Refused
-from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.handler import has_room, is_operators
+from toolbus.bus.catalog.entry import Entry, has_room, is_operators
 from toolbus.bus.catalog.policy import EVERYONE
 from toolbus.bus.core import Core
-from toolbus.bus.operators.source_states import session_state_of
+from toolbus.bus.operators.admin_tools import session_state_of
 from toolbus.bus.streams.catalog_messages import best_state
-from toolbus.dialects import find_dialect
+from toolbus.common.text import list_names, quote
 from toolbus.errors import InvalidRequest, NotPermitted, UnknownRole
+from toolbus.parts.models.dialects.names import find_dialect
 from toolbus.sdk import llm_tool
-from toolbus.text import list_names, quote
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

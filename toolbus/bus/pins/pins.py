@@ -6,22 +6,301 @@ The configuration (`pins`) names the pinned sources; others are not compared or 
 
 from __future__ import annotations
 
+import difflib
+import hashlib
+import json
 import logging
 import shlex
 import sqlite3
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any, Literal
 
 from toolbus.bus.audit.audit import Audit
-from toolbus.bus.pins import fingerprints
-from toolbus.bus.pins.fingerprint_file import FILE, FingerprintFile
-from toolbus.bus.pins.fingerprints import Pin, Pinned, Review
-from toolbus.text import list_names, quote
-from toolbus.tool import HINTS, Tool
+from toolbus.bus.storage.database import Database, checksum_of, transaction
+from toolbus.common.text import escape_surrogates, escape_unsafe, list_names, quote
+from toolbus.protocol.tool import HINTS, Tool
+
+# Detects that a source changed its declarations since they were trusted.
+#
+# The first declarations are trusted. A later change is offered and marked (`warn`), or waits for an approval (`block`).
+# The fingerprint covers what a model reads: name, title, description, schemas, hints; not icons and `_meta`. Pure:
+# `fingerprint_file` stores fingerprints.
+
+
+Pin = Literal["warn", "block"]
+PINS: tuple[Pin, ...] = ("warn", "block")
+INSTRUCTIONS = "instructions"  # the subject of a server's instructions to models
+MAX_SUBJECTS = 20_000  # of one mount; beyond it, withdrawn ones are forgotten
+MAX_SHOWN_LINES = 400  # of one difference
+_TOOL = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+_PROMPT = ("name", "title", "description", "arguments")
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """The texts of one subject: a tool, a prompt or the instructions.
+
+    Attributes:
+        approved: the canonical text that is trusted; "" before the first approval.
+        pending: the canonical text that the server declares instead; "" where it declares the approved one.
+    """
+
+    approved: str = ""
+    pending: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256, in hex, of the approved text; "" without one."""
+        return digest_of(self.approved) if self.approved else ""
+
+    def difference(self) -> str:
+        """Returns what an approval would change, as a unified diff."""
+        before, after = (_lines(text) for text in (self.approved, self.pending))
+        lines = list(difflib.unified_diff(before, after, "approved", "declared now", lineterm="", n=2))
+        if len(lines) > MAX_SHOWN_LINES:
+            lines[MAX_SHOWN_LINES:] = [f"… {len(lines) - MAX_SHOWN_LINES} more lines"]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """The result of a comparison.
+
+    Attributes:
+        pinned: the texts by subject, to be stored.
+        news: the subjects with a new change.
+        blocked: the subjects that must not be offered.
+    """
+
+    pinned: Mapping[str, Pinned]
+    news: tuple[str, ...] = ()
+    blocked: frozenset[str] = frozenset()
+
+
+def tool_subject(name: str) -> str:
+    """Returns the subject of a tool, by the server's own name for it."""
+    return f"tool:{escape_surrogates(name)}"
+
+
+def prompt_subject(name: str) -> str:
+    """Returns the subject of a prompt."""
+    return f"prompt:{escape_surrogates(name)}"
+
+
+def subjects_of(
+    tools: Iterable[Mapping[str, Any]], prompts: Iterable[Mapping[str, Any]] = (), instructions: str = ""
+) -> dict[str, str]:
+    """Returns the canonical text of each declaration of a server, by subject; of equal names the first."""
+    seen: dict[str, str] = {}
+    for declaration in tools:
+        seen.setdefault(tool_subject(str(declaration.get("name"))), canonical(declaration))
+    for declaration in prompts:
+        seen.setdefault(prompt_subject(str(declaration.get("name"))), canonical(declaration, _PROMPT))
+    if instructions:
+        seen[INSTRUCTIONS] = json.dumps(instructions)
+    return seen
+
+
+def digest_of(canonical: str) -> str:
+    """Returns the fingerprint of a canonical text: SHA-256 in hex."""
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def review(known: Mapping[str, Pinned], seen: Mapping[str, str], pin: str, *, trusts_first: bool = True) -> Review:
+    """Compares the declarations of a server with those that are trusted.
+
+    Args:
+        known: by subject; empty where the server was never seen.
+        seen: canonical texts by subject, see `subjects_of`.
+        pin: ``warn``, or ``block``: then new subjects of a known server wait for an approval too.
+        trusts_first: whether a server that was never seen is trusted as it is.
+    """
+    blocks = pin == "block"
+    trusts_new = not blocks or (trusts_first and not known)
+    pinned: dict[str, Pinned] = {}
+    news = []
+    for subject, text in seen.items():
+        before = known.get(subject)
+        if before is None:
+            after = Pinned(text) if trusts_new else Pinned(pending=text)
+        else:
+            after = Pinned(before.approved, "" if text == before.approved else text)
+        if after.pending and (before is None or after.pending != before.pending):
+            news.append(subject)
+        pinned[subject] = after
+    room = MAX_SUBJECTS - len(pinned)
+    # Withdrawn subjects are remembered: a tool that comes back changed is a changed tool.
+    withdrawn = [(subject, each) for subject, each in known.items() if subject not in pinned]
+    pinned.update((subject, replace(each, pending="")) for subject, each in withdrawn[: max(0, room)] if each.approved)
+    blocked = frozenset(subject for subject in seen if pinned[subject].pending) if blocks else frozenset()
+    return Review(pinned, tuple(news), blocked)
+
+
+def pending(known: Mapping[str, Pinned]) -> dict[str, Pinned]:
+    """Returns the subjects that wait for an approval, or are marked as changed."""
+    return {subject: each for subject, each in known.items() if each.pending}
+
+
+def approve(known: Mapping[str, Pinned], subjects: Collection[str]) -> dict[str, Pinned]:
+    """Returns the texts with the pending ones of some subjects approved."""
+    return {
+        subject: Pinned(each.pending) if each.pending and subject in subjects else each
+        for subject, each in known.items()
+    }
+
+
+def canonical(declaration: Mapping[str, Any], keys: Iterable[str] = _TOOL) -> str:
+    """Returns the same text for the same declaration, however its keys are ordered. ASCII, surrogates included."""
+    chosen = {key: declaration[key] for key in keys if declaration.get(key) not in (None, "", {})}
+    return json.dumps(chosen, sort_keys=True, separators=(",", ":"))
+
+
+def _lines(canonical: str) -> list[str]:
+    if not canonical:
+        return []
+    text = json.dumps(json.loads(canonical), indent=1, sort_keys=True, ensure_ascii=False)
+    return escape_unsafe(text).splitlines()
+
+
+# Persists the fingerprints of sources in a database; subclasses may store more in it.
+#
+# A write of `save_fingerprints` that has returned survives a kill -9 (a write-ahead log, `synchronous=NORMAL`: a power
+# cut may lose the last moments). A damaged file is moved aside, with an error in the log; a row whose checksum fails
+# reads as never approved.
+
 
 log = logging.getLogger("toolbus.pins")
+
+FILE = "pins.db"
+APPLICATION_ID = 0x54427069  # "TBpi"
+# Script i lifts a file from version i to i + 1. Never edit one that was released.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE fingerprints (
+        source TEXT NOT NULL,
+        command TEXT NOT NULL,  -- digest of the command line of a mount; empty: of other sources
+        subject TEXT NOT NULL,
+        approved TEXT NOT NULL,  -- the text that is trusted; empty: none yet
+        pending TEXT NOT NULL,  -- the text that is declared instead; empty: none
+        checksum INTEGER NOT NULL,  -- of the columns above
+        PRIMARY KEY (source, command, subject)
+    ) STRICT, WITHOUT ROWID;
+    """,
+)
+_PUT = "INSERT INTO fingerprints (source, command, subject, approved, pending, checksum) VALUES (?,?,?,?,?,?)"
+
+
+class FingerprintFile:
+    """The fingerprints of one file; without a path they last as long as the process.
+
+    Its methods may be called from any thread; those of a large source take some milliseconds to be written.
+
+    Args:
+        path: created (0600) if it does not exist, with its directory.
+
+    Attributes:
+        application_id, migrations: of the file, see `Database`.
+        contents, lost: what the file holds, and what is lost with a damaged one; for messages.
+
+    Raises:
+        SetupError: from the constructor; the file cannot be used now, or is another program's.
+    """
+
+    application_id = APPLICATION_ID
+    migrations = MIGRATIONS
+    contents = "fingerprints"
+    lost = "the approvals of plugins are lost, those pinned to block wait for `toolbus approve`"
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.was_damaged = False  # whether earlier fingerprints were lost
+        self._guard = threading.Lock()
+        self._connection = self._open(path) if path is not None else self._in_memory()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.path or 'in memory'}>"
+
+    def fingerprints(self, source: str, command: str = "") -> dict[str, Pinned]:
+        """Returns the fingerprints of a source, by subject; a damaged row reads as never approved."""
+        with self._guard:
+            rows = self._connection.execute(
+                "SELECT subject, approved, pending, checksum FROM fingerprints WHERE source = ? AND command = ?",
+                (source, command),
+            ).fetchall()
+        known = {}
+        for subject, approved, pending, checksum in rows:
+            if checksum != _checksum(source, command, subject, approved, pending):
+                log.error("the fingerprint of %s of source %s in %s is damaged", subject, source, self.path)
+                approved = ""
+            known[subject] = Pinned(approved, pending)
+        return known
+
+    def save_fingerprints(self, source: str, command: str, known: Mapping[str, Pinned]) -> None:
+        """Replaces the fingerprints of a source.
+
+        Raises:
+            sqlite3.Error: they could not be written; the earlier ones stay.
+        """
+        before = self.fingerprints(source, command)
+        rows = [
+            (source, command, subject, *texts, _checksum(source, command, subject, *texts))
+            for subject, each in known.items()
+            if before.get(subject) != each
+            for texts in [(each.approved, each.pending)]
+        ]
+        stale = [(source, command, subject) for subject in before if before[subject] != known.get(subject)]
+        if not rows and not stale:
+            return
+        with self._transaction() as connection:
+            connection.executemany("DELETE FROM fingerprints WHERE source = ? AND command = ? AND subject = ?", stale)
+            connection.executemany(_PUT, rows)
+
+    def sources(self) -> list[str]:
+        """Returns the sources that have fingerprints."""
+        with self._guard:
+            return [name for (name,) in self._connection.execute("SELECT DISTINCT source FROM fingerprints")]
+
+    def close(self) -> None:
+        """Closes the file; may be called again."""
+        with self._guard:
+            self._connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._guard, transaction(self._connection) as connection:
+            yield connection
+
+    def _open(self, path: Path) -> sqlite3.Connection:
+        file = Database(
+            path,
+            self.application_id,
+            self.migrations,
+            elsewhere="use another --data-dir",
+            restore=f"move {path.name} away ({self.lost}); or use another --data-dir",
+            label=f"the file of {self.contents} ",
+        )
+
+        def damaged(what: str, aside: Path) -> None:
+            self.was_damaged = True
+            log.error("%s is damaged (%s): moved to %s; %s", path, what, aside, self.lost)
+
+        return file.open_or_replace(self.contents, damaged)
+
+    def _in_memory(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        connection.executescript(";".join(self.migrations))
+        return connection
+
+
+def _checksum(*texts: str) -> int:
+    return checksum_of(*(each.encode("utf-8", "surrogatepass") for each in texts))
+
 
 FIRST_SECONDS = 60.0  # so long all tools of a new source are trusted: it may register them one by one
 MAX_SOURCES = 1_000  # with fingerprints: a pattern matches names that any program may choose
@@ -96,16 +375,16 @@ class Pins:
             return {}
         known = self._store.fingerprints(source)
         seen = {subject_of(tool.name, tool.role): tool for tool in declared}
-        texts = {subject: fingerprints.canonical(_declaration(tool)) for subject, tool in seen.items()}
+        texts = {subject: canonical(_declaration(tool)) for subject, tool in seen.items()}
         new = {subject: text for subject, text in texts.items() if subject not in known}
         trusts_new = accepted or self._is_first(source, known)
         fitting = dict(islice(new.items(), self._room(source, known, new)))
-        old = fingerprints.review(
+        old = review(
             {subject: known[subject] for subject in texts if subject in known},
             {subject: text for subject, text in texts.items() if subject in known},
             pin,
         )
-        first = fingerprints.review({}, fitting, pin, trusts_first=trusts_new)
+        first = review({}, fitting, pin, trusts_first=trusts_new)
         self._remember(source, known, {**known, **old.pinned, **first.pinned})
         self._report(source, pin, (old, first))
         why = dict.fromkeys(old.blocked, "changed") | dict.fromkeys(first.blocked, "is new")
@@ -121,7 +400,7 @@ class Pins:
         """Returns the warnings about tools that a source offers although they changed, by subject."""
         if self.pin_of(source) != "warn":
             return {}
-        waiting = fingerprints.pending(self._store.fingerprints(source))
+        waiting = pending(self._store.fingerprints(source))
         return {
             subject: f"changed since source {quote(source)} was trusted: `toolbus approve {source}` shows how"
             for subject in waiting
@@ -144,7 +423,7 @@ class Pins:
             sqlite3.Error: it could not be written; nothing has changed.
         """
         known = self._store.fingerprints(source)
-        self._store.save_fingerprints(source, "", fingerprints.approve(known, subjects))
+        self._store.save_fingerprints(source, "", approve(known, subjects))
 
     # -- storing -------------------------------------------------------------------------------------------------
 
@@ -190,7 +469,7 @@ class Pins:
 
 def subject_of(name: str, role: str | None) -> str:
     """Returns the subject of a tool of a plugin; a name may be declared for several roles."""
-    return fingerprints.tool_subject(f"{name} (role {role})" if role else name)
+    return tool_subject(f"{name} (role {role})" if role else name)
 
 
 def _declaration(tool: Tool) -> dict[str, object]:

@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from toolbus.bus.access.principal import Principal
-from toolbus.bus.audit.audit_chain import FOLDER
-from toolbus.bus.audit.audit_writer import AuditWriter
-from toolbus.bus.calls.call_record import Row
+from toolbus.bus.access.identity import Principal
+from toolbus.bus.audit.audit import FOLDER, AuditWriter
+from toolbus.bus.calls.call_records import Row
 from toolbus.bus.core import Core, Room
+from toolbus.common.newest import NewestCache
 from toolbus.errors import InvalidRequest
-from toolbus.functions.declaration import llm_tool
-from toolbus.newest import NewestCache
+from toolbus.functions.tool_spec import llm_tool
 
 MAX_CALLS = 1_000  # of one line
 CALLS_SECONDS = 1.0  # after which fewer become a line

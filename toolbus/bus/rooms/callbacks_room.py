@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from toolbus.bus.access.principal import principal_of
+from toolbus.bus.access.identity import principal_of
 from toolbus.bus.core import Core, Room
 from toolbus.bus.storage.registration_store import RegistrationStore
 from toolbus.errors import SetupError

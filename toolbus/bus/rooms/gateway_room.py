@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
-from toolbus.bus.rooms.council_room import CouncilRoom
 from toolbus.errors import SetupError
+from toolbus.parts.council.room import CouncilRoom
 
 if TYPE_CHECKING:
-    from toolbus.bus.gateway.http_server import HttpServer
+    from toolbus.bus.gateway.http_server import HttpServer, TlsContext
     from toolbus.bus.gateway.remote_access import RemoteAccess
-    from toolbus.bus.gateway.tls_context import TlsContext
 
 log = logging.getLogger("toolbus.http")
 
@@ -104,12 +103,10 @@ class GatewayRoom(Room):
     async def start(self) -> None:
         """Serves."""
         if self._server is not None or self._secure is not None:
-            from toolbus.bus.gateway.app import application
-            from toolbus.bus.gateway.docs_page import DOCS_PATH, DocsPage
+            from toolbus.bus.gateway.app import DOCS_PATH, DocsPage, application
             from toolbus.bus.gateway.gateway_parts import GatewayParts
-            from toolbus.bus.gateway.remote_access import RemoteAccess
-            from toolbus.bus.gateway.resource_metadata import RESOURCE, ResourceMetadata
-            from toolbus.bus.gateway.tls_context import TlsContext
+            from toolbus.bus.gateway.http_server import TlsContext
+            from toolbus.bus.gateway.remote_access import RESOURCE, RemoteAccess, ResourceMetadata
 
             callbacks, council = self.core.rooms.find(CallbacksRoom), self.core.rooms.find(CouncilRoom)
             registrations = callbacks.registrations if callbacks is not None else None

@@ -11,7 +11,7 @@ from toolbus.bus.access.identity import Scopes
 from toolbus.bus.core import Core, Room
 from toolbus.bus.keys.keyring import Changed, Keyring
 from toolbus.bus.keys.keys_file import FILE, KeyRecord
-from toolbus.text import list_names
+from toolbus.common.text import list_names
 
 log = logging.getLogger("toolbus.keys")
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from toolbus.bus.access.principal import Principal, principal_of
+from toolbus.bus.access.identity import Principal, principal_of
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.core import Core, Room
+from toolbus.common.text import dump_json, quote
 from toolbus.errors import InvalidRequest, NotPermitted
 from toolbus.sdk import ToolScope, llm_tool
-from toolbus.text import dump_json, quote
 
 
 class NotificationsRoom(Room):

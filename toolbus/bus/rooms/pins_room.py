@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from toolbus.bus.access.principal import principal_of
+from toolbus.bus.access.identity import principal_of
 from toolbus.bus.core import Core, Room
-from toolbus.bus.pins import fingerprints
-from toolbus.bus.pins.fingerprints import Pinned
-from toolbus.bus.rooms.mcp_client_room import McpClientRoom
+from toolbus.bus.pins import pins
+from toolbus.bus.pins.pins import Pinned
+from toolbus.common.text import list_names, quote
 from toolbus.errors import InvalidRequest
+from toolbus.parts.mcp.client.room import McpClientRoom
 from toolbus.sdk import ToolScope, llm_tool
-from toolbus.text import list_names, quote
 
 
 class Approver(Protocol):
@@ -56,7 +56,7 @@ class PluginApprover:
 
     def tool_of(self, subject: str) -> str:
         """Returns the name of a tool, without its role."""
-        return subject.removeprefix(fingerprints.tool_subject("")).partition(" (role ")[0]
+        return subject.removeprefix(pins.tool_subject("")).partition(" (role ")[0]
 
 
 class PinsRoom(Room):
@@ -98,12 +98,12 @@ class PinsRoom(Room):
                     "source": name,
                     "subject": subject,
                     "tool": approver.tool_of(subject),
-                    "fingerprint": fingerprints.digest_of(each.pending),
+                    "fingerprint": pins.digest_of(each.pending),
                     "approved": each.fingerprint,
                     "difference": each.difference(),
                 }
                 for name, approver, known in self._known(source)
-                for subject, each in fingerprints.pending(known).items()
+                for subject, each in pins.pending(known).items()
             ]
         }
 
@@ -123,13 +123,12 @@ class PinsRoom(Room):
             waiting = [
                 (approver, subject, each)
                 for _, approver, known in self._known(source)
-                for subject, each in fingerprints.pending(known).items()
+                for subject, each in pins.pending(known).items()
             ]
             chosen = [
                 item
                 for item in waiting
-                if not tool
-                or tool in (item[1], item[0].tool_of(item[1]), item[1].removeprefix(fingerprints.tool_subject("")))
+                if not tool or tool in (item[1], item[0].tool_of(item[1]), item[1].removeprefix(pins.tool_subject("")))
             ]
             names = [subject for _, subject, _ in waiting]
             if tool and not chosen:
@@ -137,7 +136,7 @@ class PinsRoom(Room):
                     f"nothing of {quote(tool)} waits for an approval in source {source}; what does: {list_names(names)}"
                 )
             if expected is not None:
-                chosen = [item for item in chosen if fingerprints.digest_of(item[2].pending) in expected]
+                chosen = [item for item in chosen if pins.digest_of(item[2].pending) in expected]
             subjects = [subject for _, subject, _ in chosen]
             with self.core.audit.operation("approve", principal_of(scope), target=source, why=list_names(subjects)):
                 for approver in {id(item[0]): item[0] for item in chosen}.values():

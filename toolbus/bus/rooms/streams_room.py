@@ -8,16 +8,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from toolbus.bus.access.identity import Identity
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.core import Core, Room
 from toolbus.bus.streams.doors import Doors
 from toolbus.bus.streams.grpc_server import ToolBusService
 from toolbus.bus.streams.health import SERVICE, Health
-from toolbus.bus.streams.listeners import Listeners
-from toolbus.bus.streams.untrusted_service import UntrustedService
-from toolbus.functions.declaration import llm_tool
-from toolbus.tool import MAX_LEVEL
+from toolbus.bus.streams.listeners import Listeners, UntrustedService
+from toolbus.functions.tool_spec import llm_tool
+from toolbus.protocol.tool import MAX_LEVEL
 
 log = logging.getLogger("toolbus")
 

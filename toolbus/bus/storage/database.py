@@ -6,10 +6,13 @@ calls `open_or_replace`. No error text repeats values of a row, which may hold p
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sqlite3
 import stat
 import struct
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus.path_ownership import check_path, make_directory
+from toolbus.common.text import shorten
 from toolbus.errors import SetupError
-from toolbus.text import shorten
 
 BUSY_SECONDS = 0.1  # for an operator's sqlite3 shell that uses the file now; an event loop may be blocked meanwhile
 SUFFIXES = ("", "-wal", "-shm", "-journal")  # of the files that belong to one database
@@ -309,3 +312,38 @@ def time_bytes(seconds: float) -> bytes:
 
 def _fix(error: sqlite3.Error) -> str | None:
     return _FIXES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)  # the low byte is the primary error code
+
+
+# Reads and replaces small JSON files in the data directory, such as the changes of operators.
+
+
+def read_state(path: Path) -> Any:
+    """Returns the content of a file.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        OSError: it cannot be read.
+        ValueError: it is not JSON.
+        SetupError: another user could have written it.
+    """
+    check_path(path, str(path))
+    return json.loads(path.read_text("utf-8"))
+
+
+def write_state(path: Path, content: Any) -> None:
+    """Replaces a file atomically; only its owner can read it.
+
+    Raises:
+        OSError: it cannot be written; the former file is left as it is.
+    """
+    handle, name = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file, ensure_ascii=False, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise

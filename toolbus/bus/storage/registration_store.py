@@ -29,9 +29,9 @@ from typing import IO, Any
 
 from toolbus.bus.path_ownership import check_path, make_directory
 from toolbus.bus.storage.database import Database, checksum_of, pragma, time_bytes, transaction
+from toolbus.common.text import dump_json, is_utf8
 from toolbus.errors import InvalidRequest, InvalidTool, SetupError
-from toolbus.text import dump_json, is_utf8
-from toolbus.tool import Annotations, Tool
+from toolbus.protocol.tool import Annotations, Tool
 
 FILE = "toolbus.db"
 LOCK = "toolbus.lock"

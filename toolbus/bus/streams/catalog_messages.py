@@ -9,15 +9,13 @@ import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import CatalogChanges, ChangeOutcome
-from toolbus.bus.catalog.compiled_tool import CompiledTool, compile_tool
-from toolbus.bus.catalog.entry import Entry, ToolListing
-from toolbus.bus.catalog.handler import HOST_SOURCE, Handler, is_operators
+from toolbus.bus.catalog.entry import HOST_SOURCE, CompiledTool, Entry, Handler, ToolListing, compile_tool, is_operators
+from toolbus.common.text import quote
 from toolbus.errors import InvalidRequest, InvalidTool
-from toolbus.text import quote
-from toolbus.tool import KIB, MIB, Limits, Tool, level_of
+from toolbus.protocol.tool import KIB, MIB, Limits, Tool, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

@@ -20,26 +20,22 @@ from typing import IO, Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from toolbus.bus.access.identity import Identity
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.keys.doorman import split_secure
 from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.streams import catalog_messages
-from toolbus.bus.streams.doors import Door, Doors, OpenDoor
+from toolbus.bus.streams.doors import Door, Doors, OpenDoor, rpc_identity
 from toolbus.bus.streams.health import SERVICE, Health
-from toolbus.bus.streams.held_calls import HeldBudget
-from toolbus.bus.streams.invoke_stream import InvokeStream, SharedParts
-from toolbus.bus.streams.joined_results import HeldOutboxes
+from toolbus.bus.streams.invoke_stream import HeldBudget, HeldOutboxes, InvokeStream, SharedParts
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import to_listing
-from toolbus.bus.streams.rpc_identity import rpc_identity
+from toolbus.common.stall import StallWatch
 from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted, SetupError, grpc_status
-from toolbus.limits import Timings
-from toolbus.session import Pool
-from toolbus.stall import StallWatch
-from toolbus.tool import Limits, level_of
+from toolbus.protocol.limits import Timings
+from toolbus.protocol.session import Pool
+from toolbus.protocol.tool import Limits, level_of
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as wire_grpc
 

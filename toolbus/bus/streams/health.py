@@ -16,9 +16,9 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
 
 from toolbus.bus.access.identity import Identity
-from toolbus.bus.streams.rpc_identity import rpc_identity
+from toolbus.bus.streams.doors import rpc_identity
+from toolbus.common.text import quote
 from toolbus.errors import Unauthenticated
-from toolbus.text import quote
 
 SERVICE = "toolbus.v1.ToolBusService"
 SOURCE_PREFIX = "toolbus.source."

@@ -13,15 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import Principal
 from toolbus.bus.access.quota import Quota
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.policy import EVERYONE, MAX_USER
 from toolbus.bus.streams.peer import Peer
+from toolbus.common.newest import NewestCache
+from toolbus.common.text import is_utf8, parse_json, quote
 from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted
-from toolbus.limits import MIB
-from toolbus.newest import NewestCache
-from toolbus.text import is_utf8, parse_json, quote
+from toolbus.protocol.limits import MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 MAX_TEXT_BYTES = 16 * 1024

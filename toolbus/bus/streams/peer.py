@@ -10,17 +10,14 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 
-from toolbus.bus.access.identity import LOCAL, Identity
-from toolbus.bus.access.principal import Principal
+from toolbus.bus.access.identity import LOCAL, Identity, Principal
 from toolbus.bus.access.quota import Quota
-from toolbus.bus.calls.call import ArgumentBudget, Call
-from toolbus.bus.calls.trace import TRACE_BYTES
-from toolbus.bus.catalog.entry import Entry
-from toolbus.bus.catalog.slots import Slots
+from toolbus.bus.calls.call import TRACE_BYTES, ArgumentBudget, Call
+from toolbus.bus.catalog.entry import Entry, Slots
 from toolbus.errors import Stage
-from toolbus.limits import DEFAULT_TIMINGS, Timings
-from toolbus.session import Session, Side, State
-from toolbus.tool import MAX_TIMEOUT_SECONDS, Limits
+from toolbus.protocol.limits import DEFAULT_TIMINGS, Timings
+from toolbus.protocol.session import Session, Side, State
+from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS, Limits
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

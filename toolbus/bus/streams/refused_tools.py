@@ -12,8 +12,8 @@ from enum import Enum, auto
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.streams.peer import Peer
-from toolbus.limits import KIB, MIB
-from toolbus.text import shorten
+from toolbus.common.text import shorten
+from toolbus.protocol.limits import KIB, MIB
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 

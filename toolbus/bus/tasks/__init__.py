@@ -1,10 +1,9 @@
 """Runs background tasks: calls, and other work, that go on after their soft deadline; results are fetched later."""
 
+from toolbus.bus.tasks.delivery import TaskCaller, TaskEvents
 from toolbus.bus.tasks.task import Status, Task, owner_of
-from toolbus.bus.tasks.task_caller import TaskCaller
 from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.bus.tasks.task_tools import TaskTools
-from toolbus.bus.tasks.task_watchers import TaskEvents
 
 __all__ = [
     # holding tasks

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from toolbus.common.text import repair_utf8, shorten
 from toolbus.errors import Code
 from toolbus.functions.reply import dump_output
-from toolbus.text import repair_utf8, shorten
-from toolbus.tool import Progress, Result
+from toolbus.protocol.tool import Progress, Result
 
 _LIKE_A_SOURCE = re.compile(r"(?:user:)*source:")  # users may choose their own ids
 _UNNAMED = re.compile(r"source:host:[0-9]+")  # a host that was given no source: the number is its process

@@ -17,11 +17,22 @@ import functools
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolbus.bus.tasks.delivery import Delivery, target_of
+from toolbus.bus.tasks.delivery import (
+    Delivery,
+    OnFinished,
+    Target,
+    TaskCaller,
+    TaskEvents,
+    TaskWatchers,
+    owner_of_call,
+    target_of,
+)
 from toolbus.bus.tasks.task import (
     CANCELLED,
     ENDED_WITH_PROCESS,
@@ -33,18 +44,265 @@ from toolbus.bus.tasks.task import (
     result_of,
     text_of,
 )
-from toolbus.bus.tasks.task_caller import TaskCaller, owner_of_call
-from toolbus.bus.tasks.task_index import TaskIndex, TaskLimits, check_limit
 from toolbus.bus.tasks.task_store import TaskStore
-from toolbus.bus.tasks.task_watchers import OnFinished, TaskEvents, TaskWatchers
-from toolbus.bus.tasks.task_work import NO_ANSWERS, TaskCall, Work
+from toolbus.common.text import dump_json
 from toolbus.errors import SetupError
-from toolbus.mcp.input_requests import InvalidInput, check_answers, read_requests
-from toolbus.text import dump_json
-from toolbus.tool import MAX_TIMEOUT_SECONDS, Result
+from toolbus.parts.mcp.messages.input_requests import InvalidInput, check_answers, read_requests
+from toolbus.protocol.tool import KIB, MAX_TIMEOUT_SECONDS, MIB, TASK_SECONDS, Result
+from toolbus.v1 import tool_pb2 as pb
 
 if TYPE_CHECKING:
     from toolbus.bus.calls.call import Call, CancelCalls, MakeCalls
+
+
+# Indexes tasks by id and owner, limits how many may run, and expires or evicts finished ones.
+#
+# Pure bookkeeping: nothing here waits, locks or reads a clock. A finished task expires when it is too old, or is
+# evicted by newer ones; a running task never is.
+
+
+MAX_OWNER = 512  # characters: users in grants have half as many, and no limit below counts this text
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLimits:
+    """How many tasks there may be, and for how long.
+
+    Attributes:
+        task_seconds: how long a task may run.
+        running, running_per_owner: tasks that may run, in all and of one owner.
+        finished_kept: finished tasks that can still be fetched.
+        finished_seconds: after which a finished task expires.
+        finished_bytes: of all their results together; 500 of the largest would take 2 GB.
+        result_bytes: the largest result that is written to disk.
+
+    Raises:
+        ValueError: from the constructor; a limit is not a number, or below 0.
+    """
+
+    task_seconds: float = TASK_SECONDS
+    running: int = 1_000
+    running_per_owner: int = 100
+    finished_kept: int = 500
+    finished_seconds: float = 86_400.0
+    finished_bytes: int = 64 * MIB
+    result_bytes: int = 512 * KIB
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            check_limit(each.name, getattr(self, each.name))
+
+
+class TaskIndex:
+    """The tasks of one program."""
+
+    def __init__(self, limits: TaskLimits) -> None:
+        self._limits = limits
+        self._running: dict[str, Task] = {}  # by task_id, oldest first
+        self._per_owner: dict[str, int] = {}  # running tasks by owner, without owners that have none
+        self._finished: dict[str, Task] = {}  # by task_id, in the order in which they ended
+        self._finished_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<TaskIndex running={len(self._running)} finished={len(self._finished)} bytes={self._finished_bytes}>"
+
+    def begin(self, task: Task) -> bool:
+        """Adds a running task; returns False, and adds nothing, above the limits or where its owner is too long."""
+        if len(task.owner) > MAX_OWNER:
+            return False
+        owned = self._per_owner.get(task.owner, 0)
+        if len(self._running) >= self._limits.running or owned >= self._limits.running_per_owner:
+            return False
+        self._running[task.task_id] = task
+        self._per_owner[task.owner] = owned + 1
+        return True
+
+    def update(self, task: Task) -> None:
+        """Puts a running task in the place of its earlier state."""
+        self._running[task.task_id] = task
+
+    def end(self, task: Task) -> tuple[Task, list[str]]:
+        """Adds a finished task, whether it ran here or was restored.
+
+        Returns:
+            The task, without its result where that alone is too large; and the ids of evicted tasks, which may be its
+            own.
+        """
+        limits = self._limits
+        if self._running.pop(task.task_id, None) is not None:
+            self._per_owner[task.owner] -= 1
+            if not self._per_owner[task.owner]:
+                del self._per_owner[task.owner]
+        if task.size > limits.finished_bytes:
+            task = task.without_result(f"it is larger than the limit finished_bytes = {limits.finished_bytes}")
+        self._finished[task.task_id] = task
+        self._finished_bytes += task.size
+        evicted = []
+        while len(self._finished) > limits.finished_kept or self._finished_bytes > limits.finished_bytes:
+            evicted.append(self._drop_oldest())
+        return task, evicted
+
+    def expire(self, now: float) -> list[str]:
+        """Drops finished tasks that are too old. Returns their ids."""
+        expired = []
+        while self._finished:
+            oldest = next(iter(self._finished.values()))
+            if oldest.ended is not None and oldest.ended + self._limits.finished_seconds > now:
+                break
+            expired.append(self._drop_oldest())
+        return expired
+
+    def find(self, task_id: str, owner: str | None = None) -> Task | None:
+        """Returns a task; None where the id is unknown, or the task is another owner's (owner None: not checked)."""
+        task = self._running.get(task_id) or self._finished.get(task_id)
+        return task if task is not None and owner in (None, task.owner) else None
+
+    def of(self, owner: str | None) -> list[Task]:
+        """Returns an owner's tasks, or (None) all: those that run, then the finished ones, each newest first."""
+        both = (reversed(self._running.values()), reversed(self._finished.values()))
+        return [task for tasks in both for task in tasks if owner in (None, task.owner)]
+
+    def all(self) -> list[Task]:
+        """Returns the tasks that run, then the finished ones, each oldest first."""
+        return [*self._running.values(), *self._finished.values()]
+
+    def _drop_oldest(self) -> str:
+        task_id = next(iter(self._finished))
+        self._finished_bytes -= self._finished.pop(task_id).size
+        return task_id
+
+
+def check_limit(name: str, value: object) -> None:
+    """Checks the value of a limit.
+
+    Raises:
+        ValueError: it is not a number of at least 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:  # NaN fails this too
+        raise ValueError(f"{name} is {value!r}, it must be a number of at least 0: omit it for the default")
+
+
+# Holds the work behind a running task, and makes the call of a task again once its questions are answered.
+
+
+INPUT_SECONDS = 3600.0  # how long a task waits for answers: people answer slowly
+NO_ANSWERS = f"it asked for input, and not all of it was answered within {INPUT_SECONDS:g} s"
+
+
+@dataclass(slots=True)
+class Work:
+    """The work behind a running task.
+
+    Attributes:
+        stop: cancels it, from any thread; may be called after it has ended.
+        call: the call that it is; None where it is a program's own.
+        target: where its result is delivered; None: nowhere.
+        waiters: the futures that its end resolves.
+        state: the request_state of its tool, for the call with the answers.
+        answers: to the questions, so far.
+    """
+
+    stop: Callable[[], None]
+    call: TaskCall | None = None
+    target: Target | None = None
+    waiters: set[asyncio.Future[Task]] = field(default_factory=set)
+    state: str = ""
+    answers: dict[str, Any] = field(default_factory=dict)
+
+    def go_on(self) -> None:
+        """Makes the call again with all answers; from any thread."""
+        answers, self.answers = self.answers, {}
+        if self.call is not None:
+            self.call.again(answers, self.state)
+
+
+class TaskCall:
+    """A call that became a task.
+
+    Args:
+        caller: receives its result from now on.
+        cancel, calls: those of its dispatcher, called on the loop that runs now; None, or no loop: it can neither be
+            cancelled nor made again.
+    """
+
+    def __init__(
+        self, call: Call, task_id: str, caller: TaskCaller, cancel: CancelCalls | None, calls: MakeCalls | None
+    ) -> None:
+        self.task_id = task_id
+        self.caller = caller
+        self._cancel = cancel
+        self._calls = calls
+        exchange = call.exchange
+        self._accepts: tuple[str, ...] = () if exchange is None else exchange.accepts
+        self._call = call if self._accepts else None  # None: its caller accepts no questions
+        self._stopped = False
+        self._timer: asyncio.TimerHandle | None = None  # ends the wait for answers; None while it waits for none
+        self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
+        try:
+            self._loop = weakref.ref(asyncio.get_running_loop())  # a program may end it long before the task
+        except RuntimeError:
+            pass
+
+    def __repr__(self) -> str:
+        return f"<TaskCall {self.task_id} {self.caller!r}>"
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether its caller accepts questions, and the call can be made again with the answers."""
+        return self._call is not None and self._calls is not None
+
+    def wait_for_input(self, expire: Callable[[], object]) -> None:
+        """Calls a function where the call is neither stopped nor made again in time; to be called on its loop."""
+        self._timer = asyncio.get_running_loop().call_later(INPUT_SECONDS, expire)
+
+    def stop(self) -> None:
+        """Cancels the call, if it runs."""
+        cancel = self._cancel
+        message = pb.ToolCancel(call_id=self.task_id, reason="the task was cancelled")
+
+        def stop() -> None:
+            self._stopped = True
+            self._stop_timer()
+            if cancel is not None:
+                cancel(self.caller, [message], time.monotonic())
+
+        self._soon(stop)
+
+    def again(self, answers: Mapping[str, Any], state: str) -> None:
+        """Makes the call again with the answers to its questions."""
+        call, calls = self._call, self._calls
+        if call is None or calls is None:
+            return
+        message = pb.ToolCall(
+            call_id=self.task_id,
+            name=call.entry.name,
+            arguments_json=call.arguments_json,
+            role=call.entry.table.role or "",
+            timeout_seconds=call.timeout,
+            context=call.context,
+            accepts=self._accepts,
+            input_responses_json=dump_json(answers),
+            request_state=state,
+        )
+
+        def make() -> None:
+            self._stop_timer()
+            if not self._stopped:  # it may have been cancelled while its answers arrived
+                calls(self.caller, [message], time.monotonic())
+
+        self._soon(make)
+
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _soon(self, act: Callable[[], object]) -> None:
+        here = self._loop() if self._loop is not None else None
+        if here is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed, and its calls have ended
+                here.call_soon_threadsafe(act)
+
 
 log = logging.getLogger("toolbus.tasks")
 

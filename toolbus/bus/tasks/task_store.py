@@ -27,8 +27,8 @@ from google.protobuf.message import DecodeError
 
 from toolbus.bus.storage.database import Database, checksum_of, time_bytes
 from toolbus.bus.tasks.task import Status, Task
-from toolbus.text import shorten
-from toolbus.tool import Result
+from toolbus.common.text import shorten
+from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.tasks")

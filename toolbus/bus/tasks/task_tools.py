@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from toolbus.bus.access.principal import principal_of
+from toolbus.bus.access.identity import principal_of
 from toolbus.bus.tasks.task import Task, envelope, owner_of
 from toolbus.bus.tasks.task_manager import TaskManager
-from toolbus.functions.declaration import llm_tool
+from toolbus.common.text import quote
 from toolbus.functions.reply import Err, Reply
 from toolbus.functions.scope import ToolScope
-from toolbus.text import quote
-from toolbus.tool import MAX_TIMEOUT_SECONDS
+from toolbus.functions.tool_spec import llm_tool
+from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS
 
 MAX_LISTED = 50  # a model that has more wants one of the newest
 ANSWER_SECONDS = 1.0  # before the deadline of await_task's own call, so that its caller still gets the answer

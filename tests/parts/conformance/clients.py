@@ -1,0 +1,99 @@
+"""Plays all rules against the clients of this project, and writes the table of clients/CONFORMANCE.md.
+
+    python -m tests.parts.conformance.clients [--check] [--runs 20] [NAME …]
+
+With `--check` the table is compared, not written. Reports of clients that are kept elsewhere are read from
+clients/reports. The exit code is 1 where a rule is broken, unclaimed or the table differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from toolbus.parts.conformance import report
+from toolbus.parts.conformance.script import ROLES
+from toolbus.parts.conformance.suite import Choice, ClientOutcome, RuleVerdict, run
+
+ROOT = Path(__file__).resolve().parents[3]
+TABLE = ROOT / "clients" / "CONFORMANCE.md"
+REPORTS = ROOT / "clients" / "reports"
+SDK = (sys.executable, "-m", "toolbus.parts.conformance.sdk_client")
+CLIENTS: Mapping[str, Sequence[str]] = {
+    "sdk": SDK,
+    "stubs": (sys.executable, str(ROOT / "clients" / "python" / "conformance.py")),
+}
+# The SDK in other ways, which keep the same rules: handlers on threads; with the switch that the commands set. They
+# are played where they are named.
+OTHERS: Mapping[str, Sequence[str]] = {
+    "sdk-plain": (*SDK, "--plain"),
+    "sdk-switched": ("env", "GRPC_EXPERIMENTS=-event_engine_client,-event_engine_listener", *SDK),
+}
+
+
+def environment() -> None:
+    """Has the clients find this project's package."""
+    os.environ["PYTHONPATH"] = str(ROOT)
+
+
+def wrong_of(outcome: ClientOutcome) -> list[str]:
+    """Returns a line for each rule that is not kept, or one that says that the client does not start."""
+    if not outcome.starts:
+        return ["it opens no stream", *outcome.stderr]
+    return [f"{each.rule.id}: {each.why}" for each in outcome.judged if each.verdict is not RuleVerdict.KEPT]
+
+
+async def play(name: str) -> tuple[dict[str, Any], bool]:
+    """Plays everything against one client; returns its report, and whether it keeps all."""
+    began = time.monotonic()
+    outcome = await run({**CLIENTS, **OTHERS}[name], Choice(roles=ROLES))
+    wrong = wrong_of(outcome)
+    verdict = f"{len(wrong)} broken" if wrong else "all kept"
+    print(f"{name}: {len(outcome.judged)} rules in {time.monotonic() - began:.0f} s, {verdict}", flush=True)
+    for line in wrong:
+        print(f"  {line}")
+    return report.as_json(outcome), not wrong
+
+
+def written(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the table of these reports and of those that others have sent."""
+    sent = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(REPORTS.glob("*.json"))]
+    return report.table(reports, sent)
+
+
+def main() -> int:
+    """Reads the command line and plays."""
+    known = ", ".join([*CLIENTS, *OTHERS])
+    parser = argparse.ArgumentParser(description="Play the rules of the protocol against the clients.")
+    parser.add_argument("--check", action="store_true", help="compare the table instead of writing it")
+    parser.add_argument("--runs", type=int, default=1, help="how often each client is played")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {known}; the first two if none is given")
+    options = parser.parse_args()
+    if unknown := set(options.names) - {*CLIENTS, *OTHERS}:
+        parser.error(f"there is no client {', '.join(sorted(unknown))}")
+    environment()
+    names = options.names or list(CLIENTS)
+    kept, reports = True, {}
+    for _ in range(options.runs):
+        for name in names:
+            reports[name], sound = asyncio.run(play(name))
+            kept = kept and sound
+    if not options.names:
+        table = written([reports[name] for name in CLIENTS])
+        if not options.check:
+            TABLE.write_text(table, encoding="utf-8")
+        elif not TABLE.exists() or TABLE.read_text(encoding="utf-8") != table:
+            print("clients/CONFORMANCE.md is not what the clients keep: run 'make conformance' and commit the result")
+            kept = False
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

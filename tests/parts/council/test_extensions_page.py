@@ -1,0 +1,115 @@
+"""The tables of the guides for councils and for those who move from Spindle are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import typing
+from collections.abc import Iterable
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.parts.council import test_spindle_differences
+from toolbus.extension import (
+    CouncilCompleted,
+    CouncilEvent,
+    CouncilSettings,
+    CouncilStarted,
+    Member,
+    MemberDone,
+    SidecarSettings,
+    ToolsFailed,
+    bundled_prompt_tools,
+)
+from toolbus.functions.scope import ToolScope
+from toolbus.parts.council import settings
+from toolbus.parts.council.council import MAX_PARALLEL
+from toolbus.parts.council.deliberation import MAX_CHATS, MAX_ENTRIES_PER_CHAT, MAX_ENTRY_CHARACTERS
+from toolbus.parts.council.settings import ATTEMPTS
+from toolbus.sdk.incoming_calls import ToolInvocation
+
+PAGE = (Path(__file__).parents[3] / "docs" / "start" / "councils.md").read_text("utf-8")
+SPINDLE = (Path(__file__).parents[3] / "docs" / "moving" / "spindle.md").read_text("utf-8")
+ANN = Member("m1", "Ann")
+EVENTS: tuple[CouncilEvent, ...] = (
+    CouncilStarted("r", "c", 1),
+    MemberDone("r", "c", ANN, ()),
+    CouncilCompleted("r", "c", 1.0, 1),
+    ToolsFailed("r", "c", (), 0),
+)
+
+
+def rows(head: str, page: str = PAGE) -> list[list[str]]:
+    """Returns the cells below the table head that begins with a text."""
+    lines = page.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(head)) + 2
+    end = next(number for number in range(start, len(lines)) if not lines[number].startswith("|"))
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[start:end]]
+
+
+def names(cells: Iterable[str]) -> list[str]:
+    return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+
+
+@pytest.mark.parametrize(
+    ("head", "record"), [("| council setting |", CouncilSettings), ("| sidecar setting |", SidecarSettings)]
+)
+def test_the_page_lists_every_setting_with_its_default(head: str, record: Any) -> None:
+    listed = {row[0].strip("`"): ast.literal_eval(row[1].strip("`")) for row in rows(head)}
+    assert listed == {each.name: each.default for each in fields(record) if each.default is not MISSING}
+    assert len(listed) == len(fields(record))
+
+
+def test_the_page_lists_every_time_and_number_of_tokens_of_a_council() -> None:
+    listed = {row[0].strip("`"): float(row[1]) for row in rows("| what | value |")}
+    constants = {
+        name: value for name, value in vars(settings).items() if name.isupper() and isinstance(value, int | float)
+    }
+    known = constants | {each.name: each.default for each in fields(settings.CouncilTimings)}
+    elsewhere = {"TEMPERATURE", "TOP_P", "DEFAULT_GENDER_IDENTITY", "MAX_RETENTION"}  # in the tables of settings
+    elsewhere |= {"KIB", "MAX_TIMEOUT_SECONDS"}  # of other modules
+    assert listed == {name: value for name, value in known.items() if name not in elsewhere}
+
+
+def test_the_page_lists_every_event_with_its_fields() -> None:
+    assert {type(event) for event in EVENTS} == set(typing.get_args(CouncilEvent))
+    for event, (kind, name, listed) in zip(EVENTS, rows("| event |"), strict=True):
+        described = event.described()
+        assert (kind, name) == (f"`{type(event).__name__}`", f"`{described.pop('event')}`")
+        assert names([listed]) == [key for key in described if key not in ("generationId", "chatId")]
+
+
+def test_the_page_lists_every_key_of_an_invocation_and_of_a_member() -> None:
+    listed = rows("| key | attribute |")
+    call = ToolInvocation.of({}, ToolScope())
+    assert names(row[0] for row in listed) == list(call)
+    assert names(row[1] for row in listed) == [each.name for each in fields(ToolInvocation)]
+    (of_member,) = (row[2] for row in listed if row[0] == "`councilMember`")
+    assert names([of_member]) == list(ANN.described())
+
+
+def test_every_defect_of_the_table_has_its_test() -> None:
+    tested = set(re.findall(r"test_defect_(\d+)_", " ".join(vars(test_spindle_differences))))
+    assert {row[0] for row in rows("| | Spindle | toolbus |", SPINDLE)} == tested
+
+
+@pytest.mark.parametrize(
+    ("sentence", "number"),
+    [
+        (r"at most (\d+) run at a time", MAX_PARALLEL),
+        (r"cut to ([\d,]+)\s+characters", MAX_ENTRY_CHARACTERS),
+        (r"a chat has at most (\d+) entries", MAX_ENTRIES_PER_CHAT),
+        (r"for the ([\d,]+) chats", MAX_CHATS),
+    ],
+)
+def test_the_numbers_of_the_page_are_those_of_the_code(sentence: str, number: int) -> None:
+    assert [int(found.replace(",", "")) for found in re.findall(sentence, " ".join(PAGE.split()))] == [number]
+
+
+def test_the_numbers_in_the_text_of_the_page_are_true() -> None:
+    words = {"ten": len(bundled_prompt_tools()), "three times in all": ATTEMPTS, "twelve": len(ANN.described())}
+    assert words == {"ten": 10, "three times in all": 3, "twelve": 12}
+    assert all(word in " ".join(PAGE.split()) for word in words)

@@ -1,0 +1,92 @@
+"""JavaScript files of a folder on a real bus, in their sandboxed processes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.parts.dropin.script_cases import seed
+from tests.parts.dropin.test_script_group import registration
+from tests.parts.dropin.test_spindle_scripts import KNOWLEDGE, answering
+from tests.support.tool_folders import OfferedFolder, offered_folder, tool
+from toolbus.errors import Code
+from toolbus.parts.dropin.group_process import ProcessPlan
+from toolbus.protocol.tool import MIB
+from toolbus.sdk import Host
+
+
+def write(folder: Path, **files: str) -> None:
+    for stem, text in files.items():
+        (folder / f"{stem}.js").write_text(text)
+
+
+def test_a_process_of_scripts_gets_no_grant_but_its_limits() -> None:
+    granted: dict[str, Any] = {"write": ("/w",), "read": ("/r",), "connect": (("127.0.0.1", 80),)}
+    limits = {"memory_bytes": 256 * MIB}
+    for file, grants in (("a.py", granted), ("a.js", dict.fromkeys(granted, ()))):
+        plan = ProcessPlan("/tools", "dropin:a", (file,), (file,), "bus:1", "token", 3, limits=limits, **granted)
+        given = plan.grants()
+        assert (given.write, given.read, given.connect) == tuple(
+            tuple(map(Path, grants[key])) if key != "connect" else grants[key] for key in granted
+        )
+        assert given.memory_bytes == 256 * MIB
+
+
+async def called(folder: OfferedFolder, name: str, **arguments: Any) -> Any:
+    result = await folder.bus.call(name, arguments)
+    return result.error.code if result.error is not None else result.output
+
+
+async def test_a_copied_folder_runs_as_it_is_beside_files_in_python(tmp_path: Path) -> None:
+    write(tmp_path, _common="var GREETING = 'hello'", my_tool=seed("my_tool.js"))
+    (tmp_path / "kb" / "dist").mkdir(parents=True)
+    (tmp_path / "kb" / "spindle.json").write_text('{"identifier": "knowledge"}')
+    write(tmp_path / "kb" / "dist", backend=seed("search_knowledge_base.js", "tool_invocation.js") + KNOWLEDGE)
+    write(tmp_path, leaky=registration("leaky", "return {greeting: GREETING, password: 'x'}"))
+    (tmp_path / "own.py").write_text(tool("own", "1"))
+    async with offered_folder(tmp_path) as folder:
+        described = {
+            "search_knowledge_base": "Searches the extension knowledge base for relevant information",
+            "my_tool": "What this tool does and exactly when to call it.",
+            "leaky": "D.",
+            "own": "1",
+        }
+        await folder.wait_for_report(" offered ", 3)
+        assert {name: description for _, name, description in folder.catalog()} == described
+        assert {name: source for source, name, _ in folder.catalog()} == {
+            "search_knowledge_base": "dropin:kb",
+            "my_tool": "dropin:js",
+            "leaky": "dropin:js",
+            "own": "dropin",
+        }
+        assert await called(folder, "my_tool", topic="boards") == {"ok": True, "answer": "..."}
+        assert await called(folder, "my_tool") is Code.INVALID_ARGUMENTS
+        assert await called(folder, "leaky") is Code.SECRET_BLOCKED
+        query = await folder.bus.call("dropin:kb:search_knowledge_base", {"query": "bells", "limit": 5})
+        assert query.output == "bells is known\nlimit 5"
+        async with Host(folder.bus.grpc_addresses[0]) as host:
+            notices = (await host.list()).notices
+        assert {source for source, text in notices if "protected by" in text} == {"dropin", "dropin:js", "dropin:kb"}
+        write(tmp_path, leaky=registration("tight", "return GREETING"))
+        await folder.wait_for_report("dropin:js#2 offered .*tight")
+        assert await called(folder, "tight") == "hello"
+
+
+async def test_a_script_without_end_or_measure_harms_only_itself_and_runs_again(tmp_path: Path) -> None:
+    manifest = {"files": {"greedy.js": {"memory_mb": 128, "cpu_seconds": 1}}}
+    (tmp_path / "_manifest.json").write_text(json.dumps(manifest))
+    fills = "globalThis.kept = []; while (true) kept.push('x'.repeat(1e6) + kept.length)"
+    body = f"if (payload.args.fill) {{ {fills} }} if (payload.args.loop) while (true) {{}} return 'well'"
+    write(tmp_path, greedy=answering(body, "greedy"), calm=registration("calm", "return 'calm'"))
+    async with offered_folder(tmp_path) as folder:
+        await folder.wait_for_report(" offered ", 2)
+        looping = await folder.bus.call("greedy", {"loop": 1})
+        assert looping.error is not None
+        assert looping.error.message.startswith("the script computed for more than 0.333 s without a pause")
+        assert await called(folder, "greedy") == "well"
+        filling = await folder.bus.call("greedy", {"fill": 1})
+        assert filling.error is not None
+        assert "limit of 64 MiB of memory" in filling.error.message
+        assert await called(folder, "calm") == "calm"
+        await folder.wait_for_report(r"dropin:greedy.js#1 offered ", 2)
+        assert await called(folder, "greedy") == "well"
+        assert len(await folder.pids(3)) == 3

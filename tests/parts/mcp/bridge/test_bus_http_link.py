@@ -1,0 +1,162 @@
+"""The bridge over HTTP, against a bus."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import until
+from toolbus.parts.mcp.bridge.bridge import Bridge
+from toolbus.parts.mcp.bridge.bus_http_link import RESUME_SECONDS, BusHttpLink
+from toolbus.parts.mcp.bridge.links import Link, NoBus, TakeEnd, TakeLine
+from toolbus.parts.mcp.settings import McpSettings, Profile
+from toolbus.sdk import Plugin, ToolScope
+from toolbus.testing import running_bus
+
+Json = dict[str, Any]
+META = {"io.modelcontextprotocol/protocolVersion": "2026-07-28", "io.modelcontextprotocol/clientCapabilities": {}}
+INITIALIZE = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+REGION = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}
+
+
+class Client:
+    """A client whose bridge uses HTTP."""
+
+    def __init__(self, url: str, profile: str = "") -> None:
+        self.got: list[Json] = []
+        self.ends: list[str] = []  # why connections have ended
+        self._url = url
+        self.bridge = Bridge(self._connect, lambda line: self.got.append(json.loads(line)), profile)
+
+    def _connect(self, take: TakeLine, end: TakeEnd) -> Link:
+        def note(link: Link, why: str) -> None:
+            end(link, why)
+            self.ends.append(why)
+
+        return BusHttpLink(self._url, take, note)
+
+    async def say(self, method: str, id: int | None = None, **params: Any) -> None:
+        message = {"jsonrpc": "2.0", "method": method, "params": params, **({} if id is None else {"id": id})}
+        await asyncio.to_thread(self.bridge.take, json.dumps(message).encode() + b"\n")
+
+    async def ask(self, method: str, id: int, **params: Any) -> Json:
+        await self.say(method, id, **params)
+        await until(lambda: self.answers(id), f"the answer to {method}")
+        (answer,) = self.answers(id)
+        return answer
+
+    def answers(self, id: int) -> list[Json]:
+        return [each for each in self.got if each.get("id") == id and "method" not in each]
+
+    def was_notified(self, method: str) -> bool:
+        return any(each.get("method") == method for each in self.got)
+
+
+def offered(address: str) -> Plugin:
+    plugin = Plugin("here", address=address)
+
+    @plugin.tool(parameters=REGION)
+    def where(region: str) -> str:
+        """Says a region"""
+        return region
+
+    @plugin.tool
+    async def wait(scope: ToolScope) -> str:
+        """Waits until it is cancelled"""
+        scope.progress(1, message="waiting")
+        await asyncio.Event().wait()
+        return "never"
+
+    return plugin
+
+
+async def test_both_eras_go_over_http() -> None:
+    async with running_bus(http="127.0.0.1:0") as bus:
+        client = Client(f"http://{bus.http_address}/mcp")
+        await asyncio.to_thread(client.bridge.connect_once)
+        assert "no tools" not in (await client.ask("initialize", 1, **INITIALIZE))["result"]["instructions"]
+        await client.say("notifications/initialized")
+        assert (await client.ask("tools/list", 2))["result"]["tools"] == []
+        async with offered(bus.grpc_addresses[0]) as plugin:
+            await plugin.ready()
+            await until(lambda: client.was_notified("notifications/tools/list_changed"), "the notification")
+            legacy = await client.ask("tools/call", 3, name="where", arguments={"region": "süd"})
+            await client.ask("tools/list", 4, _meta=META)
+            modern = await client.ask("tools/call", 5, name="where", arguments={"region": "süd"}, _meta=META)
+            for answer in (legacy, modern):
+                assert answer["result"]["content"][0]["text"] == "süd"
+        await asyncio.to_thread(client.bridge.finish)
+
+
+async def test_a_cancelled_call_of_a_session_leaves_its_other_calls_alone() -> None:
+    async with running_bus(http="127.0.0.1:0") as bus, offered(bus.grpc_addresses[0]) as plugin:
+        await plugin.ready()
+        client = Client(f"http://{bus.http_address}/mcp")
+        await asyncio.to_thread(client.bridge.connect_once)
+        await client.ask("initialize", 1, **INITIALIZE)
+        for id in (2, 3):
+            await client.say("tools/call", id, name="wait", arguments={}, _meta={"progressToken": id})
+            await until(lambda: client.was_notified("notifications/progress"), "progress")
+            client.got.clear()
+        await client.say("notifications/cancelled", requestId=2)
+        await asyncio.sleep(2 * RESUME_SECONDS)  # the stream of the cancelled call would be resumed meanwhile
+        assert client.answers(2) == client.answers(3) == []
+        await client.say("notifications/cancelled", requestId=3)
+        await asyncio.to_thread(client.bridge.finish)
+
+
+@pytest.mark.parametrize("meta", [{}, META], ids=["legacy", "modern"])
+async def test_a_cancelled_call_is_not_answered(meta: Json) -> None:
+    async with running_bus(http="127.0.0.1:0") as bus, offered(bus.grpc_addresses[0]) as plugin:
+        await plugin.ready()
+        client = Client(f"http://{bus.http_address}/mcp")
+        await asyncio.to_thread(client.bridge.connect_once)
+        await client.ask("initialize", 1, **INITIALIZE)
+        await client.say("tools/call", 2, name="wait", arguments={}, _meta={**meta, "progressToken": "p"})
+        await until(lambda: client.was_notified("notifications/progress"), "progress")
+        await client.say("notifications/cancelled", requestId=2)
+        assert (await client.ask("tools/list", 3, _meta=meta))["result"]["tools"]
+        assert client.answers(2) == []
+        await asyncio.to_thread(client.bridge.finish)
+
+
+async def test_a_profile_is_a_path_and_an_unknown_one_is_named() -> None:
+    settings = McpSettings(profiles={"default": Profile(), "desk": Profile("desk", deny=("*",))})
+    async with running_bus(http="127.0.0.1:0", mcp=settings) as bus, offered(bus.grpc_addresses[0]) as plugin:
+        await plugin.ready()
+        url = f"http://{bus.http_address}/mcp"
+        desk, unknown = Client(url, "desk"), Client(url, "unknown")
+        for client in (desk, unknown):
+            await asyncio.to_thread(client.bridge.connect_once)
+        assert (await desk.ask("tools/list", 1, _meta=META))["result"]["tools"] == []
+        assert "'unknown'" in (await unknown.ask("initialize", 1, **INITIALIZE))["result"]["instructions"]
+        await asyncio.to_thread(desk.bridge.finish)
+
+
+async def test_requests_wait_for_the_next_bus_which_gets_the_handshake() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    client = Client(f"http://{address}/mcp")
+    async with running_bus(http=address):
+        await asyncio.to_thread(client.bridge.connect_once)
+        await client.ask("initialize", 1, **INITIALIZE)
+        await client.say("notifications/initialized")
+        await client.ask("tools/list", 2)
+    await until(lambda: client.ends, "the end of the connection")
+    await client.say("tools/list", 3)  # it waits for the next bus
+    async with running_bus(http=address):
+        await asyncio.to_thread(client.bridge.connect_once)
+        await until(lambda: client.answers(3), "the answer of the next bus")
+        assert client.answers(3)[0]["result"]["tools"] == []
+        assert client.was_notified("notifications/tools/list_changed")
+        await asyncio.to_thread(client.bridge.finish)
+
+
+def test_an_error_names_an_invalid_address_and_one_where_nothing_listens() -> None:
+    for url in ("48911", "http://127.0.0.1:1/mcp"):
+        with pytest.raises(NoBus, match=url):
+            BusHttpLink(url, lambda line: None, lambda link, why: None)

@@ -1,0 +1,145 @@
+"""Declarations of MCP servers as tools of the bus: each is judged alone, and none can hide anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from toolbus.parts.mcp.client.declarations import MAX_TOOLS, Declared, our_name, tools_of
+from toolbus.parts.mcp.client.mount_entry import MountEntry
+from toolbus.protocol.limits import Limits
+from toolbus.protocol.tool import NAME
+
+LIMITS = Limits()
+
+
+def declared(*items: Any, **fields: Any) -> Declared:
+    return tools_of(MountEntry("files", command="x", **fields), items, LIMITS)
+
+
+def tool(name: str = "read", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "inputSchema": {"type": "object"}, **fields}
+
+
+def test_a_declaration_becomes_a_tool_with_the_settings_of_its_mount() -> None:
+    made = declared(tool(title="Read", description="Reads."), role="Yui", min_level=2, timeout_seconds=9)
+    assert made.left == ()
+    [one] = made.tools
+    assert (one.name, one.display_name, one.description) == ("read", "Read", "Reads.")
+    assert (one.role, one.min_level, one.timeout_seconds) == ("Yui", 2, 9)
+
+
+def test_hints_are_shown_and_believed_only_where_the_operator_says_so() -> None:
+    hints = tool(annotations={"readOnlyHint": True, "idempotentHint": True})
+    for trusted in (False, True):
+        [one] = declared(hints, trust_hints=trusted).tools
+        assert one.annotations.read_only is True
+        assert one.repeatable is trusted
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"name": "bad", "inputSchema": nested(70)}, "schema_depth"),
+        ({"name": "bad", "inputSchema": "x"}, "inputSchema"),
+        ({"name": "bad", "description": 5, "inputSchema": {}}, "description"),
+        ({"name": "bad", "description": "x" * 20_000, "inputSchema": {}}, "description_bytes"),
+        ({"name": "bad", "inputSchema": {"description": "x" * 300_000}}, "schema_bytes"),
+        ({"name": "bad", "inputSchema": {"enum": ["\ud800"]}}, "half of a surrogate pair"),
+        ({"inputSchema": {}}, "no name"),
+        ({"name": 5}, "no name"),
+        ("text", "no name"),
+        (tool("read"), "declared twice"),
+    ],
+)
+def test_what_cannot_be_taken_is_left_out_with_the_reason_and_its_neighbours_stay(bad: Any, says: str) -> None:
+    made = declared(tool("read"), bad, tool("write"))
+    assert [each.name for each in made.tools] == ["read", "write"]
+    [left] = made.left
+    assert says in left.reason
+
+
+def test_what_is_nested_too_deep_is_left_out() -> None:
+    made = declared({"name": "bad", "inputSchema": nested(20_000)}, tool())
+    assert ([each.name for each in made.tools], len(made.left)) == (["read"], 1)
+
+
+def test_what_is_only_beside_a_tool_does_not_cost_the_tool() -> None:
+    made = declared(tool(icons=[{"src": "data:" + "x" * 300_000}], outputSchema=nested(70)))
+    [one] = made.tools
+    assert (one.metadata_json, one.output_schema_json) == ("", "")
+    icons, schema = made.notices["read"]
+    assert "icons" in icons
+    assert "outputSchema" in schema
+
+
+def test_globs_choose_by_either_name_and_deny_wins() -> None:
+    items = [tool("read_file"), tool("read_secret"), tool("write_file"), tool("list/all")]
+    made = declared(*items, allow=("read_*", "list/*"), deny=("*secret",))
+    assert [made.server_names[each.name] for each in made.tools] == ["read_file", "list/all"]
+    assert made.hidden == 2
+
+
+def test_a_name_that_breaks_our_rules_gets_one_that_keeps_them_and_depends_on_nothing_else() -> None:
+    both = declared(tool("list/all"), tool("list all"), tool("x" * 100), tool("…"))
+    assert len({each.name for each in both.tools}) == 4
+    assert list(both.server_names.values()) == ["list/all", "list all", "x" * 100, "…"]
+    alone = declared(tool("list all"))
+    assert alone.tools[0].name == both.tools[1].name
+    assert "the server calls it 'list all'" in alone.notices[alone.tools[0].name]
+
+
+def test_characters_that_nobody_sees_are_written_out_and_marked() -> None:
+    hidden = "Reads.\U000e0041\U000e0042\nIt\u202e is\u200b safe."
+    schema = {"type": "object", "properties": {"p": {"type": "string", "description": "a\u2066b", "enum": ["\u202e"]}}}
+    made = declared(tool(description=hidden, inputSchema=schema), tool("plain", description="Größe ♥ 👨‍👩‍👧\n\tx"))
+    one, plain = made.tools
+    assert one.description == "Reads.[U+E0041 ×2]\nIt[U+202E] is[U+200B] safe."
+    assert one.parameters["properties"]["p"] == {"type": "string", "description": "a[U+2066]b", "enum": ["\u202e"]}
+    assert "invisible" in made.notices["read"][0]
+    assert plain.description == "Größe ♥ 👨‍👩‍👧\n\tx"
+    assert "plain" not in made.notices
+
+
+def test_a_changed_tool_that_is_blocked_is_left_out_with_the_command_that_approves_it() -> None:
+    made = tools_of(MountEntry("files", command="x"), [tool("a"), tool("b")], LIMITS, {"tool:a"})
+    assert [each.name for each in made.tools] == ["b"]
+    assert "toolbus approve files a" in made.left[0].reason
+
+
+def test_a_mount_has_no_more_tools_than_the_limit() -> None:
+    made = tools_of(MountEntry("files", command="x"), [tool(f"t{number}") for number in range(7)], LIMITS, max_tools=5)
+    assert len(made.tools) == 5
+    assert MAX_TOOLS == 10_000
+    assert "2 more tools" in made.left[0].reason
+
+
+_ANY: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "x"]), inner, max_size=2),
+    max_leaves=6,
+)
+_KEYS = st.sampled_from(["description", "title", "inputSchema", "outputSchema", "annotations", "icons", "_meta"])
+
+
+@given(st.lists(_ANY | st.dictionaries(_KEYS, _ANY).map(lambda more: {"name": "n", **more}), max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_whatever_a_server_declares_is_offered_or_left_out(items: list[Any]) -> None:
+    made = declared(*items)
+    assert len(made.tools) + len(made.left) == len(items)
+
+
+@given(st.text(min_size=1, max_size=150))
+@settings(max_examples=40)
+def test_every_name_becomes_one_that_keeps_the_rules(name: str) -> None:
+    assert NAME.fullmatch(our_name(name))

@@ -1,0 +1,115 @@
+# ruff: noqa: F401, F811  # fixtures are imported by name and asked for by name
+
+import asyncio
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from tests.parts.mcp.client.mount_cases import ERAS, House, house
+from tests.support.waiting import WAIT_SECONDS, until
+from toolbus.bus.local import LocalCaller
+from toolbus.errors import Code
+from toolbus.parts.mcp.client.mount_status import MountState
+from toolbus.protocol.tool import Result
+from toolbus.v1 import tool_pb2 as pb
+
+
+class TestQuestions:
+    """Servers that ask in the middle of a call."""
+
+    @staticmethod
+    async def call(house: House, arguments: dict[str, Any] | None = None, user: str = "u", **fields: Any) -> Result:
+        """Calls as a host that can be asked."""
+        caller = LocalCaller("host", house.bus.dispatcher)
+        call = pb.ToolCall(name="small:ask", arguments_json=json.dumps(arguments or {}), **fields)
+        call.context.user_id = user
+        async with asyncio.timeout(WAIT_SECONDS):
+            return await caller.call(call)
+
+    @ERAS
+    async def test_a_question_ends_the_call_and_the_answer_goes_on_with_it(self, house: House, era: str) -> None:
+        await house.live(era)
+        asked = await self.call(house, accepts=["elicitation.form"])
+        ((key, question),) = json.loads(asked.input_requests_json).items()
+        assert question["method"] == "elicitation/create"
+        assert question["params"]["message"] == "Who?"
+        answers = json.dumps({key: {"action": "accept", "content": {"name": "Ada"}}})
+        fields: dict[str, Any] = {"accepts": ["elicitation.form"], "input_responses_json": answers}
+        result = await self.call(house, request_state=asked.request_state, **fields)
+        assert '"Ada"' in result.unwrap()
+
+    @pytest.mark.parametrize("way", ["twice", "both"])
+    async def test_a_server_may_ask_again_after_an_answer_and_before_it(self, house: House, way: str) -> None:
+        await house.live()
+        result = await self.call(house, {"text": way}, accepts=["elicitation.form"])
+        messages, keys = [], set()
+        for name in ("Ada", "Bob"):
+            asked = json.loads(result.input_requests_json)
+            answers = {key: {"action": "accept", "content": {"name": name}} for key in asked}
+            messages += [question["params"]["message"] for question in asked.values()]
+            keys |= set(asked)
+            fields: dict[str, Any] = {"accepts": ["elicitation.form"], "input_responses_json": json.dumps(answers)}
+            result = await self.call(house, {"text": way}, request_state=result.request_state, **fields)
+        assert sorted(messages) == (["One?", "Two?"] if way == "twice" else ["A", "B"])
+        assert len(keys) == 2
+        assert sorted(each["content"]["name"] for each in json.loads(result.unwrap())) == ["Ada", "Bob"]
+
+    async def test_a_caller_that_cannot_be_asked_is_not_and_the_server_goes_on(self, house: House) -> None:
+        await house.live()
+        result = await self.call(house)
+        assert "does not accept elicitation.form" in result.unwrap()
+        for method in ("sampling/createMessage", "roots/list"):
+            refused = await self.call(house, {"text": method}, accepts=["elicitation.form"])
+            assert "does not accept" in refused.unwrap()
+
+    async def test_a_parked_call_goes_on_for_nobody_else(self, house: House) -> None:
+        await house.live()
+        asked = await self.call(house, accepts=["elicitation.form"], user="owner")
+        fields: dict[str, Any] = {"accepts": ["elicitation.form"], "input_responses_json": "{}"}
+        fields["request_state"] = asked.request_state
+        stolen = await self.call(house, user="thief", **fields)
+        assert stolen.error is not None
+        assert stolen.error.code is Code.INVALID_ARGUMENTS
+        again = await self.call(house, user="owner", **fields)
+        assert again.input_requests_json == asked.input_requests_json
+
+    async def test_a_question_while_calls_of_two_users_run_is_refused(self, house: House) -> None:
+        await house.live()
+        other = asyncio.create_task(house.call("sleep", {"seconds": 1}))
+        await asyncio.sleep(0)
+        refused = await self.call(house, accepts=["elicitation.form"])
+        assert "several users" in refused.unwrap()
+        await other
+
+    async def test_a_question_beside_a_parked_call_or_a_prompt_of_others_is_refused(
+        self, house: House, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        mount = await house.live()
+        connection = await mount.connected()
+        with monkeypatch.context() as patch:  # a server that does not answer it yet
+            patch.setattr(connection.transport, "send", lambda message: None)
+            waiting = connection.send("prompts/get", b"{}", lambda result, error: None)
+        refused = await self.call(house, accepts=["elicitation.form"])
+        assert "several users" in refused.unwrap()
+        connection.cancel(waiting, "over")
+        asked = await self.call(house, accepts=["elicitation.form"], user="owner")
+        assert asked.request_state
+        refused = await self.call(house, accepts=["elicitation.form"], user="other")
+        assert "several users" in refused.unwrap()
+        again = await self.call(house, accepts=["elicitation.form"], user="owner")
+        assert again.request_state
+
+    async def test_a_parked_call_ends_with_its_server(self, house: House) -> None:
+        mount = await house.live()
+        asked = await self.call(house, accepts=["elicitation.form"])
+        os.kill(mount.status().pid, signal.SIGKILL)
+        await until(lambda: mount.restarts == 1)
+        await until(lambda: mount.state is MountState.LIVE)
+        late = await self.call(
+            house, accepts=["elicitation.form"], input_responses_json="{}", request_state=asked.request_state
+        )
+        assert late.error is not None
+        assert "was restarted" in late.error.message

@@ -1,0 +1,369 @@
+"""Tests what MCP clients see: names that never flip, profiles, pages, and the search instead of a list."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.parts.mcp.server.asking import Scripted
+from tests.parts.mcp.server.http_client import HttpClient, serving
+from toolbus.bus import Bus
+from toolbus.bus.access.identity import Globs, Identity, Scopes
+from toolbus.bus.calls.call_records import RecordFilter
+from toolbus.bus.catalog.entry import compile_tools
+from toolbus.bus.catalog.policy import AccessRules
+from toolbus.errors import SetupError
+from toolbus.functions.tool_spec import llm_tool, spec_of
+from toolbus.parts.mcp.messages.jsonrpc import McpCode
+from toolbus.parts.mcp.server import mcp_listing
+from toolbus.parts.mcp.server.mcp_listing import STATE_FILE, ToolNames, declare
+from toolbus.parts.mcp.settings import McpSettings, Profile
+from toolbus.protocol.tool import Limits, Tool
+
+DEFAULT = Profile()
+
+
+def offer(bus: Bus, source: str, name: str, *, qualified: bool = True, **options: Any) -> None:
+    """Offers a tool that returns its full name."""
+
+    async def tool() -> str:
+        return f"{source}:{name}"
+
+    bus.offer(source, spec_of(llm_tool(name=name, **options)(tool)), qualified=qualified)
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def name_of(names: ToolNames, name: str, profile: Profile = DEFAULT) -> str:
+    source, _, bare = name.rpartition(":")
+    return names.name_of(profile, name, bare, source)
+
+
+def test_a_name_is_that_of_the_source_and_the_tool_in_characters_that_every_model_takes() -> None:
+    names = ToolNames()
+    assert name_of(names, "files:read.all") == "files_read_all"
+    assert name_of(names, "add") == "add"
+    assert names.listed_as(DEFAULT, "files_read_all") == "files:read.all"
+
+
+def test_the_first_tool_keeps_a_name_that_two_would_have() -> None:
+    names = ToolNames()
+    first, second = name_of(names, "a:b"), name_of(names, "a_b")
+    assert (first, second != first) == ("a_b", True)
+    assert (name_of(names, "a_b"), name_of(names, "a:b")) == (second, first)
+    assert [names.listed_as(DEFAULT, each) for each in (first, second)] == ["a:b", "a_b"]
+
+
+def test_a_name_is_never_longer_than_its_profile_allows() -> None:
+    names, short = ToolNames(), Profile(name="short", longest_name=16)
+    long = [f"{'x' * 60}{number}:{'y' * 60}" for number in range(20)]
+    wires = [name_of(names, name, short) for name in long]
+    assert all(len(wire) <= 16 for wire in wires)
+    assert len(set(wires)) == 20
+    assert len(name_of(names, long[0])) == 50
+
+
+def test_a_source_that_is_bare_is_not_in_the_names_of_its_tools() -> None:
+    names, bare = ToolNames(), Profile(name="bare", bare=("files",))
+    assert name_of(names, "files:read", bare) == "read"
+    assert name_of(names, "other:read", bare) == "other_read"
+
+
+def test_a_name_means_the_same_tool_after_a_restart_in_any_order(tmp_path: Path) -> None:
+    names = ToolNames(tmp_path / STATE_FILE)
+    before = [name_of(names, "a:b"), name_of(names, "a_b")]
+    names.save()
+    names = ToolNames(tmp_path / STATE_FILE)
+    assert [name_of(names, "a_b"), name_of(names, "a:b")] == before[::-1]
+    assert not names.unsaved
+
+
+def test_the_name_of_a_tool_that_is_gone_stays_taken_after_a_restart(tmp_path: Path) -> None:
+    names = ToolNames(tmp_path / STATE_FILE)
+    assert name_of(names, "a:b") == "a_b"
+    names.save()
+    assert name_of(ToolNames(tmp_path / STATE_FILE), "a_b") != "a_b"
+
+
+def test_a_file_of_names_that_cannot_be_read_is_no_reason_not_to_serve(tmp_path: Path) -> None:
+    for text in ("{", "[]", '{"default": 1}'):
+        (tmp_path / STATE_FILE).write_text(text)
+        assert name_of(ToolNames(tmp_path / STATE_FILE), "a:b") == "a_b"
+
+
+def test_names_of_tools_that_are_gone_are_forgotten_only_where_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ToolNames()
+    monkeypatch.setattr(mcp_listing, "MAX_NAMES", 3)
+    for name in ("a", "b", "c", "d"):
+        name_of(names, name)
+    names.save([("default", "a")])
+    assert [names.listed_as(DEFAULT, name) for name in ("a", "b", "c", "d")] == ["a", None, "c", "d"]
+
+
+async def test_a_client_that_remembers_a_name_calls_the_same_tool_after_a_restart(tmp_path: Path) -> None:
+    async with serving(data_dir=tmp_path) as bus:
+        offer(bus, "a", "b")
+        offer(bus, "local", "a_b", qualified=False)
+        client = HttpClient(bus)
+        names = await client.names()
+        told = [(await client.call(name)).result["content"][0]["text"] for name in names]
+    async with serving(data_dir=tmp_path) as bus:
+        offer(bus, "local", "a_b", qualified=False)
+        offer(bus, "a", "b")
+        client = HttpClient(bus)
+        assert [(await client.call(name)).result["content"][0]["text"] for name in names] == told
+
+
+# -- profiles --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_profile_shows_and_calls_only_what_it_has() -> None:
+    desk = Profile(name="desk", sources=("files", "mail*"), deny=("files:delete", "mail.in:*"))
+    async with serving(desk) as bus:
+        for source, name in (
+            ("files", "read"),
+            ("files", "delete"),
+            ("mail.in", "get"),
+            ("mail.out", "send"),
+            ("x", "y"),
+        ):
+            offer(bus, source, name)
+        client = HttpClient(bus, "/mcp/desk")
+        assert await client.names() == ["files_read", "mail_out_send"]
+        assert (await client.call("files_read")).result["isError"] is False
+        everything = HttpClient(bus)
+        for hidden in ("files_delete", "x_y"):
+            await everything.call(hidden)  # it has its name there
+            assert (await client.call(hidden)).error["code"] == McpCode.INVALID_PARAMS
+
+
+async def test_the_bus_s_own_tools_are_in_a_profile_that_names_them_and_in_no_other() -> None:
+    async with serving(Profile(name="ops", sources=("toolbus",))) as bus:
+
+        @bus.tool
+        async def mine() -> None: ...
+
+        offer(bus, "toolbus", "stats")
+        assert await HttpClient(bus).names() == ["mine"]
+        assert "toolbus_stats" in await HttpClient(bus, "/mcp/ops").names()
+        assert (await HttpClient(bus, "/mcp/ops").call("toolbus_stats")).result["isError"] is False
+        assert (await HttpClient(bus).call("toolbus_stats")).error["code"] == McpCode.INVALID_PARAMS
+
+
+async def test_a_profile_calls_on_behalf_of_its_user() -> None:
+    async with serving(Profile(name="ann", user="ann", level=3)) as bus:
+        offer(bus, "x", "hers")
+        offer(bus, "x", "high", min_level=3)
+        bus.core.view.permit(AccessRules.read({"tools": {"x:hers": ["ann"]}}))
+        assert await HttpClient(bus).names() == []
+        assert (await HttpClient(bus).call("x_hers")).error["code"] == McpCode.INVALID_PARAMS
+        ann = HttpClient(bus, "/mcp/ann")
+        assert await ann.names() == ["x_hers", "x_high"]
+        assert (await ann.call("x_hers")).result["isError"] is False
+        assert (await ann.call("x_high")).result["isError"] is False
+        assert (await ann.ask("tools/list")).result["cacheScope"] == "private"
+
+
+async def test_a_key_sees_of_a_profile_what_its_scopes_allow_and_cannot_be_another_user() -> None:
+    chat = Identity("chat", Scopes(call=Globs(["a:*"]), users=Globs(["bob"])))
+    async with serving(Profile(name="ann", user="ann"), Profile(name="bob", user="bob")) as bus:
+        offer(bus, "a", "b")
+        offer(bus, "c", "d")
+        await HttpClient(bus).names()
+        client = HttpClient(bus, identity=chat)
+        assert await client.names() == ["a_b"]
+        assert (await client.call("c_d")).error["code"] == McpCode.INVALID_PARAMS
+        assert not bus.records.newest(RecordFilter(), 1)  # it is no call, which might wait for a plugin to come back
+        assert await HttpClient(bus, "/mcp/bob", chat).names() == ["a_b"]
+        assert (await HttpClient(bus, "/mcp/ann", chat).ask("tools/list")).status == 403
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        {"name": "A"},
+        {"name": ""},
+        {"longest_name": 15},
+        {"longest_name": 129},
+        {"level": -1},
+        {"show": "some"},
+        {"timeout_seconds": 301},
+        {"timeout_seconds": float("nan")},
+    ],
+)
+def test_a_profile_that_breaks_a_rule_is_refused(profile: dict[str, Any]) -> None:
+    with pytest.raises(SetupError, match=r"mcp\.profiles"):
+        Profile(**profile)
+
+
+def test_there_are_at_most_a_hundred_profiles() -> None:
+    with pytest.raises(SetupError, match="100"):
+        McpSettings(profiles={str(number): Profile(name=f"p{number}") for number in range(101)})
+
+
+# -- lists -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_tool_is_declared_with_all_that_its_author_said() -> None:
+    async with serving() as bus:
+
+        @bus.tool(display_name="Adds", read_only=True, destructive=False)  # type: ignore[untyped-decorator]
+        async def add(a: int) -> int:
+            """Adds one."""
+            return a + 1
+
+        [tool] = (await HttpClient(bus).ask("tools/list")).result["tools"]
+        assert tool["title"] == "Adds"
+        assert tool["description"] == "Adds one."
+        assert tool["annotations"] == {"readOnlyHint": True, "destructiveHint": False}
+        assert tool["inputSchema"]["properties"] == {"a": {"type": "integer"}}
+
+
+async def test_a_long_list_comes_in_pages_whose_cursor_ends_with_the_next_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mcp_listing, "MAX_PAGE_TOOLS", 2)
+    async with serving(Profile(name="other")) as bus:
+        for number in range(5):
+            offer(bus, "x", f"t{number}")
+        client, names, cursor = HttpClient(bus), list[str](), None
+        while True:
+            page = (await client.ask("tools/list", {} if cursor is None else {"cursor": cursor})).result
+            names += [tool["name"] for tool in page["tools"]]
+            if "nextCursor" not in page:
+                break
+            cursor = page["nextCursor"]
+        assert names == [f"x_t{number}" for number in range(5)]
+        other = await HttpClient(bus, "/mcp/other").ask("tools/list", {"cursor": cursor})
+        assert other.error["code"] == McpCode.INVALID_PARAMS
+        for forged in ("x", f"A{cursor}"):
+            assert (await client.ask("tools/list", {"cursor": forged})).error["code"] == McpCode.INVALID_PARAMS
+        offer(bus, "x", "t5")
+        stale = await client.ask("tools/list", {"cursor": cursor})
+        assert (stale.error["code"], "changed" in stale.error["message"]) == (McpCode.INVALID_PARAMS, True)
+
+
+async def test_one_list_is_the_same_text_until_something_in_it_changes() -> None:
+    async with serving(Profile(name="files", sources=("files",))) as bus:
+        offer(bus, "files", "read")
+        client = HttpClient(bus, "/mcp/files")
+        before = (await client.ask("tools/list")).body
+        offer(bus, "x", "y")
+        assert (await client.ask("tools/list")).body == before
+        offer(bus, "files", "write")
+        assert (await client.ask("tools/list")).body != before
+
+
+async def test_a_thousand_tools_are_listed_in_milliseconds() -> None:
+    async with serving() as bus:
+        tools = compile_tools([Tool(f"t{number}", "Does something.") for number in range(1000)], Limits())
+        bus.registry.register(Scripted("x", bus, lambda call: None), tools)
+        client = HttpClient(bus)
+        assert len(await client.names()) == 1000
+        spent = []
+        for _ in range(20):
+            began = time.process_time()
+            await client.ask("tools/list")
+            spent.append(time.process_time() - began)
+        assert min(spent) < 0.003
+
+
+async def test_structured_output_of_another_kind_than_an_object_is_declared_in_the_modern_era_only() -> None:
+    array, table = (Tool("t", output_schema_json=json.dumps({"type": kind})) for kind in ("array", "object"))
+    assert "outputSchema" in declare("t", array, modern=True)
+    assert "outputSchema" not in declare("t", array, modern=False)
+    assert "outputSchema" in declare("t", table, modern=False)
+
+
+# -- search ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_profile_that_searches_lists_three_tools_by_which_the_others_are_found_and_called() -> None:
+    async with serving(Profile(name="find", show="search", deny=("x:hidden",))) as bus:
+        offer(bus, "x", "look", description="Reads the weather", read_only=True)
+        offer(bus, "x", "send", description="Sends a message")
+        offer(bus, "x", "hidden", description="Hides the weather")
+        for modern in (True, False):
+            client = HttpClient(bus, "/mcp/find")
+            if not modern:
+                await client.initialize()
+            assert await client.names() == ["search_tools", "call_tool", "call_read_only_tool"]
+            found = (await client.call("search_tools", {"query": "weather"})).result["structuredContent"]["tools"]
+            assert [(each["name"], each["read_only"]) for each in found] == [("x_look", True)]
+            assert found[0]["parameters"]["type"] == "object"
+            for name, tool, failed in (
+                ("call_tool", "x_look", False),
+                ("call_tool", "x_send", False),
+                ("call_read_only_tool", "x_look", False),
+                ("call_read_only_tool", "x_send", True),
+                ("call_tool", "x_hidden", True),
+                ("call_tool", "search_tools", True),
+            ):
+                result = (await client.call(name, {"name": tool, "arguments": {}})).result
+                assert result["isError"] is failed, (name, tool, result)
+            assert (await client.call("x_look")).error["code"] == McpCode.INVALID_PARAMS
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("search_tools", {}),
+        ("search_tools", {"query": 1}),
+        ("search_tools", {"query": "x", "top_k": 0}),
+        ("call_tool", {"name": 5}),
+        ("call_tool", {"name": "x_y", "arguments": []}),
+    ],
+)
+async def test_wrong_arguments_of_the_three_tools_are_told_to_the_model(name: str, arguments: dict[str, Any]) -> None:
+    async with serving(Profile(name="find", show="search")) as bus:
+        offer(bus, "x", "y")
+        assert (await HttpClient(bus, "/mcp/find").call(name, arguments)).result["isError"] is True
+
+
+async def test_a_found_tool_with_marked_arguments_needs_no_headers() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "x-mcp-header": "N"}}}
+    async with serving(Profile(name="find", show="search")) as bus:
+
+        @bus.tool(parameters=schema)  # type: ignore[untyped-decorator]
+        async def marked(n: int = 0) -> int:
+            return n
+
+        client = HttpClient(bus, "/mcp/find")
+        assert (await client.call("call_tool", {"name": "marked", "arguments": {"n": 5}})).result["isError"] is False
+
+
+# -- after a restart -------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_of_a_bus_that_restarts_loses_no_tool(tmp_path: Path) -> None:
+    async with serving(data_dir=tmp_path) as bus:
+        offer(bus, "files", "read")
+        assert await HttpClient(bus).names() == ["files_read"]
+    async with serving(data_dir=tmp_path) as bus:
+        client = HttpClient(bus)
+        listed, called = client.begin("tools/list"), client.begin("tools/call", {"name": "files_read", "arguments": {}})
+        offer(bus, "other", "new")  # what comes first is not all
+        assert (await client.call("nowhere")).error["code"] == McpCode.INVALID_PARAMS
+        assert (listed.status, called.status) == (0, 0)
+        offer(bus, "files", "read")
+        assert (await called.done()).result["content"] == [{"type": "text", "text": "files:read"}]
+        assert [tool["name"] for tool in (await listed.done()).result["tools"]] == ["other_new", "files_read"]
+
+
+async def test_a_tool_that_does_not_come_back_is_waited_for_until_the_bus_has_settled(tmp_path: Path) -> None:
+    async with serving(data_dir=tmp_path) as bus:
+        offer(bus, "files", "read")
+        assert await HttpClient(bus).names() == ["files_read"]
+    async with serving(data_dir=tmp_path) as bus:
+        client = HttpClient(bus)
+        bus.dispatcher.admission.settled_at = time.monotonic() + 0.05
+        assert await client.names() == []
+        bus.dispatcher.admission.settled_at = time.monotonic() + 0.05
+        assert (await client.call("files_read")).error["code"] == McpCode.INVALID_PARAMS

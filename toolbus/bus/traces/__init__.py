@@ -1,1 +1,0 @@
-"""Exports spans of calls to a collector of OpenTelemetry."""

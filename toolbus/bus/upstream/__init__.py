@@ -1,5 +1,0 @@
-"""Offers the tools of the bus to another host's main server, by its own REST contract."""
-
-from toolbus.bus.upstream.sync import Upstream
-
-__all__ = ["Upstream"]

@@ -1,0 +1,221 @@
+"""Makes the tables of a bus's state: tools, sources, calls, errors.
+
+The frame of text and the screen draw the same tables. Cells are as the bus sent them: what draws them cleans them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from toolbus.parts.console.top import units
+from toolbus.parts.console.top.bus_state import BARS, BusState, Row
+from toolbus.parts.console.top.lines import CallLine, FailureLine, SourceLine, ToolLine
+from toolbus.parts.console.top.table import Column, View
+
+_Tone = Callable[[Any], str]
+
+
+def _plain(line: Any) -> str:
+    return ""
+
+
+def _text(
+    title: str, word: str, read: Callable[[Any], Any], width: int, tone: _Tone = _plain, *, without: str = "-"
+) -> Column:
+    """Returns a column of texts; `without` stands where there is none."""
+    return Column(
+        title, word, lambda line: str(read(line) or without), lambda line: str(read(line) or ""), width, tone=tone
+    )
+
+
+def _number(
+    title: str, word: str, read: Callable[[Any], Any], width: int, write: Callable[[Any], str], tone: _Tone = _plain
+) -> Column:
+    """Returns a column of numbers, the highest first."""
+    return Column(title, word, lambda line: write(read(line)), read, width, True, tone)
+
+
+# -- tools --------------------------------------------------------------------------------------------------------
+
+
+def _tool_lines(state: BusState, now: float) -> list[Any]:
+    running = state.running_of()
+    return [ToolLine(tool, tool.trail.rate(now), running.get(key, 0), now) for key, tool in state.tools.items()]
+
+
+def _rate_rank(line: ToolLine) -> tuple[float, int] | None:
+    """Returns what orders tools by their rate, and those that are called equally often by their calls."""
+    return None if line.rate is None else (line.rate, line.tool.calls or 0)
+
+
+TOOLS = View(
+    "tools",
+    "Tools",
+    (
+        _text("NAME", "name", lambda line: line.tool.name, 0),
+        _text("SOURCE", "source", lambda line: line.source, 16),
+        Column("CALLS/S", "rate", lambda line: units.rate(line.rate), _rate_rank, 8, True),
+        _number("CALLS", "calls", lambda line: line.tool.calls, 10, units.count),
+        _number(
+            *("ERRORS", "errors", lambda line: line.tool.failed, 8),
+            *(units.count, lambda line: "bad" if line.tool.failed else ""),
+        ),
+        _number("P50", "p50", lambda line: line.tool.p50, 8, units.duration),
+        _number("P95", "p95", lambda line: line.tool.p95, 8, units.duration),
+        _number("IN FLIGHT", "in-flight", lambda line: line.in_flight, 9, str),
+        Column(
+            *("LAST MINUTE", "last"),
+            lambda line: units.sparkline(line.tool.trail.course(line.now), BARS),
+            lambda line: line.tool.last_ended,
+            *(BARS, True),
+            lambda line: "accent" if line.rate else "muted",
+        ),
+    ),
+    _tool_lines,
+    lambda line: line.tool.key,
+    "rate",
+    "no tool was called since the bus began, or it does not count calls (metrics = false)",
+    ("last", "p50", "source", "calls", "in-flight"),
+    widest=56,
+)
+
+
+# -- sources ------------------------------------------------------------------------------------------------------
+
+
+def _source_lines(state: BusState, now: float) -> list[Any]:
+    sessions: dict[str, list[Row]] = {}
+    for session in state.sessions.values():
+        sessions.setdefault(str(session.get("source", "")), []).append(session)
+    names = sorted(state.sources.keys() | sessions.keys())
+    return [SourceLine(name, state.sources.get(name, {}), tuple(sessions.get(name, ()))) for name in names]
+
+
+def _window(line: SourceLine) -> str:
+    used, limit = line.total("in_flight"), line.total("max_in_flight")
+    if used is None:
+        return units.UNKNOWN
+    return f"{used}/{limit}" if limit else str(used)
+
+
+def _count(line: SourceLine, field: str) -> int | None:
+    value = line.entry.get(field)
+    if isinstance(value, int):
+        return value
+    return len(line.sessions) if field == "sessions" else line.total(field)
+
+
+def _counted(field: str, width: int, tone: str = "") -> Column:
+    return _number(
+        *(field.upper(), field, lambda line: _count(line, field), width),
+        *(units.count, lambda line: tone if _count(line, field) else ""),
+    )
+
+
+def _of_source(field: str, width: int, tone: _Tone = _plain) -> Column:
+    return _text(field.upper(), field, lambda line: line.first(field), width, tone)
+
+
+_STATES = {"attached": "ok", "suspect": "warning", "draining": "warning", "offline": "bad"}
+SOURCES = View(
+    "sources",
+    "Sources",
+    (
+        _text("SOURCE", "name", lambda line: line.name, 0),
+        _of_source("state", 9, lambda line: _STATES.get(str(line.first("state")), "")),
+        _of_source("kind", 9),
+        _counted("tools", 7),
+        _counted("sessions", 8),
+        Column("IN FLIGHT", "in-flight", _window, lambda line: line.total("in_flight"), 11, True),
+        _counted("pending", 8),
+        _counted("stuck", 6, "bad"),
+        _counted("refused", 8, "warning"),
+        _of_source("identity", 14),
+    ),
+    _source_lines,
+    lambda line: (line.name, str(line.first("state") or ""), str(line.first("kind") or "")),
+    "",
+    "no sources",
+    ("identity", "refused", "stuck", "kind", "pending", "sessions"),
+    widest=56,
+)
+
+
+# -- calls --------------------------------------------------------------------------------------------------------
+
+
+def call_lines(state: BusState, now: float) -> list[Any]:
+    """Returns the calls that run, the oldest first, and then those that ended, the newest first."""
+    running = [CallLine(call, True, _since(call, now)) for call in state.running]
+    ended = [CallLine(call, False, call.get("seconds")) for call in reversed(state.calls.values())]
+    return running + ended
+
+
+def _since(call: Row, now: float) -> float | None:
+    started = call.get("started")
+    return None if started is None else max(0.0, now - float(started))
+
+
+def _of_call(title: str, field: str, width: int) -> Column:
+    return _text(title, field.removesuffix("_id"), lambda line: line.call.get(field), width)
+
+
+_SEARCHED = ("name", "source", "caller", "user_id", "call_id", "trace_id")
+CALLS = View(
+    "calls",
+    "Calls",
+    (
+        _text("OUTCOME", "outcome", lambda line: line.outcome, 17, lambda line: line.tone),
+        _number("DURATION", "duration", lambda line: line.seconds, 11, units.duration),
+        _text("STAGE", "stage", lambda line: line.stage, 14),
+        _of_call("NAME", "name", 0),
+        _of_call("SOURCE", "source", 18),
+        _of_call("CALLER", "caller", 16),
+        _of_call("USER", "user_id", 12),
+        _number("STARTED", "started", lambda line: line.call.get("started"), 9, units.clock),
+        _of_call("CALL", "call_id", 14),
+    ),
+    call_lines,
+    lambda line: (line.outcome, *(str(line.call.get(field, "")) for field in _SEARCHED)),
+    "",
+    "no calls yet",
+    ("call", "user", "started", "caller", "stage", "source"),
+    widest=56,
+)
+
+
+# -- errors -------------------------------------------------------------------------------------------------------
+
+
+def _failure_lines(state: BusState, now: float) -> list[Any]:
+    return [FailureLine(failure) for failure in reversed(state.failures.values())]
+
+
+def _retry_safe(line: FailureLine) -> str:
+    safe = line.failed_with("retry_safe")
+    return units.UNKNOWN if safe is None else "yes" if safe else "no"
+
+
+ERRORS = View(
+    "errors",
+    "Errors",
+    (
+        _number("LAST", "last", lambda line: line.newest.get("ended"), 9, units.clock),
+        _number("ERRORS", "errors", lambda line: line.failure.count, 7, units.count),
+        _text("OUTCOME", "outcome", lambda line: line.key[2].lower(), 17, lambda line: "bad"),
+        _text("NAME", "name", lambda line: line.newest.get("name"), 20),
+        _text("SOURCE", "source", lambda line: line.newest.get("source"), 14),
+        _text("STAGE", "stage", lambda line: line.stage, 14, without=units.UNKNOWN),
+        _text("RETRY SAFE", "retry-safe", _retry_safe, 10),
+        _text("MESSAGE", "message", lambda line: line.failed_with("message"), 0),
+    ),
+    _failure_lines,
+    lambda line: (*line.key, str(line.failed_with("message") or "")),
+    "",
+    "no errors since this program began to read",
+    ("retry-safe", "stage", "source", "last"),
+    narrowest=36,
+)
+
+VIEWS = (TOOLS, SOURCES, CALLS, ERRORS)

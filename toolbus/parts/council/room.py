@@ -1,0 +1,63 @@
+"""Runs the council of a bus, for hosts that use it over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from typing import TYPE_CHECKING
+
+from toolbus.bus.core import Core, Room
+
+if TYPE_CHECKING:
+    from toolbus.parts.council.service import CouncilService
+
+log = logging.getLogger("toolbus")
+
+
+class CouncilRoom(Room):
+    """The council of one bus, loaded for a council file, or at the first request."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._service: CouncilService | None = None  # None until it is loaded
+        self._stopped = False
+
+    @property
+    def is_served(self) -> bool:
+        """Whether hosts can use it."""
+        return self.core.config.http != "off" or self.core.config.council is not None
+
+    async def open(self) -> None:
+        """Reads the council file, if the configuration names one.
+
+        Raises:
+            SetupError: naming the file and its fault.
+        """
+        config = self.core.config
+        if config.council is None:
+            return
+        if config.http == "off":
+            log.warning("hosts reach the council over HTTP only, and HTTP is off: turn it on with --http")
+        self._service = self._made()
+
+    async def find(self) -> CouncilService:
+        """Returns the council; a thread loads it for the first host, so that the loop does not stand still."""
+        if self._service is None:
+            await asyncio.to_thread(importlib.import_module, "toolbus.parts.council.service")
+        if self._service is None:  # of several hosts that waited, the first makes it
+            self._service = self._made()
+            if self._stopped:
+                self._service.close()
+        return self._service
+
+    def _made(self) -> CouncilService:
+        from toolbus.parts.council.service import CouncilService
+
+        return CouncilService.of_file(self.core.local, self.core.config.council)
+
+    async def stop(self) -> None:
+        """Ends every run; hosts that wait for one are answered."""
+        self._stopped = True
+        if self._service is not None:
+            self._service.close()

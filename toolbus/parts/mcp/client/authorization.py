@@ -1,0 +1,194 @@
+"""Provides the token of a mount, and has a helper process renew it: early, and whenever the server refuses it.
+
+The bus only reads the token from the mount's file. OAuth itself is in the helper (`oauth_program.py`), which runs for a
+moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from toolbus.bus.keys.private_files import Stamp, stamp_of
+from toolbus.common.text import clean_line, quote
+from toolbus.errors import SetupError
+from toolbus.parts.mcp.client.http_link import Challenge
+from toolbus.parts.mcp.client.http_session import origin_of
+from toolbus.parts.mcp.client.token_file import Tokens, read_document, token_path, tokens_of
+from toolbus.parts.mcp.client.transport import NeedsLogin
+from toolbus.processes.child_environment import NEVER_PASSED_ON
+
+log = logging.getLogger("toolbus.mounts")
+
+EARLY_SECONDS = 60.0  # a token is renewed so long before it expires
+HELPER_SECONDS = 90.0
+RETRY_SECONDS = 60.0  # between attempts to renew early
+COMMAND = (sys.executable, "-m", "toolbus.parts.mcp.client.oauth_program")
+EXTRA = "mcp-oauth"
+
+
+def has_extra() -> bool:
+    """Tells whether the packages of the extra are installed, without importing them."""
+    return importlib.util.find_spec("mcp") is not None and importlib.util.find_spec("httpx2") is not None
+
+
+def login_command(name: str, url: str) -> str:
+    """Returns the command with which a user logs in."""
+    install = "" if has_extra() else f"`pip install 'toolbus[{EXTRA}]'` and "
+    return f"run {install}`toolbus mount {name} --url {url} --login`"
+
+
+class TokenAuthorization:
+    """The token of one mount.
+
+    Args:
+        directory: the data directory.
+        command: of the helper.
+        clock: returns the time in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        directory: Path,
+        *,
+        command: Sequence[str] = COMMAND,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._name = name
+        self._url = url
+        self._path = token_path(directory, name)
+        self._command = command
+        self._clock = clock
+        self._stamp: Stamp = None  # of the file when it was last read
+        self._tokens: Tokens | None = None  # None if there is no file with tokens for this server
+        self._renewing = asyncio.Lock()
+        self._early: asyncio.Task[None] | None = None  # renews before the token expires
+        self._early_at = 0.0  # when it was started, by the clock
+
+    def __repr__(self) -> str:
+        return f"<TokenAuthorization {self._name} {'token' if self._tokens else 'no token'}>"
+
+    def header(self) -> str:
+        """Returns the Authorization header, and starts a renewal if the token expires soon."""
+        self._read()
+        tokens = self._tokens
+        if tokens is None or not tokens.access:
+            return ""
+        now = self._clock()
+        if tokens.can_refresh and 0 < tokens.expires_at < now + EARLY_SECONDS and now >= self._early_at + RETRY_SECONDS:
+            self._early_at = now
+            self._early = asyncio.create_task(self._renew_early(f"Bearer {tokens.access}"))
+        return f"Bearer {tokens.access}"
+
+    async def renew(self, challenge: Challenge) -> bool:
+        """Gets another token after a refusal; False if the refusal does not ask for one.
+
+        Raises:
+            NeedsLogin: a user has to log in.
+        """
+        if challenge.status == 403 and not any(
+            name.lower() == "www-authenticate" and "insufficient_scope" in value for name, value in challenge.headers
+        ):
+            return False
+        async with self._renewing:
+            header = self.header()
+            if header and header != challenge.used:
+                return True
+            if self._tokens is None:
+                raise NeedsLogin(f"server {self._name!r} requires a login: {login_command(self._name, self._url)}")
+            error = await self._run(challenge)
+            if not error and self.header() in ("", challenge.used):
+                error = "the helper did not get another token"
+            if error:
+                log.warning("%s: no new token: %s", self._name, error)
+                raise NeedsLogin(
+                    f"server {self._name!r} requires a new login ({error}): {login_command(self._name, self._url)}"
+                )
+        return True
+
+    async def close(self) -> None:
+        """Ends an early renewal."""
+        if self._early is not None:
+            self._early.cancel()
+            await asyncio.gather(self._early, return_exceptions=True)
+
+    async def _renew_early(self, used: str) -> None:
+        with contextlib.suppress(NeedsLogin):  # `renew` has logged it, and the token is still valid
+            await self.renew(Challenge(401, (), b"", used))
+
+    def _read(self) -> None:
+        stamp = stamp_of(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            tokens = tokens_of(read_document(self._path))
+        except SetupError as error:
+            log.warning("%s: its tokens are not used: %s", self._name, error)
+            tokens = None
+        # Tokens are sent only to the server that they were issued for: the configured URL may have changed.
+        self._tokens = tokens if tokens is not None and origin_of(tokens.url) == origin_of(self._url) else None
+
+    async def _run(self, challenge: Challenge) -> str:
+        """Runs the helper. Returns why it failed; "" on success."""
+        if not has_extra():
+            return f"the extra {EXTRA} is not installed"
+        request = helper_request(self._name, self._url, self._path, challenge, interactive=False)
+        # -P: nothing is imported from the bus's current directory.
+        process = await asyncio.create_subprocess_exec(
+            self._command[0], "-P", *self._command[1:],
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+            env=helper_environment(),
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(HELPER_SECONDS):
+                output, _ = await process.communicate(request)
+        except TimeoutError:
+            return f"no answer within {HELPER_SECONDS:.0f} s"
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        return outcome_of(output)
+
+
+def helper_request(name: str, url: str, path: Path, challenge: Challenge, **more: Any) -> bytes:
+    """Returns the request that the helper reads."""
+    refusal = {
+        "status": challenge.status,
+        "headers": challenge.headers,
+        "body": challenge.body.decode("utf-8", "replace"),
+        "used": challenge.used,
+        "version": challenge.version,
+    }
+    return json.dumps({"name": name, "url": url, "path": str(path), "challenge": refusal, **more}).encode() + b"\n"
+
+
+def helper_environment() -> dict[str, str]:
+    """Returns the environment of the helper, without the bus's credentials."""
+    return {name: value for name, value in os.environ.items() if name not in NEVER_PASSED_ON}
+
+
+def outcome_of(output: bytes) -> str:
+    """Returns the error in the helper's last line; "" if it succeeded."""
+    lines = output.decode("utf-8", "replace").splitlines()
+    try:
+        message = json.loads(lines[-1]) if lines else {}
+    except ValueError:
+        message = {}
+    if isinstance(message, dict) and message.get("done"):
+        return ""
+    error = message.get("error") if isinstance(message, dict) else None
+    return clean_line(error) if isinstance(error, str) else f"the helper ended with {quote(lines[-1] if lines else '')}"

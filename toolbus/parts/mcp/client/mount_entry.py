@@ -1,0 +1,351 @@
+"""Defines one configured mount, an MCP server whose tools the bus offers, and reads it from the common JSON.
+
+The form is that of the MCP clients' own files: `command`, `args`, `env`, `cwd`, or `url` and `headers`. Keys that only
+this bus has are under `"toolbus"`. Nothing here opens a file or starts a process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from toolbus.common.reader import Keys, Reader, UnknownKey, snake_case
+from toolbus.common.text import dump_json, quote
+from toolbus.errors import SetupError
+from toolbus.processes.child_environment import VARIABLE_NAME
+from toolbus.protocol.tool import MAX_LEVEL, MAX_ROLE, MAX_TIMEOUT_SECONDS
+
+MOUNT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)  # a source; listed names are `MOUNT:TOOL`
+RESERVED = ("toolbus", "dropin")  # sources of the bus itself
+PINS = ("warn", "block")
+DEFAULT_IN_FLIGHT = 8  # calls that a server on pipes gets at once: most run one after the other
+MAX_IN_FLIGHT = 10_000
+MAX_RATE = 100_000.0  # calls a second
+MAX_IDLE_SECONDS = 86_400.0
+MAX_GLOBS = 1_000  # of one list
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,256}", re.ASCII)
+_REFERENCE = re.compile(r"\$\{([^{}]*)\}")
+_DEFAULTED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):-(.*)", re.ASCII | re.DOTALL)
+_STDIO, _HTTP = ("stdio",), ("http", "streamable-http", "streamableHttp", "streamable_http")
+
+
+@dataclass(frozen=True, slots=True)
+class MountEntry:
+    """One configured mount. Either `command` or `url` is set.
+
+    A file's texts may hold secrets, so a `repr` shows the name only.
+
+    Attributes:
+        name: the source that its tools belong to.
+        command: the program, as a path or a name in PATH.
+        env: variables in addition to those that every mount gets.
+        cwd: where the program starts; None: the directory of the user.
+        url: of a server over HTTP.
+        headers: of each request to it.
+        allow: globs of tools that are offered; empty: all of them.
+        deny: globs of tools that are not offered, allowed or not.
+        role: the role that the tools are for; None: all.
+        min_level: the access level that a user needs.
+        max_in_flight: the most calls that it runs at once.
+        rate: the most calls a second; 0: no limit.
+        timeout_seconds: of each call; 0: the default of tools.
+        eager: whether it starts with the bus even if its tools are known.
+        idle_seconds: without a call, after which its process ends; 0: never.
+        pin: what happens to a tool whose declaration changed: ``warn`` offers it, ``block`` waits for an approval.
+        trust_hints: whether the hints of its tools are trusted: read-only and idempotent calls may run twice.
+        instructions: whether MCP clients get its instructions.
+        login: whether it needs OAuth (`toolbus mount --login`).
+        disabled: whether it is configured but never started.
+        command_digest: of the command line or URL as written; identifies the program in the manifest.
+        origin: the path of its file; "" if it has none.
+    """
+
+    name: str
+    command: str = field(default="", repr=False)
+    args: tuple[str, ...] = field(default=(), repr=False)
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    cwd: Path | None = field(default=None, repr=False)
+    url: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    allow: tuple[str, ...] = field(default=(), repr=False)
+    deny: tuple[str, ...] = field(default=(), repr=False)
+    role: str | None = field(default=None, repr=False)
+    min_level: int = field(default=0, repr=False)
+    max_in_flight: int = field(default=DEFAULT_IN_FLIGHT, repr=False)
+    rate: float = field(default=0.0, repr=False)
+    timeout_seconds: float = field(default=0.0, repr=False)
+    eager: bool = field(default=False, repr=False)
+    idle_seconds: float = field(default=0.0, repr=False)
+    pin: str = field(default="warn", repr=False)
+    trust_hints: bool = field(default=False, repr=False)
+    instructions: bool = field(default=False, repr=False)
+    login: bool = field(default=False, repr=False)
+    disabled: bool = field(default=False, repr=False)
+    command_digest: str = field(default="", repr=False, compare=False)
+    origin: str = field(default="", repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not MOUNT_NAME.fullmatch(self.name) or self.name in RESERVED:
+            raise SetupError(
+                f"mount name {quote(self.name)} cannot be used: take 1 to 64 of [A-Za-z0-9_.-], other than "
+                f"{' and '.join(RESERVED)}"
+            )
+        if bool(self.command) == bool(self.url):
+            raise SetupError(
+                f"mount {self.name} has {'both command and url' if self.url else 'neither command nor url'}: "
+                "give a command for a server on this machine, or the url of one elsewhere"
+            )
+        if not self.command_digest:
+            object.__setattr__(self, "command_digest", digest_of_command(self.command, self.args, self.url))
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is reached over HTTP."""
+        return bool(self.url)
+
+
+def digest_of_command(command: str, args: tuple[str, ...], url: str) -> str:
+    """Returns the digest that identifies a program or address in files: its arguments may hold secrets."""
+    return hashlib.sha256(dump_json([command, *args, url]).encode("utf-8", "replace")).hexdigest()
+
+
+def mount_name(written: str) -> str:
+    """Returns the source for a mount's name in a file; characters that a source cannot have become ``-``."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", written).strip("-")[:64]
+    return f"{name}-mcp" if name in RESERVED else name
+
+
+def read_entry(
+    reader: Reader, name: str, environment: Mapping[str, str], notices: list[str], origin: str = ""
+) -> MountEntry:
+    """Reads one entry of a file.
+
+    Args:
+        reader: of the entry; its subject names the mount in errors.
+        environment: where `${VAR}` is looked up.
+        notices: gets a sentence for each key that is ignored.
+
+    Raises:
+        SetupError: it breaks a rule; the text never has the values of variables.
+    """
+    unknown: list[UnknownKey] = []
+    at = Reader(reader.value, reader.subject, reader.path, reader.loc, unknown)
+    fields = at.record(ENTRY_KEYS)
+    _check_type(fields, at.place)
+    ours = fields.pop("toolbus", {})
+    fields.pop("type", None)
+    for key in unknown:
+        notices.append(f"{at.place}: {_IGNORED.get(str(key.loc[-1]), f'unknown key {key}')}: it is ignored")
+    written = digest_of_command(fields.get("command", ""), fields.get("args", ()), fields.get("url", ""))
+    resolved = {key: _resolve(value, f"{at.place}: {key}", environment) for key, value in fields.items()}
+    if "cwd" in resolved:
+        resolved["cwd"] = _directory(resolved["cwd"], at.place)
+    if "url" in resolved:
+        _check_url(resolved["url"], at.place)
+    _check_values(resolved, at.place)
+    try:
+        return MountEntry(name, **resolved, **ours, command_digest=written, origin=origin)
+    except SetupError as error:
+        raise SetupError(f"{at.place}: {error}") from None
+
+
+# -- checks --------------------------------------------------------------------------------------------------------
+
+
+def _check_type(fields: Mapping[str, Any], place: str) -> None:
+    kind = fields.get("type")
+    if kind == "sse":
+        raise SetupError(
+            f'{place}: type "sse" is the HTTP transport of 2024, which the bus does not support: most servers moved, '
+            'so try type "http" with the URL that ends with /mcp; else mount `npx -y mcp-remote URL` as a command'
+        )
+    if kind is not None and kind not in (*_STDIO, *_HTTP):
+        raise SetupError(f'{place}: type is {quote(str(kind))}, it must be "stdio" (a command) or "http" (a url)')
+    if (kind in _STDIO and "url" in fields) or (kind in _HTTP and "command" in fields):
+        raise SetupError(f'{place}: type "{kind}" does not go with {"url" if "url" in fields else "command"}: drop one')
+
+
+def _resolve(value: Any, place: str, environment: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return _REFERENCE.sub(lambda match: _lookup(match[1], place, environment), value)
+    if isinstance(value, tuple):
+        return tuple(_resolve(each, place, environment) for each in value)
+    if isinstance(value, Mapping):
+        return {key: _resolve(each, f"{place}.{quote(key)[1:-1]}", environment) for key, each in value.items()}
+    return value
+
+
+def _lookup(reference: str, place: str, environment: Mapping[str, str]) -> str:
+    """Returns the value of one `${…}`."""
+    kind, colon, rest = reference.partition(":")
+    if kind == "input":
+        raise SetupError(
+            f"{place} has ${{{reference}}}, which asks a person in VS Code: write ${{NAME}} instead, and set NAME in "
+            "the environment of the bus"
+        )
+    if kind in ("workspaceFolder", "workspaceFolderBasename", "command", "config"):
+        raise SetupError(f"{place} has ${{{quote(reference)[1:-1]}}}, which only an editor knows: write its value")
+    if reference == "userHome":
+        return os.path.expanduser("~")
+    if reference in ("pathSeparator", "/"):
+        return os.sep
+    name, default = (rest, None) if kind == "env" and colon else (reference, None)
+    if match := _DEFAULTED.fullmatch(name):
+        name, default = match[1], match[2]
+    if not VARIABLE_NAME.fullmatch(name):
+        raise SetupError(f"{place} has ${{{quote(reference)[1:-1]}}}, which is not a variable: write ${{NAME}}")
+    value = environment.get(name) or default
+    if value is None:
+        raise SetupError(
+            f"{place} needs the variable {name}, which is not set: set it in the environment of the bus, or in the "
+            "file that mcp_secrets names, then start the bus again"
+        )
+    return value
+
+
+def _directory(text: str, place: str) -> Path:
+    directory = Path(text).expanduser()
+    if not directory.is_absolute():
+        raise SetupError(f"{place}: cwd is {quote(text)}, it must be an absolute path")
+    return directory
+
+
+def _check_url(url: str, place: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+        parts = urlsplit("")
+    if not good or not url.isprintable() or " " in url or "\\" in url:
+        raise SetupError(
+            f"{place}: url is not http://HOST… or https://HOST…: write for example https://example.com/mcp"
+        )
+    if parts.username is not None or parts.password is not None:
+        raise SetupError(f"{place}: url holds a user or password: put it into headers, as Authorization")
+    if parts.fragment:
+        raise SetupError(f"{place}: url holds a fragment (#…), which is never sent to a server: remove it")
+
+
+def _check_values(fields: Mapping[str, Any], place: str) -> None:
+    texts = [("command", fields.get("command", ""))]
+    texts += [(f"args[{index}]", text) for index, text in enumerate(fields.get("args", ()))]
+    texts += [(f"env.{name}", text) for name, text in fields.get("env", {}).items()]
+    for label, text in texts:
+        if "\0" in text:
+            raise SetupError(f"{place}: {label} holds a NUL, which programs cannot receive: remove it")
+    for name, text in fields.get("headers", {}).items():
+        if not text.isprintable() or not text.isascii():
+            raise SetupError(f"{place}: headers.{name} is not a valid header value: use printable ASCII on one line")
+
+
+# -- how values are read ---------------------------------------------------------------------------------------------
+
+
+def _scalar(reader: Reader) -> str:
+    """Reads text; a number or switch becomes text."""
+    if isinstance(reader.value, bool):
+        return "true" if reader.value else "false"
+    if isinstance(reader.value, int | float):
+        return str(reader.value)
+    return _secret(reader)
+
+
+def _secret(reader: Reader) -> str:
+    """Reads text that errors must not show."""
+    if not isinstance(reader.value, str):
+        raise SetupError(f"{reader.place} is not text: put it in quotes", reader.loc)
+    try:
+        return reader.text()
+    except SetupError:
+        raise SetupError(f"{reader.place} holds half of a surrogate pair: replace that character", reader.loc) from None
+
+
+def _args(reader: Reader) -> tuple[str, ...]:
+    return tuple(_scalar(item) for item in _container(reader).items())
+
+
+def _container(reader: Reader) -> Reader:
+    """Checks that a value is a list or an object; the error does not show the value."""
+    if not isinstance(reader.value, list | Mapping):
+        raise SetupError(f"{reader.place} is text or a number, it must be a list or an object", reader.loc)
+    return reader
+
+
+def _env(reader: Reader) -> dict[str, str]:
+    variables = {}
+    for name, value in _container(reader).entries().items():
+        if not VARIABLE_NAME.fullmatch(name):
+            raise SetupError(f"{value.place}: {quote(name)} is not a variable name: use letters, digits and _")
+        if value.value is not None:  # VS Code: null unsets a variable; mounts do not inherit it anyway
+            variables[name] = _scalar(value)
+    return variables
+
+
+def _headers(reader: Reader) -> dict[str, str]:
+    headers = {}
+    for name, value in _container(reader).entries().items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise SetupError(f"{reader.place}: {quote(name)} is not the name of a header")
+        headers[name] = _secret(value)
+    return headers
+
+
+def _globs(reader: Reader) -> tuple[str, ...]:
+    globs = reader.names()
+    if len(globs) > MAX_GLOBS:
+        raise SetupError(f"{reader.place} has {len(globs)} patterns, the limit is {MAX_GLOBS}: use * in them")
+    return globs
+
+
+def _role(reader: Reader) -> str:
+    role = reader.text()
+    if not 1 <= len(role) <= MAX_ROLE:
+        raise reader.error(f"it must have 1 to {MAX_ROLE} characters")
+    return role
+
+
+OWN_KEYS: Keys = {
+    "allow": ("allow", _globs),
+    "deny": ("deny", _globs),
+    "role": ("role", _role),
+    "min_level": ("min_level", lambda reader: reader.whole(0, MAX_LEVEL)),
+    "max_in_flight": ("max_in_flight", lambda reader: reader.whole(1, MAX_IN_FLIGHT)),
+    "rate": ("rate", lambda reader: reader.number(0, MAX_RATE)),
+    "timeout_seconds": ("timeout_seconds", lambda reader: reader.number(0, MAX_TIMEOUT_SECONDS)),
+    "eager": ("eager", Reader.flag),
+    "idle_seconds": ("idle_seconds", lambda reader: reader.number(0, MAX_IDLE_SECONDS)),
+    "pin": ("pin", lambda reader: reader.choice(PINS)),
+    "trust_hints": ("trust_hints", Reader.flag),
+    "instructions": ("instructions", Reader.flag),
+    "login": ("login", Reader.flag),
+}
+ENTRY_KEYS: Keys = {
+    "type": ("type", Reader.text),
+    "command": ("command", _secret),
+    "args": ("args", _args),
+    "env": ("env", _env),
+    "cwd": ("cwd", Reader.text),
+    "url": ("url", _secret),
+    "headers": ("headers", _headers),
+    "disabled": ("disabled", Reader.flag),
+    "toolbus": ("toolbus", lambda reader: reader.record(OWN_KEYS, snake_case)),
+}
+# Keys of other clients' files, with a text that is more helpful than "unknown key".
+_IGNORED = {
+    "envFile": "envFile is not read, so its variables are missing (put them into env, or into the bus's environment)",
+    "httpUrl": "httpUrl is Gemini's word for url (rename it)",
+    "serverUrl": "serverUrl is Windsurf's word for url (rename it)",
+    "includeTools": 'includeTools is not read (write "toolbus": {"allow": […]})',
+    "excludeTools": 'excludeTools is not read (write "toolbus": {"deny": […]})',
+    "disabledTools": 'disabledTools is not read (write "toolbus": {"deny": […]})',
+    "autoApprove": "autoApprove concerns the dialog of another client",
+    "alwaysAllow": "alwaysAllow concerns the dialog of another client",
+    "trust": 'trust concerns the dialog of another client ("toolbus": {"trust_hints": true} believes hints)',
+}

@@ -1,0 +1,1 @@
+"""The commands of this part: `mcp`, `mount`, `unmount`, `mounts`."""

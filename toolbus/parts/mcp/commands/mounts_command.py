@@ -1,0 +1,175 @@
+"""Implements ``toolbus mounts``: how the mounted MCP servers are; restarts and logs of one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from toolbus.cli import terminal
+from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
+from toolbus.cli.call_command import call_bus_tool
+from toolbus.cli.help_text import epilog
+from toolbus.common.text import list_names, shorten
+
+EPILOG = epilog(
+    (
+        "toolbus mounts",
+        "toolbus mounts files",
+        "toolbus mounts --json",
+        "toolbus mounts restart files",
+        "toolbus mounts logs files",
+    ),
+    """
+    Without a name it shows all mounts, with a name the tools of one: their hints, whether a changed declaration waits
+    for `toolbus approve`, and what is left out and why. `toolbus mount` adds servers, `toolbus unmount` removes them.
+    """,
+    "0 done, 1 the bus refused (the mount is unknown, for example), 2 wrong usage, 3 no bus found.",
+)
+DONE_EPILOG = epilog(
+    ("toolbus mounts restart files", "toolbus mounts logs files"),
+    "A restart ends the calls in flight; a server that the bus had given up is started again.",
+    "0 done, 1 the bus refused (the mount is unknown, for example), 2 wrong usage, 3 no bus found.",
+)
+HINT_WORDS = {
+    ("read_only", True): "read-only",
+    ("destructive", True): "destructive",
+    ("idempotent", True): "idempotent",
+    ("open_world", True): "open-world",
+}
+SHOWN_DIGITS = 12  # of a fingerprint in a table
+SHOWN_CHARACTERS = 100  # of a description in a table
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The mount.")]
+
+
+class _Group(TyperGroup):
+    """Reads `mounts NAME` as `mounts show NAME`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Group,
+    rich_markup_mode="rich",
+    epilog=EPILOG,
+    help="Show the mounted MCP servers; restart one, or print its log.",
+)
+
+
+@app.command(epilog=EPILOG)
+def show(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One mount, with its tools.")] = None,
+    bus: BusOption = None,
+    credential: CredentialOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show all mounts, or one with its tools."""
+    answer = call_bus_tool(BusTarget(bus, credential), "mounts", {"name": name or ""})
+    if as_json:
+        terminal.print_json(answer)
+        return
+    if name and answer["mounts"]:
+        print_mount(answer["mounts"][0])
+    elif name:
+        terminal.fail(answer["refused"][name])
+    else:
+        _print_all(answer)
+
+
+@app.command(epilog=DONE_EPILOG)
+def restart(
+    name: NameArgument, bus: BusOption = None, credential: CredentialOption = None, as_json: JsonOption = False
+) -> None:
+    """Restart a server."""
+    result = call_bus_tool(BusTarget(bus, credential), "mount_restart", {"name": name})
+    if as_json:
+        terminal.print_json(result)
+    else:
+        terminal.print_lines(f"mount {name} is being restarted")
+
+
+@app.command(epilog=DONE_EPILOG)
+def logs(
+    name: NameArgument, bus: BusOption = None, credential: CredentialOption = None, as_json: JsonOption = False
+) -> None:
+    """Print the newest lines that a server wrote to its standard error."""
+    result = call_bus_tool(BusTarget(bus, credential), "mount_logs", {"name": name})
+    if as_json:
+        terminal.print_json(result)
+        return
+    for line in result["lines"]:
+        terminal.print_lines(line)
+
+
+def print_mount(mount: Mapping[str, Any]) -> None:
+    """Prints one mount: its state, and a table of its tools."""
+    era = f", {mount['era']} {mount['version']}" if mount["era"] else ""
+    terminal.print_lines(f"{mount['name']}: {mount['state']}{era}{_of_server(mount)}")
+    for label in ("reason", "fix", "last_error"):
+        if mount[label]:
+            terminal.print_lines(f"  {label.replace('_', ' ')}: {mount[label]}")
+    if mount["pid"]:
+        memory = f", {mount['memory_bytes'] / 2**20:.0f} MiB" if mount["memory_bytes"] else ""
+        terminal.print_lines(f"  pid {mount['pid']}{memory}, restarts {mount['restarts']}")
+    if mount["declared"]:
+        print_tools(mount["declared"], mount["notices"])
+    for left in mount["left"]:
+        terminal.print_note(f"left out: {left['name']}: {left['reason']}")
+    if mount["hidden"]:
+        terminal.print_note(f"{mount['hidden']} tools are left out by allow and deny")
+    if mount["changed"]:
+        names = list_names(mount["changed"])
+        terminal.print_note(f"changed since it was trusted: {names}: `toolbus approve {mount['name']}` shows how")
+
+
+def print_tools(tools: list[Mapping[str, Any]], notices: Mapping[str, list[str]]) -> None:
+    """Prints a table of tools with hints and fingerprints."""
+    rows, warned = [], []
+    for number, tool in enumerate(tools):
+        marks = ["CHANGED"] if tool["changed"] else []
+        marks += notices.get(tool["name"], [])
+        if marks:
+            warned.append(number)
+        about = "; ".join(marks) or shorten((tool["description"] or tool["title"]).partition("\n")[0], SHOWN_CHARACTERS)
+        hints = " ".join(word for hint, word in HINT_WORDS.items() if tool["hints"].get(hint[0]) is hint[1])
+        rows.append((tool["name"], hints or "-", tool["fingerprint"][:SHOWN_DIGITS] or "-", about))
+    terminal.print_table(("TOOL", "HINTS", "FINGERPRINT", "DESCRIPTION"), rows, warned)
+
+
+def _print_all(answer: Mapping[str, Any]) -> None:
+    rows = []
+    for mount in answer["mounts"]:
+        about = "; ".join(part for part in (mount["reason"], mount["fix"]) if part)
+        about = about or (f"changed: {list_names(mount['changed'])}" if mount["changed"] else mount["target"])
+        memory = f"{mount['memory_bytes'] / 2**20:.0f} MiB" if mount["memory_bytes"] else "-"
+        pid = str(mount["pid"] or "-")
+        rows.append(
+            (mount["name"], mount["state"], mount["era"] or "-", str(mount["tools"]), pid, memory,
+             str(mount["restarts"]), about)
+        )  # fmt: skip
+    rows += [(name, "disabled", "-", "-", "-", "-", "-", "") for name in answer["disabled"]]
+    rows += [(name, "refused", "-", "-", "-", "-", "-", why) for name, why in answer["refused"].items()]
+    terminal.print_table(("MOUNT", "STATE", "ERA", "TOOLS", "PID", "MEMORY", "RESTARTS", "ABOUT"), rows)
+    for text in (*answer["errors"].values(), *answer["notices"]):
+        terminal.print_note(text)
+    if not rows:
+        terminal.print_note("nothing is mounted: `toolbus mount NAME -- COMMAND` mounts an MCP server")
+
+
+def _of_server(mount: Mapping[str, Any]) -> str:
+    return f" ({mount['server']})" if mount["server"] else ""
+
+
+def ask(question: str) -> None:
+    """Ends the command unless the person at the terminal agrees."""
+    if not sys.stdin.isatty():
+        terminal.fail(f"{question} No person can answer here: add --yes", terminal.USAGE)
+    if not typer.confirm(question):
+        terminal.fail("nothing was changed")

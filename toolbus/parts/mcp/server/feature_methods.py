@@ -1,0 +1,221 @@
+"""Answers the methods for prompts, resources, templates and completions of mounted servers."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Raw
+
+from toolbus.common.text import quote
+from toolbus.parts.mcp.features import FeatureProvider, Requester
+from toolbus.parts.mcp.messages.eras import META_SERVER
+from toolbus.parts.mcp.messages.input_requests import InvalidInput, check_requests
+from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
+from toolbus.parts.mcp.server.calls import ProgressReport
+from toolbus.parts.mcp.server.feature_view import Declaration
+from toolbus.parts.mcp.server.input import NOT_BOUND, NotAnswered, Questions, run_with_input
+from toolbus.parts.mcp.server.mcp_listing import TTL_MS, pages_of
+from toolbus.parts.mcp.server.mcp_request import McpRequest, encode
+from toolbus.parts.mcp.server.seal import BrokenSeal
+from toolbus.parts.mcp.server.server import McpServer
+from toolbus.protocol.limits import Limits
+
+log = logging.getLogger("toolbus.mcp")
+
+CURSOR = "features"  # the purpose of a sealed cursor
+_MODERN_ONLY = ("resultType", "ttlMs", "cacheScope")
+_NOT_FOUND = (McpCode.RESOURCE_NOT_FOUND, McpCode.INVALID_PARAMS)  # of a resource, in either era
+_NO_COMPLETION = {"values": [], "total": 0, "hasMore": False}
+
+Json = dict[str, Any]
+
+
+async def list_prompts(server: McpServer, request: McpRequest) -> bytes:
+    """Lists the prompts that are visible to the client."""
+    prompts = server.features.prompts(request.profile, request.identity)
+    await server.save_names()
+    return _page(server, request, "prompts", [{**declared, "name": wire} for wire, (_, declared) in prompts.items()])
+
+
+async def list_resources(server: McpServer, request: McpRequest) -> bytes:
+    """Lists the resources that are visible to the client."""
+    resources = server.features.resources(request.profile, request.identity)
+    return _page(server, request, "resources", [declared for _, declared in resources.values()])
+
+
+async def list_templates(server: McpServer, request: McpRequest) -> bytes:
+    """Lists the templates of resources that are visible to the client."""
+    templates = server.features.templates(request.profile, request.identity)
+    return _page(server, request, "resourceTemplates", [declared for _, declared in templates.values()])
+
+
+async def get_prompt(server: McpServer, request: McpRequest) -> bytes:
+    """Returns the messages of a prompt."""
+    wire = request.text("name")
+    provider, declared = _prompt(server, request, wire)
+    return await _ask(server, request, [provider], {"name": declared["name"]})
+
+
+async def read_resource(server: McpServer, request: McpRequest) -> bytes:
+    """Returns the contents of a resource."""
+    uri = request.text("uri")
+    providers = server.features.providers_of(request.profile, request.identity, uri)
+    if not providers:
+        raise unknown_resource(request, uri)
+    return await _ask(server, request, providers, {"uri": uri})
+
+
+async def complete(server: McpServer, request: McpRequest) -> bytes:
+    """Completes an argument of a prompt, or a variable of a template."""
+    fields = request.fields
+    reference = fields.get("ref")
+    if not isinstance(reference, dict):
+        raise RpcError(McpCode.INVALID_PARAMS, "completion/complete needs params.ref, an object")
+    kind = reference.get("type")
+    if kind == "ref/prompt":
+        provider, declared = _prompt(server, request, str(reference.get("name")))
+        reference = {**reference, "name": declared["name"]}
+    elif kind == "ref/resource":
+        uri = str(reference.get("uri"))
+        template = server.features.templates(request.profile, request.identity).get(uri)
+        providers = (
+            server.features.providers_of(request.profile, request.identity, uri) if template is None else [template[0]]
+        )
+        if not providers:
+            raise unknown_resource(request, uri)
+        provider = providers[0]
+    else:
+        raise RpcError(McpCode.INVALID_PARAMS, "ref.type must be ref/prompt or ref/resource")
+    if "completions" not in provider.capabilities:
+        return request.complete({"completion": _NO_COMPLETION})
+    return await _ask(server, request, [provider], {"ref": reference})
+
+
+async def subscribe(server: McpServer, request: McpRequest) -> bytes:
+    """Notifies a legacy session of each update of a resource."""
+    session, uri = request.session, request.text("uri")
+    if session is not None and uri not in session.subscriptions:
+        server.subscriptions.check_room(len(session.subscriptions))
+        end = server.subscriptions.watch_resource(
+            request.profile,
+            request.identity,
+            uri,
+            lambda updated: session.notify("notifications/resources/updated", {"uri": updated}),
+        )
+        if end is None:
+            raise unknown_resource(request, uri)
+        session.subscriptions[uri] = end
+    return request.complete({})
+
+
+async def unsubscribe(server: McpServer, request: McpRequest) -> bytes:
+    """Ends a subscription; an unknown one is ignored."""
+    session = request.session
+    end = session.subscriptions.pop(request.text("uri"), None) if session is not None else None
+    if end is not None:
+        end()
+    return request.complete({})
+
+
+def unknown_resource(request: McpRequest, uri: str) -> RpcError:
+    """Returns the error for a resource that is not visible to the client."""
+    code = McpCode.INVALID_PARAMS if request.modern else McpCode.RESOURCE_NOT_FOUND
+    return RpcError(code, f"Unknown resource: {quote(uri)}; resources/list has the available resources", {"uri": uri})
+
+
+def _prompt(server: McpServer, request: McpRequest, wire: str) -> tuple[FeatureProvider, Declaration]:
+    prompt = server.features.prompts(request.profile, request.identity).get(wire)
+    if prompt is None:
+        raise RpcError(McpCode.INVALID_PARAMS, f"Unknown prompt: {quote(wire)}; prompts/list has the available prompts")
+    return prompt
+
+
+def _page(server: McpServer, request: McpRequest, key: str, entries: list[Declaration]) -> bytes:
+    """Returns a page of a list, and the cursor of the next."""
+    cursor, number = request.fields.get("cursor"), 0
+    texts = [encode(entry) for entry in entries]
+    pages, digest = pages_of(texts), hashlib.sha256(b"\n".join(texts)).digest()[:8]
+    bound = (CURSOR, key, request.profile.name)
+    if cursor is not None:
+        try:
+            content = server.sealer.open(str(cursor), *bound)
+        except BrokenSeal:
+            raise RpcError(McpCode.INVALID_PARAMS, "cursor is not from this server: list from the start") from None
+        number = int.from_bytes(content[8:], "big")
+        if content[:8] != digest:
+            raise RpcError(McpCode.INVALID_PARAMS, "the list has changed since its first page: list from the start")
+    result: Json = {key: Raw(b"[" + pages[number] + b"]")}
+    if number + 1 < len(pages):
+        result["nextCursor"] = server.sealer.seal(digest + (number + 1).to_bytes(2, "big"), *bound)
+    if request.modern:
+        public = not request.profile.user and not request.profile.level and request.identity.scopes is None
+        result |= {"ttlMs": TTL_MS, "cacheScope": "public" if public else "private"}
+    return request.complete(result)
+
+
+async def _ask(
+    server: McpServer, request: McpRequest, providers: list[FeatureProvider], own: Mapping[str, Any]
+) -> bytes:
+    """Forwards a request to its providers in turn, until one knows the resource.
+
+    Args:
+        own: params that replace those of the request, with the provider's own names.
+    """
+    if not request.identity.may_call:
+        raise RpcError(McpCode.INVALID_REQUEST, f"{request.identity.shown} may not call servers: its in_flight is 0")
+    fields: Json = {**{name: value for name, value in request.fields.items() if name not in NOT_BOUND}, **own}
+    report = ProgressReport(request) if request.meta.progress_token is not None else None
+    asker = Requester(request.client.accepts, request.identity, request.profile.user, report)
+
+    async def run(answers: Mapping[str, Json], state: str) -> bytes | Questions:
+        params = fields | ({"inputResponses": answers} if answers else {})
+        params |= {"requestState": state} if state else {}
+        return _write(request, await _first(request, providers, params, asker), server.core.limits)
+
+    try:
+        return await run_with_input(server, request, run)
+    except NotAnswered as error:
+        raise RpcError(McpCode.INVALID_REQUEST, str(error)) from None
+
+
+async def _first(
+    request: McpRequest, providers: list[FeatureProvider], params: Mapping[str, Any], asker: Requester
+) -> dict[str, Any]:
+    for provider in providers:
+        try:
+            return await provider.request(request.method, params, asker)
+        except RpcError as error:
+            if request.method != "resources/read" or error.code not in _NOT_FOUND:
+                raise
+    raise unknown_resource(request, str(params.get("uri")))
+
+
+def _write(request: McpRequest, result: dict[str, Any], limits: Limits) -> bytes | Questions:
+    """Writes the answer of a provider in the form of the request's era."""
+    if result.get("resultType") == "input_required":
+        try:
+            requests = check_requests(result["inputRequests"], limits) if result.get("inputRequests") else {}
+        except InvalidInput as error:
+            raise RpcError(McpCode.INTERNAL, f"the mounted server asked for input, and {error}") from None
+        state = str(result.get("requestState") or "")
+        if len(state.encode("utf-8", "replace")) > limits.request_state_bytes:
+            raise RpcError(
+                McpCode.INTERNAL,
+                f"the mounted server's requestState is longer than the limit request_state_bytes = "
+                f"{limits.request_state_bytes}",
+            )
+        return Questions(requests, state)
+    fields = {name: value for name, value in result.items() if name not in _MODERN_ONLY}
+    meta = fields.pop("_meta", None)
+    meta = {name: value for name, value in meta.items() if name != META_SERVER} if isinstance(meta, dict) else {}
+    if meta:
+        fields["_meta"] = meta
+    if request.modern and request.method == "resources/read":
+        ttl, scope = result.get("ttlMs"), result.get("cacheScope")
+        fields |= {"ttlMs": ttl if type(ttl) is int and ttl >= 0 else 0, "cacheScope": "private"}
+        if scope == "public" and request.identity.scopes is None:
+            fields["cacheScope"] = scope
+    return request.complete(fields)

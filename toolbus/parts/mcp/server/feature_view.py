@@ -1,0 +1,180 @@
+"""Shows each client the prompts, resources and templates of mounted servers that it may see.
+
+Prompts are named like tools: `MOUNT_NAME`. URIs are not changed, since results contain them too; a URI of several
+mounts belongs to the first of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from toolbus.bus.access.identity import Identity
+from toolbus.bus.catalog.policy import Policy
+from toolbus.common.newest import NewestCache
+from toolbus.parts.mcp.features import FeatureProvider, Features
+from toolbus.parts.mcp.server.mcp_listing import ToolNames
+from toolbus.parts.mcp.server.mcp_request import encode
+from toolbus.parts.mcp.settings import Profile
+
+log = logging.getLogger("toolbus.mcp")
+
+MAX_NOTICES = 1_000  # logged URIs of several mounts
+MAX_MATCHED = 4096  # characters of a URI or template; a longer one never matches
+MAX_VARIABLES = 16  # of such a template
+_VARIABLE = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
+_EXCLUDED = {"": "/?#", ".": "/?#", "/": "?#"}  # operator of a variable → characters that its value cannot have
+
+Declaration = Mapping[str, Any]
+
+
+class FeatureView:
+    """The visible prompts, resources and templates of each profile."""
+
+    def __init__(self, features: Features, policy: Policy, names: ToolNames) -> None:
+        self._features = features
+        self._policy = policy
+        self._names = names
+        self._noticed: NewestCache[str, None] = NewestCache(MAX_NOTICES)
+
+    def __repr__(self) -> str:
+        return f"<FeatureView of {self._features!r}>"
+
+    def prompts(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
+        """Returns the prompts by their names towards clients."""
+        prompts = {}
+        for provider, declared in self._declared("prompts", lambda each: each.prompts()):
+            name, source = str(declared.get("name", "")), provider.source
+            if name and self._sees(profile, identity, name, provider):
+                wire = self._names.name_of(profile, f"{source}:{name}", name, source)
+                prompts[wire] = (provider, declared)
+        return prompts
+
+    def instructing(
+        self, profile: Profile, identity: Identity, sources_of_tools: Callable[[], Collection[str]]
+    ) -> list[FeatureProvider]:
+        """Returns the mounts that share their instructions and have something visible in the profile."""
+        providers = [provider for provider in self._features.providers if provider.instructions]
+        if not providers:
+            return providers
+        lists = (self.prompts, self.resources, self.templates)
+        visible = {provider.source for list_of in lists for provider, _ in list_of(profile, identity).values()}
+        visible.update(sources_of_tools())
+        return [provider for provider in providers if provider.source in visible]
+
+    def resources(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
+        """Returns the resources by URI, each of the first mount that has it."""
+        return self._by_uri(profile, identity, "uri", lambda each: each.resources())
+
+    def templates(self, profile: Profile, identity: Identity) -> dict[str, tuple[FeatureProvider, Declaration]]:
+        """Returns the templates in the order of their mounts, each of the first mount that has it."""
+        return self._by_uri(profile, identity, "uriTemplate", lambda each: each.templates())
+
+    def providers_of(self, profile: Profile, identity: Identity, uri: str) -> list[FeatureProvider]:
+        """Returns the mounts that may have a resource, the most likely first.
+
+        A URI that is not listed may come from a result of a tool. Only mounts with other URIs of its scheme get it: it
+        may contain data that other servers must not see.
+        """
+        resources, templates = self.resources(profile, identity), self.templates(profile, identity)
+        owners = [resources[uri][0]] if uri in resources else []
+        owners += [provider for template, (provider, _) in templates.items() if matches(template, uri)]
+        scheme = _scheme(uri)
+        if not owners:
+            owners = [owner for each, (owner, _) in (*resources.items(), *templates.items()) if _scheme(each) == scheme]
+        return [each for each in dict.fromkeys(owners) if self._sees(profile, identity, uri, each)]
+
+    def digest(self, kind: str, profile: Profile, identity: Identity) -> bytes:
+        """Returns a digest of a list: `prompts`, or `resources` with their templates."""
+        if kind == "prompts":
+            tables = [self.prompts(profile, identity)]
+        else:
+            tables = [self.resources(profile, identity), self.templates(profile, identity)]
+        content = [[(name, declared) for name, (_, declared) in table.items()] for table in tables]
+        return hashlib.sha256(encode(content)).digest()
+
+    def _sees(self, profile: Profile, identity: Identity, name: str, provider: FeatureProvider) -> bool:
+        """Tells whether a prompt or URI is visible, by the rules for tools of its mount."""
+        source, role, scopes = provider.source, provider.role, identity.scopes
+        listed = f"{source}:{name}"
+        return (
+            profile.has(listed, name, source)
+            and self._policy.may_offer(source)
+            and profile.level >= provider.min_level
+            and (not role or profile.role in ("", role))
+            and (scopes is None or scopes.reaches(listed, name, source, role or profile.role or None))
+            and self._policy.admits(self._policy.permissions.rules_of(listed, name, source, role), profile.user)
+        )
+
+    def _declared(
+        self, capability: str, declared: Callable[[FeatureProvider], Sequence[Declaration]]
+    ) -> Iterator[tuple[FeatureProvider, Declaration]]:
+        for provider in self._features.providers:
+            if capability in provider.capabilities:
+                for declaration in declared(provider):
+                    yield provider, declaration
+
+    def _by_uri(
+        self,
+        profile: Profile,
+        identity: Identity,
+        key: str,
+        declared: Callable[[FeatureProvider], Sequence[Declaration]],
+    ) -> dict[str, tuple[FeatureProvider, Declaration]]:
+        by_uri: dict[str, tuple[FeatureProvider, Declaration]] = {}
+        for provider, declaration in self._declared("resources", declared):
+            uri = declaration.get(key)
+            if not isinstance(uri, str) or not self._sees(profile, identity, uri, provider):
+                continue
+            if uri not in by_uri:
+                by_uri[uri] = (provider, declaration)
+            elif uri not in self._noticed:
+                self._noticed[uri] = None
+                first = by_uri[uri][0].source
+                log.warning(
+                    "%s has the resource %.200r of %s too: it is read from %s", provider.source, uri, first, first
+                )
+        return by_uri
+
+
+def matches(template: str, uri: str) -> bool:
+    """Tells whether a URI may have been made from a template (RFC 6570).
+
+    A regular expression could need unlimited time for the templates of a hostile server, so the set of all places where
+    a part of the template may end is computed instead.
+    """
+    variables = list(_VARIABLE.finditer(template[:MAX_MATCHED]))
+    if len(uri) > MAX_MATCHED or len(template) > MAX_MATCHED or len(variables) > MAX_VARIABLES:
+        return False
+    places, end = {0}, 0
+    for variable in variables:
+        places = _after_variable(uri, _after_text(uri, places, template[end : variable.start()]), variable[1])
+        if not places:
+            return False
+        end = variable.end()
+    return len(uri) in _after_text(uri, places, template[end:])
+
+
+def _after_text(uri: str, places: Iterable[int], text: str) -> set[int]:
+    return {place + len(text) for place in places if uri.startswith(text, place)}
+
+
+def _after_variable(uri: str, places: Iterable[int], operator: str) -> set[int]:
+    """Returns the places where a variable's value may end if it begins at one of some places."""
+    excluded, starts = _EXCLUDED.get(operator, ""), operator in ("/", ".")  # these begin with their operator
+    ends: set[int] = set()
+    for place in sorted(places):
+        ends.add(place)
+        if starts and not uri.startswith(operator, place):
+            continue
+        while place < len(uri) and place + 1 not in ends and uri[place] not in excluded:
+            place += 1
+            ends.add(place)
+    return ends
+
+
+def _scheme(uri: str) -> str:
+    return uri.partition(":")[0]

@@ -1,0 +1,366 @@
+"""Lists tools for MCP clients through their profile, in pages whose text is cached.
+
+What a client sees depends on its profile and on its identity's scopes, never on its connection. Texts are cached for
+each revision of the catalog, and those of single tools across revisions, so that a change costs only what changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from toolbus.bus.access.identity import Identity, Principal, Scopes
+from toolbus.bus.catalog.entry import Entry, ToolListing
+from toolbus.bus.core import Core
+from toolbus.bus.storage.database import read_state, write_state
+from toolbus.common.newest import NewestCache
+from toolbus.errors import ToolBusError, UnknownRole
+from toolbus.parts.mcp.messages import headers
+from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
+from toolbus.parts.mcp.messages.tools import write_declaration
+from toolbus.parts.mcp.server.mcp_request import META_OF_RESULT, encode
+from toolbus.parts.mcp.server.seal import BrokenSeal, Sealer
+from toolbus.parts.mcp.settings import Profile
+from toolbus.protocol.limits import MIB
+from toolbus.protocol.tool import Tool
+
+# Assigns names to tools towards MCP clients, so that a name never changes its tool.
+#
+# A tool's name on the bus is ``NAME`` or ``SOURCE:NAME``; models and clients accept neither a colon nor more than 64
+# characters, of which clients use some themselves. A name belongs to its first tool forever, also while the tool is not
+# offered and after a restart: otherwise a model with an old conversation would call another tool than it knows.
+
+
+log = logging.getLogger("toolbus.mcp")
+
+STATE_FILE = "mcp-names.json"  # in the data directory
+MAX_NAMES = 200_000  # of all profiles; beyond it, names of tools that are not offered are removed, oldest first
+_HASH_LENGTH = 8
+_FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class ToolNames:
+    """The names of the tools of all profiles.
+
+    Args:
+        path: of the file of names; None: a restart loses them.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._listed: dict[tuple[str, str], str] = {}  # the name on the bus by profile and wire name, oldest first
+        self._wire: dict[tuple[str, str], str] = {}  # the current wire name by profile and name on the bus
+        self._missing: set[tuple[str, str]] = set()  # profile and name on the bus of tools not seen since the start
+        self.unsaved = False  # whether names are not persisted yet
+        if path is not None:
+            self._load(path)
+
+    def __repr__(self) -> str:
+        return f"<ToolNames {len(self._wire)}>"
+
+    def name_of(self, profile: Profile, name: str, bare_name: str, source: str) -> str:
+        """Returns the name of a tool towards the clients of a profile; assigns one to a new tool.
+
+        Args:
+            name: of the tool on the bus.
+        """
+        if self._missing:
+            self._missing.discard((profile.name, name))
+        wire = self._wire.get((profile.name, name))
+        if wire is None or len(wire) > profile.longest_name:
+            wire = self._new(profile, name, bare_name if source in profile.bare else name)
+        return wire
+
+    def listed_as(self, profile: Profile, wire: str) -> str | None:
+        """Returns the name on the bus for a name towards clients; None if no tool had that name."""
+        return self._listed.get((profile.name, wire))
+
+    def has_missing(self, profile: Profile) -> bool:
+        """Tells whether a profile had tools before the start of this bus that are still missing."""
+        return any(name == profile.name for name, _ in self._missing)
+
+    def is_missing(self, profile: Profile, wire: str) -> bool:
+        """Tells whether the tool of a name is one of them."""
+        return (profile.name, self._listed.get((profile.name, wire), "")) in self._missing
+
+    def save(self, offered: Iterable[tuple[str, str]] = ()) -> None:
+        """Persists new names, if any; blocks until they are written.
+
+        Args:
+            offered: profile and name on the bus of each tool whose name must not be removed.
+        """
+        if not self.unsaved:
+            return
+        self.unsaved = False
+        if len(self._listed) > MAX_NAMES:
+            self._forget(set(offered))
+        if self._path is None:
+            return
+        tables: dict[str, dict[str, str]] = {}
+        for (profile, wire), name in list(self._listed.items()):
+            tables.setdefault(profile, {})[wire] = name
+        try:
+            write_state(self._path, tables)
+        except OSError as error:
+            self.unsaved = True
+            log.warning("names of tools could not be persisted in %s: %s", self._path, error)
+
+    def _forget(self, offered: set[tuple[str, str]]) -> None:
+        unused = [(profile, wire) for (profile, wire), name in self._listed.items() if (profile, name) not in offered]
+        for profile, wire in unused[: len(self._listed) - MAX_NAMES]:
+            self._wire.pop((profile, self._listed.pop((profile, wire))), None)
+
+    def _new(self, profile: Profile, name: str, shown: str) -> str:
+        stem = _FORBIDDEN.sub("_", shown).strip("_") or "tool"
+        wire, attempt = stem, 0
+        while len(wire) > profile.longest_name or (profile.name, wire) in self._listed:
+            digest = hashlib.sha256(f"{name}\0{attempt}".encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_LENGTH]
+            wire = f"{stem[: profile.longest_name - _HASH_LENGTH - 1]}_{digest}"
+            attempt += 1
+        self._put(profile.name, name, wire)
+        self.unsaved = True
+        return wire
+
+    def _put(self, profile: str, name: str, wire: str) -> None:
+        self._wire[profile, name] = wire
+        self._listed[profile, wire] = name
+
+    def _load(self, path: Path) -> None:
+        try:
+            tables = read_state(path)
+            for profile, names in tables.items():
+                for wire, name in names.items():
+                    self._put(str(profile), str(name), str(wire))
+                    self._missing.add((str(profile), str(name)))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, AttributeError, ToolBusError) as error:
+            log.warning("names of tools in %s cannot be read, so tools may get other names: %s", path, error)
+
+
+MAX_PAGE_TOOLS = 1_000
+MAX_PAGE_BYTES = 2 * MIB
+TTL_MS = 5_000  # how long a modern client may cache a list; one that listens gets a notification sooner
+MAX_CATALOGS = 256  # in the cache: one for each profile, era and scope
+MAX_TEXTS = 500_000  # of single tools in the cache
+CURSOR = "cursor"  # the purpose of a sealed cursor
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTool:
+    """The tool of a client's call.
+
+    Attributes:
+        name: on the bus.
+        tool: its current declaration.
+        marked: the arguments that a modern client repeats in headers, by the header's name after `Mcp-Param-`.
+    """
+
+    name: str
+    tool: Tool
+    marked: dict[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The tools that clients of a profile see at one revision.
+
+    Attributes:
+        revision: of the bus's catalog.
+        listings: the tools in their order, by name towards clients.
+        digest: of the list.
+        pages: each page's tools as JSON text, without the brackets.
+    """
+
+    revision: int
+    listings: dict[str, ToolListing]
+    digest: bytes
+    pages: tuple[bytes, ...]
+
+
+class Listings:
+    """The catalogs of all profiles."""
+
+    def __init__(self, core: Core, names: ToolNames, sealer: Sealer) -> None:
+        self._core = core
+        self._names = names
+        self._sealer = sealer
+        self._catalogs: NewestCache[tuple[str, bool, Scopes | None], Catalog] = NewestCache(MAX_CATALOGS)
+        # Texts of single tools, by profile, name towards clients and era.
+        self._texts: dict[tuple[str, str, bool], tuple[Tool, bytes]] = {}
+        self._targets: dict[tuple[str, str, Scopes | None], TargetTool | None] = {}  # of the revision below
+        self._targets_at = 0
+
+    def __repr__(self) -> str:
+        return f"<Listings catalogs={len(self._catalogs)}>"
+
+    def catalog(self, profile: Profile, identity: Identity, *, modern: bool) -> Catalog:
+        """Returns the catalog of a profile's clients at the current revision."""
+        key = (profile.name, modern, identity.scopes)
+        catalog = self._catalogs.get(key)
+        if catalog is None or catalog.revision != self._core.view.revision:
+            catalog = self._catalogs[key] = self._build(profile, identity, modern)
+        return catalog
+
+    def page(self, profile: Profile, identity: Identity, *, modern: bool, cursor: str | None) -> bytes:
+        """Returns the result of `tools/list` as text.
+
+        Raises:
+            RpcError: the cursor is not from this server, or of an older list.
+        """
+        catalog = self.catalog(profile, identity, modern=modern)
+        number = 0 if cursor is None else self._page_of(catalog, profile, cursor)
+        following = None
+        if number + 1 < len(catalog.pages):
+            following = self._sealer.seal(b"%d %d" % (catalog.revision, number + 1), CURSOR, profile.name)
+        private = bool(profile.user or profile.level or identity.scopes is not None)
+        return page_of(catalog.pages[number], modern=modern, private=private, following=following)
+
+    def find(self, profile: Profile, identity: Identity, wire: str) -> TargetTool | None:
+        """Returns the tool of a name towards clients; None if the client sees no such tool."""
+        revision = self._core.view.revision
+        if self._targets_at != revision:
+            self._targets.clear()
+            self._targets_at = revision
+        key = (profile.name, wire, identity.scopes)
+        try:
+            return self._targets[key]
+        except KeyError:
+            target = self._find(profile, identity, wire)
+            if target is not None:  # else clients could fill the memory with unknown names
+                self._targets[key] = target
+            return target
+
+    def _find(self, profile: Profile, identity: Identity, wire: str) -> TargetTool | None:
+        name = self._names.listed_as(profile, wire)
+        if name is None:
+            self.catalog(profile, identity, modern=True)  # assigns names to its tools
+            name = self._names.listed_as(profile, wire)
+        try:
+            entry = self._core.registry.find(name, profile.role) if name is not None else None
+        except UnknownRole:
+            entry = None
+        if entry is None or not profile.has(entry.name, entry.bare_name, entry.source):
+            return None
+        if self._core.policy.hides(Principal(profile.source, identity=identity), entry, profile.level):
+            return None
+        return TargetTool(entry.name, entry.tool, _marked(entry.tool))
+
+    def offered(self) -> Iterable[tuple[str, str]]:
+        """Yields profile and name on the bus of each listed tool."""
+        for (profile, _, _), catalog in self._catalogs.items():
+            for listing in catalog.listings.values():
+                yield profile, listing.tool.name
+
+    def _page_of(self, catalog: Catalog, profile: Profile, cursor: str) -> int:
+        try:
+            revision, number = map(int, self._sealer.open(cursor, CURSOR, profile.name).split())
+        except (BrokenSeal, ValueError):
+            raise RpcError(McpCode.INVALID_PARAMS, "cursor is not from this server: list from the start") from None
+        if revision != catalog.revision or number >= len(catalog.pages):
+            raise RpcError(McpCode.INVALID_PARAMS, "the list has changed since its first page: list from the start")
+        return number
+
+    def _build(self, profile: Profile, identity: Identity, modern: bool) -> Catalog:
+        revision = self._core.view.revision  # read first: a change meanwhile raises it
+        shown = self._shown(profile, identity)
+        texts = [self._text((profile.name, wire, modern), listing.tool) for wire, listing in shown.items()]
+        return Catalog(revision, shown, hashlib.sha256(b"\n".join(texts)).digest(), pages_of(texts))
+
+    def _shown(self, profile: Profile, identity: Identity) -> dict[str, ToolListing]:
+        principal = Principal(profile.source, is_admin=profile.administers, identity=identity)
+        view = self._core.view
+        try:
+            listings = view.listings(
+                profile.role or None, profile.user, profile.level, principal=principal, include_offline=True
+            )
+        except UnknownRole:
+            return {}
+        own = view.own(principal) if profile.administers else ()
+        shown: dict[str, ToolListing] = {}
+        for listing in (*listings, *own):
+            name, bare_name = listing.tool.name, listing.entry.bare_name
+            if not profile.has(name, bare_name, listing.source) or not any(map(_is_there, listing.entries)):
+                continue
+            wire = self._names.name_of(profile, name, bare_name, listing.source)
+            if wire not in shown or self._answers(profile, listing):
+                shown[wire] = listing
+        return shown
+
+    def _answers(self, profile: Profile, listing: ToolListing) -> bool:
+        """Tells whether a call without a role reaches this listing, if several roles have a tool of its name."""
+        return self._core.registry.find(listing.tool.name, profile.role) in listing.entries
+
+    def _text(self, key: tuple[str, str, bool], tool: Tool) -> bytes:
+        cached = self._texts.get(key)
+        if cached is None or cached[0] is not tool:
+            if len(self._texts) >= MAX_TEXTS:
+                self._texts.clear()
+            _, wire, modern = key
+            cached = self._texts[key] = (tool, encode(declare(wire, tool, modern=modern)))
+        return cached[1]
+
+
+def declare(wire: str, tool: Tool, *, modern: bool) -> dict[str, object]:
+    """Returns a tool's declaration for clients of an era.
+
+    Up to 2025-11-25 structured output is an object, so a schema of any other type is left out.
+    """
+    declaration = write_declaration(wire, tool)
+    output = declaration.get("outputSchema")
+    if output is not None and not modern and not (isinstance(output, dict) and output.get("type") == "object"):
+        del declaration["outputSchema"]
+    return declaration
+
+
+def page_of(tools: bytes, *, modern: bool, private: bool, following: str | None = None) -> bytes:
+    """Returns the result of `tools/list` as text.
+
+    Args:
+        tools: as JSON text, without the brackets.
+        private: whether other clients see another list.
+        following: the cursor of the next page; None on the last page.
+    """
+    parts = [b'{"tools":[', tools, b"]"]
+    if following is not None:
+        parts.append(b',"nextCursor":"%b"' % following.encode())
+    if modern:
+        scope = b"private" if private else b"public"
+        parts.append(b',"resultType":"complete","ttlMs":%d,"cacheScope":"%b","_meta":' % (TTL_MS, scope))
+        parts.append(META_OF_RESULT)
+    return b"".join([*parts, b"}"])
+
+
+def _is_there(entry: Entry) -> bool:
+    """Tells whether an entry is offered, or offline within its grace period.
+
+    Offline tools stay in the lists, so a plugin's restart changes nothing for clients.
+    """
+    return entry.current is not None or entry.suspended is None
+
+
+def _marked(tool: Tool) -> dict[str, tuple[str, ...]]:
+    if headers.MARK not in tool.parameters_json:
+        return {}
+    try:
+        return headers.marked(msgspec.json.decode(tool.parameters_json))
+    except (ValueError, RecursionError):
+        return {}  # clients ignore such a tool, or send no headers for it
+
+
+def pages_of(texts: list[bytes]) -> tuple[bytes, ...]:
+    """Returns the pages of a list, each with its entries as JSON text without the brackets."""
+    pages, start, size = [], 0, 0
+    for place, text in enumerate(texts):
+        if place > start and (place - start >= MAX_PAGE_TOOLS or size + len(text) > MAX_PAGE_BYTES):
+            pages.append(b",".join(texts[start:place]))
+            start, size = place, 0
+        size += len(text) + 1
+    pages.append(b",".join(texts[start:]))
+    return tuple(pages)

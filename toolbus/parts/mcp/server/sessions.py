@@ -1,0 +1,316 @@
+"""Holds the sessions of legacy clients: their streams, log level and questions.
+
+The id of a session is sealed and contains the result of the handshake, so a restart of the bus ends no session. Its
+other parts are created again at the client's next request after a restart or a long silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from toolbus.bus.access.identity import Identity
+from toolbus.common.newest import NewestCache
+from toolbus.errors import LimitExceeded
+from toolbus.parts.mcp.messages import jsonrpc
+from toolbus.parts.mcp.messages.jsonrpc import JsonId, JsonRpcMessage, McpCode, RpcError
+from toolbus.parts.mcp.server.message_stream import MessageStream
+from toolbus.parts.mcp.server.seal import BrokenSeal, Sealer
+from toolbus.parts.mcp.settings import Profile
+from toolbus.protocol.limits import MIB
+
+# Declares the capabilities of an MCP client, and the channel for messages to it.
+
+
+LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")  # of logging, RFC 5424
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCapabilities:
+    """The capabilities that a client declares.
+
+    Attributes:
+        accepts: the questions that it accepts, in words of `ToolCall.accepts`.
+        extensions: the names of extensions of the protocol.
+    """
+
+    accepts: frozenset[str] = frozenset()
+    extensions: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, capabilities: Mapping[str, Any]) -> ClientCapabilities:
+        """Reads the capabilities that a client declares."""
+        accepts = {name for name in ("sampling", "roots") if isinstance(capabilities.get(name), Mapping)}
+        elicitation = capabilities.get("elicitation")
+        if isinstance(elicitation, Mapping):
+            kinds = {kind for kind in ("form", "url") if isinstance(elicitation.get(kind), Mapping)}
+            accepts |= {f"elicitation.{kind}" for kind in kinds or {"form"}}
+        extensions = capabilities.get("extensions")
+        return cls(frozenset(accepts), frozenset(extensions if isinstance(extensions, Mapping) else ()))
+
+
+class Channel(Protocol):
+    """Sends messages to the client of a request, before its response."""
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether messages reach the client; over HTTP it must accept streams."""
+
+    def send(self, message: bytes) -> None:
+        """Sends a message, at once or when the client reads; never waits."""
+
+
+MAX_SESSIONS = 1_000
+MAX_STREAMS = 64  # of one session
+MAX_STORED_BYTES = 4 * MIB  # of closed streams of one session, for clients that resume them
+MAX_ENDED = 10_000  # stored ids of sessions that clients have ended
+IDLE_SECONDS = 1_800.0
+ASK_SECONDS = 300.0  # how long a client and its user may take for an answer
+PURPOSE = "session"  # of a sealed id
+DEFAULT_LEVEL = "info"
+STANDING = "s"  # prefix of the ids of standing streams, which belong to no request
+LISTS = ("tools", "prompts", "resources")
+
+FollowChanges = Callable[["McpSession"], Callable[[], None]]
+
+
+class UnknownSession(Exception):
+    """No session has this id: the bus did not issue it for this client, or the client has ended the session."""
+
+
+class McpSession:
+    """One legacy client.
+
+    Attributes:
+        id: towards the client; "" over a pipe.
+        version: of the protocol, from the handshake.
+        client: its capabilities.
+        log_level: the lowest level of log messages that it gets.
+        running: the tasks that answer requests, by id: ids of a session may repeat.
+        is_restored: whether the client needs a notification of all lists, after a restart or a long silence.
+        subscriptions: functions that end its subscriptions to resources, by URI.
+    """
+
+    def __init__(self, id: str, version: str, client: ClientCapabilities, profile: Profile, identity: Identity) -> None:
+        self.id = id
+        self.version = version
+        self.client = client
+        self.profile = profile
+        self.identity = identity
+        self.log_level: str = DEFAULT_LEVEL
+        self.running: dict[JsonId, set[asyncio.Task[Any]]] = {}
+        self.subscriptions: dict[str, Callable[[], None]] = {}
+        self.is_restored = False
+        self.used_at = time.monotonic()
+        self._streams: OrderedDict[str, MessageStream] = OrderedDict()
+        self._standing: Channel | None = None  # for messages that belong to no request; None until the client opens it
+        self._end_following: Callable[[], None] | None = None  # ends the notifications; None while there are none
+        self._pending: dict[str, asyncio.Future[JsonRpcMessage]] = {}  # questions to the client, by their id
+        self._numbers = itertools.count(1)
+
+    def __repr__(self) -> str:
+        return f"<McpSession {self.version} streams={len(self._streams)} pending={len(self._pending)}>"
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request runs and no stream is open."""
+        return not self.running and not self._pending and not any(stream.writing for stream in self._streams.values())
+
+    def set_level(self, level: str) -> None:
+        """Sets the lowest level of log messages.
+
+        Raises:
+            RpcError: the level is unknown.
+        """
+        if level not in LEVELS:
+            raise RpcError(McpCode.INVALID_PARAMS, f"level is {level!r:.40}: use one of {', '.join(LEVELS)}")
+        self.log_level = level
+
+    def new_stream(self, of: str = STANDING) -> MessageStream:
+        """Returns a new stream that can be resumed; the oldest closed one is removed if there are too many.
+
+        Args:
+            of: the prefix of its id, which identifies its request to a later bus.
+
+        Raises:
+            LimitExceeded: the session has too many.
+        """
+        stored = sum(stream.size for stream in self._streams.values() if stream.closed)
+        while len(self._streams) >= MAX_STREAMS or stored > MAX_STORED_BYTES:
+            ended = next((id for id, stream in self._streams.items() if stream.closed and not stream.writing), None)
+            if ended is not None:
+                stored -= self._streams.pop(ended).size
+            elif len(self._streams) < MAX_STREAMS:
+                break
+            else:
+                raise LimitExceeded("mcp_streams", MAX_STREAMS, "the session has as many streams as it may: end one")
+        stream = MessageStream(f"{of}.{secrets.token_hex(4)}")
+        self._streams[stream.id] = stream
+        return stream
+
+    def stream_of(self, event_id: str) -> tuple[MessageStream, int] | None:
+        """Returns the stream of an event and the event's number; None if the session does not have the stream."""
+        id, _, number = event_id.rpartition("-")
+        stream = self._streams.get(id)
+        return (stream, int(number)) if stream is not None and number.isdecimal() and len(number) < 10 else None
+
+    def stand(self, channel: Channel, follow: FollowChanges) -> None:
+        """Takes the channel for messages that belong to no request: changes of lists and updates of resources."""
+        if self._end_following is None:
+            self._end_following = follow(self)
+        if isinstance(self._standing, MessageStream):
+            self._standing.close()
+        self._standing = channel
+        if self.is_restored:  # it may have missed changes
+            self.is_restored = False
+            for kind in LISTS:
+                self.notify(f"notifications/{kind}/list_changed")
+
+    def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
+        """Sends a notification on the standing stream; drops it if the client has opened none."""
+        if self._standing is not None:
+            self._standing.send(jsonrpc.notification(method, params))
+
+    async def ask(self, method: str, params: Mapping[str, Any], channel: Channel) -> dict[str, Any]:
+        """Sends a question to the client, on the channel of its request.
+
+        Raises:
+            RpcError: the client answered with an error or not in time, or its channel is not a stream.
+        """
+        if not channel.takes_messages:
+            raise RpcError(
+                McpCode.INVALID_REQUEST, f"{method} needs a stream: send Accept: application/json, text/event-stream"
+            )
+        id = f"ask-{next(self._numbers)}"
+        future: asyncio.Future[JsonRpcMessage] = asyncio.get_running_loop().create_future()
+        self._pending[id] = future
+        try:
+            channel.send(jsonrpc.request(id, method, params))
+            async with asyncio.timeout(ASK_SECONDS):
+                answer = await future
+        except TimeoutError:
+            raise RpcError(McpCode.INTERNAL, f"{method} was not answered within {ASK_SECONDS:g} s") from None
+        finally:
+            del self._pending[id]
+        if (error := answer.rpc_error) is not None:
+            raise error
+        return jsonrpc.read(answer.result, dict, "result")
+
+    def answered(self, message: JsonRpcMessage) -> None:
+        """Takes a response to a question; others are ignored."""
+        future = self._pending.get(message.id) if isinstance(message.id, str) else None
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    def cancel(self, id: JsonId) -> None:
+        """Cancels the running requests of an id."""
+        for task in tuple(self.running.get(id, ())):
+            task.cancel(CANCELLED)
+
+    def end(self) -> None:
+        """Ends its requests, streams and subscriptions."""
+        if self._end_following is not None:
+            self._end_following()
+            self._end_following = None
+        for end in self.subscriptions.values():
+            end()
+        self.subscriptions.clear()
+        for stream in self._streams.values():
+            stream.close()
+        for tasks in tuple(self.running.values()):
+            for task in tuple(tasks):
+                task.cancel(CANCELLED)
+
+
+CANCELLED = "the client cancelled the request"
+
+
+class Sessions:
+    """The sessions of a bus over HTTP."""
+
+    def __init__(self, sealer: Sealer, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sealer = sealer
+        self._clock = clock
+        self._open: OrderedDict[str, McpSession] = OrderedDict()  # by id, the one used last at the end
+        self._ended: NewestCache[str, None] = NewestCache(MAX_ENDED)  # ids that clients have ended
+
+    def __repr__(self) -> str:
+        return f"<Sessions {len(self._open)}>"
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, version: str, client: ClientCapabilities, profile: Profile, identity: Identity) -> McpSession:
+        """Begins a session.
+
+        Raises:
+            LimitExceeded: the limit of sessions is reached, and none is idle.
+        """
+        content = msgspec.json.encode(
+            [version, sorted(client.accepts), sorted(client.extensions)[:8], secrets.token_hex(8)]
+        )
+        id = self._sealer.seal(content, PURPOSE, profile.name, identity.name)
+        return self._add(McpSession(id, version, client, profile, identity))
+
+    def find(self, id: str, profile: Profile, identity: Identity) -> McpSession:
+        """Returns the session of an id, which an earlier run of the bus may have issued.
+
+        Raises:
+            UnknownSession: no session has that id.
+            LimitExceeded: as for `begin`.
+        """
+        session = self._open.get(id)
+        if session is None or session.profile is not profile or session.identity.name != identity.name:
+            session = self._restore(id, profile, identity)
+        session.identity = identity  # its scopes may have changed
+        session.used_at = self._clock()
+        self._open.move_to_end(id)
+        return session
+
+    def end(self, session: McpSession) -> None:
+        """Ends a session for its client: its id becomes unknown."""
+        self._ended[session.id] = None
+        self._open.pop(session.id, None)
+        session.end()
+
+    def close(self) -> None:
+        """Ends the requests, streams and subscriptions of all sessions; their ids stay valid."""
+        for session in self._open.values():
+            session.end()
+        self._open.clear()
+
+    def _restore(self, id: str, profile: Profile, identity: Identity) -> McpSession:
+        if id in self._ended:
+            raise UnknownSession("this session has ended: initialize again")
+        try:
+            content = self._sealer.open(id, PURPOSE, profile.name, identity.name)
+        except BrokenSeal as broken:
+            raise UnknownSession(f"Mcp-Session-Id: {broken}; initialize again") from None
+        version, accepts, extensions, _ = msgspec.json.decode(content)
+        session = self._add(
+            McpSession(id, version, ClientCapabilities(frozenset(accepts), frozenset(extensions)), profile, identity)
+        )
+        session.is_restored = True
+        return session
+
+    def _add(self, session: McpSession) -> McpSession:
+        now = self._clock()
+        for each in list(self._open.values()):  # the longest silent one is first
+            if len(self._open) < MAX_SESSIONS and now - each.used_at < IDLE_SECONDS:
+                break
+            if each.is_idle:
+                del self._open[each.id]
+                each.end()
+        if len(self._open) >= MAX_SESSIONS:
+            raise LimitExceeded("mcp_sessions", MAX_SESSIONS, "the bus has as many MCP sessions as it may: try later")
+        session.used_at = now
+        self._open[session.id] = session
+        return session

@@ -1,0 +1,196 @@
+"""Notifies clients of changes: of lists of tools, prompts and resources, and of the contents of resources.
+
+A listener is notified only if its own view of a list has changed: the digest of its list counts, not the catalog's
+revision. Changes within `COALESCE_SECONDS` are one. All clients that watch a resource share one subscription at its
+mounted server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from toolbus.bus.access.identity import Identity, Scopes
+from toolbus.bus.core import Core
+from toolbus.errors import LimitExceeded
+from toolbus.parts.mcp.features import FeatureProvider
+from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
+from toolbus.parts.mcp.server.feature_view import FeatureView
+from toolbus.parts.mcp.server.mcp_listing import Listings
+from toolbus.parts.mcp.server.sessions import McpSession
+from toolbus.parts.mcp.settings import Profile
+
+log = logging.getLogger("toolbus.mcp")
+
+COALESCE_SECONDS = 0.02
+MAX_LISTENERS = 1_000
+MAX_WATCHED = 1_000  # resources, or tasks, of one listener
+LISTS: Mapping[str, str] = {  # name of a subscription → its list
+    "toolsListChanged": "tools",
+    "promptsListChanged": "prompts",
+    "resourcesListChanged": "resources",
+}
+
+Json = dict[str, Any]
+Notify = Callable[[str, Json], None]
+_Seen = tuple[str, str, Scopes | None, bool]  # kind, profile, scopes, era: who sees the same list
+
+
+class Listener:
+    """One client that is notified of changes.
+
+    Attributes:
+        profile, identity, modern: determine its view of the lists.
+        digests: of each list that it subscribes to, at the last notification.
+        notify: sends it a notification.
+        ended: set after the last notification.
+    """
+
+    def __init__(self, profile: Profile, identity: Identity, notify: Notify, *, modern: bool) -> None:
+        self.profile = profile
+        self.identity = identity
+        self.modern = modern
+        self.notify = notify
+        self.digests: dict[str, bytes] = {}
+        self.ended = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Listener {self.profile.name} {' '.join(self.digests)}>"
+
+
+class _Watched:
+    """A watched resource: one subscription at its mount."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self.provider: FeatureProvider | None = None  # None while its mount does not run
+        self.watchers: dict[object, Callable[[str], object]] = {}
+        self.end: Callable[[], None] = lambda: None  # ends the subscription
+
+    def watch(self, provider: FeatureProvider | None) -> None:
+        """Subscribes at a new provider of the same mount, after it was restarted."""
+        if provider is not self.provider:
+            self.end()
+            reports = provider is not None and "subscribe" in provider.capabilities
+            self.provider = provider
+            self.end = provider.subscribe(self.uri, self.updated) if provider and reports else lambda: None
+
+    def updated(self, uri: str) -> None:
+        """Notifies all watchers."""
+        for watcher in list(self.watchers.values()):
+            watcher(uri)
+
+
+class Subscriptions:
+    """The listeners of one bus. Everything happens on its loop."""
+
+    def __init__(self, core: Core, listings: Listings, features: FeatureView) -> None:
+        self._core = core
+        self._listings = listings
+        self._features = features
+        self._listeners: dict[Listener, None] = {}
+        self._watched: dict[tuple[str, str], _Watched] = {}  # by source and URI
+        self._timer: asyncio.TimerHandle | None = None  # None while nothing changed
+        self._dirty: set[str] = set()  # the lists that may have changed
+        self._end_features = core.features.on_change(self._changed)
+        core.signals.on_change(lambda: self._changed("tools"))
+
+    def __repr__(self) -> str:
+        return f"<Subscriptions listeners={len(self._listeners)} resources={len(self._watched)}>"
+
+    def add(self, listener: Listener, lists: Mapping[str, str]) -> None:
+        """Notifies a listener of changes of some lists from now on.
+
+        Raises:
+            LimitExceeded: the limit of listeners is reached.
+        """
+        if len(self._listeners) >= MAX_LISTENERS:
+            raise LimitExceeded(
+                "mcp_listeners", MAX_LISTENERS, "the bus has as many MCP listeners as it may: try later"
+            )
+        self._listeners[listener] = None
+        listener.digests = {kind: self._digest(kind, listener) for kind in lists.values()}
+
+    def remove(self, listener: Listener) -> None:
+        """Ends the notifications of a listener."""
+        self._listeners.pop(listener, None)
+        listener.ended.set()
+
+    def follow(self, session: McpSession) -> Callable[[], None]:
+        """Notifies a legacy session of changes of all lists. Returns the function that ends that."""
+        listener = Listener(session.profile, session.identity, session.notify, modern=False)
+        self.add(listener, LISTS)
+        return lambda: self.remove(listener)
+
+    def watch_resource(
+        self, profile: Profile, identity: Identity, uri: str, on_update: Callable[[str], object]
+    ) -> Callable[[], None] | None:
+        """Reports each update of a resource. Returns the function that ends that; None if the resource is unknown."""
+        providers = self._features.providers_of(profile, identity, uri)
+        provider = next((each for each in providers if "subscribe" in each.capabilities), None)
+        if provider is None:
+            return (lambda: None) if providers else None  # a resource that is never updated
+        key, watcher = (provider.source, uri), object()
+        watched = self._watched.setdefault(key, _Watched(uri))
+        watched.watch(provider)
+        watched.watchers[watcher] = on_update
+
+        def end() -> None:
+            if watched.watchers.pop(watcher, None) is not None and not watched.watchers:
+                if self._watched.get(key) is watched:
+                    del self._watched[key]
+                watched.end()
+
+        return end
+
+    def check_room(self, count: int) -> None:
+        """Checks that a client that watches `count` resources may watch another one.
+
+        Raises:
+            RpcError: the limit is reached.
+        """
+        if count >= MAX_WATCHED:
+            raise RpcError(
+                McpCode.INVALID_PARAMS,
+                f"this would be more than {MAX_WATCHED} subscriptions (limit mcp_watched): end some of them",
+            )
+
+    def close(self) -> None:
+        """Ends all listeners."""
+        self._end_features()
+        for listener in list(self._listeners):
+            self.remove(listener)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _changed(self, kind: str) -> None:
+        if kind == "resources" and self._watched:
+            providers = {each.source: each for each in self._core.features.providers}
+            for (source, _), watched in list(self._watched.items()):
+                watched.watch(providers.get(source))
+        if not self._listeners:
+            return
+        self._dirty.add(kind)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(COALESCE_SECONDS, self._notify_changes)
+
+    def _notify_changes(self) -> None:
+        """Notifies each listener whose own list has changed."""
+        dirty, self._dirty, self._timer = self._dirty, set(), None
+        digests: dict[_Seen, bytes] = {}
+        for listener in list(self._listeners):
+            for kind in dirty.intersection(listener.digests):
+                seen = (kind, listener.profile.name, listener.identity.scopes, listener.modern)
+                if seen not in digests:
+                    digests[seen] = self._digest(kind, listener)
+                if digests[seen] != listener.digests[kind]:
+                    listener.digests[kind] = digests[seen]
+                    listener.notify(f"notifications/{kind}/list_changed", {})
+
+    def _digest(self, kind: str, listener: Listener) -> bytes:
+        profile, identity = listener.profile, listener.identity
+        if kind == "tools":
+            return self._listings.catalog(profile, identity, modern=listener.modern).digest
+        return self._features.digest(kind, profile, identity)

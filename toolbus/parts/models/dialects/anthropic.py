@@ -1,0 +1,380 @@
+"""Writes and reads Anthropic Messages: calls are blocks of the assistant's message, results of the user's next one.
+
+The model's blocks are echoed unchanged, since thinking is signed and the API checks it. Everything for which the API
+refuses a whole request is repaired: blank texts, roles that do not alternate, results that do not come first, ids of
+other providers, images in a failed result, and calls without declared tools.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from toolbus.parts.models.dialects.call_ids import portable_id
+from toolbus.parts.models.dialects.conversation import (
+    Answered,
+    Delta,
+    HistoryItem,
+    Json,
+    Message,
+    ModelCall,
+    Turn,
+    Usage,
+    model_call,
+    text_of_kind,
+)
+from toolbus.parts.models.dialects.dialect import Dialect, EndpointError, ToolChoice, TurnStream, as_mapping
+from toolbus.parts.models.dialects.endings import ANTHROPIC_ENDINGS, list_parts, read_end
+from toolbus.parts.models.dialects.export import Export
+from toolbus.parts.models.dialects.history import (
+    OPENING,
+    AnsweredTurn,
+    ProviderAnswer,
+    alternating,
+    arguments_text,
+    call_wire_name,
+    exported_names,
+    exported_tools,
+    pair_calls,
+    system_text,
+)
+from toolbus.parts.models.dialects.provider_results import ANTHROPIC_IMAGES, ImageRule, arguments_object, base64_of
+from toolbus.parts.models.dialects.schemas.schema_rules import ANTHROPIC_SCHEMAS, SchemaRules
+from toolbus.parts.models.dialects.token_usage import anthropic_usage
+from toolbus.parts.models.dialects.tool_choice import forced_tool
+from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameRule, NameTable
+from toolbus.protocol.tool import Result, Tool
+from toolbus.v1 import tool_pb2 as pb
+
+# Reads responses of Anthropic Messages, whole or streamed, and the content blocks that requests share with them.
+
+
+NAME = "anthropic"
+_KNOWN_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use")
+_NOT_ECHOED = ("parsed_output",)  # a field of the SDK, which the API refuses
+
+
+class BlockStream(TurnStream):
+    """Assembles blocks that arrive in pieces, by their index."""
+
+    end_mark = "message_stop"
+
+    def __init__(self, names: NameTable) -> None:
+        super().__init__()
+        self._names = names
+        self._blocks: dict[int, Json] = {}
+        self._inputs: dict[int, str] = {}  # received parts of arguments, by the index of their block
+        self._ended: set[int] = set()  # indexes of complete blocks
+        self._stop = ""  # the stop reason; "" until it came
+        self._details: Any = None  # the details of the stop; None until they came
+        self._usage: Json = {}  # the newest counts; those of the start hold until others come
+        self._stopped = False  # whether the last event came
+
+    def read(self, event: Any) -> list[Delta]:
+        event = as_mapping(event)
+        kind, index = event.get("type"), event.get("index", 0)
+        if kind == "content_block_start":
+            block = self._blocks[index] = dict(as_mapping(event.get("content_block") or {}))
+            return _deltas(block)
+        if kind == "content_block_delta" and index in self._blocks:
+            return self._add(index, as_mapping(event.get("delta") or {}))
+        if kind == "content_block_stop":
+            self._ended.add(index)
+        elif kind == "message_start":
+            self._count(as_mapping(event.get("message") or {}).get("usage"))
+        elif kind == "message_delta":
+            delta = as_mapping(event.get("delta") or {})
+            self._stop = delta.get("stop_reason") or self._stop
+            self._details = delta.get("stop_details") or self._details
+            self._count(event.get("usage"))
+        elif kind == "message_stop":
+            self._stopped = True
+        elif kind == "error":
+            raise EndpointError.of(event)
+        return []  # ping, and kinds of a newer API
+
+    def _count(self, usage: Any) -> None:
+        self._usage |= {key: value for key, value in as_mapping(usage or {}).items() if value is not None}
+
+    @property
+    def complete(self) -> bool:
+        return self._stopped
+
+    def _add(self, index: int, delta: Mapping[str, Any]) -> list[Delta]:
+        block = self._blocks[index]
+        kind = delta.get("type")
+        if kind == "input_json_delta":
+            self._inputs[index] = self._inputs.get(index, "") + delta.get("partial_json", "")
+        elif kind == "signature_delta":
+            block["signature"] = delta.get("signature", "")
+        elif kind == "citations_delta":
+            block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
+        elif kind in ("text_delta", "thinking_delta"):
+            key = kind.removesuffix("_delta")
+            block[key] = (block.get(key) or "") + delta.get(key, "")
+            return _deltas(delta)
+        return []
+
+    def finish(self) -> Turn:
+        blocks = []
+        for index, block in sorted(self._blocks.items()):
+            # Where a stream broke off, incomplete thinking has no signature and an incomplete call must not be made.
+            # A stream that has ended has all of its calls, also those whose end a server left out.
+            is_complete = index in self._ended or (self._stopped and block.get("type") == "tool_use")
+            if not is_complete and block.get("type") != "text":
+                continue
+            arguments = self._inputs.get(index)
+            # Stays text until `turn_of` reads it: the model may have written invalid JSON.
+            blocks.append({**block, "input": arguments} if arguments else block)
+        return turn_of(blocks, self._names, self._stop, self._details, anthropic_usage(self._usage))
+
+
+def _deltas(piece: Mapping[str, Any]) -> list[Delta]:
+    """Returns the text and the reasoning of a block or a delta."""
+    text, thinking = piece.get("text"), piece.get("thinking")
+    deltas = [Delta("reasoning", thinking)] if isinstance(thinking, str) and thinking else []
+    return [*deltas, Delta("text", text)] if isinstance(text, str) and text else deltas
+
+
+def turn_of(
+    blocks: Sequence[Json], names: NameTable, stop: str, details: Any = None, usage: Usage | None = None
+) -> Turn:
+    """Returns the turn of a message's blocks. The `input` of a call may still be text."""
+    calls: list[ModelCall] = []
+    raw: list[Json] = []
+    nameless = False
+    for block in blocks:
+        given = block.get("input")
+        if block.get("type") == "tool_use":
+            if not block.get("name"):
+                nameless = True
+                continue
+            arguments_json = arguments_text(given)
+            call = model_call(names, block.get("id") or f"call_{len(calls)}", block["name"], arguments_json)
+            # In a whole answer, a block that the token limit cut has an input that looks complete.
+            is_cut = block is blocks[-1] and not isinstance(given, str) and ANTHROPIC_ENDINGS.get(stop) == "cut"
+            calls.append(replace(call, whole=not is_cut))
+            block = {**block, "id": call.id}
+        if "input" in block and not isinstance(given, Mapping):  # also of a search that the provider made
+            block = {**block, "input": arguments_object(arguments_text(given))}
+        raw.append({key: value for key, value in block.items() if key not in _NOT_ECHOED})
+    deltas = [delta for block in blocks if block.get("type") in ("text", "thinking") for delta in _deltas(block)]
+    echoed = blocks_of(raw)
+    text = text_of_kind(deltas, "text")
+    end = read_end(
+        ANTHROPIC_ENDINGS,
+        stop,
+        text=text,
+        calls=tuple(calls),
+        reason=_explanation(details),
+        nameless=nameless,
+        other=any(block.get("type") not in _KNOWN_BLOCKS for block in blocks),
+        # Anthropic's documentation: an empty answer after results is the model's decision, and comes again.
+        retry_empty=False,
+    )
+    return Turn(
+        text=text,
+        calls=end.calls,
+        reasoning=text_of_kind(deltas, "reasoning"),
+        dialect=NAME,
+        raw=(message_of("assistant", echoed),) if echoed else (),
+        stop=stop,
+        ending=end.ending,
+        reason=end.reason,
+        usage=usage,
+        retry=end.retry,
+    )
+
+
+def _explanation(details: Any) -> str:
+    """Returns the provider's explanation of a refusal."""
+    given = as_mapping(details or {})
+    return list_parts(given.get("category"), given.get("explanation"))
+
+
+def message_of(role: str, blocks: Sequence[Json]) -> Json:
+    """Returns a message with these blocks."""
+    return {"role": role, "content": list(blocks)}
+
+
+def text_block(text: str) -> Json:
+    """Returns a text as a block."""
+    return {"type": "text", "text": text}
+
+
+def blocks_of(content: Any) -> list[Json]:
+    """Returns content as blocks, results first, without the blank texts that the API refuses."""
+    blocks = [text_block(content)] if isinstance(content, str) else [dict(as_mapping(block)) for block in content or ()]
+    valid = [block for block in blocks if block.get("type") != "text" or (block.get("text") or "").strip()]
+    return sorted(valid, key=lambda block: block.get("type") != "tool_result")
+
+
+# For `pair_calls`: makes all ids portable, those of this dialect too, as another server of it may give ids that the API
+# refuses.
+_NO_DIALECT = "-"
+_CALL_BLOCKS = ("tool_use", "tool_result")
+
+
+class Anthropic(Dialect):
+    """Anthropic Messages, and servers that speak it."""
+
+    name: ClassVar[str] = NAME
+    name_rule: ClassVar[NameRule] = PLAIN_NAMES
+    schema_rules: SchemaRules = ANTHROPIC_SCHEMAS
+    accepted_images: ClassVar[ImageRule] = ANTHROPIC_IMAGES
+
+    def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
+        described = {"description": tool.description} if tool.description else {}
+        return {"name": wire_name, **described, "input_schema": schema}
+
+    def parse(self, answer: Any, names: NameTable) -> Turn:
+        message = as_mapping(answer)
+        if message.get("type") == "error" or message.get("error"):
+            raise EndpointError.of(message)
+        usage = anthropic_usage(as_mapping(message.get("usage") or {}))
+        blocks, stop = blocks_of(message.get("content")), message.get("stop_reason") or ""
+        return turn_of(blocks, names, stop, message.get("stop_details"), usage)
+
+    def stream(self, names: NameTable) -> TurnStream:
+        return BlockStream(names)
+
+    def results(self, answered: Sequence[Answered], names: NameTable) -> list[Json]:
+        blocks = [self._tool_result(portable_id(each.call.id), each.result) for each in answered]
+        return [message_of("user", blocks)] if blocks else []
+
+    def history(self, items: Iterable[HistoryItem], names: NameTable) -> list[Json]:
+        messages: list[Json] = []
+        for step in pair_calls(_read(items, names), _NO_DIALECT):
+            if isinstance(step, Message):
+                if step.role != "system":  # `request` writes it
+                    messages.append(message_of(step.role, [text_block(step.text)]))
+            elif isinstance(step, AnsweredTurn):
+                messages += self._write_turn(step, names)
+            else:
+                messages.append(_without_results(step))
+        return alternating(messages, "content", blocks_of, message_of("user", [text_block(OPENING)]))
+
+    def _write_turn(self, step: AnsweredTurn, names: NameTable) -> list[Json]:
+        turn = step.turn
+        blocks = self._echo(turn, names) if turn.dialect == self.name and turn.raw else None
+        if blocks is None:
+            blocks = [text_block(turn.text), *(self._tool_use(call, names) for call in turn.calls)]
+        answers = [self._answer(call.id, answer) for call, answer in zip(turn.calls, step.answers, strict=True)]
+        return [message_of("assistant", blocks), message_of("user", answers)]
+
+    def _echo(self, turn: Turn, names: NameTable) -> list[Json] | None:
+        """Returns a turn's own blocks with the calls' current ids; None if its calls differ."""
+        blocks = [dict(block) for message in turn.raw for block in blocks_of(message.get("content"))]
+        uses = [block for block in blocks if block.get("type") == "tool_use"]
+        if len(uses) != len(turn.calls):
+            return None
+        for use, call in zip(uses, turn.calls, strict=True):
+            use["id"] = call.id
+            if not self.name_rule.accepts(use["name"]):
+                use["name"] = call_wire_name(call, names, self.name_rule)
+        return blocks
+
+    def _tool_use(self, call: ModelCall, names: NameTable) -> Json:
+        return {
+            "type": "tool_use",
+            "id": call.id,
+            "name": call_wire_name(call, names, self.name_rule),
+            "input": arguments_object(call.arguments_json),
+        }
+
+    def _answer(self, call_id: str, answer: Result | ProviderAnswer) -> Json:
+        if isinstance(answer, ProviderAnswer):
+            return {**answer.message["content"][0], "tool_use_id": call_id}
+        return self._tool_result(call_id, answer)
+
+    def _tool_result(self, call_id: str, result: Result) -> Json:
+        head: Json = {"type": "tool_result", "tool_use_id": call_id}
+        if result.is_error or result.error is not None or result.asks:
+            return {**head, "content": result.text, "is_error": True}  # the API refuses images in a failed result
+        images = self.images.images_of(result)
+        if not images:
+            text = result.text
+            return {**head, "content": text} if text.strip() else head
+        texts = blocks_of(self.images.text_beside_images(result))
+        return {**head, "content": [*texts, *map(_image_block, images)]}
+
+    def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
+        """Returns `messages`, and, if not empty, `system`, `tools` and `tool_choice`.
+
+        The API refuses calls in a conversation without declared tools, so without tools calls are written as text. A
+        model that thinks refuses to be forced to call.
+        """
+        declarations = exported_tools(export, self.name)
+        forced = forced_tool(export, tools)
+        messages = self.history(items, exported_names(export, self.name_rule))
+        holds_calls = any(_is_call(block) for message in messages for block in blocks_of(message["content"]))
+        if holds_calls and not declarations:
+            messages = _calls_as_text(messages)
+        request: Json = {"messages": messages}
+        if system := system_text(items):
+            request["system"] = system
+        if declarations and (tools != "none" or holds_calls):
+            request["tools"] = declarations
+            if tools == "none":
+                request["tool_choice"] = {"type": "none"}
+        if forced is not None:
+            request["tool_choice"] = {"type": "tool", "name": forced} if forced else {"type": "any"}
+        return request
+
+
+def _read(items: Iterable[HistoryItem], names: NameTable) -> Iterator[HistoryItem | ProviderAnswer]:
+    """Yields a conversation in which calls and results in the provider's own format are recognized."""
+    ids: dict[str, str] = {}  # the original id by the portable id that `results` wrote
+    for item in items:
+        if isinstance(item, Turn):
+            ids |= {portable_id(call.id): call.id for call in item.calls}
+        if not isinstance(item, Mapping):
+            yield item
+            continue
+        blocks = blocks_of(item.get("content"))
+        if any(block.get("type") == "tool_use" for block in blocks):
+            yield turn_of(blocks, names, "")
+            continue
+        for block in blocks:
+            if block.get("type") == "tool_result":
+                call_id: str = block.get("tool_use_id") or ""
+                yield ProviderAnswer(ids.get(call_id, call_id), message_of("user", [block]))
+        yield _without_results(item)
+
+
+def _without_results(message: Mapping[str, Any]) -> Json:
+    """Returns a message without results: they are written after their calls."""
+    blocks = blocks_of(message.get("content"))
+    others = [block for block in blocks if block.get("type") != "tool_result"]
+    return dict(message) if len(others) == len(blocks) else {**message, "content": others}
+
+
+def _is_call(block: Mapping[str, Any]) -> bool:
+    return block.get("type") in _CALL_BLOCKS
+
+
+def _image_block(image: pb.ImageContent) -> Json:
+    source = {"type": "base64", "media_type": image.mime_type, "data": base64_of(image)}
+    return {"type": "image", "source": source}
+
+
+def _calls_as_text(messages: Sequence[Json]) -> list[Json]:
+    """Returns messages with calls and results as text, for a request that declares no tools."""
+    tool_names: dict[str, str] = {}  # by the calls' ids
+    rewritten = []
+    for message in messages:
+        blocks: list[Json] = []
+        for block in blocks_of(message["content"]):
+            if block.get("type") == "tool_use":
+                tool_names[block["id"]] = block["name"]
+                arguments = json.dumps(block["input"], ensure_ascii=False)
+                blocks.append(text_block(f"[called {block['name']} with {arguments}]"))
+            elif block.get("type") == "tool_result":
+                blocks.append(text_block(f"[{tool_names.get(block['tool_use_id'], 'a tool')} answered]"))
+                blocks += blocks_of(block.get("content"))
+            else:
+                blocks.append(block)
+        rewritten.append({**message, "content": blocks})
+    return rewritten

@@ -1,0 +1,147 @@
+"""Defines dialects: pure readers and writers of one provider's JSON, as Python dicts.
+
+A dialect has no connection. The program that talks to the provider (the tool loop, another host) passes in the received
+JSON and sends the returned JSON.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+from toolbus.errors import ToolBusError
+from toolbus.parts.models.dialects.conversation import Answered, Delta, HistoryItem, Json, SurrogateJoiner, Turn
+from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export, ToolWriter
+from toolbus.parts.models.dialects.provider_results import NO_IMAGES, ImageRule
+from toolbus.parts.models.dialects.wire_names import NameTable
+
+ToolChoice: TypeAlias = str
+"""How a model uses the offered tools: ``auto``: it decides; ``none``: it answers in text;
+``required``: it calls at least one; or the name of an exported tool on the bus, which it calls. A tool that is itself
+called ``auto``, ``none`` or ``required`` cannot be chosen."""
+
+
+class EndpointError(ToolBusError):
+    """A provider reported an error instead of an answer, or in the middle of one; or its answer broke off.
+
+    Attributes:
+        message: the provider's error message.
+        raw: its own error, unchanged; for an answer that broke off, the `Turn` so far.
+    """
+
+    def __init__(self, message: str, raw: Any = None) -> None:
+        self.message = message
+        self.raw = raw
+        super().__init__(message, raw)
+
+    def __str__(self) -> str:
+        return f"the model's endpoint failed: {self.message}"
+
+    @classmethod
+    def of(cls, raw: Any) -> EndpointError:
+        """Reads an error in any form of the providers: a text, or an object with one."""
+        inner = raw
+        while isinstance(inner, Mapping) and isinstance(inner.get("error"), (Mapping, str)):
+            inner = inner["error"]
+        if isinstance(inner, Mapping):
+            inner = inner.get("message") or inner.get("code") or inner.get("type")
+        return cls(str(inner) if inner else "it gave no reason", raw)
+
+
+class TurnStream(ABC):
+    """Assembles one streamed answer. Feed it each event of the provider, in order, then call `finish`.
+
+    Class attributes:
+        end_mark: the end of every complete answer of the provider, in words for an error.
+    """
+
+    end_mark: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._joiner = SurrogateJoiner()
+
+    def feed(self, event: Any) -> list[Delta]:
+        """Takes one event, a mapping or an object of the provider's SDK. Returns the pieces to show."""
+        return self._joiner.join(self.read(event))
+
+    @abstractmethod
+    def read(self, event: Any) -> list[Delta]:
+        """Takes one event for `feed`. Pieces may be empty, and end in the middle of a surrogate pair."""
+
+    @property
+    @abstractmethod
+    def complete(self) -> bool:
+        """Whether the answer's end has arrived. Without it the answer broke off, even if the stream ended cleanly."""
+
+    @abstractmethod
+    def finish(self) -> Turn:
+        """Returns the answer so far."""
+
+
+class Dialect(ToolWriter):
+    """How one provider writes tools, calls and results.
+
+    Class attributes:
+        accepted_images: which images in results its models accept.
+
+    Args:
+        images: False for a model, or a server that only speaks the dialect, that refuses images: the text of a result
+            then describes them.
+    """
+
+    accepted_images: ClassVar[ImageRule] = NO_IMAGES
+
+    def __init__(self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = True) -> None:
+        super().__init__(max_cached_schemas)
+        self.images = self.accepted_images if images else NO_IMAGES
+
+    @abstractmethod
+    def parse(self, answer: Any, names: NameTable) -> Turn:
+        """Reads a whole answer: a mapping, or an object of the provider's SDK."""
+
+    @abstractmethod
+    def stream(self, names: NameTable) -> TurnStream:
+        """Returns the assembler of a streamed answer."""
+
+    @abstractmethod
+    def results(self, answered: Sequence[Answered], names: NameTable) -> list[Json]:
+        """Returns the messages that carry results back to the model, in the order of the calls."""
+
+    @abstractmethod
+    def history(self, items: Iterable[HistoryItem], names: NameTable) -> list[Json]:
+        """Returns a conversation as the provider's messages. System messages may be left to `request`."""
+
+    @abstractmethod
+    def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
+        """Returns the keys of a request that concern conversation and tools.
+
+        Args:
+            export: the tools to offer; None, or one without tools, writes no tools.
+            tools: ``none`` requests an answer in text; if a provider requires declared tools for a conversation with
+                calls, they are declared and forbidden.
+
+        Raises:
+            InvalidRequest: ``tools`` names a tool that is not exported, or a choice that the provider does not have.
+        """
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Returns JSON of a provider as a mapping: one already, or an object of an SDK, which is converted.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(value, Mapping):
+        return value
+    for method in ("model_dump", "to_dict"):
+        write = getattr(value, method, None)
+        if callable(write):
+            try:
+                # Servers that bend the format are common; their SDK need not warn of each.
+                dump = write(exclude_none=True, warnings=False) if method == "model_dump" else write()
+            except TypeError:
+                dump = write()
+            if isinstance(dump, Mapping):
+                return dump
+    raise TypeError(f"a {type(value).__name__} is not an answer of a model: give a mapping or an object of its SDK")

@@ -1,0 +1,143 @@
+"""Writes and reads Gemini Live: tools fixed when the session opens, calls in batches, their answers in one message.
+
+Messages have the keys of the Python SDK (`function_declarations`), which the server accepts beside its own
+(`functionDeclarations`). With the SDK, `session_update(export)["setup"]` belongs into the config of `live.connect`,
+and `answers(...)[0]["tool_response"]` are the arguments of `send_tool_response`.
+
+Schemas have OpenAPI's keywords: the server ignores `parameters_json_schema`, and the model then calls tools without
+arguments (googleapis/python-genai issue 1147). Images in results are only described: the model does not read
+images beside a tool response before it continues (pydantic-ai issue 7362).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from toolbus.parts.models.dialects.conversation import Answered, Delta, Json, ModelCall, model_call
+from toolbus.parts.models.dialects.dialect import as_mapping
+from toolbus.parts.models.dialects.endings import LIVE_ENDINGS, NAMELESS
+from toolbus.parts.models.dialects.export import Export
+from toolbus.parts.models.dialects.gemini import MAX_DECLARATIONS, declaration, response_object, snake_case
+from toolbus.parts.models.dialects.openai_event_parser import arguments, mapping, string
+from toolbus.parts.models.dialects.realtime_dialect import (
+    CallsCancelled,
+    RealtimeDialect,
+    RealtimeEvent,
+    RealtimeParser,
+    ResponseEnded,
+)
+from toolbus.parts.models.dialects.schemas.schema_rules import GEMINI_SCHEMAS, SchemaRules
+from toolbus.parts.models.dialects.token_usage import gemini_usage
+from toolbus.parts.models.dialects.wire_names import GEMINI_NAMES, NameRule, NameTable
+from toolbus.protocol.tool import Tool
+
+
+class GeminiLive(RealtimeDialect):
+    """Gemini Live."""
+
+    name: ClassVar[str] = "gemini-live"
+    name_rule: ClassVar[NameRule] = GEMINI_NAMES
+    schema_rules: SchemaRules = GEMINI_SCHEMAS
+    fixed_at_connect: ClassVar[bool] = True
+    max_tools: ClassVar[int | None] = MAX_DECLARATIONS
+
+    def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
+        return declaration(wire_name, tool, schema)
+
+    def session_update(self, export: Export) -> Json:
+        tools = [{"function_declarations": list(export.tools)}] if export.tools else []
+        return {"setup": {"tools": tools}}
+
+    def parser(self, names: NameTable) -> RealtimeParser:
+        return _LiveParser(names)
+
+    def answers(self, answered: Sequence[Answered], names: NameTable, *, go_on: bool = True) -> list[Json]:
+        if not answered:
+            return []
+        return [{"tool_response": {"function_responses": [_response(each, names) for each in answered]}}]
+
+
+def _response(answered: Answered, names: NameTable) -> Json:
+    call = answered.call
+    call_id = {"id": call.id} if call.extra.get("id") else {}  # the server does not know an id that was generated here
+    return {**call_id, "name": call.wire_name or names.wire(call.name), "response": response_object(answered.result)}
+
+
+class _LiveParser(RealtimeParser):
+    """Reads the server's messages, with the keys of the wire or those of the SDK."""
+
+    def __init__(self, names: NameTable) -> None:
+        super().__init__(names)
+        self._numbers = itertools.count(1)  # of messages with calls, and of calls without an id
+        self._interrupted = False  # whether the user interrupted the current turn
+        self._nameless = False  # whether a call of it had no name
+        self._usage: Mapping[str, Any] = {}  # the newest counts
+
+    def feed(self, event: Any) -> list[RealtimeEvent]:
+        try:
+            message = as_mapping(event)
+        except TypeError:
+            return []
+        content = _first_mapping(message, "server_content", "serverContent")
+        deltas = _deltas(content)
+        events: list[RealtimeEvent] = [*self.joiner.join(deltas)]
+        events += self._calls(_first_mapping(message, "tool_call", "toolCall"))
+        ids = _first_list(_first_mapping(message, "tool_call_cancellation", "toolCallCancellation"), "ids")
+        if cancelled := tuple(each for each in ids if isinstance(each, str)):
+            events.append(CallsCancelled(cancelled, answers=False))
+        self._usage = _first_mapping(message, "usage_metadata", "usageMetadata") or self._usage
+        self._interrupted = self._interrupted or content.get("interrupted") is True
+        if content.get("turn_complete") is True or content.get("turnComplete") is True:
+            events.append(self._turn_end(content))
+        return events
+
+    def _turn_end(self, content: Mapping[str, Any]) -> ResponseEnded:
+        """Returns the end of a turn. It has no id, and its calls came as responses of their own."""
+        given = content.get("turn_complete_reason") or content.get("turnCompleteReason")
+        word = str(getattr(given, "value", given) or ("interrupted" if self._interrupted else ""))
+        ending, reason = LIVE_ENDINGS.get(word.lower(), "refused"), word
+        if ending == "complete":
+            ending, reason = ("failed", NAMELESS) if self._nameless else ("complete", "")
+        usage = gemini_usage(snake_case(self._usage))
+        self._interrupted, self._nameless, self._usage = False, False, {}
+        return ResponseEnded("", ending, reason, usage)
+
+    def _calls(self, tool_call: Mapping[str, Any]) -> list[ModelCall]:
+        """Returns the calls of one message, which are answered together."""
+        entries = _first_list(tool_call, "function_calls", "functionCalls")
+        function_calls = [each for each in entries if isinstance(each, Mapping)]
+        message_id = f"tool_call_{next(self._numbers)}" if function_calls else ""
+        calls = []
+        for each in function_calls:
+            if name := string(each, "name"):
+                server_id = string(each, "id")
+                call_id = server_id or f"call_{next(self._numbers)}"
+                extra = {"id": server_id} if server_id else {}
+                call = model_call(self.names, call_id, name, arguments(each, "args"), **extra)
+                calls.append(replace(call, response=message_id))
+            else:
+                self._nameless = True
+        return calls
+
+
+def _deltas(content: Mapping[str, Any]) -> list[Delta]:
+    """Returns the model's text, or the transcript of its speech."""
+    deltas = []
+    for part in _first_list(_first_mapping(content, "model_turn", "modelTurn"), "parts"):
+        if isinstance(part, Mapping) and (text := string(part, "text")):
+            deltas.append(Delta("reasoning" if part.get("thought") is True else "text", text))
+    if text := string(_first_mapping(content, "output_transcription", "outputTranscription"), "text"):
+        deltas.append(Delta("text", text))
+    return deltas
+
+
+def _first_mapping(message: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    return next((value for key in keys if (value := mapping(message, key))), {})
+
+
+def _first_list(message: Mapping[str, Any], *keys: str) -> Sequence[Any]:
+    values = (message.get(key) for key in keys)
+    return next((value for value in values if isinstance(value, list | tuple)), ())

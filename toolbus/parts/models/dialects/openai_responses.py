@@ -1,0 +1,328 @@
+"""Writes OpenAI's Responses: a conversation is a list of items, of which a call and its answer are two.
+
+The model's output items are echoed unchanged, reasoning included: a reasoning model continues where it was. Responses
+are read in `openai_responses_answer`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from toolbus.parts.models.dialects.call_ids import unique_calls
+from toolbus.parts.models.dialects.conversation import Delta, HistoryItem, Json, Message, Turn, Usage, model_call
+from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
+from toolbus.parts.models.dialects.endings import RESPONSES_ENDINGS, read_end
+from toolbus.parts.models.dialects.export import MAX_CACHED_SCHEMAS, Export
+from toolbus.parts.models.dialects.history import (
+    PairedDialect,
+    ProviderAnswer,
+    arguments_text,
+    exported_names,
+    exported_tools,
+    valid_arguments_text,
+)
+from toolbus.parts.models.dialects.provider_results import OPENAI_IMAGES, answer_text, data_url
+from toolbus.parts.models.dialects.schemas.schema_rules import OPENAI_SCHEMAS
+from toolbus.parts.models.dialects.token_usage import responses_usage
+from toolbus.parts.models.dialects.tool_choice import forced_tool, function_choice
+from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES, NameTable
+from toolbus.protocol.tool import Result, Tool
+
+# Reads responses of OpenAI's Responses, whole or as a stream of events: output items, of which a call is one.
+
+
+NAME = "openai-responses"
+
+
+def read_answer(answer: Any, names: NameTable) -> Turn:
+    """Reads a whole response.
+
+    Raises:
+        EndpointError: it is an error.
+    """
+    answer = as_mapping(answer)
+    if answer.get("error"):
+        raise EndpointError.of(answer)
+    stop = (answer.get("incomplete_details") or {}).get("reason") or answer.get("status") or ""
+    return turn_of(_objects(answer.get("output")), names, str(stop), responses_usage(answer.get("usage")))
+
+
+def _objects(value: Any) -> list[Json]:
+    return [dict(entry) for entry in value or () if isinstance(entry, Mapping)]
+
+
+def turn_of(output: Sequence[Json], names: NameTable, stop: str, usage: Usage | None = None) -> Turn:
+    """Returns the turn of a response's output items."""
+    entries = [item for item in output if item.get("type") == "function_call"]
+    calls = [
+        model_call(
+            names,
+            str(item.get("call_id") or item.get("id") or f"call_{place}"),
+            str(item["name"]),
+            arguments_text(item.get("arguments")),
+        )
+        for place, item in enumerate(output)
+        if item.get("type") == "function_call" and item.get("name")
+    ]
+    contents = [item.get("content") for item in output if item.get("type") == "message"]
+    text, refusal = "".join(map(_text, contents)), "".join(map(_refusal, contents))
+    reasoning = [item for item in output if item.get("type") == "reasoning"]
+    end = read_end(
+        RESPONSES_ENDINGS,
+        stop,
+        text=text,
+        calls=unique_calls(calls),
+        nameless=len(entries) > len(calls),
+        other=len(output) > len(contents) + len(entries) + len(reasoning),
+    )
+    return Turn(
+        text=text,
+        calls=end.calls,
+        reasoning="\n\n".join(filter(None, (_text(item.get("content") or item.get("summary")) for item in reasoning))),
+        dialect=NAME,
+        raw=tuple(output),
+        stop=stop,
+        ending="refused" if refusal else end.ending,
+        reason=refusal or end.reason,
+        usage=usage,
+        retry=end.retry and not refusal,
+    )
+
+
+def _text(content: Any) -> str:
+    """Returns the text of content, which is a text or a list of parts, refusals among them."""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part.get("text") or part.get("refusal") or "") for part in _objects(content))
+
+
+def _refusal(content: Any) -> str:
+    """Returns the text with which the model refuses to answer; "" if it does not."""
+    return "" if isinstance(content, str) else "".join(str(part.get("refusal") or "") for part in _objects(content))
+
+
+class ResponseStream(TurnStream):
+    """Assembles output items. Each is announced, filled by deltas and sent whole; the last event repeats them all."""
+
+    end_mark = "response.completed or response.incomplete"
+
+    def __init__(self, names: NameTable) -> None:
+        super().__init__()
+        self._names = names
+        self._items: dict[Hashable, Json] = {}  # received parts of output items, by their place in the answer
+        self._reasoning: list[str] = []
+        self._response: Mapping[str, Any] | None = None  # the response in the last event; None until then
+        self._take: dict[str, Callable[[Mapping[str, Any]], list[Delta]]] = {
+            "response.output_item.added": self._item,
+            "response.output_item.done": self._item,
+            "response.output_text.delta": self._text_delta,
+            "response.refusal.delta": self._text_delta,
+            "response.reasoning_text.delta": self._reasoning_delta,
+            "response.reasoning_summary_text.delta": self._reasoning_delta,
+            "response.function_call_arguments.delta": self._arguments,
+            "response.function_call_arguments.done": self._arguments,
+            "response.completed": self._ended,
+            "response.incomplete": self._ended,
+            "response.cancelled": self._ended,
+            "response.failed": self._failed,
+            "error": self._failed,
+        }
+
+    def read(self, event: Any) -> list[Delta]:
+        event = as_mapping(event)
+        if event.get("error"):
+            return self._failed(event)
+        take = self._take.get(str(event.get("type")))
+        return [] if take is None else take(event)
+
+    @property
+    def complete(self) -> bool:
+        return self._response is not None
+
+    def finish(self) -> Turn:
+        response = self._response or {}  # some servers end with an empty response
+        output = response.get("output") or list(self._items.values())
+        turn = read_answer({**response, "output": output}, self._names)
+        return turn if turn.reasoning else replace(turn, reasoning="".join(self._reasoning))
+
+    def _item_of(self, event: Mapping[str, Any], default: Json) -> Json:
+        """Returns the item that an event is about, created from the default if the server did not announce it."""
+        place = event.get("output_index", event.get("item_id"))
+        if place not in self._items:
+            item_id = {"id": event["item_id"]} if event.get("item_id") else {}
+            self._items[place] = default | item_id
+        return self._items[place]
+
+    def _item(self, event: Mapping[str, Any]) -> list[Delta]:
+        item = dict(event.get("item") or {})
+        self._items[event.get("output_index", item.get("id", len(self._items)))] = item
+        return []
+
+    def _text_delta(self, event: Mapping[str, Any]) -> list[Delta]:
+        delta = str(event.get("delta") or "")
+        item = self._item_of(event, {"type": "message", "role": "assistant", "status": "incomplete"})
+        kind, key = ("refusal", "refusal") if event.get("type") == "response.refusal.delta" else ("output_text", "text")
+        content = item["content"] = _objects(item.get("content"))
+        if not content or content[-1].get("type") != kind:
+            content.append({"type": kind, key: ""} | ({"annotations": []} if kind == "output_text" else {}))
+        content[-1][key] += delta
+        return [Delta("text", delta)]
+
+    def _reasoning_delta(self, event: Mapping[str, Any]) -> list[Delta]:
+        delta = str(event.get("delta") or "")
+        self._reasoning.append(delta)
+        return [Delta("reasoning", delta)]
+
+    def _arguments(self, event: Mapping[str, Any]) -> list[Delta]:
+        item = self._item_of(event, {"type": "function_call"})
+        item["name"] = item.get("name") or event.get("name")
+        if "delta" in event:
+            item["arguments"] = arguments_text(item.get("arguments")) + arguments_text(event["delta"])
+        else:
+            item["arguments"] = event.get("arguments")
+        return []
+
+    def _ended(self, event: Mapping[str, Any]) -> list[Delta]:
+        self._response = event.get("response") or {}
+        return []
+
+    def _failed(self, event: Mapping[str, Any]) -> list[Delta]:
+        response = event.get("response")
+        if isinstance(response, Mapping) and not response.get("error"):
+            return self._ended(event)
+        raise EndpointError.of(response or event)
+
+
+class OpenAIResponses(PairedDialect):
+    """`/v1/responses`.
+
+    Args:
+        strict: as in `OpenAIChat`; every server of this API knows the key.
+    """
+
+    name = NAME
+    name_rule = PLAIN_NAMES
+    schema_rules = OPENAI_SCHEMAS
+    accepted_images = OPENAI_IMAGES
+    max_tools = 128  # as in chat completions
+
+    def __init__(
+        self, max_cached_schemas: int = MAX_CACHED_SCHEMAS, *, images: bool = True, strict: bool | None = None
+    ) -> None:
+        super().__init__(max_cached_schemas, images=images)
+        self.strict = strict
+
+    def write_strict_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
+        return {**self.write_tool(wire_name, tool, schema), "strict": True}
+
+    def write_tool(self, wire_name: str, tool: Tool, schema: Json) -> Json:
+        # Strict is the default of this API, and refuses every schema with an optional property.
+        return {
+            "type": "function",
+            "name": wire_name,
+            "description": tool.description,
+            "parameters": schema,
+            "strict": False,
+        }
+
+    def parse(self, answer: Any, names: NameTable) -> Turn:
+        return read_answer(answer, names)
+
+    def stream(self, names: NameTable) -> TurnStream:
+        return ResponseStream(names)
+
+    def request(self, items: Sequence[HistoryItem], export: Export | None, tools: ToolChoice = "auto") -> Json:
+        """As in `Dialect`. Leading system messages become `instructions`, later ones stay in their place."""
+        declarations = exported_tools(export, self.name)
+        forced = forced_tool(export, tools)
+        first = 0
+        while first < len(items) and isinstance(item := items[first], Message) and item.role == "system":
+            first += 1
+        request: Json = {"input": self.history(items[first:], exported_names(export, self.name_rule))}
+        if first:
+            request["instructions"] = "\n\n".join(item.text for item in items[:first] if isinstance(item, Message))
+        if declarations and tools != "none":
+            request["tools"] = declarations
+        if forced is not None:
+            request["tool_choice"] = function_choice(forced)
+        return request
+
+    def read(self, items: Sequence[HistoryItem], names: NameTable) -> list[HistoryItem | ProviderAnswer]:
+        history: list[HistoryItem | ProviderAnswer] = []
+        output: list[Json] = []  # items of one answer, which programs append to their input one by one
+        for item in items:
+            if isinstance(item, Mapping) and _is_output(item):
+                output.append(dict(item))
+                continue
+            history += _own_turn(output, names)
+            output = []
+            if isinstance(item, Mapping) and item.get("type") == "function_call_output":
+                history.append(ProviderAnswer(str(item.get("call_id") or ""), item))
+            else:
+                history.append(item)
+        return history + _own_turn(output, names)
+
+    def write_message(self, message: Message) -> Json:
+        return {"type": "message", "role": message.role, "content": message.text}
+
+    def echo(self, turn: Turn) -> list[Json] | None:
+        # The API refuses null values, which its answers hold, and calls without a name.
+        items = [
+            {key: copy.deepcopy(value) for key, value in item.items() if value is not None}
+            for item in turn.raw
+            if item.get("type") != "function_call" or item.get("name")
+        ]
+        calls = [item for item in items if item.get("type") == "function_call"]
+        if len(calls) != len(turn.calls):
+            return None
+        for item, call in zip(calls, turn.calls, strict=True):
+            item |= {"call_id": call.id, "arguments": valid_arguments_text(arguments_text(item.get("arguments")))}
+        while items and items[-1].get("type") == "reasoning":
+            items.pop()  # the API refuses reasoning without the item that follows it
+        return items
+
+    def rebuild(self, turn: Turn, wires: Sequence[str]) -> list[Json]:
+        items: list[Json] = []
+        if turn.text or not turn.calls:
+            items.append({"type": "message", "role": "assistant", "content": turn.text})
+        items += [
+            {
+                "type": "function_call",
+                "call_id": call.id,
+                "name": wire,
+                "arguments": valid_arguments_text(call.arguments_json),
+            }
+            for call, wire in zip(turn.calls, wires, strict=True)
+        ]
+        return items
+
+    def write_result(self, call_id: str, wire: str, result: Result) -> Json:
+        return {"type": "function_call_output", "call_id": call_id, "output": self._output(result)}
+
+    def _output(self, result: Result) -> str | list[Json]:
+        images = self.images.images_of(result)
+        if not images:
+            return answer_text(result)
+        text = self.images.text_beside_images(result)
+        texts: list[Json] = [{"type": "input_text", "text": text}] if text else []
+        return texts + [{"type": "input_image", "image_url": data_url(image)} for image in images]
+
+    def with_call_id(self, answer: ProviderAnswer, call_id: str) -> Json:
+        return {**answer.message, "call_id": call_id}
+
+
+def _is_output(item: Mapping[str, Any]) -> bool:
+    """Tells whether an item is output of a model, to which a call may belong."""
+    return item.get("type") in ("function_call", "reasoning") or (
+        item.get("role") == "assistant" and item.get("type", "message") == "message"
+    )
+
+
+def _own_turn(output: Sequence[Json], names: NameTable) -> list[HistoryItem | ProviderAnswer]:
+    """Returns output items as a turn, so that their calls are paired; without calls there is nothing to pair."""
+    if not any(item.get("type") == "function_call" for item in output):
+        return list(output)
+    return [turn_of(output, names, "")]

@@ -1,0 +1,208 @@
+"""Exports tools in the format of a model provider, and searches them where there are too many to offer.
+
+Both use the view: a tool that a user sees here can be called by an invoke with the same user. Converting
+hundreds of schemas takes a while, so it is done on a thread, once for each catalog revision and set of parameters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import AfterValidator
+
+from toolbus.bus.access.identity import Principal
+from toolbus.bus.catalog.catalog_view import CatalogView
+from toolbus.bus.gateway.gateway_parts import parts_of, principal_of
+from toolbus.bus.gateway.host_models import Exported, FoundTools, Level, UserId
+from toolbus.bus.gateway.json_response import json_bytes_response, write_json
+from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
+from toolbus.common.newest import NewestCache
+from toolbus.common.text import quote
+from toolbus.parts.models.dialects.names import DIALECTS, find_dialect
+from toolbus.parts.models.search import MAX_QUERY_CHARACTERS, MAX_RESULTS, MODES
+from toolbus.protocol.tool import Tool
+
+MAX_EXPORTS = 16  # in the cache, one for each dialect, role and user: one of a large catalog takes megabytes
+
+
+def _known_dialect(name: str) -> str:
+    if name not in DIALECTS:
+        raise ValueError(f"there is no dialect {quote(name)}: use one of {', '.join(DIALECTS)}")
+    return name
+
+
+DialectName = Annotated[
+    str,
+    AfterValidator(_known_dialect),
+    Query(description="Whose format.", json_schema_extra={"enum": [*DIALECTS]}),
+]
+RoleQuery = Annotated[str, Query(description="Only this role's tools; empty means all.")]
+
+
+def router() -> APIRouter:
+    """Returns the endpoints."""
+    routes = APIRouter(prefix="/api/tools", tags=["models"], responses={**REFUSALS, **UNKNOWN_ROLE})
+
+    @routes.get("/export", responses={200: {"model": Exported}, 304: {"description": "It is what you have."}})
+    async def export(
+        dialect: DialectName,
+        request: Request,
+        role: RoleQuery = "",
+        user_id: UserId = "",
+        level: Level = 0,
+        names: Annotated[
+            list[str] | None, Query(description="Only these, divided by commas or given several times.")
+        ] = None,
+        if_none_match: Annotated[str | None, Header(description="The ETag of the answer that is known.")] = None,
+    ) -> Response:
+        """Writes tools as one provider's API takes them.
+
+        The ETag changes with the catalog and with the rules about users, and with nothing else.
+        """
+        principal = principal_of(request, user_id, level)
+        query = _ExportQuery(dialect, role, user_id, level, tuple(names or ()), principal)
+        parts = parts_of(request)
+        export = await parts.cache(_ExportCache).find(parts.core.view, query)
+        headers = {"ETag": export.etag, "Cache-Control": "no-cache"}
+        if if_none_match is not None and _matches(if_none_match, export.etag):
+            return Response(status_code=304, headers=headers)
+        return json_bytes_response(export.body, headers=headers)
+
+    @routes.get("/search", responses={200: {"model": FoundTools}})
+    async def search(
+        request: Request,
+        q: Annotated[str, Query(description=f"What the tool should do; {MAX_QUERY_CHARACTERS} characters count.")],
+        mode: Annotated[
+            str,
+            Query(description=f"One of {', '.join(MODES)}; the last two need the extra `semantic`. Empty: the best."),
+        ] = "",
+        top_k: Annotated[int, Query(description=f"How many at most; taken as 1 to {MAX_RESULTS}.")] = 10,
+        include_parameters: Annotated[bool, Query(description="Whether to include their JSON Schemas.")] = False,
+        role: RoleQuery = "",
+        user_id: UserId = "",
+        level: Level = 0,
+    ) -> Response:
+        """Finds tools by what they do."""
+        parts, principal = parts_of(request), principal_of(request, user_id, level)
+        view = parts.core.view
+        revision = (view.revision, role, user_id if view.permissions else "", level, principal.identity.scopes)
+        tools = [listing.tool for listing in view.listings(role or None, user_id, level, principal=principal)]
+        indexes = parts.core.indexes
+
+        def find() -> bytes:
+            index = indexes.index_of(revision, tools)
+            return write_json(index.search(q, mode=mode, top_k=top_k, include_parameters=include_parameters))
+
+        return json_bytes_response(await asyncio.to_thread(find))
+
+    return routes
+
+
+@dataclass(frozen=True, slots=True)
+class _ExportQuery:
+    """The parameters of an export; ``names`` as in the query, () meaning all."""
+
+    dialect: str
+    role: str
+    user_id: str
+    level: int
+    names: tuple[str, ...]
+    principal: Principal
+
+
+@dataclass(frozen=True, slots=True)
+class _CachedExport:
+    """The body of one export.
+
+    Attributes:
+        writer: made the body; for the next revision it converts and counts only the tools that have changed.
+    """
+
+    revision: int
+    writer: _Writer
+    body: bytes
+    etag: str
+
+
+class _ExportCache:
+    """Caches exports as bytes, each written once per revision."""
+
+    def __init__(self) -> None:
+        self._exports = NewestCache[_ExportQuery, _CachedExport](MAX_EXPORTS)  # by last use
+
+    async def find(self, view: CatalogView, query: _ExportQuery) -> _CachedExport:
+        """Returns an export of the catalog as it is now.
+
+        Raises:
+            UnknownRole: the role is not configured.
+        """
+        revision = view.revision
+        listings = view.listings(query.role or None, query.user_id, query.level, principal=query.principal)
+        tools = [listing.tool for listing in listings]
+        export = self._exports.pop(query, None)  # while it is rewritten, another request makes one of its own
+        if export is None or export.revision != revision:
+            writer = await asyncio.to_thread(_Writer, query.dialect) if export is None else export.writer
+            body = await asyncio.to_thread(writer.write, revision, tools, query.names)
+            export = _CachedExport(revision, writer, body, _etag(revision, query))
+        self._exports[query] = export
+        return export
+
+
+class _Writer:
+    """Writes the exports for one query, revision after revision."""
+
+    def __init__(self, dialect: str) -> None:
+        from toolbus.parts.models.dialects.token_usage import (
+            CostCache,  # with the next line as long as an export itself
+        )
+
+        self._dialect = find_dialect(dialect)
+        self._costs = CostCache()
+
+    def write(self, revision: int, tools: Sequence[Tool], names: Iterable[str]) -> bytes:
+        selected, unknown = _select(tools, names)
+        export = self._dialect.export(selected)
+        missing = "no tool of this name is offered to this user"
+        response: dict[str, Any] = {
+            "ok": True,
+            "dialect": export.dialect,
+            "revision": revision,
+            "tools": export.tools,
+            "names": dict(export.names.to_bus),
+            "hashes": dict(export.hashes),
+            "losses": [asdict(loss) for loss in export.losses],
+            "left_out": [
+                *(asdict(each) for each in export.left_out),
+                *({"tool": name, "why": missing} for name in unknown),
+            ],
+            "tokens": sum(self._costs.of(export).values()),
+        }
+        return write_json(response)
+
+
+def _select(tools: Sequence[Tool], names: Iterable[str]) -> tuple[Sequence[Tool], list[str]]:
+    """Returns the tools of these names, and the names that no tool has."""
+    offered = {tool.name for tool in tools}
+    # A name may hold a comma itself.
+    selected = dict.fromkeys(
+        name for value in names for name in ((value,) if value in offered else value.split(",")) if name
+    )
+    if not selected:
+        return tools, []
+    return [tool for tool in tools if tool.name in selected], [name for name in selected if name not in offered]
+
+
+def _etag(revision: int, query: _ExportQuery) -> str:
+    scopes = query.principal.identity.scopes
+    seen = (query.dialect, query.role, query.user_id, query.level, query.names, scopes and scopes.as_table())
+    return f'"{hashlib.sha256(repr((revision, seen)).encode("utf-8", "replace")).hexdigest()[:32]}"'
+
+
+def _matches(if_none_match: str, etag: str) -> bool:
+    """Returns whether an If-None-Match names an ETag; weak ones count too (RFC 9110, section 13.1.2)."""
+    return any(each.strip().removeprefix("W/") in ("*", etag) for each in if_none_match.split(","))

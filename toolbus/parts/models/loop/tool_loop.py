@@ -1,0 +1,351 @@
+"""Runs turns of a conversation: sends requests to a model and runs its tool calls until it answers (`ToolLoop`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any
+
+from toolbus.common.text import quote
+from toolbus.errors import Code
+from toolbus.functions.call_context import CallContext
+from toolbus.parts.models.dialects.conversation import Answered, Answers, HistoryItem, Message, ModelCall, Turn, Usage
+from toolbus.parts.models.dialects.dialect import ToolChoice
+from toolbus.parts.models.dialects.endings import end_text
+from toolbus.parts.models.dialects.export import Export
+from toolbus.parts.models.dialects.provider_results import object_of
+from toolbus.parts.models.dialects.tool_choice import chosen_names, forces_call
+from toolbus.parts.models.loop.approval import Approval, Approve, RepeatGuard, check_hook
+from toolbus.parts.models.loop.endpoint import Endpoint, check_endpoint
+from toolbus.parts.models.loop.export_cache import ExportCache
+from toolbus.parts.models.loop.loop_events import Finished, LoopEvent, RoundEnded, RoundRetried, RoundStarted, TextDelta
+from toolbus.parts.models.loop.loop_settings import LoopSettings
+from toolbus.parts.models.loop.loop_tools import DeferredTools, LoopTools
+from toolbus.parts.models.loop.model_client import ModelClient, Notify
+from toolbus.parts.models.loop.result_cut import ResultCutter, cut_text
+from toolbus.parts.models.loop.round_calls import CallRunner
+from toolbus.parts.models.loop.tool_source import Rule, ToolSource, in_order, route, source_of
+from toolbus.parts.models.loop.turn_reply import (
+    CallDone,
+    Messages,
+    Reply,
+    Stopped,
+    conversation,
+    last_user_text,
+    refusal,
+)
+from toolbus.parts.models.search import IndexCache
+from toolbus.protocol.tool import Result
+
+# Runs one turn of a conversation: round after round, from the user's message to the reply.
+
+
+log = logging.getLogger("toolbus.loop")
+
+_NOT_RUN = ("refused", "failed")  # endings of an answer whose calls are not made
+_TEXT_KEYS = ("error", "note")  # keys of a tool's output object whose text is for the user
+
+
+class TurnRun:
+    """The state of one turn; used once.
+
+    Args:
+        notify: receives the events, on this event loop; None if the turn is not streamed.
+    """
+
+    def __init__(
+        self,
+        model_client: ModelClient,
+        exports: ExportCache,
+        runner: CallRunner,
+        items: Sequence[HistoryItem],
+        notify: Notify | None,
+    ) -> None:
+        self._model_client = model_client
+        self._exports = exports
+        self._runner = runner
+        self._settings = runner.settings
+        self._items = list(items)
+        self._notify = notify or _ignore
+        self._is_streamed = notify is not None
+        self._calls: list[CallDone] = []
+        self._round = 0  # requests to the model so far, without those that repeat one
+        self._text = ""  # the model's text before it paused
+        self._usage: Usage | None = None  # of all requests; None until the provider gave one
+        self._cut = False  # whether its last answer was truncated
+        self._export: Export | None = None  # the offered tools; None: no tools
+        self._earlier: list[Export] = []  # those of earlier rounds, the newest first
+
+    async def reply(self, rules: Sequence[Rule], choice: ToolChoice = "auto") -> Reply:
+        """Sends requests and runs the model's calls until it replies.
+
+        Args:
+            choice: of the first request; ``none`` also disables the rules.
+
+        Raises:
+            InvalidRequest: the choice is not possible with the endpoint and the offered tools.
+        """
+        await self._update_export()
+        if forces_call(choice):  # before anything runs: writing an empty request checks the choice
+            self._model_client.endpoint.dialect.request((), self._export, choice)
+        routed = self._routed(rules) if choice != "none" else None
+        if routed is not None:
+            if (text := await self._call(Turn(calls=(routed,)))) is not None:
+                return self._reply_with(text, "direct_reply")
+            await self._update_export()
+        while self._round < self._runner.loop_tools.extension.rounds:
+            turn = await self._ask(choice)
+            has_more = self._round < self._runner.loop_tools.extension.rounds or self._settings.forced_answer
+            if turn.ending == "paused" and not turn.calls and has_more:
+                self._text += turn.text
+                choice = "none" if choice == "none" else "auto"
+                continue
+            if not turn.calls or turn.ending in _NOT_RUN:
+                return self._answered(turn, "answered")
+            if choice == "none":
+                return self._not_converged(turn)
+            choice = "auto"  # a model that must call in every request could never answer
+            self._text = ""  # like all text before calls, it is not the answer
+            if (text := await self._call(turn)) is not None:
+                return self._reply_with(text, "direct_reply")
+            await self._update_export()
+        if not self._settings.forced_answer:
+            return self._reply_with(self._settings.no_convergence_text, "no_convergence")
+        turn = await self._ask("none")
+        if not turn.calls or turn.ending in _NOT_RUN:
+            return self._answered(turn, "round_limit")
+        return self._not_converged(turn)
+
+    async def _update_export(self) -> None:
+        """Exports the current catalog: at first, and after calls, which take time and may inject tools."""
+        if self._model_client.takes_tools:
+            before, self._export = self._export, await self._exports.export(self._runner.loop_tools)
+            if before is not None and before is not self._export:
+                self._earlier.insert(0, before)
+        else:
+            self._export = None
+
+    def _routed(self, rules: Sequence[Rule]) -> ModelCall | None:
+        """Returns the call of the first rule that matches the user's message."""
+        export, text = self._export, last_user_text(self._items)
+        if export is None or not text:
+            return None
+        routed = route(rules, text, export.kept, self._settings.may_route)
+        if routed is None:
+            return None
+        name, arguments_json = routed
+        # Every provider accepts an id of nine letters and digits; the number makes it differ from earlier ones.
+        call_id = f"routed{len(self._items) % 1000:03d}"
+        return ModelCall(call_id, name, arguments_json, wire_name=export.names.wire(name))
+
+    async def _ask(self, choice: ToolChoice) -> Turn:
+        """Sends one more request to the model, with the last export."""
+        self._round += 1
+        hidden = self._runner.loop_tools.hidden
+        self._notify(RoundStarted(self._round, self._export, forced=choice == "none", hidden=hidden))
+        turn = await self._send(choice)
+        for _ in range(self._settings.retries):
+            if not turn.retry or (
+                self._is_streamed and turn.text.strip()
+            ):  # a text that was shown cannot be taken back
+                break
+            log.info("the answer of %r is requested again: %s", self._model_client.endpoint, _stop_text(turn))
+            self._notify(RoundRetried(self._round, turn))
+            turn = await self._send(choice)
+        self._cut = turn.cut
+        self._items.append(turn)
+        self._notify(RoundEnded(self._round, turn))
+        return turn
+
+    async def _send(self, choice: ToolChoice) -> Turn:
+        turn, self._export = await self._model_client.ask(
+            self._items, self._export, choice, self._notify, lambda: self._exports.export(self._runner.loop_tools)
+        )
+        if turn.usage is not None:
+            self._usage = turn.usage if self._usage is None else self._usage + turn.usage
+        return turn
+
+    async def _call(self, turn: Turn) -> str | None:
+        """Runs the calls of a turn. Returns the reply if all calls were of direct_reply tools and succeeded."""
+        if not self._round:
+            self._items.append(turn)
+        done = await self._runner.run(turn.calls, self._export, self._round, self._earlier)
+        self._calls += done
+        self._items.append(Answers(tuple(each.answered for each in done)))
+        tools = {} if self._export is None else self._export.kept
+        if all(each.outcome == "ok" and each.name in tools and tools[each.name].direct_reply for each in done):
+            return "\n\n".join(_direct_reply_text(each.result) for each in done)
+        return None
+
+    def _answered(self, turn: Turn, stopped: Stopped) -> Reply:
+        """Ends with the model's last answer, whole or not. Calls in it are not made."""
+        text, reason = self._text + turn.text, ""
+        if turn.ending != "complete":
+            stopped, reason = turn.ending, end_text(turn)
+        elif not text.strip() and self._calls:
+            stopped = "no_summary"
+        elif not text.strip() and turn.reason:
+            stopped, reason = "failed", end_text(turn)
+        if stopped in ("refused", "failed", "paused"):  # without texts of the model or its provider: they are content
+            log.warning("%r gave no whole answer, it is %s: %s", self._model_client.endpoint, stopped, _stop_text(turn))
+        if turn.calls:
+            result = refusal(Code.CANCELLED, f"the call was not made, because its answer is incomplete: {reason}")
+            self._items.append(Answers(tuple(Answered(call, result) for call in turn.calls)))
+        if text.strip() or not self._calls:
+            return self._reply(text, stopped, reason)
+        return self._reply_with(self._settings.no_summary_text, stopped, reason)
+
+    def _not_converged(self, turn: Turn) -> Reply:
+        """Ends with a model that requests tools even in the forced answer."""
+        result = refusal(Code.OVERLOADED, "no more tools are called in this turn: answer with what you have")
+        self._items.append(Answers(tuple(Answered(call, result) for call in turn.calls)))
+        if text := self._text + turn.text:
+            return self._reply(text, "no_convergence")
+        return self._reply_with(self._settings.no_convergence_text, "no_convergence")
+
+    def _reply_with(self, text: str, stopped: Stopped, reason: str = "") -> Reply:
+        """Ends with a text that is not the model's; the conversation has it as an answer of the model.
+
+        The conversation gets a huge result cut, as in the answer to its call.
+        """
+        if text:
+            self._items.append(Message("assistant", cut_text(text, self._settings.result_bytes or 0)))
+            self._notify(TextDelta(text))
+        return self._reply(self._text + text, stopped, reason)
+
+    def _reply(self, text: str, stopped: Stopped, reason: str = "") -> Reply:
+        return Reply(text, tuple(self._items), tuple(self._calls), self._round, stopped, self._cut, reason, self._usage)
+
+
+def _ignore(event: LoopEvent) -> None:
+    """Receives the events of a turn that is not streamed."""
+
+
+def _direct_reply_text(result: Result) -> str:
+    """Returns the text of a direct reply: for an object its error or note, if it has one."""
+    output = {} if result.content else object_of(result)
+    texts = (output.get(key) for key in _TEXT_KEYS)
+    return next((text for text in texts if text and isinstance(text, str)), result.text)
+
+
+def _stop_text(turn: Turn) -> str:
+    """Returns why a turn ended, for a log: the provider's stop reason, without texts of the answer."""
+    is_empty = not turn.text.strip() and not turn.calls
+    return ", ".join(filter(None, (turn.stop, "the answer is empty" if is_empty else "")))
+
+
+class ToolLoop:
+    """Answers users with a model and the tools of a source. One loop may run several conversations at the same time.
+
+    Args:
+        source: a `toolbus.Bus`, a `toolbus.Host`, or any `ToolSource`.
+        endpoint: the model; see `toolbus.loop.endpoint_of`.
+        context: the context of the calls.
+        rules: make calls before the first request to the model, if the user's message matches.
+        pinned: names of the tools that are offered from the start; the model finds the others with `search_tools`.
+            None offers every tool, if the provider takes so many in one request.
+        approve: is called before each call of a tool for which `LoopSettings.needs_approval` holds, by default
+            destructive ones. Takes an `ApprovalRequest`, returns a `Decision` or an awaitable of one; a plain function
+            runs on the event loop and must not block it. None: calls need no approval.
+
+    Raises:
+        TypeError: from the constructor, if `pinned` is one text.
+        SetupError: from the constructor, if `approve` is not a function or `endpoint` not an endpoint.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        endpoint: Endpoint,
+        settings: LoopSettings | None = None,
+        *,
+        context: CallContext | None = None,
+        rules: Iterable[Rule] = (),
+        pinned: Sequence[str] | None = None,
+        approve: Approve | None = None,
+    ) -> None:
+        if isinstance(pinned, str):  # it would be read as a list of letters
+            raise TypeError(f"pinned is {quote(pinned)}, one text: give a list of names, [{quote(pinned)}]")
+        self.endpoint = check_endpoint(endpoint)
+        self.settings = settings or LoopSettings()
+        self.source: ToolSource = source if isinstance(source, ToolSource) else source_of(source, context=context)
+        self._context = context if context is not None else getattr(self.source, "context", None)
+        self._rules = in_order(rules)
+        self._pinned = None if pinned is None else tuple(pinned)
+        self._approve = None if approve is None else check_hook(approve)
+        self._indexes = IndexCache(self.settings.embedder)  # shared by all conversations
+        self._model_client = ModelClient(endpoint, ResultCutter(self.settings.result_bytes or 0))
+        self._exports = ExportCache(
+            self.source,
+            endpoint.dialect,
+            self.settings.list_timeout,
+            self.settings.max_tools,
+            self._model_client.refused,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ToolLoop {self.endpoint!r} {self.source!r}>"
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the endpoint takes tools: False after it has refused them, which are then not offered again."""
+        return self._model_client.takes_tools
+
+    async def run(
+        self, messages: Messages, *, context: CallContext | None = None, tool_choice: ToolChoice = "auto"
+    ) -> Reply:
+        """Runs one turn. Cancelling it cancels the calls that are in flight.
+
+        Args:
+            messages: the user's message, or a whole conversation: dicts with role and content, the items of an earlier
+                reply, or both.
+            context: of this turn; None means the context of the loop.
+            tool_choice: for the first request of the turn: `auto`, `none`, `required`, or the name of the tool that the
+                model has to call.
+
+        Raises:
+            InvalidRequest: the conversation is empty or invalid; `tool_choice` names no offered tool, or the dialect
+                does not have it.
+            PeerLost, RequestError: the tools cannot be listed.
+            EndpointError: the provider reported an error, or its answer broke off.
+            Exception: any error of the endpoint's client.
+        """
+        return await self._turn(messages, context, tool_choice, None)
+
+    async def stream(
+        self, messages: Messages, *, context: CallContext | None = None, tool_choice: ToolChoice = "auto"
+    ) -> AsyncGenerator[LoopEvent, None]:
+        """Runs one turn as `run` does. Yields its events, `Finished` last. Closing the iterator cancels the turn."""
+        events: asyncio.Queue[LoopEvent | None] = asyncio.Queue()
+        turn = asyncio.ensure_future(self._turn(messages, context, tool_choice, events.put_nowait))
+        turn.add_done_callback(lambda _: events.put_nowait(None))
+        try:
+            while (event := await events.get()) is not None:
+                yield event
+            yield Finished(turn.result())
+        finally:
+            turn.cancel()
+            await asyncio.gather(turn, return_exceptions=True)
+
+    async def _turn(
+        self, messages: Messages, context: CallContext | None, tool_choice: ToolChoice, notify: Notify | None
+    ) -> Reply:
+        items = conversation(messages)
+        deferred = None if self._pinned is None else self._deferred(self._pinned)
+        runner = CallRunner(
+            self.source,
+            self.settings,
+            self._context if context is None else context,
+            LoopTools(self.settings, deferred, items, also=chosen_names(tool_choice), automatic=self._deferred),
+            RepeatGuard(self.settings.repeats),
+            notify,
+            None if self._approve is None else Approval(self._approve, self.settings.needs_approval, notify),
+        )
+        run = TurnRun(self._model_client, self._exports, runner, items, notify)
+        return await run.reply(self._rules, tool_choice)
+
+    def _deferred(self, pinned: Iterable[str] | None = None) -> DeferredTools:
+        """Returns deferred mode for one turn. By default it pins the tools of rules, so that rules can call them."""
+        names = (rule.tool for rule in self._rules) if pinned is None else pinned
+        return DeferredTools(names, cache=self._indexes)

@@ -1,0 +1,240 @@
+"""Lists what differs for plugins of N.E.K.O.; `parts.moving.neko` holds what toolbus has of that system."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from toolbus.errors import SetupError
+from toolbus.functions.tool_spec import ToolOptions
+from toolbus.parts.moving.check.schema_rule import schemas
+from toolbus.parts.moving.check.source_file import Effect, Finding, SourceFile, constant, dotted, is_installed, keyword
+from toolbus.parts.moving.check.system import System
+from toolbus.parts.moving.neko import entries
+from toolbus.parts.moving.neko.absences import IGNORED, RAISING
+from toolbus.parts.moving.neko.plugin_folder import (
+    MAIN_PROGRAM,
+    MANIFEST,
+    PLUGINS,
+    SERVER,
+    SUBMODULES,
+    is_of_sdk,
+    is_plugin_folder,
+    main_program,
+    plugin_folders,
+    read_manifest,
+)
+from toolbus.parts.moving.neko.plugin_lifecycle import NEVER_CALLED
+from toolbus.parts.moving.neko.sdk_names import NAMES, OLDER_MODULES, is_absent
+from toolbus.processes.child_environment import PLUGIN, variables_read_by
+from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS, NAME
+
+_BASES = ("NekoPluginBase", "PluginBase", "PluginRouter")
+_ONLY_IN_NEKO = {*entries.KINDS, "entry", "event"}  # the last two as plugin.entry and plugin.event
+_LINES = {"type": r"^\s*type\s*=", "id": r"^\s*id\s*=", "entry": r"^\s*entry\s*="}
+_AWAITED = re.compile(r"self\.(store|config)\.[a-z]\w*")
+_OFFER = "Put @llm_tool above it to offer it to models."
+_OFFER_ENTRY = "Run it with --entries, or put @llm_tool above it, to offer it to models."
+_START_BY_NAME = "Name its folder to run it; of a folder of plugins it is left out."
+
+
+def _manifest(folder: Path) -> Iterator[Finding]:
+    file = folder / MANIFEST
+    if not file.is_file():
+        return
+    text = file.read_text(encoding="utf-8", errors="replace")
+    try:
+        manifest = read_manifest(folder)
+    except SetupError as problem:
+        what = str(problem).removeprefix(f"{file.resolve()}: ").removeprefix(f"{file.resolve()} ")
+        line = re.search(r"\(at line (\d+)", what)
+        key = next((key for key in _LINES if re.search(rf"\b{key}\b", what)), "")
+        yield Finding(file, int(line[1]) if line else _line(text, _LINES.get(key, r"\A")), Effect.STOPS, what)
+        return
+    runtime = manifest.values.get("plugin_runtime")
+    if isinstance(runtime, dict) and runtime.get("enabled") is False:
+        yield Finding(file, _line(text, r"^\s*enabled\s*="), Effect.NOTE, "says enabled = false", _START_BY_NAME)
+    inner = manifest.module.split(".")[3:]
+    module = folder.joinpath(*inner)
+    if not module.is_dir() and not module.with_suffix(".py").is_file():
+        what = f"entry names the module {manifest.module}, which is not in the folder"
+        yield Finding(file, _line(text, _LINES["entry"]), Effect.STOPS, what, "Correct entry.")
+    elif not _binds(module / "__init__.py" if module.is_dir() else module.with_suffix(".py"), manifest.class_name):
+        what = f"entry names the class {manifest.class_name}, which {manifest.module} does not have"
+        yield Finding(file, _line(text, _LINES["entry"]), Effect.STOPS, what, "Correct entry.")
+    if (folder / "store.db").is_file():
+        remedy = "Write what the plugin needs of it with self.store.set() once."
+        yield Finding(
+            folder / "store.db", 0, Effect.DIFFERS, "is not read: values are stored in data/store.json", remedy
+        )
+
+
+def _binds(file: Path, name: str) -> bool:
+    """Tells whether a module defines, imports or assigns a name; of one that cannot be read, that is assumed."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8-sig")) if file.is_file() else ast.Module([], [])
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return True
+    return any(
+        getattr(node, "asname", None) == name
+        or getattr(node, "name", None) in (name, "*")
+        or (isinstance(node, ast.Name) and node.id == name)
+        for node in ast.walk(tree)
+    )
+
+
+def _imports(source: SourceFile) -> Iterator[Finding]:
+    for each in source.imports:
+        top = each.module.partition(".")[0]
+        stops = Effect.DIFFERS if each.optional else Effect.STOPS
+        without = "; the code goes on without it" if each.optional else ""
+        if is_of_sdk(each.module):
+            name = each.name
+            if not name or name == "*" or name in NAMES or name in SUBMODULES:
+                if is_absent(name):
+                    what = f"imports {name}, which raises when it is used: it {NAMES[name].absence.purpose} in N.E.K.O."
+                    yield source.finding(each.line, Effect.DIFFERS, what, NAMES[name].absence.remedy)
+            elif name not in ("PluginSettings", "SettingsField"):
+                what = f"imports {each.module}.{name}, which toolbus does not have{without}"
+                yield source.finding(each.line, stops, what, SERVER.remedy)
+        elif top == "plugin" and each.module != "plugin" and not f"{each.module}.".startswith(f"{PLUGINS}."):
+            what = f"imports {each.module}, which {SERVER.purpose} in N.E.K.O.{without}"
+            yield source.finding(each.line, stops, what, SERVER.remedy)
+        elif top in MAIN_PROGRAM and not source.brings(each):
+            absence = main_program(each.module)
+            what = f"imports {each.module}, which {absence.purpose} in N.E.K.O.{without}"
+            yield source.finding(each.line, stops, what, absence.remedy)
+        elif (
+            top
+            and top not in ("plugin", *sys.stdlib_module_names)
+            and not source.brings(each)
+            and not is_installed(top)
+        ):
+            what = f"imports {top}, which is not installed here{without}"
+            yield source.finding(each.line, stops, what, f"Install {top} where `toolbus run` is.")
+
+
+def _attributes(source: SourceFile) -> Iterator[Finding]:
+    for cls in source.classes(*_BASES):
+        own = _own_names(cls)
+        for node in ast.walk(cls):
+            if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
+                continue
+            owner = dotted(node.value)
+            if owner not in ("self", "ctx", "self.ctx") or (owner == "self" and node.attr in own):
+                if owner == "self.config" and node.attr.startswith("profile_"):
+                    remedy = "Use self.config.set(path, value), or one plugin.toml for each set."
+                    yield source.finding(node, Effect.STOPS, f"self.config.{node.attr} raises", remedy)
+                continue
+            shown = f"{owner}.{node.attr}"
+            if node.attr in RAISING:
+                absence = RAISING[node.attr]
+                yield source.finding(
+                    node, Effect.STOPS, f"{shown} raises: it {absence.purpose} in N.E.K.O.", absence.remedy
+                )
+            elif node.attr in IGNORED:
+                yield source.finding(node, Effect.DIFFERS, f"{shown}() has no effect", IGNORED[node.attr].reason)
+            elif node.attr == "push_message":
+                remedy = "Hosts follow with host.notifications()."
+                yield source.finding(node, Effect.NOTE, f"{shown}() reaches hosts as a notification", remedy)
+            elif node.attr in ("data_path", "cache_path"):
+                what = f"{shown}() is in data/ of the plugin's folder"
+                yield source.finding(node, Effect.NOTE, what, "Copy old files into it.")
+
+
+def _not_awaited(source: SourceFile) -> Iterator[Finding]:
+    """Finds what only older plugins may write, whose store and configuration answer at once."""
+    if any(each.name == "NekoPluginBase" and each.module in OLDER_MODULES for each in source.imports):
+        return
+    for cls in source.classes(*_BASES):
+        for node in ast.walk(cls):
+            value = getattr(node, "value", None) if isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr) else None
+            if isinstance(value, ast.Call) and _AWAITED.fullmatch(name := dotted(value.func)):
+                what = f"{name}() is not awaited"
+                yield source.finding(node, Effect.STOPS, what, f"Write await {name}(…) in an async method.")
+
+
+def _decorators(source: SourceFile) -> Iterator[Finding]:
+    for cls in source.classes(*_BASES):
+        tools: set[str] = set()
+        for method in cls.body:
+            if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            names = {dotted(each): each for each in method.decorator_list}
+            tool = next((each for name, each in names.items() if name.split(".")[-1] == "llm_tool"), None)
+            for name, node in names.items():
+                shown = name.removeprefix("plugin.")
+                if shown in _ONLY_IN_NEKO and tool is None:
+                    what = f"@{name} {method.name} is called by N.E.K.O. only"
+                    entry = shown in (entries.ENTRY, "entry")
+                    yield source.finding(node, Effect.DIFFERS, what, _OFFER_ENTRY if entry else _OFFER)
+                elif shown.split(".")[-1] == "lifecycle" and isinstance(node, ast.Call):
+                    yield from _moment(source, node, method.name)
+            if tool is not None:
+                yield from _tool(source, tool, method.name, tools)
+
+
+def _moment(source: SourceFile, node: ast.Call, method: str) -> Iterator[Finding]:
+    moment = constant(keyword(node, "id"))
+    if moment in NEVER_CALLED:
+        remedy = "Restart the plugin after a change." if moment == "config_change" else "Use startup and shutdown."
+        yield source.finding(node, Effect.DIFFERS, f'@lifecycle(id="{moment}") {method} is never called', remedy)
+
+
+def _tool(source: SourceFile, node: ast.expr, method: str, seen: set[str]) -> Iterator[Finding]:
+    options = {each.arg: each.value for each in node.keywords if each.arg} if isinstance(node, ast.Call) else {}
+    name = constant(options.get("name")) or (method if "name" not in options else None)
+    if isinstance(name, str):
+        if not NAME.fullmatch(name):
+            remedy = "Rename it: [A-Za-z0-9_.-]{1,64}."
+            yield source.finding(node, Effect.STOPS, f"the tool name {name!r:.80} breaks the rule", remedy)
+        if name in seen:
+            what = f"the second method with the tool name {name!r} is skipped"
+            yield source.finding(node, Effect.DIFFERS, what, "Rename one.")
+        seen.add(name)
+    timeout = constant(options.get("timeout"))
+    if isinstance(timeout, int | float) and timeout > MAX_TIMEOUT_SECONDS:
+        what = f"timeout={timeout} is cut to {MAX_TIMEOUT_SECONDS:g} s"
+        yield source.finding(node, Effect.DIFFERS, what, "Let longer work continue in the background.")
+    if unknown := sorted(options.keys() - ToolOptions.__annotations__.keys()):
+        yield source.finding(node, Effect.DIFFERS, f"llm_tool has no option {', '.join(unknown)}; it has no effect")
+
+
+def _variables(source: SourceFile) -> Iterator[Finding]:
+    for node in ast.walk(source.tree):
+        for name in variables_read_by(node):
+            if name not in PLUGIN.choose({name: ""}):
+                remedy = f"Run it with --env {name}, or set it in a file for --secrets."
+                yield source.finding(node, Effect.NOTE, f"reads the variable {name}, which plugins do not get", remedy)
+
+
+def _own_names(cls: ast.ClassDef) -> set[str]:
+    """Returns what a class defines or sets on its objects."""
+    defined = {each.name for each in cls.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+    for node in ast.walk(cls):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) == "self":
+            defined.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            defined.add(node.id)
+    return defined
+
+
+def _line(text: str, pattern: str) -> int:
+    found = re.search(pattern, text, re.MULTILINE)
+    return text.count("\n", 0, found.end()) + 1 if found else 1
+
+
+def _roots(path: Path) -> Sequence[Path]:
+    return [path] if is_plugin_folder(path) else plugin_folders(path) or [path]
+
+
+NEKO = System(
+    "neko",
+    "N.E.K.O.",
+    rules={".py": (_imports, _attributes, _not_awaited, _decorators, _variables, schemas)},
+    folder_rules=(_manifest,),
+    roots=_roots,
+)

@@ -1,0 +1,131 @@
+"""Lists the attributes of N.E.K.O. plugins that toolbus does not have: the purpose of each, and what to use instead.
+
+Those of `RAISING` raise when they are used, since a plugin would continue with a wrong value. Those of `IGNORED` have
+no effect, which is logged once: they only change windows of that system.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from toolbus.parts.moving.neko.sdk_errors import Absence, NotProvided
+
+log = logging.getLogger(__name__)
+
+_WARNED = "_toolbus_warned"  # on a plugin object: the names of IGNORED that were logged
+_STORE = "Store the values in self.store, or in a file at self.data_path(name)."
+_DATABASE = Absence("is a SQL database", 'Use sqlite3.connect(self.data_path("plugin.db")).')
+_STATE = Absence("saves attributes while the plugin is frozen", _STORE)
+_OTHERS = Absence(
+    "calls entries of other plugins",
+    "Call the other plugin's tool: give the handler a parameter `scope: ToolScope` (from toolbus.sdk) and await "
+    "scope.call(name, arguments).",
+)
+_STREAMS = Absence(
+    "reads the messages, events and memories of the main server",
+    "Take what the tool needs as its arguments; scope.context of a ToolScope says who is asking.",
+)
+_MEMORY = Absence("searches the memories of the main server", "Take what the tool needs as its arguments.")
+_SYSTEM = Absence("reads the main server's configuration", "Use self.config, os.environ or the platform module.")
+
+RAISING: dict[str, Absence] = {
+    "plugins": _OTHERS,
+    "trigger_plugin_event": _OTHERS,
+    "query_plugins": _OTHERS,
+    "bus": _STREAMS,
+    "memory": _MEMORY,
+    "query_memory": _MEMORY,
+    "db": _DATABASE,
+    "state": _STATE,
+    "system_info": _SYSTEM,
+    "get_system_config": _SYSTEM,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A method that has no effect here.
+
+    Attributes:
+        reason: why, and what to use instead, as sentences.
+        returns: its return value; a tuple becomes a new list for each call.
+        awaited: whether it is async.
+    """
+
+    reason: str
+    returns: Any = None
+    awaited: bool = False
+
+
+_NO_STATUS = (
+    "toolbus does not show the status of plugins: use self.logger, or scope.progress() of a ToolScope in a call."
+)
+_NO_RUN = "There are no runs here: report with scope.progress() of a ToolScope, and return the result."
+_NO_PAGES = "No window shows a plugin's pages here: serve them from the plugin itself."
+_NO_ENTRIES = "Entries are called by that system's agent: register_llm_tool() offers a function to models."
+_NO_PLAYER = "toolbus plays no music: return the address from the tool."
+_NO_FREEZE = "toolbus freezes no plugin: use self.store."
+
+IGNORED: dict[str, Ignored] = {
+    "report_status": Ignored(_NO_STATUS),
+    "update_status": Ignored(_NO_STATUS),
+    "run_update": Ignored(_NO_RUN, awaited=True),
+    "export_push": Ignored(_NO_RUN, awaited=True),
+    "register_static_ui": Ignored(_NO_PAGES, False),
+    "get_static_ui_config": Ignored(_NO_PAGES),
+    "set_list_actions": Ignored(_NO_PAGES, True),
+    "register_list_action": Ignored(_NO_PAGES, True),
+    "clear_list_actions": Ignored(_NO_PAGES),
+    "get_list_actions": Ignored(_NO_PAGES, ()),
+    "register_dynamic_entry": Ignored(_NO_ENTRIES, True),
+    "unregister_dynamic_entry": Ignored(_NO_ENTRIES, False),
+    "enable_entry": Ignored(_NO_ENTRIES, False),
+    "disable_entry": Ignored(_NO_ENTRIES, False),
+    "is_entry_enabled": Ignored(_NO_ENTRIES),
+    "list_entries": Ignored(_NO_ENTRIES, ()),
+    "collect_entries": Ignored(_NO_ENTRIES, ()),
+    "register_music_domains": Ignored(_NO_PLAYER),
+    "freeze": Ignored(_NO_FREEZE),
+    "unfreeze": Ignored(_NO_FREEZE),
+}
+
+
+def find_absent(owner: object, name: str) -> Any:
+    """Returns a substitute for an attribute that an object does not have.
+
+    Raises:
+        NotProvided: N.E.K.O. has it and toolbus does not; the text says what to use.
+        AttributeError: neither has it.
+    """
+    if name in RAISING:
+        raise NotProvided(f"self.{name}", RAISING[name])
+    if name in IGNORED:
+        return _without_effect(owner, name, IGNORED[name])
+    raise AttributeError(
+        f"{type(owner).__name__!r} object has no attribute {name!r}, and toolbus has none of that name for plugins: "
+        "set it in the class, or do without it",
+        name=name,
+        obj=owner,
+    )
+
+
+def warn_once(owner: object, name: str, reason: str) -> None:
+    """Logs that a method or option has no effect here, once for each plugin object."""
+    warned = owner.__dict__.setdefault(_WARNED, set())
+    if name not in warned:
+        warned.add(name)
+        log.warning("%s: %s has no effect. %s", getattr(owner, "plugin_id", "") or type(owner).__name__, name, reason)
+
+
+def _without_effect(owner: object, name: str, ignored: Ignored) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        warn_once(owner, f"{name}()", ignored.reason)
+        return list(ignored.returns) if isinstance(ignored.returns, tuple) else ignored.returns
+
+    async def call_later(*args: Any, **options: Any) -> Any:
+        return call()
+
+    return call_later if ignored.awaited else call

@@ -1,0 +1,327 @@
+"""Provides `self.config`: the values of a plugin's plugin.toml, and those that the plugin has set itself."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from toolbus.parts.moving.neko.sdk_errors import Absence, NotProvided, SdkError, TransportError, ValidationError
+from toolbus.parts.moving.neko.sdk_results import Err, Ok
+
+# Stores a small mapping in a JSON file; each change replaces the whole file atomically.
+
+
+R = TypeVar("R")
+
+MAX_BYTES = 16 * 1024 * 1024  # each change writes the whole file: more data belongs in a database
+
+
+class JsonFile:
+    """A mapping in a file; safe from any thread of one process.
+
+    Args:
+        path: the file; its folder is made when it is first written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._values: dict[str, Any] | None = None  # the content of the file; None before it is first read
+
+    def __repr__(self) -> str:
+        return f"<JsonFile {self.path}>"
+
+    def read(self, use: Callable[[dict[str, Any]], R]) -> R:
+        """Returns the result of a function of the values, which must not change them.
+
+        Raises:
+            TransportError: the file cannot be read.
+        """
+        with self._lock:
+            return use(self._load())
+
+    def change(self, change: Callable[[dict[str, Any]], R]) -> R:
+        """Lets a function change the values, writes the file and returns the function's result.
+
+        Raises:
+            TransportError: the file cannot be read or written; nothing has changed.
+            TypeError, ValueError: JSON cannot hold a value; nothing has changed.
+        """
+        with self._lock:
+            values = json.loads(json.dumps(self._load()))
+            returned = change(values)
+            text = json.dumps(values, ensure_ascii=False, indent=1, allow_nan=False)
+            self._write(text)
+            self._values = json.loads(text)
+            return returned
+
+    def _load(self) -> dict[str, Any]:
+        if self._values is None:
+            try:
+                loaded = json.loads(self.path.read_bytes().decode("utf-8", "surrogatepass"))
+            except FileNotFoundError:
+                loaded = {}
+            except (OSError, ValueError) as problem:
+                raise TransportError(f"{self.path} cannot be read: {problem}; correct it, or move it away") from problem
+            if not isinstance(loaded, dict):
+                raise TransportError(f"{self.path} does not hold a JSON object: correct it, or move it away")
+            self._values = loaded
+        return self._values
+
+    def _write(self, text: str) -> None:
+        written = text.encode("utf-8", "surrogatepass")
+        if len(written) > MAX_BYTES:
+            raise TransportError(
+                f"{self.path} would get {len(written)} bytes, its limit is {MAX_BYTES}: use sqlite3 for this much"
+            )
+        name = ""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+            with os.fdopen(handle, "wb") as opened:
+                opened.write(written)
+                opened.flush()
+                os.fsync(opened.fileno())
+            os.replace(name, self.path)
+        except OSError as problem:
+            if name:
+                with suppress(OSError):
+                    os.unlink(name)
+            raise TransportError(f"{self.path} cannot be written: {problem}; make its folder writable") from problem
+
+
+V = TypeVar("V")
+
+_PROFILES = Absence(
+    "switches between sets of configuration",
+    "Use self.config.set(path, value), or one plugin.toml for each set.",
+)
+
+
+class PluginConfig:
+    """Configuration by paths such as ``weather.city``.
+
+    Values come from plugin.toml. Those that `set` and `update` store, in a JSON file of the plugin's data, win over
+    them. `timeout` has no effect.
+
+    Args:
+        values: of plugin.toml.
+        path: the file for the values that the plugin sets.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: Path) -> None:
+        self._base = dict(values)
+        self._changes = JsonFile(path)
+
+    def __repr__(self) -> str:
+        return f"<PluginConfig {', '.join(self._base)}; changes in {self._changes.path}>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("profile_"):
+            raise NotProvided(f"self.config.{name}", _PROFILES)
+        raise AttributeError(f"PluginConfig has no attribute {name!r}")
+
+    async def dump(self, *, timeout: float = 5.0) -> dict[str, Any]:
+        """Returns everything as one dict."""
+        return await asyncio.to_thread(self._merged)
+
+    async def get(self, path: str, default: Any = None, *, timeout: float = 5.0) -> Any:
+        """Returns the value at a path, or the default."""
+        try:
+            return _at(await self.dump(), path)
+        except ValidationError:
+            return default
+
+    async def require(self, path: str, *, timeout: float = 5.0) -> Any:
+        """Returns the value at a path.
+
+        Raises:
+            ValidationError: the path has no value.
+        """
+        return _at(await self.dump(), path)
+
+    async def get_bool(self, path: str, default: bool | None = None, *, timeout: float = 5.0) -> bool | None:
+        """Returns the truth value at a path; raises ValidationError for another value."""
+        return _typed(await self.get(path, default), path, bool)
+
+    async def get_int(self, path: str, default: int | None = None, *, timeout: float = 5.0) -> int | None:
+        """Returns the whole number at a path; raises ValidationError for another value."""
+        return _typed(await self.get(path, default), path, int)
+
+    async def get_str(self, path: str, default: str | None = None, *, timeout: float = 5.0) -> str | None:
+        """Returns the text at a path; raises ValidationError for another value."""
+        return _typed(await self.get(path, default), path, str)
+
+    async def base_dump(self, *, timeout: float = 5.0) -> dict[str, Any]:
+        """Returns the values of plugin.toml."""
+        return copy.deepcopy(self._base)
+
+    async def base_get(self, path: str, default: Any = None, *, timeout: float = 5.0) -> Any:
+        """Returns the value of plugin.toml at a path, or the default."""
+        try:
+            return _at(self._base, path)
+        except ValidationError:
+            return default
+
+    async def set(self, path: str, value: Any, *, timeout: float = 5.0) -> None:
+        """Stores a value at a path, for later runs too.
+
+        Raises:
+            ValidationError: the path is empty.
+            TransportError: the file cannot be written.
+        """
+        parts = path.split(".")
+        if not all(parts):
+            raise ValidationError(f"configuration path {path!r} has an empty part: write it as section.key")
+
+        def put(changes: dict[str, Any]) -> None:
+            inner = changes
+            for part in parts[:-1]:
+                if not isinstance(inner.get(part), dict):
+                    inner[part] = {}
+                inner = inner[part]
+            inner[parts[-1]] = value
+
+        await asyncio.to_thread(self._changes.change, put)
+
+    async def update(self, patch: Mapping[str, Any], *, timeout: float = 5.0) -> dict[str, Any]:
+        """Stores several values, inner dicts key by key, and returns everything.
+
+        Raises:
+            TransportError: the file cannot be written.
+        """
+
+        def put(changes: dict[str, Any]) -> None:
+            merged = merge(changes, patch)
+            changes.clear()
+            changes.update(merged)
+
+        await asyncio.to_thread(self._changes.change, put)
+        return await self.dump()
+
+    def _merged(self) -> dict[str, Any]:
+        return copy.deepcopy(self._changes.read(lambda changes: merge(self._base, changes)))
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns two mappings as one; the second wins, and dicts that both have are merged in the same way."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(merged.get(key), Mapping) and isinstance(value, Mapping)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def _at(values: Mapping[str, Any], path: str) -> Any:
+    inner: Any = values
+    for part in path.split(".") if path else ():
+        if not isinstance(inner, Mapping) or part not in inner:
+            raise ValidationError(f"configuration has no {path!r}: set it in plugin.toml")
+        inner = inner[part]
+    return copy.deepcopy(inner)
+
+
+def _typed(value: Any, path: str, kind: type[V]) -> V | None:
+    if value is None or (isinstance(value, kind) and isinstance(value, bool) is (kind is bool)):
+        return value
+    raise ValidationError(f"configuration {path!r} is {value!r:.80}, it must be of type {kind.__name__}")
+
+
+# Provides `self.store`: keys and values of a plugin that persist between its runs, in one small JSON file.
+
+
+class PluginStore:
+    """Keys and JSON values in a file. Each method returns `Ok` or `Err`, as in N.E.K.O., and raises nothing.
+
+    Args:
+        path: the file.
+    """
+
+    enabled = True  # `[plugin.store] enabled` of a plugin.toml has no effect: the file is made on first use
+
+    def __init__(self, path: Path) -> None:
+        self._file = JsonFile(path)
+
+    def __repr__(self) -> str:
+        return f"<PluginStore {self._file.path}>"
+
+    async def get(self, key: str, default: Any = None) -> Ok[Any] | Err[SdkError]:
+        """Returns the value of a key, or the default."""
+        return await _result(lambda: self._read_value(key, default))
+
+    async def set(self, key: str, value: Any) -> Ok[None] | Err[SdkError]:
+        """Stores a value under a key."""
+        return await _result(lambda: self._write_value(key, value))
+
+    async def delete(self, key: str) -> Ok[bool] | Err[SdkError]:
+        """Removes a key; the value tells whether it existed."""
+        return await _result(lambda: self._delete_value(key))
+
+    async def exists(self, key: str) -> Ok[bool] | Err[SdkError]:
+        """Tells whether a key is stored."""
+        return await _result(lambda: self._file.read(lambda values: _checked(key) in values))
+
+    async def keys(self, prefix: str = "") -> Ok[list[str]] | Err[SdkError]:
+        """Returns the keys that begin with a prefix, sorted."""
+        return await _result(
+            lambda: self._file.read(lambda values: sorted(key for key in values if key.startswith(prefix)))
+        )
+
+    async def clear(self) -> Ok[int] | Err[SdkError]:
+        """Removes everything; the value is how many keys there were."""
+
+        def empty(values: dict[str, Any]) -> int:
+            count = len(values)
+            values.clear()
+            return count
+
+        return await _result(lambda: self._file.change(empty))
+
+    async def count(self) -> Ok[int] | Err[SdkError]:
+        """Returns how many keys are stored."""
+        return await _result(lambda: self._file.read(len))
+
+    async def dump(self) -> Ok[dict[str, Any]] | Err[SdkError]:
+        """Returns all keys with their values."""
+        return await _result(self._read_all)
+
+    async def close(self) -> Ok[None]:
+        """Does nothing: every change is in the file already."""
+        return Ok(None)
+
+    # N.E.K.O.'s own plugins call these where they cannot await; they raise the errors that the methods above return.
+    def _read_value(self, key: str, default: Any = None) -> Any:
+        return self._file.read(lambda values: values.get(_checked(key), default))
+
+    def _write_value(self, key: str, value: Any) -> None:
+        self._file.change(lambda values: values.update({_checked(key): value}))
+
+    def _delete_value(self, key: str) -> bool:
+        missing = object()
+        return self._file.change(lambda values: values.pop(_checked(key), missing) is not missing)
+
+    def _read_all(self) -> dict[str, Any]:
+        return self._file.read(dict)
+
+
+def _checked(key: object) -> str:
+    if not isinstance(key, str) or not key:
+        raise ValidationError(f"store key {key!r:.80} must be a text that is not empty")
+    return key
+
+
+async def _result(work: Callable[[], V]) -> Ok[V] | Err[SdkError]:
+    try:
+        return Ok(await asyncio.to_thread(work))
+    except SdkError as problem:
+        return Err(problem)
+    except (TypeError, ValueError, RecursionError) as problem:
+        return Err(ValidationError(f"the value cannot be stored as JSON: {problem}"))

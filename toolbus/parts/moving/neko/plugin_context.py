@@ -1,0 +1,158 @@
+"""Defines `PluginContext`, the argument of a plugin's constructor."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolbus.parts.moving.neko.absences import find_absent
+from toolbus.parts.moving.neko.plugin_logger import PluginLogger
+
+# Sends the messages of a plugin's `push_message` to the bus as notifications.
+#
+# A message in N.E.K.O. has parts (text, pictures, sound, actions of its windows), and states where it is shown and
+# whether the model answers it. Its texts become the notification's text; all other parts are in the notification's
+# data, for hosts that know such messages.
+
+
+Send = Callable[[str, dict[str, Any]], object]
+
+MAX_WAITING = 32  # messages from before the plugin is connected
+MAX_INLINE = 128 * 1024  # bytes of a picture or sound: a notification's data has a limit, and base64 adds a third
+_PASSED_ON = ("source", "target_lanlan", "priority", "coalesce_key", "metadata", "message_type")
+_SUBMITTED = {"submitted": True}
+_FULL = {"submitted": False, "reason": "backpressure"}
+
+
+class Outlet:
+    """Sends a plugin's messages; safe from any thread. They wait here until `open`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._send: Send | None = None  # None until the plugin is connected
+        self._waiting: list[tuple[str, dict[str, Any]]] = []
+
+    def __repr__(self) -> str:
+        return f"<Outlet {'open' if self._send else f'with {len(self._waiting)} waiting'}>"
+
+    def open(self, send: Send) -> None:
+        """Sets the function that sends messages, and sends those that waited."""
+        with self._lock:
+            self._send = send
+            waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            send(*each)
+
+    def push(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Sends a message or lets it wait; returns whether it was accepted, in the form of N.E.K.O."""
+        described = describe_message(message)
+        with self._lock:
+            if self._send is None:
+                if len(self._waiting) >= MAX_WAITING:
+                    return dict(_FULL)
+                self._waiting.append(described)
+                return dict(_SUBMITTED)
+            send = self._send
+        send(*described)
+        return dict(_SUBMITTED)
+
+
+def describe_message(message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns a message's text and its data.
+
+    Args:
+        message: the arguments of `push_message`, those of older versions (`content`, `binary_data` …) included.
+    """
+    parts = message.get("parts")
+    listed = [dict(each) for each in parts if isinstance(each, Mapping)] if isinstance(parts, list | tuple) else []
+    if not listed:
+        listed = _older_parts(message)
+    texts = [str(each["text"]) for each in listed if each.get("type") == "text" and each.get("text")]
+    others = [_writable(each) for each in listed if each.get("type") != "text"]
+    kinds = ", ".join(dict.fromkeys(str(each.get("type") or "part") for each in others))
+    text = "\n".join(texts) or str(message.get("description") or "") or (f"[{kinds}]" if kinds else "[no text]")
+    data: dict[str, Any] = {key: message[key] for key in _PASSED_ON if message.get(key)}
+    if others:
+        data["parts"] = others
+    data["visibility"] = list(message.get("visibility") or ())
+    data["ai_behavior"] = str(message.get("ai_behavior") or "respond")
+    return text, data
+
+
+def _older_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    parts: list[dict[str, Any]] = []
+    if message.get("content") is not None:
+        parts.append({"type": "text", "text": str(message["content"])})
+    mime = str(message.get("mime") or "")
+    kind = mime.partition("/")[0] if mime.startswith(("audio/", "video/")) else "image"
+    if message.get("binary_data") is not None:
+        parts.append({"type": kind, "data": message["binary_data"], "mime": mime})
+    elif message.get("binary_url"):
+        parts.append({"type": kind, "url": str(message["binary_url"]), "mime": mime})
+    return parts
+
+
+def _writable(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a part that JSON can hold: bytes become base64, and too many bytes become their number."""
+    written = dict(part)
+    data = written.pop("data", None)
+    if isinstance(data, bytes | bytearray):
+        if len(data) > MAX_INLINE:
+            written["omitted_bytes"] = len(data)
+        else:
+            written["binary_base64"] = base64.b64encode(data).decode("ascii")
+    return written
+
+
+_SECTIONS_OF_THE_PLUGIN = ("plugin", "plugin_runtime", "plugin_state")  # of plugin.toml; the others are configuration
+
+
+@dataclass(eq=False)
+class PluginContext:
+    """The `ctx` that `toolbus run` passes to a plugin's constructor. A plugin may replace its attributes.
+
+    Attributes:
+        plugin_id: the plugin's id.
+        logger: the plugin's logger.
+        folder: the folder of the plugin's file.
+        manifest: the values of its plugin.toml; empty without one.
+        outlet: sends its messages.
+    """
+
+    plugin_id: str
+    logger: PluginLogger
+    folder: Path
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    outlet: Outlet = field(default_factory=Outlet)
+
+    def __getattr__(self, name: str) -> Any:
+        return find_absent(self, name)
+
+    @property
+    def config_path(self) -> Path:
+        """The plugin's plugin.toml, whether or not it has one."""
+        return self.folder / "plugin.toml"
+
+    @property
+    def data_dir(self) -> Path:
+        """The folder for the plugin's own files."""
+        return self.folder / "data"
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The section ``[plugin]`` of plugin.toml."""
+        section = self.manifest.get("plugin")
+        return dict(section) if isinstance(section, Mapping) else {}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The sections of plugin.toml that are the plugin's own."""
+        return {key: value for key, value in self.manifest.items() if key not in _SECTIONS_OF_THE_PLUGIN}
+
+    def push_message(self, **message: Any) -> dict[str, Any]:
+        """Sends the user a message outside a call, as a notification; returns whether it was accepted."""
+        return self.outlet.push(message)

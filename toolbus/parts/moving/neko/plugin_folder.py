@@ -1,0 +1,311 @@
+"""Reads a folder of a N.E.K.O. plugin: its plugin.toml, and the plugin class that its package defines.
+
+``[plugin]`` has `id`, `entry` (``module.path:Class``) and `name`; every other section is the plugin's configuration. A
+``config.example.toml`` beside it has defaults. The module path of an entry begins with
+``plugin.plugins.NAME``, or with the folder's own name, or is a module in the folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from toolbus.errors import SetupError
+from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, source_of
+from toolbus.parts.moving.neko.plugin_config import merge
+from toolbus.parts.moving.neko.plugin_context import PluginContext
+from toolbus.parts.moving.neko.plugin_logger import plugin_logger
+from toolbus.parts.moving.neko.sdk_errors import Absence, ModuleNotProvided
+from toolbus.parts.moving.neko.sdk_names import NAMES, find_name
+
+# Makes `import plugin.sdk…` find toolbus in this process, and `plugin.plugins.NAME` the folder of a plugin.
+#
+# `use_sdk` adds finders to `sys.meta_path`, and returns a function that removes them. An import of this file changes
+# nothing.
+
+
+PLUGINS = "plugin.plugins"
+# The modules of the SDK, for imports such as `from plugin.sdk.shared import core`; all have the same names.
+SUBMODULES = {
+    *("adapter", "base", "bus", "config", "constants", "context", "core", "database", "decorators", "errors", "events"),
+    *("exceptions", "extension", "i18n", "logger", "logging", "memory", "models", "result", "router", "runtime"),
+    *("settings", "shared", "storage", "store", "types", "plugin", "sdk"),
+}
+# Packages of that project's main program, which are beside `plugin` there.
+MAIN_PROGRAM = {"agent", "brain", "config", "main_logic", "main_routers", "main_server", "memory", "utils"}
+SERVER = Absence("is a part of its plugin server", "Remove the import: a tool needs only plugin.sdk.")
+MAIN = Absence("is a part of its main program", "Copy what the plugin needs of it into the plugin's folder.")
+MAIN_LOGIC = Absence(
+    MAIN.purpose, f"{MAIN.remedy[:-1]}; toolbus.tools has ToolDefinition, and ToolRegistry to register it in."
+)
+
+
+class _SdkModule(ModuleType):
+    """A module of ``plugin.sdk``."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in SUBMODULES and name not in NAMES:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        return find_name(self.__name__, name)
+
+
+class _Made(Loader):
+    """Makes modules that no file has."""
+
+    def __init__(self, path: Sequence[str] = (), kind: type[ModuleType] = ModuleType) -> None:
+        self._path = list(path)
+        self._kind = kind
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = self._kind(spec.name, f"{spec.name}, as toolbus has it.")
+        module.__path__ = self._path
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Does nothing: the module is complete."""
+
+
+class SdkFinder(MetaPathFinder):
+    """Finds ``plugin`` and its modules.
+
+    Args:
+        name: of the plugin's package in ``plugin.plugins``; empty without one.
+        folder: the plugin's; None without one.
+    """
+
+    def __init__(self, name: str = "", folder: Path | None = None) -> None:
+        self._package = f"{PLUGINS}.{name}" if name else ""
+        self._folder = folder
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns how to load a module; None for those of other finders.
+
+        Raises:
+            ModuleNotProvided: it is a module of the plugin server, which toolbus does not have.
+        """
+        if fullname == self._package:
+            return _package_spec(fullname, self._folder)
+        if fullname == "plugin":
+            return _made(fullname)
+        if fullname == PLUGINS:
+            return _made(fullname, [str(self._folder.parent)] if self._folder is not None else [])
+        if is_of_sdk(fullname):
+            return _made(fullname, kind=_SdkModule)
+        if fullname.startswith("plugin.") and not fullname.startswith(f"{PLUGINS}."):
+            raise ModuleNotProvided(fullname, SERVER)
+        return None
+
+
+class _LastFinder(MetaPathFinder):
+    """Explains imports that no other finder found; so a plugin's own package of such a name comes first."""
+
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> None:
+        """Finds nothing.
+
+        Raises:
+            ModuleNotProvided: a package of that project's main program.
+        """
+        if fullname.partition(".")[0] in MAIN_PROGRAM:
+            raise ModuleNotProvided(fullname, main_program(fullname))
+
+
+def is_of_sdk(module: str) -> bool:
+    """Tells whether a module is one of ``plugin.sdk``, whose names toolbus has."""
+    return module in ("plugin.sdk", "plugin.logging_config") or module.startswith("plugin.sdk.")
+
+
+def main_program(module: str) -> Absence:
+    """Returns why a module of that project's main program is not here."""
+    return MAIN_LOGIC if module.partition(".")[0] == "main_logic" else MAIN
+
+
+def use_sdk(name: str = "", folder: Path | None = None) -> Callable[[], None]:
+    """Makes this process find the SDK, and a plugin's folder as its package; returns a function that undoes it.
+
+    Args:
+        name: of the package in ``plugin.plugins``.
+        folder: the plugin's.
+    """
+    first, last = SdkFinder(name, folder), _LastFinder()
+    sys.meta_path.insert(0, first)
+    sys.meta_path.append(last)
+
+    def undo() -> None:
+        for finder in (first, last):
+            if finder in sys.meta_path:
+                sys.meta_path.remove(finder)
+        for module in [each for each in sys.modules if each == "plugin" or each.startswith("plugin.")]:
+            del sys.modules[module]
+
+    return undo
+
+
+def _made(name: str, path: Sequence[str] = (), kind: type[ModuleType] = ModuleType) -> ModuleSpec:
+    return ModuleSpec(name, _Made(path, kind), is_package=True)
+
+
+def _package_spec(name: str, folder: Path | None) -> ModuleSpec | None:
+    assert folder is not None  # a finder with a name has one
+    file = folder / "__init__.py"
+    if not file.is_file():
+        return _made(name, [str(folder)])
+    return importlib.util.spec_from_file_location(name, file, submodule_search_locations=[str(folder)])
+
+
+MANIFEST = "plugin.toml"
+EXAMPLE = "config.example.toml"  # the defaults of newer plugins
+_IDENTIFIER = re.compile(r"[^\W\d]\w*")
+_OTHER_TYPES = {
+    "extension": "it runs inside another plugin: copy its methods with @llm_tool into that one",
+    "adapter": "it turns another protocol into entries: offer the functions as tools of a plugin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PluginManifest:
+    """The parsed plugin.toml of a folder.
+
+    Attributes:
+        folder: the plugin's.
+        id: the plugin's id.
+        name: for people.
+        module: of its class, as Python imports it here: below ``plugin.plugins``.
+        class_name: its class.
+        values: the whole file.
+    """
+
+    folder: Path
+    id: str
+    name: str
+    module: str
+    class_name: str
+    values: Mapping[str, Any]
+
+    @property
+    def package(self) -> str:
+        """The name of its package in ``plugin.plugins``."""
+        return self.module.split(".")[2]
+
+    def context(self) -> PluginContext:
+        """Returns the argument of the plugin's constructor."""
+        return PluginContext(self.id, plugin_logger(self.id), self.folder, self.values)
+
+
+def is_plugin_folder(path: Path) -> bool:
+    """Tells whether a path is the folder of a plugin."""
+    return (path / MANIFEST).is_file()
+
+
+def plugin_folders(path: Path) -> list[Path]:
+    """Returns the folders of the plugins in a folder, in the order of their names; it may be one itself."""
+    if is_plugin_folder(path):
+        return [path]
+    return sorted(each for each in path.iterdir() if not each.name.startswith((".", "_")) and is_plugin_folder(each))
+
+
+def wanted_folders(path: Path, folders: Sequence[Path]) -> list[Path]:
+    """Returns those of `plugin_folders` that run: the one that `path` names, else those that are not disabled.
+
+    A folder whose plugin.toml cannot be read is included: its own process reports why.
+    """
+    return [each for each in folders if each == path or not _is_disabled(each)]
+
+
+def read_manifest(folder: Path) -> PluginManifest:
+    """Reads the plugin.toml of a folder.
+
+    Raises:
+        SetupError: it cannot be read, or lacks a value.
+    """
+    folder = folder.resolve()
+    file = folder / MANIFEST
+    values = _read(file)
+    if (folder / EXAMPLE).is_file():
+        values = merge({key: value for key, value in _read(folder / EXAMPLE).items() if key != "plugin"}, values)
+    plugin = values.get("plugin")
+    if not isinstance(plugin, dict):
+        raise SetupError(f"{file} has no section [plugin]: write one, with id and entry")
+    kind = plugin.get("type")
+    if kind in _OTHER_TYPES:
+        raise SetupError(f"{file}: a plugin of type {kind!r} cannot run alone, since {_OTHER_TYPES[kind]}")
+    plugin_id, entry = (_text(file, plugin, key) for key in ("id", "entry"))
+    try:
+        source_of(plugin_id)
+    except SetupError as problem:
+        raise SetupError(f"{file}: {problem}") from None
+    module, _, class_name = (each.strip() for each in entry.partition(":"))
+    parts = module.split(".")
+    if not class_name.isidentifier() or not all(each.replace("-", "_").isidentifier() for each in parts):
+        raise SetupError(
+            f'{file}: entry {entry!r} is not a module and a class: write it as "plugin.plugins.{folder.name}:MyPlugin"'
+        )
+    name = str(plugin.get("name") or plugin_id)
+    return PluginManifest(folder, plugin_id, name, _module(folder, parts), class_name, values)
+
+
+def plugin_class(manifest: PluginManifest) -> tuple[ModuleType, type[NekoPluginBase]]:
+    """Imports a plugin's module and returns it and its class; an exception of the import passes through.
+
+    Raises:
+        SetupError: the module has no such class, or one that is not a plugin's.
+    """
+    module = importlib.import_module(manifest.module)
+    cls = getattr(module, manifest.class_name, None)
+    if isinstance(cls, type) and issubclass(cls, NekoPluginBase):
+        return module, cls
+    there = [name for name, each in vars(module).items() if inspect.isclass(each) and issubclass(each, NekoPluginBase)]
+    names = ", ".join(name for name in there if name != NekoPluginBase.__name__) or "none"
+    raise SetupError(
+        f"{manifest.folder / MANIFEST}: entry names {manifest.class_name!r}, which is not a class that derives from "
+        f"NekoPluginBase; {manifest.module} has: {names}"
+    )
+
+
+def _is_disabled(folder: Path) -> bool:
+    try:
+        runtime = _read(folder / MANIFEST).get("plugin_runtime")
+    except SetupError:
+        return False
+    return isinstance(runtime, dict) and runtime.get("enabled") is False
+
+
+def _module(folder: Path, parts: list[str]) -> str:
+    """Returns the name under which an entry's module is imported: always in a package, for its relative imports."""
+    prefix = PLUGINS.split(".")
+    if parts[:2] == prefix and len(parts) > 2:
+        return ".".join(parts)
+    in_folder = (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.py").is_file()
+    if not in_folder:  # its first part is the folder's name in N.E.K.O., which may differ from the one here
+        return ".".join([*prefix, *parts])
+    name = re.sub(r"\W", "_", folder.name)
+    return ".".join([*prefix, name if _IDENTIFIER.fullmatch(name) else f"plugin_{name}", *parts])
+
+
+def _text(file: Path, section: Mapping[str, Any], key: str) -> str:
+    value = section.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise SetupError(f"{file}: [plugin] needs {key}, a text that is not empty, not {value!r:.80}")
+    return value.strip()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as opened:
+            return tomllib.load(opened)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise SetupError(f"{file} cannot be read: {problem}; correct it and start again") from None

@@ -1,0 +1,313 @@
+"""Provides the names that plugins import from ``plugin.sdk…``, in one table for all of its modules.
+
+N.E.K.O. has moved its names between modules; here every module has all of them. A name that toolbus does not have is a
+class that raises when it is used, so that a plugin that only mentions it still runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, NoReturn
+
+from toolbus.functions import tool_spec
+from toolbus.functions.tool_spec import LlmToolMeta, ToolOptions
+from toolbus.parts.moving.neko import absences, entries, sdk_errors, sdk_results
+from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, PluginRouter, neko_plugin, plugin
+from toolbus.parts.moving.neko.plugin_config import PluginConfig, PluginStore
+from toolbus.parts.moving.neko.plugin_context import PluginContext
+from toolbus.parts.moving.neko.plugin_i18n import REFERENCE, PluginI18n, tr
+from toolbus.parts.moving.neko.plugin_lifecycle import lifecycle, timer_interval
+from toolbus.parts.moving.neko.plugin_logger import PluginLogger, plugin_logger
+from toolbus.parts.moving.neko.sdk_errors import Absence, ModuleNotProvided, NotProvided
+from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS
+
+# Provides `llm_tool` as plugins import it from ``plugin.sdk``, with the options of that decorator.
+
+
+log = logging.getLogger(__name__)
+
+
+def llm_tool(function: Any = None, /, **options: Any) -> Any:
+    """Makes a method a tool that models may call. Returns the method itself.
+
+    For an unknown option or a timeout above the limit it logs a warning, and the plugin still starts.
+
+    Args:
+        options: described in `ToolOptions`, none of them required.
+
+    Raises:
+        ValueError, TypeError: as for `toolbus.sdk.llm_tool`.
+    """
+    if function is not None:
+        return tool_spec.llm_tool(function)
+    return tool_spec.llm_tool(**adapted(options))
+
+
+def adapted(options: Mapping[str, Any]) -> Any:
+    """Returns a tool's options, without those that toolbus does not know, and with a timeout within its limit."""
+    known = {key: value for key, value in options.items() if key in ToolOptions.__annotations__}
+    shown = options.get("name") or "a tool"
+    if dropped := sorted(options.keys() - known.keys()):
+        log.warning("%s: toolbus has no option %s of llm_tool; it has no effect", shown, ", ".join(dropped))
+    timeout = known.get("timeout")
+    if isinstance(timeout, int | float) and timeout > MAX_TIMEOUT_SECONDS:
+        known["timeout"] = MAX_TIMEOUT_SECONDS
+        log.warning("%s: timeout is %g s, the limit of %g s is used", shown, timeout, MAX_TIMEOUT_SECONDS)
+    description = known.get("description")
+    if isinstance(description, Mapping) and REFERENCE in description:
+        known["description"] = description.get("default") or description[REFERENCE]
+    return known
+
+
+# Provides the base class of older N.E.K.O. plugins, from ``plugin.sdk.base``: their store is not awaited.
+#
+# Their configuration is awaited where a loop runs, and not awaited elsewhere.
+
+
+_METHODS_OF_CONFIG = ("dump", "get", "require", "get_bool", "get_int", "get_str", "set", "update", "base_dump")
+
+
+class OlderStore:
+    """Keys and values of a `PluginStore`; each method returns the value itself, or raises.
+
+    Args:
+        store: holds them.
+    """
+
+    enabled = True
+
+    def __init__(self, store: PluginStore) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"<OlderStore of {self._store!r}>"
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns the value of a key, or the default."""
+        return self._store._read_value(key, default)
+
+    def set(self, key: str, value: Any) -> None:
+        """Stores a value under a key."""
+        self._store._write_value(key, value)
+
+    def delete(self, key: str) -> bool:
+        """Removes a key; returns whether it existed."""
+        return self._store._delete_value(key)
+
+    def exists(self, key: str) -> bool:
+        """Tells whether a key is stored."""
+        return key in self.dump()
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Returns the keys that begin with a prefix, sorted."""
+        return sorted(key for key in self.dump() if key.startswith(prefix))
+
+    def count(self) -> int:
+        """Returns how many keys are stored."""
+        return len(self.dump())
+
+    def dump(self) -> dict[str, Any]:
+        """Returns all keys with their values."""
+        return self._store._read_all()
+
+    def clear(self) -> int:
+        """Removes everything; returns how many keys there were."""
+        return sum(self.delete(key) for key in self.keys())
+
+    def close(self) -> None:
+        """Does nothing: every change is in the file already."""
+
+
+class OlderConfig:
+    """The configuration of a `PluginConfig`; its methods are awaited only where a loop runs.
+
+    Args:
+        config: reads and writes it.
+    """
+
+    def __init__(self, config: PluginConfig) -> None:
+        self._config = config
+
+    def __repr__(self) -> str:
+        return f"<OlderConfig of {self._config!r}>"
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._config, name)
+        if name not in _METHODS_OF_CONFIG:
+            return method
+
+        def call(*args: Any, **options: Any) -> Any:
+            answer = method(*args, **options)
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                return asyncio.run(answer)
+            return answer
+
+        return call
+
+
+class OlderPluginBase(NekoPluginBase):
+    """Base of plugin classes that import it from ``plugin.sdk.base`` or ``plugin.sdk``."""
+
+    @cached_property
+    def store(self) -> Any:
+        """Keys and values that persist between runs."""
+        return OlderStore(super().store)
+
+    @cached_property
+    def config(self) -> Any:
+        """The configuration: plugin.toml, and the values that the plugin has set."""
+        return OlderConfig(super().config)
+
+
+class _PluginDecorators:
+    """`plugin`: the class decorator of the documents, and the namespace of decorators of the SDK."""
+
+    entry = entries.plugin_entry
+    event = entries.on_event
+    hook = entries.hook
+    message = entries.message
+    custom_event = entries.custom_event
+    lifecycle = staticmethod(lifecycle)
+    timer = staticmethod(timer_interval)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return plugin(*args, **options)
+
+
+class _AbsentKind(type):
+    """The class of classes that raise when they are used."""
+
+    absence: Absence
+
+    def __call__(cls, *args: Any, **options: Any) -> NoReturn:
+        raise NotProvided(cls.__name__, cls.absence)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotProvided(f"{cls.__name__}.{name}", cls.absence)
+
+
+_ADAPTER = Absence("turns another protocol into entries", "Offer the functions as tools with self.register_llm_tool().")
+_ABSENT_CLASSES: dict[str, Absence] = {
+    "Plugins": absences.RAISING["plugins"],
+    "SystemInfo": absences.RAISING["system_info"],
+    "MemoryClient": absences.RAISING["memory"],
+    "PluginDatabase": absences.RAISING["db"],
+    "PluginStatePersistence": absences.RAISING["state"],
+    **dict.fromkeys(
+        ("NekoAdapterPlugin", "AdapterGatewayCore", "DefaultPolicyEngine", "AdapterBase", "AdapterConfig"), _ADAPTER
+    ),
+}
+_SETTINGS = Absence("checks configuration with pydantic", "Install pydantic, or read self.config.")
+
+_DECORATORS = (
+    *("plugin_entry", "on_event", "message", "custom_event", "hook", "before_entry", "after_entry", "around_entry"),
+    *("replace_entry", "quick_action", "ui"),
+)
+_ERRORS = (
+    *("SdkError", "ResultError", "ValidationError", "NotFoundError", "TransportError", "ConflictError"),
+    *("PluginCallError", "EntryConflictError"),
+)
+_RESULTS = (
+    *("Ok", "Err", "Result", "is_ok", "is_err", "unwrap", "unwrap_or", "raise_for_err", "must", "map_result"),
+    *("capture", "ok", "fail"),
+)
+# Older names of the same exceptions.
+_ALIASES = {
+    **dict.fromkeys(("InvalidArgumentError", "ConfigPathError", "ConfigValidationError"), "ValidationError"),
+    **dict.fromkeys(("CapabilityUnavailableError", "BusError", "BusTransportError"), "TransportError"),
+    **dict.fromkeys(("PluginRouterError", "CircularCallError", "CallChainTooDeepError"), "PluginCallError"),
+    "PluginConfigError": "ValidationError",
+    "AuthorizationError": "SdkError",
+}
+# Names that only stand in annotations.
+_TYPES: dict[str, Any] = {
+    "JsonValue": Any,
+    "JsonObject": dict[str, Any],
+    "JsonScalar": str | int | float | bool | None,
+    "Metadata": Mapping[str, Any],
+    "InputSchema": Mapping[str, Any],
+    "EntryHandler": Callable[..., Any],
+    "PushMessageResult": dict[str, Any],
+    "PluginContextProtocol": PluginContext,
+    "SdkContext": PluginContext,
+    "PluginMeta": dict[str, Any],
+    "EntryKind": str,
+    "LoggerLike": PluginLogger,
+}
+
+NAMES: dict[str, Any] = {
+    "NekoPluginBase": NekoPluginBase,
+    "PluginBase": NekoPluginBase,
+    "neko_plugin": neko_plugin,
+    "plugin": _PluginDecorators(),
+    "llm_tool": llm_tool,
+    "LlmToolMeta": LlmToolMeta,
+    "lifecycle": lifecycle,
+    "timer_interval": timer_interval,
+    "PluginContext": PluginContext,
+    "PluginConfig": PluginConfig,
+    "PluginStore": PluginStore,
+    "PluginRouter": PluginRouter,
+    "PluginI18n": PluginI18n,
+    "tr": tr,
+    "get_plugin_logger": plugin_logger,
+    "get_logger": plugin_logger,
+    "NEKO_PLUGIN_TAG": "__neko_plugin__",
+    "NEKO_PLUGIN_META_ATTR": "__neko_plugin_meta__",
+    "EVENT_META_ATTR": "__neko_event_meta__",
+    **_TYPES,
+    **{name: getattr(entries, name) for name in _DECORATORS},
+    **{name: getattr(sdk_errors, name) for name in _ERRORS},
+    **{name: getattr(sdk_errors, of) for name, of in _ALIASES.items()},
+    **{name: getattr(sdk_results, name) for name in _RESULTS},
+    **{name: _AbsentKind(name, (), {"absence": absence}) for name, absence in _ABSENT_CLASSES.items()},
+}
+
+
+OLDER_MODULES = ("plugin.sdk", "plugin.sdk.base")  # their base class is the older one
+
+
+def is_absent(name: str) -> bool:
+    """Tells whether a name is a class that raises when it is used."""
+    return isinstance(NAMES.get(name), _AbsentKind)
+
+
+def find_name(module: str, name: str) -> Any:
+    """Returns the object for a name that a plugin imports from ``plugin.sdk…``.
+
+    Raises:
+        ModuleNotProvided: toolbus does not have it; the text says what to do.
+    """
+    if name == NekoPluginBase.__name__ and module in OLDER_MODULES:
+        return OlderPluginBase
+    if name in NAMES:
+        return NAMES[name]
+    if name in ("PluginSettings", "SettingsField"):
+        return _settings(f"{module}.{name}")[name]
+    raise ModuleNotProvided(
+        f"{module}.{name}",
+        Absence("is a part of its plugin server", "Remove the import, or copy what it does into the plugin's folder."),
+    )
+
+
+def _settings(shown: str) -> dict[str, Any]:
+    """Returns the base of typed settings and its fields, which need pydantic there too."""
+    try:
+        pydantic = importlib.import_module("pydantic")
+    except ImportError:
+        raise ModuleNotProvided(shown, _SETTINGS) from None
+
+    def field(default: Any = ..., *, hot: bool = False, **options: Any) -> Any:
+        return pydantic.Field(default, **options)
+
+    rules = {"extra": "ignore", "validate_default": True}
+    base = type("PluginSettings", (pydantic.BaseModel,), {"__module__": __name__, "model_config": rules})
+    return {"PluginSettings": base, "SettingsField": field}

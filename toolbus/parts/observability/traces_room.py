@@ -1,0 +1,62 @@
+"""Traces calls where the configuration names a collector, and exports their spans to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from toolbus.bus.core import Core, Room
+from toolbus.bus.loopback import mask
+from toolbus.common.version import VERSION
+from toolbus.errors import SetupError
+
+if TYPE_CHECKING:
+    from toolbus.parts.observability.span_export import SpanExport
+
+log = logging.getLogger("toolbus.traces")
+
+
+class TracesRoom(Room):
+    """The spans of one bus; without a collector calls are not traced."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self._export: SpanExport | None = None  # None: calls are not traced
+
+    @property
+    def dropped(self) -> int:
+        """How many spans were not exported."""
+        return self._export.dropped if self._export is not None else 0
+
+    async def open(self) -> None:
+        """Begins to make spans.
+
+        Raises:
+            SetupError: the extra `otel` is not installed.
+        """
+        config = self.core.config
+        if config.traces is None:
+            if config.trace_ratio:
+                log.warning("trace_ratio has no effect: name a collector in traces")
+            return
+        try:
+            from toolbus.parts.observability.span_export import SpanExport
+        except ImportError as missing:
+            raise SetupError(
+                f"traces names a collector, {mask(config.traces)}, and {missing.name} is not installed: install "
+                "'toolbus[otel]', or set traces to off"
+            ) from missing
+        self._export = SpanExport(
+            *(config.traces_url, VERSION, self.core.presence.handshake.boot_id),
+            collect_seconds=self.core.timings.span_seconds,
+        )
+        self._export.start()
+        self.core.dispatcher.traces.start(self._export.take, ratio=config.trace_ratio, most=config.trace_most)
+        log.info("traces go to %s", mask(config.traces_url))
+
+    async def stop(self) -> None:
+        """Exports the queued spans, for a short time."""
+        if self._export is not None:
+            self.core.dispatcher.traces.stop()
+            await asyncio.to_thread(self._export.stop)

@@ -1,0 +1,171 @@
+"""Sends requests with httpx: one origin, no cookies, no redirects to elsewhere, bodies and times bounded.
+
+It uses httpx's transport, not its client: a client logs each URL, which may hold a key, and follows each redirect.
+Closing a call closes its connection, so that the API learns that its caller has left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+import zlib
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+from urllib.parse import urljoin
+
+from toolbus.common.text import clean_line, shorten
+from toolbus.common.version import VERSION
+from toolbus.errors import SetupError, ToolBusError
+from toolbus.parts.openapi.api_request import ApiRequest
+from toolbus.parts.openapi.api_response import ApiResponse
+from toolbus.parts.openapi.api_settings import origin_of
+from toolbus.parts.openapi.operations import SAFE_METHODS
+
+MAX_REDIRECTS = 3
+CONNECT_SECONDS = 10.0
+KEEP_ALIVE_SECONDS = 4.0  # common servers close an idle connection after 5 s
+_REDIRECTS = (301, 302, 307, 308)
+_ANY_ENCODING = 32 + zlib.MAX_WBITS  # gzip or zlib, as the data say
+
+
+def load_httpx() -> ModuleType:
+    """Imports httpx, which the extra brings.
+
+    Raises:
+        SetupError: it is not installed.
+    """
+    try:
+        import httpx
+    except ImportError:
+        raise SetupError(
+            "requests to an API need httpx, which is not installed: run `pip install 'toolbus[openapi]'`"
+        ) from None
+    return httpx
+
+
+class ApiUnreachable(ToolBusError):
+    """No response was received; the text says from where and why."""
+
+
+class ApiClient:
+    """Sends requests to one origin, over connections that are used again.
+
+    Args:
+        url: of the origin.
+        connections: open at once.
+
+    Raises:
+        SetupError: httpx is not installed, or a variable of the environment keeps it from working.
+    """
+
+    def __init__(self, url: str, connections: int) -> None:
+        self._httpx = httpx = load_httpx()
+        self._origin = origin_of(url)
+        scheme, host, port = self._origin
+        self.name = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+        if proxy and "://" not in proxy:
+            proxy = f"http://{proxy}"  # as other programs read HTTPS_PROXY=proxy:3128
+        try:
+            self._transport = httpx.AsyncHTTPTransport(
+                verify=httpx.create_ssl_context() if scheme == "https" else False,
+                limits=httpx.Limits(
+                    max_connections=connections,
+                    max_keepalive_connections=connections,
+                    keepalive_expiry=KEEP_ALIVE_SECONDS,
+                ),
+                proxy=proxy,
+            )
+        except (ValueError, OSError, ImportError) as error:
+            raise SetupError(f"no connection to {self.name} can be set up: {shorten(str(error), 200)}") from None
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._transport.aclose()
+
+    async def send(
+        self, base_url: str, request: ApiRequest, extra: Sequence[tuple[str, str]], timeout: float, max_bytes: int
+    ) -> ApiResponse:
+        """Sends a request and returns its response; a redirect of a read within the origin is followed.
+
+        Args:
+            base_url: of the origin; the request's path is below it.
+            extra: headers of the operator, which win.
+            timeout: seconds, from connecting to the last byte.
+            max_bytes: of the body.
+
+        Raises:
+            ApiUnreachable: no response was received.
+        """
+        replaced = {name.lower() for name, _ in extra}
+        headers = [(name, value) for name, value in request.headers if name.lower() not in replaced]
+        fixed = [("Accept", "application/json, */*;q=0.5"), ("User-Agent", f"toolbus/{VERSION}")]
+        headers += [*((name, value) for name, value in fixed if name.lower() not in replaced), *extra]
+        headers.append(("Accept-Encoding", "gzip"))
+        url, path = f"{base_url}{request.path}", base_url + request.path.partition("?")[0]
+        try:
+            async with asyncio.timeout(timeout):
+                for _ in range(MAX_REDIRECTS + 1):
+                    response = await self._exchange(request, url, headers, timeout, max_bytes, path)
+                    target = urljoin(url, response.headers.get("location", url))
+                    if response.status not in _REDIRECTS or request.method not in SAFE_METHODS or target == url:
+                        break
+                    if origin_of(target) != self._origin:  # it would get the credentials
+                        break
+                    url, path = target, target.partition("?")[0]
+                return response
+        except (TimeoutError, self._httpx.TimeoutException):
+            raise ApiUnreachable(f"{self.name} has not answered within {timeout:g} s") from None
+        except self._httpx.LocalProtocolError:  # its text repeats the header, which may be a credential
+            raise ApiUnreachable(f"{self.name} cannot be called: a header or credential cannot be sent") from None
+        except (self._httpx.HTTPError, self._httpx.InvalidURL, OSError, ValueError, zlib.error) as error:
+            reason = clean_line(shorten(str(error) or type(error).__name__, 200))
+            raise ApiUnreachable(f"{self.name} cannot be reached: {reason}") from None
+
+    async def _exchange(
+        self,
+        request: ApiRequest,
+        url: str,
+        headers: Sequence[tuple[str, str]],
+        timeout: float,
+        max_bytes: int,
+        path: str,
+    ) -> ApiResponse:
+        seconds = self._httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS)).as_dict()
+        built = self._httpx.Request(
+            request.method,
+            url,
+            headers=list(headers),
+            content=request.content,
+            files=request.parts,
+            extensions={"timeout": seconds},
+        )
+        if _origin_of_sent(built.url) != self._origin:  # as httpx reads it, which connects
+            raise ValueError("the request would leave its origin")
+        received = await self._transport.handle_async_request(built)
+        try:
+            body, is_cut = await _read(received, max_bytes)
+        finally:
+            await received.aclose()
+        return ApiResponse(received.status_code, dict(received.headers.items()), body, is_cut, path)
+
+
+def _origin_of_sent(url: Any) -> tuple[str, str, int]:
+    return origin_of(f"{url.scheme}://{url.netloc.decode()}")
+
+
+async def _read(response: Any, limit: int) -> tuple[bytes, bool]:
+    """Returns the body, decompressed, and whether it has more than the limit: a small one may expand without end."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip", "x-gzip", "deflate", ""):
+        raise ValueError(f"the response has the content encoding {shorten(encoding)}, and only gzip was requested")
+    inflate = zlib.decompressobj(_ANY_ENCODING) if encoding not in ("identity", "") else None
+    body = bytearray()
+    async for chunk in response.aiter_raw():
+        body += chunk if inflate is None else inflate.decompress(chunk, limit + 1 - len(body))
+        if len(body) > limit:
+            return bytes(body[:limit]), True
+    if inflate is not None and not inflate.eof and body:
+        raise ValueError("the compressed response ends too early")
+    return bytes(body), False
