@@ -28,7 +28,7 @@ FLOORS = (
     "v1",
     "errors common.lazy common.cancellation common.text common.newest common.reader common.mailbox common.log_limit "
     "common.stall common.local_users common.version",
-    "protocol common",
+    "protocol common parts",  # of `parts` the list alone
     "functions",  # a Python function as a tool; no connection, no bus
     "parts.moving.neko",  # plugins as N.E.K.O. writes them; no connection
     "sdk",  # what plugin and host authors import
@@ -75,7 +75,7 @@ FLOORS = (
     "testing dialects loop search dropin openapi tools extension",  # import paths of users
     "cli parts.mcp.commands parts.models.commands parts.conformance.command parts.moving.check.command "
     "parts.console.command parts.console.top parts.openapi.command parts.dropin.tools_commands "
-    "parts.dropin.offered_output parts",
+    "parts.dropin.offered_output",
 )
 FLOOR_OF: dict[str, int] = {place: floor for floor, places in enumerate(FLOORS) for place in places.split()}
 
@@ -128,6 +128,7 @@ SHARED_CLASSES = {
     "ContextMessage ListedTool": "models of the REST contract, named in its OpenAPI document; the SDK's are public",
     "LeftOut": "tools that a dialect leaves out, operations that `toolbus.openapi` leaves out; both are public",
     "Question": "of a tool to its caller (`toolbus.sdk`), of a council to a model (`toolbus.extension`)",
+    "Part": "of toolbus (`toolbus.parts`), of a schema that is written for a provider",
     "Reply": "of a tool (`toolbus.sdk`), of a turn (`toolbus.loop`)",
 }
 
