@@ -11,8 +11,8 @@ from typing import Any
 
 from toolbus.cli import terminal
 from toolbus.common.text import parse_json
-from toolbus.parts.mcp.messages.input_requests import InvalidInput, check_answer
 from toolbus.parts.models.loop.terminal_approval import read_line
+from toolbus.protocol.input_requests import InvalidInput, check_answer
 from toolbus.protocol.questions import CANCELLED, DECLINED, FORM, Answer, Question
 
 ReadLine = Callable[[str], Awaitable[str | None]]  # gets the prompt; None: the end of the input, Ctrl-D

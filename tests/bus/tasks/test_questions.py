@@ -15,7 +15,7 @@ from toolbus.bus.calls.call import Call
 from toolbus.bus.local import LocalCaller
 from toolbus.bus.tasks import Status, Task, TaskManager, task_manager
 from toolbus.bus.tasks.task import ENDED_WITH_PROCESS
-from toolbus.parts.mcp.messages.input_requests import InvalidInput
+from toolbus.protocol.input_requests import InvalidInput
 from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 

@@ -47,7 +47,7 @@ from toolbus.bus.tasks.task import (
 from toolbus.bus.tasks.task_store import TaskStore
 from toolbus.common.text import dump_json
 from toolbus.errors import SetupError
-from toolbus.parts.mcp.messages.input_requests import InvalidInput, check_answers, read_requests
+from toolbus.protocol.input_requests import InvalidInput, check_answers, read_requests
 from toolbus.protocol.tool import KIB, MAX_TIMEOUT_SECONDS, MIB, TASK_SECONDS, Result
 from toolbus.v1 import tool_pb2 as pb
 

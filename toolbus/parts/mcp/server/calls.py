@@ -24,10 +24,10 @@ from toolbus.common.text import quote
 from toolbus.errors import Code, Stage
 from toolbus.parts.mcp.messages import headers
 from toolbus.parts.mcp.messages.content import structured_text, write_content
-from toolbus.parts.mcp.messages.input_requests import capabilities_for
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError, raw_json
 from toolbus.parts.mcp.server.mcp_listing import TargetTool
 from toolbus.parts.mcp.server.mcp_request import META_OF_RESULT, CallParams, McpRequest, encode
+from toolbus.protocol.input_requests import capabilities_for
 from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, CallError, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 

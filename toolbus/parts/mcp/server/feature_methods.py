@@ -12,7 +12,6 @@ from msgspec import Raw
 from toolbus.common.text import quote
 from toolbus.parts.mcp.features import FeatureProvider, Requester
 from toolbus.parts.mcp.messages.eras import META_SERVER
-from toolbus.parts.mcp.messages.input_requests import InvalidInput, check_requests
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server.calls import ProgressReport
 from toolbus.parts.mcp.server.feature_view import Declaration
@@ -21,6 +20,7 @@ from toolbus.parts.mcp.server.mcp_listing import TTL_MS, pages_of
 from toolbus.parts.mcp.server.mcp_request import McpRequest, encode
 from toolbus.parts.mcp.server.seal import BrokenSeal
 from toolbus.parts.mcp.server.server import McpServer
+from toolbus.protocol.input_requests import InvalidInput, check_requests
 from toolbus.protocol.limits import Limits
 
 log = logging.getLogger("toolbus.mcp")

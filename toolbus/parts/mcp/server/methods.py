@@ -26,7 +26,6 @@ from toolbus.parts.mcp.messages.eras import (
     NEWEST_LEGACY,
     TASKS_EXTENSION,
 )
-from toolbus.parts.mcp.messages.input_requests import InvalidInput, read_requests
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server import feature_methods
 from toolbus.parts.mcp.server.calls import ProgressReport, call_of, seconds_of, unknown_tool, write_result
@@ -38,6 +37,7 @@ from toolbus.parts.mcp.server.server import McpServer
 from toolbus.parts.mcp.server.sessions import ClientCapabilities, McpSession
 from toolbus.parts.mcp.server.subscriptions import LISTS, MAX_WATCHED, Json, Listener, Notify
 from toolbus.parts.models.search import MAX_RESULTS, SEARCH_TOOLS
+from toolbus.protocol.input_requests import InvalidInput, read_requests
 from toolbus.protocol.questions import ACCEPTS, NEEDS_INPUT
 from toolbus.protocol.tool import Annotations, CallError, Result, Tool
 

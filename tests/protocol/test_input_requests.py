@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolbus.parts.mcp.messages.input_requests import (
+from toolbus.protocol.input_requests import (
     InvalidInput,
     capabilities_for,
     check_answer,
