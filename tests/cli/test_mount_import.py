@@ -67,6 +67,27 @@ def test_what_cannot_be_taken_over_is_skipped_with_the_reason(tmp_path: Path) ->
     assert "this bus itself" in found["bus"].why
 
 
+def test_restrictions_are_taken_over_and_what_a_file_switches_off_is_skipped(tmp_path: Path) -> None:
+    servers = {
+        "off": {"command": "x", "enabled": False},
+        "some": {"command": "x", "includeTools": ["a"], "disabledTools": ["b"]},
+        "odd": {"command": "x", "readOnly": True},
+        "out": {"command": "x"},
+        "here": {"command": "x"},
+    }
+    project = {str(tmp_path): {"disabledMcpServers": ["here"]}}
+    document = {"mcpServers": servers, "mcp": {"excluded": ["out"]}, "projects": project}
+    path = write(tmp_path / "settings.json", document)
+    found = {each.name: each for each in find_servers([path], {}, tmp_path)}
+    assert {name: each.entry for name, each in found.items() if not each.why} == {
+        "off": servers["off"],
+        "some": servers["some"],
+    }
+    assert "readOnly" in found["odd"].why
+    assert "mcp.excluded" in found["out"].why
+    assert "disabledMcpServers" in found["here"].why
+
+
 def test_claude_codes_servers_of_this_project_are_taken_over_too(tmp_path: Path) -> None:
     document = {
         "mcpServers": {"mine": {"command": "x"}},

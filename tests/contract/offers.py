@@ -153,6 +153,7 @@ class Kind:
         strips_user_keys: whether keys that only a host may set are taken out of the arguments.
         shows_context: whether the tool learns what the host says of the circumstances.
         sends_content: whether a result may have parts beside its output.
+        fills_defaults: whether the bus fills in the defaults that a schema declares.
         reports_progress: whether a tool can show that it works. Else an idle timeout cannot be declared either.
         holds_slots: whether a plain function that was cancelled keeps its slot until it returns. Else nothing shows
             when it does.
@@ -169,6 +170,7 @@ class Kind:
     strips_user_keys: bool = True
     shows_context: bool = True
     sends_content: bool = True
+    fills_defaults: bool = True
     reports_progress: bool = True
     holds_slots: bool = True
     soft_errors: bool = False
@@ -192,6 +194,7 @@ KINDS = {
         strips_user_keys=False,
         shows_context=False,
         sends_content=False,
+        fills_defaults=False,
         reports_progress=False,
         holds_slots=False,
     ),

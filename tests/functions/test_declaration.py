@@ -173,6 +173,7 @@ def test_every_extra_reaches_the_tool() -> None:
         "direct_reply",
         "validate",
         "no_repair",
+        "no_defaults",
     )
     options: dict[str, Any] = {
         "idempotent": True,

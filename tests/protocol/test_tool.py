@@ -54,6 +54,7 @@ TOOLS = st.builds(
     validate=HINTS,
     no_background=st.booleans(),
     no_repair=st.booleans(),
+    no_defaults=st.booleans(),
     allow_repeat=st.booleans(),
     council_eligible=st.booleans(),
     inline_available=st.booleans(),

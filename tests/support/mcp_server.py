@@ -110,8 +110,12 @@ def call(request: object, params: dict[str, Any]) -> None:
     elif name == "log":
         send(method="notifications/message", params={"level": "info", "data": "logged: " + said})
     elif name == "structured":
-        value = {"n": "no number"} if said == "wrong" else {"n": 12345678901234567890123}
+        if said:  # the whole result
+            return send(id=request, result={"resultType": "complete", **json.loads(said)})
+        value = {"n": 12345678901234567890123}
         return send(id=request, result=text(json.dumps(value), structuredContent=value))
+    elif name == "arguments":
+        return send(id=request, result=text(json.dumps(given)))
     elif name == "env":
         return send(id=request, result=text(json.dumps(dict(os.environ))))
     elif name == "pid":
@@ -120,7 +124,14 @@ def call(request: object, params: dict[str, Any]) -> None:
         return send(id=request, result=text(len(CANCELLED)))
     elif name == "ask":
         question = {"mode": "form", "message": "Who?", "requestedSchema": {"type": "object", "properties": {}}}
-        if MODERN and VERSION in str(params.get("_meta")):
+        modern = MODERN and VERSION in str(params.get("_meta"))
+        if modern and said == "sdk":  # as the official SDK for Python, whose tools can ask in the older era only
+            why = "Cannot send 'elicitation/create': this transport context has no back-channel for server-initiated "
+            return send(id=request, error={"code": -32600, "message": why + "requests."})
+        if modern and said == "fastmcp":
+            why = "elicitation via server-initiated requests is unavailable on 2026-07-28 connections."
+            return send(id=request, result=text(why, isError=True))
+        if modern:
             if "inputResponses" not in params:
                 asked = {"who": {"method": "elicitation/create", "params": question}}
                 state = {"resultType": "input_required", "inputRequests": asked, "requestState": "state-1"}
@@ -135,7 +146,8 @@ def call(request: object, params: dict[str, Any]) -> None:
                 asking = [pool.submit(ask, "elicitation/create", {**question, "message": each}) for each in "AB"]
                 said = json.dumps([each.result() for each in asking])
         else:
-            said = json.dumps(ask(said or "elicitation/create", question))
+            method = "elicitation/create" if said in ("", "sdk", "fastmcp") else said
+            said = json.dumps(ask(method, question))
     return send(id=request, result=text(said))
 
 

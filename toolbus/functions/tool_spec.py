@@ -51,6 +51,7 @@ class ToolTraits(TypedDict, total=False):
         idle_timeout: seconds without progress or result that end a call; None means no such limit.
         validate: whether the bus checks arguments against the schema; None means that it does.
         no_repair: the bus does not repair arguments that break the schema.
+        no_defaults: the bus does not fill in the defaults that the schema declares.
         no_background: a host must wait for the result.
         allow_repeat: the guard against repeated identical calls lets it pass.
         council_eligible: members of a council may be offered it.
@@ -75,6 +76,7 @@ class ToolTraits(TypedDict, total=False):
     idle_timeout: float | None
     validate: bool | None
     no_repair: bool
+    no_defaults: bool
     no_background: bool
     allow_repeat: bool
     council_eligible: bool
@@ -133,7 +135,7 @@ ATTRIBUTE = "__llm_tool__"
 # Options that go into the record as they are.
 _UNCHECKED = (
     *("display_name", "validate", "no_repair", "no_background", "allow_repeat", "council_eligible"),
-    *("inline_available", "direct_reply", "validate_output", "always_background"),
+    *("inline_available", "direct_reply", "validate_output", "always_background", "no_defaults"),
 )
 _NO_OUTPUT_HINT = (
     "output_schema=True reads the return annotation, which does not describe the output: annotate a dataclass, "
@@ -163,6 +165,7 @@ class LlmToolMeta:
     metadata_json: str = ""
     min_level: int = 0
     no_repair: bool = False
+    no_defaults: bool = False
     output_schema_json: str = ""
     output_from_hints: bool = False  # whether the return annotation is the schema of the output
     validate_output: bool = False

@@ -220,6 +220,7 @@ class Tool:
     needs: tuple[str, ...] = ()
     hints_trusted: bool = True
     validate_output: bool = False
+    no_defaults: bool = False
     schema_hash: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:

@@ -155,6 +155,7 @@ class Tool(_message.Message):
     ALWAYS_BACKGROUND_FIELD_NUMBER: _builtins.int
     NEEDS_FIELD_NUMBER: _builtins.int
     VALIDATE_OUTPUT_FIELD_NUMBER: _builtins.int
+    NO_DEFAULTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name that models and hosts call. 1 to 64 of `[A-Za-z0-9_.-]`; anything else is refused with INVALID_ARGUMENT.
     In a listing, a tool of a qualified source is named `source:name`.
@@ -222,6 +223,10 @@ class Tool(_message.Message):
     """Makes the bus check results against `output_schema_json`. A successful result that breaks it is replaced by
     ERROR_CODE_TOOL with the reason `output_schema`. No effect if the schema is empty.
     """
+    no_defaults: _builtins.bool
+    """Makes the bus pass arguments on without the defaults that `parameters_json` declares and they leave out. Otherwise
+    the bus fills these in, if it validates arguments and repairs them.
+    """
     @_builtins.property
     def annotations(self) -> Global___ToolAnnotations:
         """The effects that a call of the tool may have. Unset means unknown."""
@@ -259,10 +264,11 @@ class Tool(_message.Message):
         always_background: _builtins.bool = ...,
         needs: _abc.Iterable[_builtins.str] | None = ...,
         validate_output: _builtins.bool = ...,
+        no_defaults: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "annotations", b"annotations", "role", b"role", "validate", b"validate"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "allow_repeat", b"allow_repeat", "always_background", b"always_background", "annotations", b"annotations", "callback_url", b"callback_url", "council_eligible", b"council_eligible", "description", b"description", "direct_reply", b"direct_reply", "display_name", b"display_name", "idle_timeout_seconds", b"idle_timeout_seconds", "inline_available", b"inline_available", "metadata_json", b"metadata_json", "min_level", b"min_level", "name", b"name", "needs", b"needs", "no_background", b"no_background", "no_repair", b"no_repair", "output_schema_json", b"output_schema_json", "parameters_json", b"parameters_json", "role", b"role", "timeout_seconds", b"timeout_seconds", "validate", b"validate", "validate_output", b"validate_output"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_role", b"_role", "_validate", b"_validate", "allow_repeat", b"allow_repeat", "always_background", b"always_background", "annotations", b"annotations", "callback_url", b"callback_url", "council_eligible", b"council_eligible", "description", b"description", "direct_reply", b"direct_reply", "display_name", b"display_name", "idle_timeout_seconds", b"idle_timeout_seconds", "inline_available", b"inline_available", "metadata_json", b"metadata_json", "min_level", b"min_level", "name", b"name", "needs", b"needs", "no_background", b"no_background", "no_defaults", b"no_defaults", "no_repair", b"no_repair", "output_schema_json", b"output_schema_json", "parameters_json", b"parameters_json", "role", b"role", "timeout_seconds", b"timeout_seconds", "validate", b"validate", "validate_output", b"validate_output"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__role: _TypeAlias = _typing.Literal["role"]  # noqa: Y015
     _WhichOneofArgType__role: _TypeAlias = _typing.Literal["_role", b"_role"]  # noqa: Y015

@@ -106,6 +106,20 @@ def test_a_tool_or_the_bus_may_switch_repairs_off() -> None:
         assert error_of(host, each.call(host, "d", '{"a":null}')).code == Code.INVALID_ARGUMENTS
 
 
+def test_a_tool_without_defaults_gets_what_was_sent_and_its_repairs() -> None:
+    core = Core()
+    nested = {"type": "object", "properties": {"c": {"default": 2}}}
+    schema = of("d", a={"type": "integer", "default": 1}, b={"default": None}, o=nested)
+    host, plugin = core.peer("h"), core.plugin("p", replace(schema, no_defaults=True))
+    for sent in ("{}", '{"o": {}}', '{ "a" : 2 }', '{"o":{"x":1.50}}'):
+        assert arrived(core, host, plugin, "d", sent) == sent
+    assert arrived(core, host, plugin, "d", '{"a":"5"}') == '{"a":5}'
+    assert error_of(host, core.call(host, "d", '{"a":"x"}')).code == Code.INVALID_ARGUMENTS
+    filled, other = core.plugin("q", of("e", a={"default": 1})), of("f", a={"default": 1})
+    assert arrived(core, host, filled, "e", "{}") == '{"a":1}'
+    assert other.schema_hash == replace(other, no_defaults=True).schema_hash
+
+
 def test_a_tool_without_validation_gets_what_the_model_wrote() -> None:
     core = Core()
     host, plugin = core.peer("h"), core.plugin("p", replace(NUMBER, validate=False))

@@ -238,6 +238,14 @@ async def test_arguments_are_checked_against_the_schema_unless_the_tool_says_oth
         assert (await bus.call("off", "no JSON", timeout=WAIT_SECONDS)).unwrap() == {"_raw": "no JSON"}  # REST-40
 
 
+async def test_defaults_are_not_filled_in_for_a_callback(bus: Bus, stub: Any) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "number"}, "m": {"type": "number", "default": 1}}}
+    async with legacy_plugin(answered) as url:
+        await register(stub, tool("add", schema, callback_url=url))
+        for sent, arrives in (({}, {}), ({"n": 1}, {"n": 1}), ({"n": "1"}, {"n": 1})):
+            assert (await bus.call("add", sent, timeout=WAIT_SECONDS)).unwrap() == arrives
+
+
 async def test_a_schema_that_does_not_compile_is_refused_where_it_would_be_checked(stub: Any, bus: Bus) -> None:
     broken = {"type": "object", "properties": {"n": {"type": "no such type"}}}
     done = await register(stub, tool("t", broken, callback_url=NOBODY))

@@ -192,3 +192,17 @@ def test_a_member_that_is_not_json_is_left_out(member: str) -> None:
 @pytest.mark.parametrize("metadata", ['["context_headers"]', '{"context_headers"', '"context_headers"'])
 def test_metadata_of_any_shape_asks_for_no_context(metadata: str) -> None:
     assert not wants_context(tool("t", metadata_json=metadata))
+
+
+async def test_a_callback_gets_no_defaults_also_where_its_arguments_are_checked(tmp_path: Path) -> None:
+    start = starting(tmp_path / "data")
+    schema = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer", "default": 3}}}
+    with CallbackPlugin().come() as plugin:
+        for registers in (True, False):  # also after a restart
+            async with start() as bus:
+                if registers:
+                    await register(bus, plugin, validate=True, parameters=schema)
+                await bus.call("weather", '{"city":"Oslo"}')
+                assert plugin.requests[-1][1]["arguments"] == {"city": "Oslo"}
+                await bus.call("weather", '{"days":"2"}')
+                assert plugin.requests[-1][1]["arguments"] == {"days": 2}

@@ -43,6 +43,7 @@ FULL = Tool(
     metadata_json='{"a":1}',
     min_level=50,
     no_repair=True,
+    no_defaults=True,
     output_schema_json='{"type":"object"}',
     always_background=True,
     needs=("sampling",),

@@ -47,7 +47,7 @@ def compile_tool(tool: Tool, limits: Limits, *, checks_arguments: bool = True, q
         InvalidTool: its schema breaks a rule.
     """
     try:
-        checker = compile_schema(tool.parameters_json, limits)
+        checker = compile_schema(tool.parameters_json, limits, fills_defaults=not tool.no_defaults)
     except SchemaFault as fault:
         raise InvalidTool([f"tool {tool.name!r}: {fault}"]) from None
     try:

@@ -686,18 +686,21 @@ class ArgumentChecker:
         return ""
 
 
-def compile_schema(parameters_json: str, limits: Limits) -> ArgumentChecker:
+def compile_schema(parameters_json: str, limits: Limits, *, fills_defaults: bool = True) -> ArgumentChecker:
     """Compiles the schema of a tool's arguments; equal short texts share one checker.
 
     No reference is followed out of the text, neither to a URL nor to a file. What people write in place of JSON Schema
     is read as what it means, and what cannot be checked is not checked; the checker's warnings say so.
 
+    Args:
+        fills_defaults: whether arguments that lack defaults are completed.
+
     Raises:
         SchemaFault: where the schema breaks a rule, exceeds a limit or could stop the bus.
     """
     if len(parameters_json) <= CACHED_CHARACTERS:
-        return _compile_once(parameters_json, limits)
-    return _compile(parameters_json, limits)
+        return _compile_once(parameters_json, limits, fills_defaults=fills_defaults)
+    return _compile(parameters_json, limits, fills_defaults=fills_defaults)
 
 
 def compile_output_schema(output_schema_json: str, limits: Limits) -> ArgumentChecker:
@@ -795,11 +798,11 @@ def _load_exactly(text: str) -> Any:
 
 
 @functools.lru_cache(maxsize=MAX_CACHED_SCHEMAS)
-def _compile_once(text: str, limits: Limits, noun: str = ARGUMENTS) -> ArgumentChecker:
-    return _compile(text, limits, noun)  # errors are not cached
+def _compile_once(text: str, limits: Limits, noun: str = ARGUMENTS, *, fills_defaults: bool = True) -> ArgumentChecker:
+    return _compile(text, limits, noun, fills_defaults=fills_defaults)  # errors are not cached
 
 
-def _compile(text: str, limits: Limits, noun: str = ARGUMENTS) -> ArgumentChecker:
+def _compile(text: str, limits: Limits, noun: str = ARGUMENTS, *, fills_defaults: bool = True) -> ArgumentChecker:
     schema, warnings, left_out = normal_form(_read(text, limits))
     graph = Graph(schema, limits)
     size, engine = graph.measure()
@@ -827,7 +830,7 @@ def _compile(text: str, limits: Limits, noun: str = ARGUMENTS) -> ArgumentChecke
         raise SchemaFault(
             'schema at #: it accepts no JSON object, but arguments are always one: declare "type": "object"'
         )
-    defaults, unfit = defaults_of(schema)
+    defaults, unfit = defaults_of(schema) if fills_defaults else (None, [])
     return ArgumentChecker(validator, size, text, limits, limited([*warnings, *unfit]), defaults, noun)
 
 

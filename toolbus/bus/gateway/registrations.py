@@ -95,7 +95,8 @@ def restore_handlers(
             target = parse_callback_url(record.callback_url)
             # A tool that came by gRPC is checked, or says that it is not.
             by_rest = not record.checked and record.tool.validate is None
-            tool = unchecked(record.tool, limits) if by_rest else compile_tools([record.tool], limits)[0]
+            stored = replace(record.tool, no_defaults=True)  # earlier states did not store that
+            tool = unchecked(stored, limits) if by_rest else compile_tools([stored], limits)[0]
         except (ValueError, InvalidTool) as error:  # a rule is stricter than when it was registered
             why = clean_line(str(error))
             log.warning("dropped persisted tool=%r source=%r why=%s", record.tool.name, record.source, why)
@@ -368,6 +369,7 @@ class Registrations:
         """
         self._check_source(source)
         _check_name(tool.name)
+        tool = replace(tool, no_defaults=True)  # its server gets what was sent
         compiled = compile_tool(tool, self._limits) if tool.validate else unchecked(tool, self._limits)
         self._audit.check()
         if tool.role and not self._adopt(tool.role, Principal(source)):
@@ -425,7 +427,7 @@ class Registrations:
             target = parse_callback_url(message.callback_url)
         except ValueError as error:
             raise InvalidTool([f"tool {quote(message.name)}: {error}"]) from None
-        tool = replace(Tool.from_wire(message, self._limits), callback_url=target.shown)
+        tool = replace(Tool.from_wire(message, self._limits), callback_url=target.shown, no_defaults=True)
         return compile_tool(tool, self._limits), target
 
     def _hold(self, source: str, tools: Sequence[CompiledTool]) -> dict[tuple[str, str], str]:

@@ -77,14 +77,75 @@ async def test_structured_output_keeps_its_integers(house: House) -> None:
     result = await house.call("structured")
     assert result.output_json == '{"n":12345678901234567890123}'
     assert result.content == ()
-    wrong = (await house.call("structured", {"text": "wrong"})).error
-    assert wrong is not None
-    assert (wrong.code, wrong.reason) == (Code.TOOL, "output_schema")
+
+
+TEXT, NUMBER = [{"type": "text", "text": "a summary"}], {"n": None}
+IMAGE = [{"type": "image", "data": "aGk=", "mimeType": "image/png"}]
+BROKEN: list[tuple[dict[str, Any], Any, list[str]]] = [
+    ({"content": TEXT}, "a summary", []),
+    ({"content": TEXT, "structuredContent": NUMBER}, "a summary", []),
+    ({"content": TEXT, "structuredContent": None}, "a summary", []),
+    ({"content": TEXT, "structuredContent": {}}, "a summary", []),
+    ({"content": TEXT, "structuredContent": [1]}, "a summary", []),
+    ({"content": [], "structuredContent": NUMBER}, '{"n":null}', []),
+    ({"structuredContent": {"n": "1"}}, '{"n":"1"}', []),
+    ({"content": IMAGE, "structuredContent": NUMBER}, '{"n":null}', ["image", "text"]),
+    ({"content": IMAGE}, None, ["image"]),
+]
+
+
+@ERAS
+@pytest.mark.parametrize(("answer", "output", "kinds"), BROKEN)
+async def test_a_result_that_breaks_its_own_output_schema_is_passed_on_as_text_and_said(
+    house: House, era: str, answer: dict[str, Any], output: Any, kinds: list[str]
+) -> None:
+    mount = await house.live(era)
+    result = await house.call("structured", {"text": json.dumps(answer)})
+    assert result.unwrap() == output
+    assert [block.WhichOneof("kind") for block in result.content] == kinds
+    (warning,) = mount.status().warnings
+    assert "structured breaks its own output schema" in warning
+    (tool,) = (each.tool for each in house.bus.list() if each.tool.name == "small:structured")
+    assert tool.output_schema_json == ""  # a client would refuse the text for it
+    assert (await house.call("structured")).output_json == '{"n":12345678901234567890123}'
+
+
+@ERAS
+async def test_results_that_fit_and_failures_keep_the_output_schema(house: House, era: str) -> None:
+    mount = await house.live(era)
+    await house.call("structured")
+    failed = await house.call("structured", {"text": json.dumps({"content": TEXT, "isError": True})})
+    assert failed.error is not None
+    assert failed.error.message == "a summary"
+    assert mount.status().warnings == ()
+    (tool,) = (each.tool for each in house.bus.list() if each.tool.name == "small:structured")
+    assert tool.output_schema_json
 
 
 async def test_arguments_with_line_breaks_stay_one_line(house: House) -> None:
     await house.live()
     assert (await house.bus.call("small:echo", '{\n  "text":\r\n "a\\nb"\n}')).unwrap() == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("sent", "arrives"),
+    [
+        ('{"query":"x"}', {"query": "x"}),
+        ("{}", {}),
+        ('{"query":"x","in":{}}', {"query": "x", "in": {}}),
+        ('{"items":[{}]}', {"items": [{}]}),
+        ('{"pageno":"2"}', {"pageno": 2}),  # which breaks the schema, so it is repaired
+    ],
+)
+async def test_a_server_gets_no_defaults_that_were_not_sent(
+    house: House, tmp_path: Path, sent: str, arrives: dict[str, Any]
+) -> None:
+    inner = {"type": "object", "properties": {"deep": {"default": 1}}}
+    properties = {"query": {"type": "string"}, "opt": {"default": None}, "pageno": {"type": "integer", "default": 1}}
+    schema = {"type": "object", "properties": {**properties, "in": inner, "items": {"type": "array", "items": inner}}}
+    (tmp_path / "tools.json").write_text(json.dumps([{"name": "arguments", "inputSchema": schema}]))
+    await house.live(f"file={tmp_path / 'tools.json'}")
+    assert json.loads((await house.bus.call("small:arguments", sent)).unwrap()) == arrives
 
 
 async def test_progress_and_log_messages_reach_the_caller(house: House) -> None:

@@ -4,14 +4,19 @@ import asyncio
 import json
 import os
 import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.parts.mcp.client.mount_cases import ERAS, House, house
+from tests.parts.mcp.client.mount_cases import ERAS, QUICK, House, house, house_of
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.local import LocalCaller
 from toolbus.errors import Code
+from toolbus.parts.mcp.client.mount_entry import MountEntry
+from toolbus.parts.mcp.client.mount_manifest import MountManifest
 from toolbus.parts.mcp.client.mount_status import MountState
 from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
@@ -113,3 +118,105 @@ class TestQuestions:
         )
         assert late.error is not None
         assert "was restarted" in late.error.message
+
+
+SDK_SERVER = """
+from pydantic import BaseModel
+
+from mcp.server.mcpserver import Context, MCPServer
+
+server = MCPServer("asker")
+
+
+class Answer(BaseModel):
+    name: str
+
+
+@server.tool(name="ask")
+async def ask(context: Context) -> str:
+    asked = await context.elicit("Who?", Answer)
+    return f"Hello {asked.data.name}" if asked.action == "accept" else asked.action
+
+
+@server.tool()
+async def echo(text: str) -> str:
+    return text
+
+
+server.run()
+"""
+
+
+class TestOlderEra:
+    """Servers of both eras whose tools can ask in the older one only."""
+
+    @staticmethod
+    async def answered(house: House, arguments: dict[str, Any] | None = None) -> Result:
+        """Calls the tool that asks, and answers its question."""
+        fields: dict[str, Any] = {"accepts": ["elicitation.form"]}
+        asked = await TestQuestions.call(house, arguments, **fields)
+        questions = json.loads(asked.input_requests_json or "{}")
+        assert questions, asked.error
+        answers = {key: {"action": "accept", "content": {"name": "Ada"}} for key in questions}
+        fields |= {"input_responses_json": json.dumps(answers), "request_state": asked.request_state}
+        return await TestQuestions.call(house, arguments, **fields)
+
+    async def test_a_server_of_the_official_sdk_asks_through_the_bus(self, house: House, tmp_path: Path) -> None:
+        (tmp_path / "asker.py").write_text(SDK_SERVER)
+        arguments = (str(tmp_path / "asker.py"),)
+        await house.mounts.apply({"small": MountEntry("small", command=sys.executable, args=arguments)})
+        mount = house.mounts.get("small")
+        assert mount is not None
+        await until(lambda: mount.state is MountState.LIVE)
+        assert mount.status().era == "modern"
+        assert (await self.answered(house)).unwrap() == {"result": "Hello Ada"}
+        assert mount.status().era == "legacy"
+        assert (await house.call("echo", {"text": "x"})).unwrap() == {"result": "x"}
+
+    @pytest.mark.parametrize("way", ["sdk", "fastmcp"])
+    async def test_a_call_whose_tool_could_not_ask_is_made_again_in_the_older_era(self, house: House, way: str) -> None:
+        mount = await house.live("both")
+        other = asyncio.create_task(house.call("sleep", {"seconds": 0.2}))
+        await until(lambda: mount.handler.pending)
+        assert '"Ada"' in (await self.answered(house, {"text": way})).unwrap()
+        assert (await other).error is None  # the server was restarted after it
+        status = mount.status()
+        assert (status.era, status.restarts) == ("legacy", 0)
+
+    async def test_the_older_era_is_remembered(self) -> None:
+        manifest = MountManifest(None)
+        for era in ("modern", "legacy"):
+            async with house_of(manifest) as house:
+                assert (await house.live("both", eager=True)).status().era == era
+                await self.answered(house, {"text": "sdk"})
+
+    @pytest.mark.parametrize("way", ["sdk", "fastmcp"])
+    @pytest.mark.parametrize(
+        ("switch", "entry", "accepts"),
+        [
+            ("both", {}, []),  # nobody could be asked in the older era either
+            ("both", {"era": "modern"}, ["elicitation.form"]),
+            ("modern", {}, ["elicitation.form"]),  # it does not speak the older one
+        ],
+    )
+    async def test_the_error_stays_where_the_older_era_would_not_help(
+        self, house: House, way: str, switch: str, entry: dict[str, Any], accepts: list[str]
+    ) -> None:
+        mount = await house.live(switch, **entry)
+        for _ in range(2):
+            failed = await TestQuestions.call(house, {"text": way}, accepts=accepts)
+            assert failed.error is not None
+            assert failed.error.code is Code.TOOL
+            assert "server-initiated" in failed.error.message
+        assert mount.status().era == "modern"
+
+    async def test_calls_that_do_not_end_keep_the_era(self) -> None:
+        async with house_of(MountManifest(None), replace(QUICK, era_seconds=0.05)) as house:
+            mount = await house.live("both")
+            other = asyncio.create_task(house.call("sleep", {"seconds": 60}, timeout=1.0))
+            await until(lambda: mount.handler.pending)
+            failed = await TestQuestions.call(house, {"text": "sdk"}, accepts=["elicitation.form"])
+            assert failed.error is not None
+            assert "server-initiated" in failed.error.message
+            await other
+            assert mount.status().era == "modern"

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolbus.errors import SetupError
+from toolbus.parts.mcp.client.declarations import is_allowed
 from toolbus.parts.mcp.client.mount_entry import MountEntry
 from toolbus.parts.mcp.client.mounts_file import (
     MAX_MOUNTS,
@@ -236,3 +237,101 @@ def test_every_document_is_read_or_refused_with_a_sentence(mounts: dict[str, Any
     assert all(text.startswith("mcp.json: mount ") for text in reading.refused.values())
     for mount in reading.entries.values():
         assert bool(mount.command) != bool(mount.url)
+
+
+# -- restrictions of other clients' files ------------------------------------------------------------------------------
+
+
+def offered(**fields: Any) -> set[str]:
+    """Returns which of four tools an entry offers."""
+    mount = entry(command="x", **fields)
+    names = ("read", "write", "delete_all", "delete[1]")
+    return set() if mount.disabled else {name for name in names if is_allowed(mount, name, name)}
+
+
+ALL = {"read", "write", "delete_all", "delete[1]"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"enabled": True}, ALL),
+        ({"enabled": False}, set()),
+        ({"isActive": False}, set()),
+        ({"enabled": True, "disabled": True}, set()),
+        ({"enabled": False, "disabled": False}, set()),
+        ({"disable": True}, set()),
+        ({"disabledTools": ["write"]}, ALL - {"write"}),
+        ({"disabled_tools": ["write", "delete[1]"]}, {"read", "delete_all"}),
+        ({"disabledTools": "write"}, ALL - {"write"}),
+        ({"disabledTools": []}, ALL),
+        ({"excludeTools": ["delete_*"]}, ALL - {"delete_all"}),
+        ({"excludeTools": ["write(now)"]}, ALL - {"write"}),
+        ({"disabledTools": ["mcp__files__write", "files:read"]}, {"delete_all", "delete[1]"}),
+        ({"excludeTools": ["read"], "disabledTools": ["write"]}, {"delete_all", "delete[1]"}),
+        ({"includeTools": ["read", "delete[1]"]}, {"read", "delete[1]"}),
+        ({"includeTools": []}, set()),
+        ({"includeTools": ["read", "write"], "excludeTools": ["write"]}, {"read"}),
+        ({"enabled_tools": ["read"]}, {"read"}),
+        ({"allowedTools": ["mcp__files__read"]}, {"read"}),
+        ({"tools": ["*"]}, ALL),
+        ({"tools": ["read"]}, {"read"}),
+        ({"tools": []}, set()),
+        ({"tools": {"write": False}}, ALL - {"write"}),
+        ({"tools": {"write": {"enabled": False}, "read": {"enabled": True}}}, {"read"}),
+        ({"includeTools": ["read", "write"], "toolbus": {"deny": ["read"]}}, {"write"}),
+        ({"disabledTools": ["write"], "toolbus": {"allow": ["read", "write"]}}, {"read"}),
+        ({"readOnly": False, "sandbox": None, "permissions": {}, "alwaysAllow": ["read"], "toolTimeout": 5}, ALL),
+    ],
+)
+def test_restrictions_in_the_words_of_other_clients_are_kept(fields: dict[str, Any], names: set[str]) -> None:
+    assert offered(**fields) == names
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"enabled": "no"}, "enabled"),
+        ({"enabled": None}, "enabled"),
+        ({"disabledTools": {"write": True, "x": 5}}, "disabledTools"),
+        ({"disabledTools": [5]}, "disabledTools"),
+        ({"includeTools": 5}, "includeTools"),
+        ({"tools": {"write": {"approval": "always"}}}, "approval"),
+        ({"tools": ["read"], "includeTools": ["read"]}, "tools and includeTools"),
+        ({"includeTools": ["read"], "toolbus": {"allow": ["write"]}}, "allow"),
+        ({"readOnly": True}, "readOnly"),
+        ({"sandboxEnabled": True}, "sandboxEnabled"),
+        ({"toolFilter": "^read"}, "toolFilter"),
+        ({"permissions": {"deny": ["write"]}}, "permissions"),
+        ({"requireApproval": "always"}, "requireApproval"),
+        ({"allowWrites": False}, "allowWrites"),
+        ({"hiddenTools": ["write"]}, "hiddenTools"),
+        ({"DISABLED": True}, "DISABLED"),
+        ({"toolbus": {"denied": ["write"]}}, "denied"),
+        ({"toolbus": {"disabledTools": ["write"]}}, "disabledTools"),
+    ],
+)
+def test_a_restriction_that_the_bus_does_not_know_refuses_its_entry_by_name(fields: dict[str, Any], key: str) -> None:
+    assert key in refusal(command="x", **fields)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mcp": {"excluded": ["files"]}},
+        {"mcp": {"allowed": ["other"]}},
+        {"mcp": {"allowed": []}},
+        {"excludeMCPServers": ["files"]},
+        {"allowMCPServers": ["other"]},
+        {"disabledMcpjsonServers": ["files"]},
+        {"enabledMcpjsonServers": ["other"]},
+        {"disabledMcpServers": "files"},
+        {"enabledMcpServers": 5},
+    ],
+)
+def test_a_server_that_its_file_switches_off_is_not_started_and_that_is_said(settings: dict[str, Any]) -> None:
+    reading = read({"files": {"command": "x"}}, **settings)
+    assert reading.entries["files"].disabled
+    assert any("switches it off" in notice for notice in reading.notices)
+    others: dict[str, Any] = {"mcp": {"allowed": ["files"], "excluded": ["other"]}, "enabledMcpServers": ["files"]}
+    assert not read({"files": {"command": "x"}}, **others).entries["files"].disabled

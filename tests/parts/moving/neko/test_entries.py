@@ -144,6 +144,7 @@ def test_a_folders_entries_are_offered_on_request_and_no_longer_called_unused(
     with loaded(copied("diary", tmp_path), entries=True) as plugin:
         assert plugin.tools is not None
         names = [each.tool.name for each in plugin.tools]
+        assert all(each.tool.no_defaults for each in plugin.tools)
     assert names == ["write_page", "read_page", "ask_others", "pages", "pages_count"]
     assert "@plugin_entry" not in caplog.text
     assert "@message on_text; @before_entry before. Put @llm_tool above one" in caplog.text

@@ -16,6 +16,7 @@ from tests.parts.moving.neko.folders import copied, loaded
 from tests.support.waiting import within
 from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
+from toolbus.parts.moving.neko.plugin_base import tools_of
 from toolbus.parts.moving.neko.plugin_folder import plugin_folders, read_manifest, wanted_folders
 from toolbus.parts.moving.neko.plugin_lifecycle import start_plugin, stop_plugin
 from toolbus.protocol.tool import Result
@@ -55,6 +56,18 @@ async def test_the_folder_of_the_moving_page_runs(tmp_path: Path) -> None:
     with loaded(folder) as plugin:
         await start_plugin(plugin.neko, run_sync)
         assert (await call(plugin, "get_weather", {"city": "Beijing"})).output == {"city": "Beijing", "temp": "22 °C"}
+
+
+async def test_every_tool_of_a_folder_gets_the_arguments_that_were_sent(tmp_path: Path) -> None:
+    with loaded(copied("weather", tmp_path)) as plugin:
+        assert plugin.neko is not None
+        schema = {"type": "object", "properties": {"a": {"default": 1}}}
+        plugin.neko.register_llm_tool(
+            name="late", description="", parameters=schema, handler=lambda **arguments: arguments
+        )
+        specs = list(tools_of(plugin.neko))
+        assert len(specs) > 1
+        assert all(spec.tool.no_defaults for spec in specs)
 
 
 async def test_the_documents_plugin_that_registers_by_http_itself_runs_as_it_is(tmp_path: Path) -> None:

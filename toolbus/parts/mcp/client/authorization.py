@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import logging
@@ -16,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from toolbus.bus.keys.private_files import Stamp, stamp_of
 from toolbus.common.text import clean_line, quote
@@ -144,12 +144,14 @@ class TokenAuthorization:
         """Runs the helper. Returns why it failed; "" on success."""
         if not has_extra():
             return f"the extra {EXTRA} is not installed"
-        request = helper_request(self._name, self._url, self._path, challenge, interactive=False)
+        refusal = {**dataclasses.asdict(challenge), "body": challenge.body.decode("utf-8", "replace")}
+        request = json.dumps({"url": self._url, "path": str(self._path), "challenge": refusal}).encode() + b"\n"
+        environment = {name: value for name, value in os.environ.items() if name not in NEVER_PASSED_ON}
         # -P: nothing is imported from the bus's current directory.
         process = await asyncio.create_subprocess_exec(
             self._command[0], "-P", *self._command[1:],
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            env=helper_environment(),
+            env=environment,
         )  # fmt: skip
         try:
             async with asyncio.timeout(HELPER_SECONDS):
@@ -161,27 +163,10 @@ class TokenAuthorization:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        return outcome_of(output)
+        return _outcome_of(output)
 
 
-def helper_request(name: str, url: str, path: Path, challenge: Challenge, **more: Any) -> bytes:
-    """Returns the request that the helper reads."""
-    refusal = {
-        "status": challenge.status,
-        "headers": challenge.headers,
-        "body": challenge.body.decode("utf-8", "replace"),
-        "used": challenge.used,
-        "version": challenge.version,
-    }
-    return json.dumps({"name": name, "url": url, "path": str(path), "challenge": refusal, **more}).encode() + b"\n"
-
-
-def helper_environment() -> dict[str, str]:
-    """Returns the environment of the helper, without the bus's credentials."""
-    return {name: value for name, value in os.environ.items() if name not in NEVER_PASSED_ON}
-
-
-def outcome_of(output: bytes) -> str:
+def _outcome_of(output: bytes) -> str:
     """Returns the error in the helper's last line; "" if it succeeded."""
     lines = output.decode("utf-8", "replace").splitlines()
     try:

@@ -17,6 +17,13 @@ from toolbus.v1 import tool_pb2 as pb
 MAX_MESSAGE = 4000  # characters of a server's error message
 _UNKNOWN_TOOL = re.compile(r"unknown tool|tool .{0,200}not found|no such tool", re.IGNORECASE | re.DOTALL)
 
+# How servers of both eras say that they can only ask in the older one: the official SDKs, FastMCP.
+NO_BACK_CHANNEL = re.compile(
+    r"no back-?channel|server-initiated requests? (?:is|are) (?:unavailable|not (?:supported|available))|"
+    r"(?:elicit|sampling|roots).{0,80}(?:stateless|2026-07-28)",
+    re.IGNORECASE,
+)
+
 
 def write_params(call: Call, name: str) -> bytes:
     """Returns the params of a call as one line.
@@ -53,6 +60,23 @@ def read_answer(answer: Mapping[str, Any]) -> pb.ToolResult:
         input_requests_json=dump_json(answer.get("inputRequests") or {}),
         request_state=str(answer.get("requestState") or ""),
     )
+
+
+def text_of(answer: Mapping[str, Any]) -> str:
+    """Returns the texts of an answer, joined."""
+    blocks = answer.get("content")
+    texts = [each.get("text") for each in blocks if isinstance(each, Mapping)] if isinstance(blocks, list) else []
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def without_structure(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an answer whose structured content is a text, unless it has a text already."""
+    blocks = answer.get("content")
+    blocks = list(blocks) if isinstance(blocks, list) else []
+    structured = answer.get("structuredContent")
+    if structured is not None and not text_of(answer):
+        blocks.append({"type": "text", "text": dump_json(structured)})
+    return {**answer, "content": blocks, "structuredContent": None}
 
 
 def is_stale(error: RpcError) -> bool:

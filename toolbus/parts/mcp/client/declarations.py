@@ -11,10 +11,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 from toolbus.bus.catalog.entry import CompiledTool, compile_tool
-from toolbus.bus.catalog.schema import compile_schema
+from toolbus.bus.catalog.schema import compile_output_schema
 from toolbus.bus.pins.pins import tool_subject
 from toolbus.common.text import mark_unsafe, quote
 from toolbus.errors import InvalidTool
@@ -66,6 +67,7 @@ def tools_of(
     declarations: Sequence[Any],
     limits: Limits,
     blocked: Collection[str] = frozenset(),
+    broken: Mapping[str, str] = MappingProxyType({}),
     *,
     max_tools: int = MAX_TOOLS,
 ) -> Declared:
@@ -74,6 +76,7 @@ def tools_of(
     Args:
         declarations: entries of `tools/list`; a server may send any value.
         blocked: subjects that wait for an approval; see `fingerprints.review`.
+        broken: why a tool's output schema is left out, by our name.
     """
     compiled: list[CompiledTool] = []
     names: dict[str, str] = {}
@@ -101,12 +104,16 @@ def tools_of(
         try:
             if ours in names:
                 raise InvalidTool([f"tool {quote(theirs)} is declared twice: the first one is offered"])
+            if ours in broken:
+                declaration = {key: value for key, value in declaration.items() if key != "outputSchema"}
             item, hints = _compile(entry, declaration, ours, limits)
         except InvalidTool as fault:
             left.append(Left(ours, "; ".join(fault.faults)))
             continue
         compiled.append(item)
         names[ours] = theirs
+        if ours in broken:
+            hints = (*hints, broken[ours])
         if hints:
             notices[ours] = hints
     return Declared(tuple(compiled), names, tuple(left), hidden, notices)
@@ -170,7 +177,7 @@ def _overrides(entry: MountEntry, tool: Tool) -> dict[str, Any]:
         "min_level": entry.min_level,
         "timeout_seconds": entry.timeout_seconds or tool.timeout_seconds,
         "hints_trusted": entry.trust_hints,
-        "validate_output": True,
+        "no_defaults": True,  # which arguments a server gets is between it and the model
     }
 
 
@@ -182,7 +189,7 @@ def _within(tool: Tool, limits: Limits) -> tuple[Tool, list[str]]:
         notices.append(f"its icons and _meta are left out: they exceed schema_bytes = {limits.schema_bytes}")
     if tool.output_schema_json:
         try:
-            compile_schema(tool.output_schema_json, limits)
+            compile_output_schema(tool.output_schema_json, limits)
         except SchemaFault as fault:
             tool = replace(tool, output_schema_json="")
             notices.append(f"its outputSchema is left out: {fault}")

@@ -42,6 +42,7 @@ from toolbus.parts.mcp.client.transport import (
     Receiver,
     RequestId,
     SessionLost,
+    other_form,
 )
 from toolbus.parts.mcp.messages import eras, headers, jsonrpc
 from toolbus.parts.mcp.messages.jsonrpc import RpcError
@@ -247,7 +248,7 @@ class HttpTransport:
         if head is not None and head.id is None and head.error:  # the server could not read the id
             self._take_refusal(Outgoing(b"", request), 200, body)
             return
-        if head is None or head.id != request or head.method:
+        if head is None or head.id not in (request, other_form(request)) or head.method:
             shown = quote(shorten(body.decode("utf-8", "replace"), 200))
             raise Lost(
                 f"server {self._name!r} answered with something that is not a response to the request: {shown}",
@@ -284,9 +285,9 @@ class HttpTransport:
         self._owner.received(data, stream)
         if head.method or head.id is None:
             return False
-        if head.id == request:
+        if request is not None and head.id in (request, other_form(request)):
             return True
-        other = self._posts.get(head.id)
+        other = self._posts.get(head.id) or self._posts.get(other_form(head.id))
         if other is not None:  # its answer came on this stream, so its own stream is no longer needed
             other.cancel()
         return False

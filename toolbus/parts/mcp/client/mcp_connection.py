@@ -20,11 +20,11 @@ import msgspec
 from toolbus.common.text import clean_line, quote
 from toolbus.common.version import VERSION
 from toolbus.errors import Stage
-from toolbus.parts.mcp.client.transport import Busy, Lost, Outgoing, RequestId, Transport
+from toolbus.parts.mcp.client.transport import Busy, Lost, Outgoing, RequestId, Transport, other_form
 from toolbus.parts.mcp.messages import eras, jsonrpc
 from toolbus.parts.mcp.messages.jsonrpc import JsonRpcMessage, McpCode, RpcError
 
-log = logging.getLogger("toolbus.mcp_client")
+log = logging.getLogger("toolbus.mounts")
 
 LEGACY_ACCEPTS = ("elicitation.form", "elicitation.url", "sampling")  # declared once; each call may still refuse
 FEATURE_METHODS = ("prompts/get", "resources/read", "completion/complete")  # other requests on behalf of users
@@ -113,6 +113,7 @@ class McpConnection:
         self._on_closed = on_closed
         self._pending: dict[RequestId, _Pending] = {}
         self._ids = itertools.count(1)
+        self._turns_ids = False  # whether the server answers numbers as text, and text as numbers
         self._bad_messages = 0
         self._meta: dict[tuple[str, ...], bytes] = {}  # the fixed part of `_meta`, by the questions a caller accepts
 
@@ -314,14 +315,27 @@ class McpConnection:
             self._on_request(Incoming(request, method, _object(message.params), stream))
 
     def _take_answer(self, message: JsonRpcMessage) -> None:
-        pending = self._pending.pop(message.id, None)  # type: ignore[arg-type]  # None is never the id of a request
+        request = self._request_of(message.id)
+        pending = None if request is None else self._pending.pop(request)
         if pending is not None:  # else the request was cancelled
             error = message.rpc_error
             pending.on_result(message.result if error is None else None, error)
 
+    def _request_of(self, written: object) -> RequestId | None:
+        """Returns the pending request of an id as the server writes it; None if there is none."""
+        if not isinstance(written, str | int):
+            return None
+        forms = (written, other_form(written))
+        for form in reversed(forms) if self._turns_ids else forms:
+            if form in self._pending:
+                self._turns_ids = self._turns_ids or form != written
+                return form
+        return None
+
     def _take_progress(self, params: dict[str, Any]) -> None:
         token = params.get("progressToken")
-        pending = self._pending.get(token) if isinstance(token, (str, int)) else None
+        request = self._request_of(token)
+        pending = None if request is None else self._pending[request]
         if pending is not None and pending.on_progress is not None:
             pending.on_progress(params)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from typing import Any
 from toolbus.common.text import clean_line, dump_json, shorten
 from toolbus.errors import ToolBusError
 from toolbus.parts.mcp.client.mcp_connection import Incoming, McpConnection, ServerInfo
-from toolbus.parts.mcp.client.mcp_handshake import DiedOfProbe, open_connection
+from toolbus.parts.mcp.client.mcp_handshake import AUTO, DiedOfProbe, open_connection
 from toolbus.parts.mcp.client.mount_entry import MountEntry
 from toolbus.parts.mcp.client.mount_features import MountFeatures
 from toolbus.parts.mcp.client.mount_handler import MountHandler
@@ -43,12 +44,14 @@ class MountTimings:
         start_seconds: until a server has listed its declarations.
         longest_start_seconds: the same while its log grows: `npx` and `uvx` install first.
         relist_seconds: before a changed list is read again, so that several changes are one.
+        era_seconds: how long calls may run on before a change of the era is given up.
         restarts: when a server that died is started again, and when it is given up.
     """
 
     start_seconds: float = 60.0
     longest_start_seconds: float = 300.0
     relist_seconds: float = 0.2
+    era_seconds: float = 30.0
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
 
 
@@ -100,6 +103,8 @@ class Mount:
         self._began = 0.0  # when that start began
         self._relisting: asyncio.Task[None] | None = None  # reads changed lists again; None while none changed
         self._stale: set[str] = set()  # kinds of changed lists
+        self._changing_era: asyncio.Task[None] | None = None  # waits to speak the older era; None before the first
+        self._speaks_only_modern = False  # whether the server has refused the older era
         self._running: asyncio.Task[None] | None = None  # None until `start`, and after `stop`
 
     def __repr__(self) -> str:
@@ -245,9 +250,12 @@ class Mount:
                     await self._close(connection)
                     connection = self._connect()
                     peer = await self._handshake(connection, False)
-                lists = await read_lists(connection, peer)
+                listing = await read_lists(connection, peer)
+            self._speaks_only_modern = self._speaks_only_modern or (
+                known is not None and not known.modern and peer.modern
+            )
             self._peer = peer
-            await self.offer.take(peer, lists)
+            await self.offer.take(peer, listing)
             self._became_ready(connection, peer)
             await self._until_over()
             return self._died
@@ -256,8 +264,9 @@ class Mount:
             self._connection = None
             self.handler.detach()
             self.features.detach()
-            if self._relisting is not None:
-                self._relisting.cancel()
+            for task in (self._relisting, self._changing_era):
+                if task is not None:
+                    task.cancel()
             await self._close(connection)
 
     async def _close(self, connection: McpConnection) -> None:
@@ -293,7 +302,7 @@ class Mount:
     async def _handshake(self, connection: McpConnection, modern: bool | None) -> ServerInfo:
         self._over.clear()
         await connection.transport.start(connection)
-        return await open_connection(connection, modern=modern)
+        return await open_connection(connection, modern=modern, era=self.entry.era)
 
     @contextlib.asynccontextmanager
     async def _starting(self) -> AsyncIterator[None]:
@@ -344,7 +353,8 @@ class Mount:
     # -- messages of the server ---------------------------------------------------------------------------------------
 
     def _take_request(self, incoming: Incoming) -> None:
-        self.handler.take_request(incoming)
+        if self._current is not None:
+            self.handler.take_request(incoming, self._current)
 
     def _take_notification(self, method: str, params: Mapping[str, Any], stream: str) -> None:
         if method in CHANGED:
@@ -370,13 +380,39 @@ class Mount:
                 await asyncio.sleep(self._timings.relist_seconds)
                 kinds, self._stale = tuple(self._stale), set()
                 async with asyncio.timeout(self._timings.start_seconds):
-                    lists = await read_lists(connection, connection.peer, kinds)
-                await self.offer.take(connection.peer, {**self.offer.lists, **lists})
+                    listing = await read_lists(connection, connection.peer, kinds)
+                await self.offer.take(connection.peer, listing)
                 self._show_live()
         except (Lost, Busy, RpcError, TimeoutError) as error:
             log.warning("mount %s: its lists could not be read again: %s", self.name, _explain(error))
         finally:
             self._relisting = None
+
+    # -- the older era ------------------------------------------------------------------------------------------------
+
+    def use_older_era(self) -> bool:
+        """Starts to speak the older era, since the server can ask in that one only. Returns whether it will be tried.
+
+        The server is restarted as soon as its calls have ended; calls wait meanwhile.
+        """
+        if self.entry.era != AUTO or self._speaks_only_modern or self._connection is None:
+            return False
+        if self._changing_era is None or self._changing_era.done():
+            self._changing_era = asyncio.create_task(self._change_era(), name=f"era of mount {self.name}")
+        return True
+
+    async def _change_era(self) -> None:
+        if not await self.handler.ended(self._timings.era_seconds) or self._peer is None:
+            log.warning("mount %s: its calls did not end in time, so its server still cannot ask", self.name)
+            self.handler.release()
+            return
+        log.info("mount %s: its tools ask in the middle of calls, which needs the older era", self.name)
+        self._peer = dataclasses.replace(self._peer, modern=False)
+        self.restart()
+
+    def output_broken(self, tool: str, why: str) -> None:
+        """Notes that a result broke the output schema of its own tool."""
+        self.offer.output_broken(tool, why)
 
     # -- for operators ------------------------------------------------------------------------------------------------
 
@@ -419,6 +455,7 @@ def _status_of(mount: Mount, peer: ServerInfo | None, pid: int) -> MountStatus:
         last_error=mount.last_error,
         in_flight=len(mount.handler.pending),
         notices=declared.notices,
+        warnings=mount.offer.warnings,
     )
 
 

@@ -18,12 +18,14 @@ from urllib.parse import urlsplit
 from toolbus.common.reader import Keys, Reader, UnknownKey, snake_case
 from toolbus.common.text import dump_json, quote
 from toolbus.errors import SetupError
+from toolbus.parts.mcp.client.mount_restrictions import looks_restrictive, read_restrictions
 from toolbus.processes.child_environment import VARIABLE_NAME
 from toolbus.protocol.tool import MAX_LEVEL, MAX_ROLE, MAX_TIMEOUT_SECONDS
 
 MOUNT_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)  # a source; listed names are `MOUNT:TOOL`
 RESERVED = ("toolbus", "dropin")  # sources of the bus itself
 PINS = ("warn", "block")
+ERAS = ("auto", "legacy", "modern")
 DEFAULT_IN_FLIGHT = 8  # calls that a server on pipes gets at once: most run one after the other
 MAX_IN_FLIGHT = 10_000
 MAX_RATE = 100_000.0  # calls a second
@@ -57,6 +59,7 @@ class MountEntry:
         timeout_seconds: of each call; 0: the default of tools.
         eager: whether it starts with the bus even if its tools are known.
         idle_seconds: without a call, after which its process ends; 0: never.
+        era: of the protocol: ``auto`` finds out which one the server speaks, ``legacy`` and ``modern`` demand one.
         pin: what happens to a tool whose declaration changed: ``warn`` offers it, ``block`` waits for an approval.
         trust_hints: whether the hints of its tools are trusted: read-only and idempotent calls may run twice.
         instructions: whether MCP clients get its instructions.
@@ -82,6 +85,7 @@ class MountEntry:
     timeout_seconds: float = field(default=0.0, repr=False)
     eager: bool = field(default=False, repr=False)
     idle_seconds: float = field(default=0.0, repr=False)
+    era: str = field(default="auto", repr=False)
     pin: str = field(default="warn", repr=False)
     trust_hints: bool = field(default=False, repr=False)
     instructions: bool = field(default=False, repr=False)
@@ -140,7 +144,19 @@ def read_entry(
     _check_type(fields, at.place)
     ours = fields.pop("toolbus", {})
     fields.pop("type", None)
+    rules = read_restrictions(reader, name, ENTRY_KEYS)
+    if rules.only is not None and ours.get("allow"):
+        raise SetupError(f'{at.place}: both the client\'s keys and "toolbus" choose tools (allow): write one of them')
+    if rules.only is not None:
+        ours["allow"] = rules.only
+    if rules.denied or rules.only == ():  # a client that names no tools allows none
+        ours["deny"] = (*ours.get("deny", ()), *rules.denied, *(("*",) if rules.only == () else ()))
+    fields["disabled"] = fields.get("disabled", False) or rules.is_off
     for key in unknown:
+        if key.loc[-1] in rules.keys:
+            continue
+        if key.loc[-2:-1] == ("toolbus",) and looks_restrictive(str(key.loc[-1])):
+            raise SetupError(f"{at.place}: unknown key {key}, which looks like a restriction: correct or remove it")
         notices.append(f"{at.place}: {_IGNORED.get(str(key.loc[-1]), f'unknown key {key}')}: it is ignored")
     written = digest_of_command(fields.get("command", ""), fields.get("args", ()), fields.get("url", ""))
     resolved = {key: _resolve(value, f"{at.place}: {key}", environment) for key, value in fields.items()}
@@ -321,6 +337,7 @@ OWN_KEYS: Keys = {
     "timeout_seconds": ("timeout_seconds", lambda reader: reader.number(0, MAX_TIMEOUT_SECONDS)),
     "eager": ("eager", Reader.flag),
     "idle_seconds": ("idle_seconds", lambda reader: reader.number(0, MAX_IDLE_SECONDS)),
+    "era": ("era", lambda reader: reader.choice(ERAS)),
     "pin": ("pin", lambda reader: reader.choice(PINS)),
     "trust_hints": ("trust_hints", Reader.flag),
     "instructions": ("instructions", Reader.flag),
@@ -342,9 +359,6 @@ _IGNORED = {
     "envFile": "envFile is not read, so its variables are missing (put them into env, or into the bus's environment)",
     "httpUrl": "httpUrl is Gemini's word for url (rename it)",
     "serverUrl": "serverUrl is Windsurf's word for url (rename it)",
-    "includeTools": 'includeTools is not read (write "toolbus": {"allow": […]})',
-    "excludeTools": 'excludeTools is not read (write "toolbus": {"deny": […]})',
-    "disabledTools": 'disabledTools is not read (write "toolbus": {"deny": […]})',
     "autoApprove": "autoApprove concerns the dialog of another client",
     "alwaysAllow": "alwaysAllow concerns the dialog of another client",
     "trust": 'trust concerns the dialog of another client ("toolbus": {"trust_hints": true} believes hints)',

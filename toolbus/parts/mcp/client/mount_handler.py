@@ -21,19 +21,23 @@ from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Slots
-from toolbus.common.text import dump_json
+from toolbus.bus.catalog.schema import ArgumentChecker, load_output
+from toolbus.common.text import dump_json, shorten
 from toolbus.errors import Code, Stage
 from toolbus.parts.mcp.client.call_messages import (
+    NO_BACK_CHANNEL,
     failure,
     is_stale,
     number_of,
     read_answer,
     read_error,
+    text_of,
     unreadable,
+    without_structure,
     write_params,
     write_trace,
 )
-from toolbus.parts.mcp.client.mcp_connection import FEATURE_METHODS, Incoming, McpConnection
+from toolbus.parts.mcp.client.mcp_connection import FEATURE_METHODS, LEGACY_ACCEPTS, Incoming, McpConnection
 from toolbus.parts.mcp.client.parked_calls import ParkedCalls
 from toolbus.parts.mcp.client.remote_task import RemoteTask
 from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin
@@ -49,6 +53,7 @@ CONFIRM_SECONDS = 1.0  # a cancelled call holds its slot so long: servers do not
 BUSY_SECONDS = 0.1  # the retry hint while a server does not read its input
 RESEND_SECONDS = 0.25  # the pause before a call that did not reach its HTTP server is sent again
 MAX_QUESTIONS = 8  # unanswered questions of one call
+ENDED_SECONDS = 0.02  # between two looks at whether all calls have ended
 ELICITATION = "elicitation/create"
 QUESTIONS = {"sampling/createMessage": "sampling", "roots/list": "roots"}  # elicitation has two modes
 
@@ -85,11 +90,14 @@ class MountHandler:
     Args:
         wake: called when a call waits for a server.
         stale: called when the server no longer has a tool.
+        output_broken: called with a tool whose result breaks its own output schema, and with a text that says how.
+        use_older_era: called when the server could not ask; tells whether it will be restarted in the older era.
         rate: the most calls a second; 0: no limit.
 
     Attributes:
         names: the server's name of each tool, by our name.
         param_names: the arguments that go into HTTP headers, by our name of the tool; most tools have none.
+        output_checkers: of the results, by our name of the tool.
         used_at: when it last sent or ended a call.
     """
 
@@ -110,6 +118,8 @@ class MountHandler:
         *,
         wake: Callable[[], None],
         stale: Callable[[], None],
+        output_broken: Callable[[str, str], None],
+        use_older_era: Callable[[], bool],
         rate: float = 0.0,
     ) -> None:
         self.source = source
@@ -121,11 +131,15 @@ class MountHandler:
         self.session_state: int = wire.SESSION_STATE_LIVE
         self.names: Mapping[str, str] = {}
         self.param_names: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
+        self.output_checkers: Mapping[str, ArgumentChecker] = {}
         self.used_at = time.monotonic()
         self._quota = Quota(rate or None)
         self._dispatcher = dispatcher
         self._wake = wake
         self._stale = stale
+        self._output_broken = output_broken
+        self._use_older_era = use_older_era
+        self._is_held = False  # whether calls wait for a change of the era
         self._connection: McpConnection | None = None  # None while no server is ready
         self._queue: dict[str, tuple[Call, int]] = {}  # calls that wait for a server, by id, with the next attempt
         self._sent: dict[str, SentCall] = {}  # by the id of the call of the bus
@@ -145,9 +159,23 @@ class MountHandler:
     def attach(self, connection: McpConnection) -> None:
         """Sends calls over this connection, first those that wait."""
         self._connection = connection
+        self.release()
+
+    def release(self) -> None:
+        """Sends the calls that wait, and later ones at once."""
+        self._is_held = False
         queue, self._queue = self._queue, {}
         for call, attempt in queue.values():
             self._send(call, attempt)
+
+    async def ended(self, seconds: float) -> bool:
+        """Waits until the server runs no call; False if it still does after some seconds."""
+        deadline = time.monotonic() + seconds
+        while self._sent or len(self._parked):
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(ENDED_SECONDS)
+        return True
 
     def detach(self) -> None:
         """Queues calls until the next server. `McpConnection.closed` has ended those that were sent."""
@@ -188,7 +216,7 @@ class MountHandler:
 
     def _send(self, call: Call, attempt: int) -> None:
         connection = self._connection
-        if connection is None:
+        if connection is None or self._is_held:
             self._queue[call.id] = (call, attempt)
             self._wake()
             return
@@ -263,6 +291,8 @@ class MountHandler:
         if isinstance(error, Lost):
             self._lost(call, sent.attempts, error)
         elif isinstance(error, RpcError):
+            if self._repeats_older(sent, call, error.message):
+                return
             if is_stale(error):
                 self._stale()
             self._end(call, read_error(self.source, call, error))
@@ -275,11 +305,51 @@ class MountHandler:
             if answer.get("resultType") == "task" and self._connection is not None:
                 sent.task = RemoteTask(self._connection, answer, functools.partial(self._task_moved, sent))
                 return
-            result = read_answer(answer)
+            if answer.get("isError") is True and self._repeats_older(sent, call, text_of(answer)):
+                self._sent.pop(call.id, None)
+                return
+            result = read_answer(self._fitting(call, answer))
         except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as fault:
             result = unreadable(call, fault)
         self._sent.pop(call.id, None)
         self._end(call, result)
+
+    def _fitting(self, call: Call, answer: dict[str, Any]) -> dict[str, Any]:
+        """Returns an answer, without its structured content if that breaks the tool's own output schema."""
+        name = call.entry.bare_name
+        checker = self.output_checkers.get(name)
+        if checker is None or answer.get("resultType") == "input_required" or answer.get("isError") is True:
+            return answer
+        if answer.get("structuredContent") is None:
+            why = "has no structuredContent"
+        else:
+            try:
+                output = load_output(dump_json(answer["structuredContent"]))
+                why = "" if checker.is_valid(output) else checker.explain(output)
+            except ValueError as fault:
+                why = str(fault)
+        if not why:
+            return answer
+        self._output_broken(
+            name,
+            f"a result of {name} breaks its own output schema ({shorten(why, 300)}): it is passed on as text, and the "
+            "schema is no longer offered",
+        )
+        return without_structure(answer)
+
+    def _repeats_older(self, sent: SentCall, call: Call, text: str) -> bool:
+        """Queues a call again that ended because its tool could not ask: it is sent in the older era.
+
+        As with every question of the modern era, the call ends where the tool asks, and the tool starts anew.
+        """
+        peer = self._connection.peer if self._connection is not None else None
+        if peer is None or not peer.modern or not sent.accepts or sent.attempts >= MAX_ATTEMPTS:
+            return False
+        if NO_BACK_CHANNEL.search(text) is None or not self._use_older_era():
+            return False
+        self._is_held = True
+        self._queue[call.id] = (call, sent.attempts + 1)
+        return True
 
     def _lost(self, call: Call, attempts: int, error: Lost) -> None:
         """Ends a call whose server has disconnected, or sends it again if it did not arrive."""
@@ -337,11 +407,11 @@ class MountHandler:
 
     # -- questions ----------------------------------------------------------------------------------------------------
 
-    def take_request(self, incoming: Incoming) -> None:
-        """Takes a question of the server: its call ends with the question if the caller can answer."""
-        connection = self._connection
-        if connection is None:
-            return
+    def take_request(self, incoming: Incoming, connection: McpConnection) -> None:
+        """Takes a request of the server: a call ends with its question if the caller can answer.
+
+        Any other request is refused at once, also while the server starts: it may wait for the answer.
+        """
         needs = QUESTIONS.get(incoming.method)
         if incoming.method == ELICITATION:
             needs = "elicitation.url" if incoming.params.get("mode") == "url" else "elicitation.form"
@@ -349,6 +419,10 @@ class MountHandler:
             connection.refuse(incoming, McpCode.METHOD_NOT_FOUND, f"the bus does not know {incoming.method!r}")
             return
         sent = self._call_of(incoming)
+        if sent is None and needs not in LEGACY_ACCEPTS:
+            text = f"the bus does not declare {needs}, and no call runs that accepts it"
+            connection.refuse(incoming, McpCode.METHOD_NOT_FOUND, text)
+            return
         if sent is None:
             text = f"{incoming.method} outside of a call, or while calls of several users run: no user can be asked"
             connection.refuse(incoming, McpCode.INVALID_REQUEST, text)

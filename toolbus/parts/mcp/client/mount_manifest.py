@@ -20,7 +20,7 @@ from typing import Any
 from toolbus.bus.pins.pins import FingerprintFile
 from toolbus.bus.storage.database import checksum_of, time_bytes
 
-log = logging.getLogger("toolbus.mcp_client")
+log = logging.getLogger("toolbus.mounts")
 
 FILE = "mcp.db"
 APPLICATION_ID = 0x5442746D  # "TBtm"

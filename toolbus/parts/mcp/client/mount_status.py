@@ -41,6 +41,7 @@ class MountStatus:
         restarts: how often it was started again after it died.
         last_error: why it last died or failed.
         notices: hints for people about its tools, by name.
+        warnings: about the server: lists that it does not end, results that break its own schemas.
     """
 
     name: str
@@ -62,6 +63,7 @@ class MountStatus:
     last_error: str = ""
     in_flight: int = 0
     notices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 def memory_of_group(group: int) -> int:

@@ -131,6 +131,8 @@ class Mounts:
             core.dispatcher,
             wake=lambda: mount.wake(),
             stale=lambda: mount.relist("tools"),
+            output_broken=lambda tool, why: mount.output_broken(tool, why),
+            use_older_era=lambda: mount.use_older_era(),
             rate=entry.rate,
         )
         offer = MountOffer(

@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from toolbus.common.text import list_names, quote, refuse_constant
 from toolbus.errors import SetupError
 from toolbus.parts.mcp.client.mount_entry import MountEntry as MountEntry
 from toolbus.parts.mcp.client.mount_entry import mount_name, read_entry
+from toolbus.parts.mcp.client.mount_restrictions import switched_off
 
 FILE = "mcp.json"  # in the data directory; `toolbus mount` writes it
 TABLES = ("mcpServers", "servers")
@@ -128,6 +129,7 @@ def read_document(document: Any, place: str, environment: Mapping[str, str]) -> 
     entries: dict[str, MountEntry] = {}
     refused: dict[str, str] = {}
     notices: list[str] = []
+    reading = {name: each.value for name, each in whole.items()}
     others = [name for name in whole if name not in _KNOWN_KEYS]
     if others:
         notices.append(f"{place}: unknown keys {list_names(map(_shown, others))}: they are ignored")
@@ -142,7 +144,11 @@ def read_document(document: Any, place: str, environment: Mapping[str, str]) -> 
                     raise SetupError(f"{label.subject}: another mount has the name {name} already: rename one")
                 if len(entries) >= MAX_MOUNTS:
                     raise SetupError(f"{label.subject}: a file may have {MAX_MOUNTS} mounts (mounts): remove some")
-                entries[name] = read_entry(label, name, environment, notices, place)
+                entry = read_entry(label, name, environment, notices, place)
+                if not entry.disabled and (key := switched_off(reading, written)):
+                    notices.append(f"{label.subject} is not started: {key} of the file switches it off")
+                    entry = replace(entry, disabled=True)
+                entries[name] = entry
             except SetupError as error:
                 # By the mount's name, unless another mount has it: then by the name as written. Two tables may have the
                 # same name, and two written names may become the same mount name.

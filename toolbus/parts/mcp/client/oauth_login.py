@@ -1,25 +1,17 @@
-"""Logs a user in at an MCP server, for `toolbus mount --login`: opens the browser and waits for the helper."""
+"""Logs a user in at an MCP server, for `toolbus mount --login`: opens the browser and waits for the user."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import logging
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 
 from toolbus.errors import SetupError
-from toolbus.parts.mcp.client.authorization import (
-    COMMAND,
-    EXTRA,
-    has_extra,
-    helper_environment,
-    helper_request,
-    outcome_of,
-)
+from toolbus.parts.mcp.client.authorization import EXTRA, has_extra
 from toolbus.parts.mcp.client.http_link import MAX_ERROR_BYTES, Challenge, read_body
 from toolbus.parts.mcp.client.http_session import open_session
 from toolbus.parts.mcp.client.token_file import token_path
@@ -66,32 +58,22 @@ async def _login(
     challenge = await _challenge_of(url)
     if challenge is None:
         return False
-    more: dict[str, Any] = {"interactive": True, "client_id": client[0], "client_secret": client[1]}
-    request = helper_request(name, url, token_path(directory, name), challenge, **more)
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=helper_environment()
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    last = b""
+    # The command has its own process, so the SDK may be loaded here; it takes a second.
+    from toolbus.parts.mcp.client.oauth_program import ERRORS, TokenRequest, failure_of, get_token
+
+    async def agree(page: str) -> None:
+        if page.startswith(("https://", "http://")) and page.isprintable():
+            show(f"Agree in the browser; if none opens, visit\n  {page}")
+            await asyncio.to_thread(open_browser, page)
+
+    disabled = logging.root.manager.disable
+    logging.disable()  # the SDK's log could contain tokens
     try:
-        process.stdin.write(request)
-        await process.stdin.drain()
-        process.stdin.close()
-        async for line in process.stdout:
-            last = line
-            page = _page_of(line)
-            if page:
-                show(f"Agree in the browser; if none opens, visit\n  {page}")
-                await asyncio.to_thread(open_browser, page)
-        await process.wait()
+        await get_token(TokenRequest(url, token_path(directory, name), challenge, client=client), agree)
+    except ERRORS as error:
+        raise SetupError(f"the login at {url} failed: {failure_of(error)}") from None
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    error = outcome_of(last)
-    if error:
-        raise SetupError(f"the login at {url} failed: {error}")
+        logging.disable(disabled)
     return True
 
 
@@ -122,12 +104,3 @@ async def _challenge_of(url: str) -> Challenge | None:
         raise SetupError(
             f"{url} does not answer ({str(error) or 'in time'}): correct the url, or try again later"
         ) from None
-
-
-def _page_of(line: bytes) -> str:
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return ""
-    page = str(message.get("open", "")) if isinstance(message, dict) else ""
-    return page if page.startswith(("https://", "http://")) and page.isprintable() else ""

@@ -1,10 +1,9 @@
-"""Logs in at an MCP server, or refreshes its token, in a process of its own; writes the mount's token file.
+"""Gets a token for a mount by OAuth and writes its token file: a login of a user, or a refresh in a process of its own.
 
     python -m toolbus.parts.mcp.client.oauth_program < REQUEST
 
-The request is one JSON object: `name`, `url`, `path` of the token file, `challenge` (the server's refusal), and
-`interactive`, whether a user can log in. Standard output has one JSON object a line: `{"open": URL}` for the page on
-which the user agrees, and at the end `{"done": true}` or `{"error": TEXT}`.
+The request of a refresh is one JSON object with the fields of `TokenRequest`; standard output gets `{"done": true}` or
+`{"error": TEXT}`.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ import contextlib
 import json
 import logging
 import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import httpx2
@@ -33,6 +33,14 @@ from toolbus.parts.mcp.client.token_file import tokens_of
 LOGIN_SECONDS = 300.0  # for a user to agree
 REFRESH_SECONDS = 60.0
 MAX_HEAD_BYTES = 16 * 1024
+ERRORS = (
+    OAuthFlowError,
+    OAuthRegistrationError,
+    OAuthTokenError,
+    httpx2.HTTPError,
+    SetupError,
+    TimeoutError,
+)  # of `get_token`
 _PAGE = "<!doctype html><meta charset=utf-8><title>toolbus</title><p>{text} You can close this page."
 
 
@@ -107,55 +115,66 @@ class Loopback:
         return "200 OK", "You are logged in."
 
 
-async def run(request: dict[str, Any]) -> None:
-    """Answers one request.
+@dataclass(frozen=True, slots=True)
+class TokenRequest:
+    """What token is needed.
+
+    Attributes:
+        url: of the server.
+        path: of the token file.
+        challenge: the refusal of the server.
+        client: id and secret of a client that was registered by hand; "" if the server registers one itself.
+    """
+
+    url: str
+    path: Path
+    challenge: Challenge
+    client: tuple[str, str] = ("", "")
+
+
+async def get_token(request: TokenRequest, show: Callable[[str], Awaitable[None]] | None = None) -> None:
+    """Writes a new token into the file.
+
+    Args:
+        show: gets the URL of the page on which a user agrees; None: no user can log in, so the token is refreshed.
 
     Raises:
         OAuthFlowError, OAuthRegistrationError, OAuthTokenError, httpx2.HTTPError, SetupError: it got no token.
     """
-    url, path = str(request["url"]), Path(request["path"])
-    challenge = Challenge(
-        int(request["challenge"]["status"]),
-        tuple((str(name), str(value)) for name, value in request["challenge"]["headers"]),
-        str(request["challenge"]["body"]).encode(),
-        str(request["challenge"]["used"]),
-        str(request["challenge"]["version"]),
-    )
-    make_directory(path.parent)
-    store = TokenStore(path, url)
-    interactive = bool(request["interactive"])
+    url, challenge = request.url, request.challenge
+    make_directory(request.path.parent)
+    store = TokenStore(request.path, url)
     tokens = tokens_of(store.document)
-    if not interactive and tokens is not None and tokens.access and f"Bearer {tokens.access}" != challenge.used:
+    if show is None and tokens is not None and tokens.access and f"Bearer {tokens.access}" != challenge.used:
         return  # another helper was faster
     loopback = Loopback()
     try:
-        if interactive:
+        if show is not None:
             await loopback.open(_registered_redirect(store))
-            await _prepare_client(store, request, loopback.redirect_uri)
+            await _prepare_client(store, request.client, loopback.redirect_uri)
         provider = StoredProvider(
             url,
             store,
             loopback.redirect_uri or _registered_redirect(store) or "http://127.0.0.1:1/callback",
-            _show if interactive else None,
-            loopback.wait if interactive else None,
-            expired=challenge.status == 401 and not interactive,
+            show,
+            loopback.wait if show is not None else None,
+            expired=challenge.status == 401 and show is None,
         )
-        async with asyncio.timeout((LOGIN_SECONDS if interactive else 0) + REFRESH_SECONDS):
+        async with asyncio.timeout((0 if show is None else LOGIN_SECONDS) + REFRESH_SECONDS):
             await authorize(provider, url, challenge)
         provider.remember()
     finally:
         loopback.close()
 
 
-async def _prepare_client(store: TokenStore, request: dict[str, Any], redirect_uri: str) -> None:
+async def _prepare_client(store: TokenStore, by_hand: tuple[str, str], redirect_uri: str) -> None:
     """Stores a client that an operator registered by hand, and forgets one whose port is in use."""
     client = store.document.get("client")
-    if request.get("client_id"):
-        has_secret = bool(request.get("client_secret"))
+    if by_hand[0]:
         client = {
-            "client_id": request["client_id"],
-            "client_secret": request.get("client_secret") or None,
-            "token_endpoint_auth_method": "client_secret_post" if has_secret else "none",
+            "client_id": by_hand[0],
+            "client_secret": by_hand[1] or None,
+            "token_endpoint_auth_method": "client_secret_post" if by_hand[1] else "none",
         }
         store.document["by_hand"] = True
     elif not isinstance(client, dict) or redirect_uri in client.get("redirect_uris", ()):
@@ -172,36 +191,32 @@ def _registered_redirect(store: TokenStore) -> str:
     return str(uris[0]) if isinstance(uris, list) and uris else ""
 
 
-async def _show(url: str) -> None:
-    _write({"open": url})
-
-
-def _write(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+def failure_of(error: BaseException) -> str:
+    """Returns why there is no token."""
+    return shorten(clean_line(str(error) or type(error).__name__), 500)
 
 
 def main() -> int:
-    """Reads the request and answers it."""
+    """Reads the request of a refresh and answers it."""
     logging.disable()  # the SDK's log could contain tokens
-    request = json.loads(sys.stdin.readline())
+    written = json.loads(sys.stdin.readline())
+    refusal = written["challenge"]
+    challenge = Challenge(
+        int(refusal["status"]),
+        tuple((str(name), str(value)) for name, value in refusal["headers"]),
+        str(refusal["body"]).encode(),
+        str(refusal["used"]),
+        str(refusal["version"]),
+    )
+    path = Path(written["path"])
     try:
-        folder = Path(request["path"]).parent
-        make_directory(folder)
-        # Some refresh tokens are valid once. A login waits for a user and replaces the file, so it takes no lock.
-        with contextlib.nullcontext() if request["interactive"] else locked(folder, REFRESH_SECONDS):
-            asyncio.run(run(request))
-    except (
-        OAuthFlowError,
-        OAuthRegistrationError,
-        OAuthTokenError,
-        httpx2.HTTPError,
-        SetupError,
-        TimeoutError,
-    ) as error:
-        _write({"error": shorten(clean_line(str(error) or type(error).__name__), 500)})
+        make_directory(path.parent)
+        with locked(path.parent, REFRESH_SECONDS):  # some refresh tokens are valid once
+            asyncio.run(get_token(TokenRequest(str(written["url"]), path, challenge)))
+    except ERRORS as error:
+        print(json.dumps({"error": failure_of(error)}))
         return 1
-    _write({"done": True})
+    print(json.dumps({"done": True}))
     return 0
 
 

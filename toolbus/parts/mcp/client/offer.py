@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from toolbus.bus.catalog.schema import compile_output_schema
 from toolbus.bus.core import Core
 from toolbus.bus.pins import pins
 from toolbus.common.text import list_names
@@ -22,6 +23,7 @@ from toolbus.parts.mcp.client.mount_entry import MountEntry
 from toolbus.parts.mcp.client.mount_features import MountFeatures
 from toolbus.parts.mcp.client.mount_handler import MountHandler
 from toolbus.parts.mcp.client.mount_manifest import MountManifest, StoredServer
+from toolbus.parts.mcp.client.server_lists import ServerLists
 from toolbus.parts.mcp.messages.headers import marked
 
 log = logging.getLogger("toolbus.mounts")
@@ -54,6 +56,8 @@ class MountOffer:
         self._core = core
         self._peer: ServerInfo | None = None  # None before the first handshake
         self._offered: tuple[object, ...] | None = None  # the tools and blocked subjects in the catalog; None: none
+        self._notices: dict[str, tuple[str, ...]] = {}  # about its lists, by method
+        self._broken: dict[str, str] = {}  # why the output schema of a tool is not offered, by our name
         self._may_offer = True  # whether the source had permission when its tools were last offered
 
     def __repr__(self) -> str:
@@ -76,6 +80,21 @@ class MountOffer:
             return f"changed since it was trusted: {list_names(self.changed)}"
         return ""
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is wrong with the server, for operators."""
+        return (
+            *(f"{method}: {notice}" for method, notices in self._notices.items() for notice in notices),
+            *self._broken.values(),
+        )
+
+    def output_broken(self, tool: str, why: str) -> None:
+        """Offers a tool without its output schema from now on, since its results break it."""
+        if self._peer is not None and tool not in self._broken:
+            self._broken[tool] = why
+            log.warning("mount %s: %s", self._entry.name, why)
+            self._put(self._peer, self.lists)
+
     def restore(self) -> ServerInfo | None:
         """Offers the stored declarations. Returns the server's description; None if nothing is stored."""
         entry = self._entry
@@ -87,9 +106,12 @@ class MountOffer:
             self._put(peer, dict(stored.declarations))
         return peer
 
-    async def take(self, peer: ServerInfo, lists: Mapping[str, list[Any]]) -> None:
-        """Offers the current declarations of the server, and stores them."""
-        entry = self._entry
+    async def take(self, peer: ServerInfo, listing: ServerLists) -> None:
+        """Offers the current declarations of the server, and stores them; lists that were not read stay as they are."""
+        entry, lists = self._entry, {**self.lists, **listing.entries}
+        self._notices.update(listing.notices)
+        if lists.get("tools") != self.lists.get("tools"):
+            self._broken.clear()
         same = self._peer == peer and self.lists == lists
         is_new = self._manifest.is_new(entry.name, entry.command_digest)
         self._put(peer, lists, trusts_first=is_new)
@@ -135,9 +157,9 @@ class MountOffer:
         if not self._may_offer:
             self.declared = Declared(left=(Left("all", f"source {entry.name!r} may not offer tools: grant it"),))
             tools = []
-        key = (tools, blocked)
+        key = (tools, blocked, frozenset(self._broken))
         if self._offered is None or self._offered != key:
-            self.declared = tools_of(entry, tools, self._core.limits, blocked) if tools else self.declared
+            self.declared = tools_of(entry, tools, self._core.limits, blocked, self._broken) if tools else self.declared
             self._register()
             self._offered = key
         prompts = [each for each in lists.get("prompts", ()) if _prompt_subject(each) not in blocked]
@@ -155,6 +177,11 @@ class MountOffer:
         declared = self.declared
         self._handler.names = dict(declared.server_names)
         self._handler.param_names = _marked(declared)
+        self._handler.output_checkers = {
+            each.tool.name: compile_output_schema(each.tool.output_schema_json, self._core.limits)
+            for each in declared.compiled
+            if each.tool.output_schema_json
+        }
         outcome = self._core.registry.register(self._handler, declared.compiled, qualified=True, declare=True)
         if outcome.failed:
             left = (*declared.left, *(Left(name, why) for _, name, why in outcome.failed))

@@ -57,6 +57,13 @@ class NeedsLogin(Lost):
         super().__init__(text, Stage.NOT_DISPATCHED)
 
 
+def other_form(request: RequestId) -> RequestId:
+    """Returns the id as which some servers answer a request: the number for its text, or the text for a number."""
+    if isinstance(request, int):
+        return str(request)
+    return int(request) if request.isascii() and request.isdecimal() and len(request) < 20 else request
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A message to the server.

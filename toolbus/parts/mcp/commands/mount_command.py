@@ -77,6 +77,10 @@ def mount(
         list[str] | None, typer.Option(metavar="GLOB", help="Offer no such tools; may be repeated.")
     ] = None,
     eager: Annotated[bool, typer.Option("--eager", help="Start it with the bus, not with its first call.")] = False,
+    era: Annotated[
+        str | None,
+        typer.Option(metavar="auto|legacy|modern", help="The era of the protocol: found out, or demanded."),
+    ] = None,
     pin: Annotated[
         str | None,
         typer.Option(metavar="warn|block", help="Whether a changed tool is marked, or waits for an approval."),
@@ -104,7 +108,10 @@ def mount(
         return
     if not name:
         terminal.fail("NAME is missing: write `toolbus mount NAME -- COMMAND...`, or --import", terminal.USAGE)
-    ours = {"allow": allow, "deny": deny, "eager": eager, "pin": pin, "trust_hints": trust_hints, "login": login}
+    ours = {
+        "allow": allow, "deny": deny, "eager": eager, "era": era, "pin": pin, "trust_hints": trust_hints,
+        "login": login,
+    }  # fmt: skip
     if url is not None:
         if command or env or directory:
             terminal.fail("--url goes with no COMMAND, --env and --dir: it is a server elsewhere", terminal.USAGE)

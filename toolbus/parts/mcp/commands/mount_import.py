@@ -13,6 +13,7 @@ from toolbus.common.reader import Reader
 from toolbus.common.text import shorten
 from toolbus.errors import SetupError
 from toolbus.parts.mcp.client.mount_entry import ENTRY_KEYS, mount_name, read_entry
+from toolbus.parts.mcp.client.mount_restrictions import is_restriction, switched_off
 from toolbus.parts.mcp.client.mounts_file import MAX_MOUNTS, TABLES, load_document
 from toolbus.parts.mcp.commands.mcp_clients import McpClientName, client_files
 
@@ -72,15 +73,17 @@ def find_servers(paths: list[Path], taken: Mapping[str, Any], project: Path) -> 
     servers: list[ImportedServer] = []
     used = set(taken)
     for path in paths:
-        for written, entry in _entries(load_document(path), path, project):
+        for written, entry, off in _entries(load_document(path), path, project):
             name = mount_name(written)
             why = _why_not(name, written, entry, path, used)
+            if not why and off:
+                why = f"{off} of the file switches it off"
             if not why and len(used) >= MAX_MOUNTS:
                 why = f"a bus has at most {MAX_MOUNTS} mounts of its own"
             if not why:
                 used.add(name)
             fields = entry.items() if isinstance(entry, dict) else ()
-            ours = {key: value for key, value in fields if key in ENTRY_KEYS}
+            ours = {key: value for key, value in fields if key in ENTRY_KEYS or is_restriction(key)}
             servers.append(ImportedServer(name or written, target_of(entry), str(path), ours, why))
     if not servers:
         raise SetupError(f"{' and '.join(map(str, paths))} configure no MCP servers: there is nothing to import")
@@ -95,16 +98,18 @@ def target_of(entry: Any) -> str:
     return shorten(url or str(entry.get("command") or ""), 60)
 
 
-def _entries(document: Any, path: Path, project: Path) -> Iterator[tuple[str, Any]]:
+def _entries(document: Any, path: Path, project: Path) -> Iterator[tuple[str, Any, str]]:
+    """Yields the servers of a file: the name, the entry, and the key by which the file switches it off, or ""."""
     whole = Reader(document, str(path)).entries()
     # Claude Code keeps the servers of a project in the file of the user, VS Code its own in older settings.
     projects = document.get("projects")
     own = projects.get(str(project)) if isinstance(projects, dict) else None
-    for table in (whole, Reader(own or {}, f"{path}: {project}").entries()):
+    own = own if isinstance(own, dict) else {}
+    for table in (whole, Reader(own, f"{path}: {project}").entries()):
         for key in TABLES:
             if key in table:
                 for name, reader in table[key].entries().items():
-                    yield name, reader.value
+                    yield name, reader.value, switched_off(document, name) or switched_off(own, name)
 
 
 def _why_not(name: str, written: str, entry: Any, path: Path, used: set[str]) -> str:

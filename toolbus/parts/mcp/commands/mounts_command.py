@@ -122,6 +122,8 @@ def print_mount(mount: Mapping[str, Any]) -> None:
         print_tools(mount["declared"], mount["notices"])
     for left in mount["left"]:
         terminal.print_note(f"left out: {left['name']}: {left['reason']}")
+    for warning in mount["warnings"]:
+        terminal.print_note(warning)
     if mount["hidden"]:
         terminal.print_note(f"{mount['hidden']} tools are left out by allow and deny")
     if mount["changed"]:
@@ -157,7 +159,8 @@ def _print_all(answer: Mapping[str, Any]) -> None:
     rows += [(name, "disabled", "-", "-", "-", "-", "-", "") for name in answer["disabled"]]
     rows += [(name, "refused", "-", "-", "-", "-", "-", why) for name, why in answer["refused"].items()]
     terminal.print_table(("MOUNT", "STATE", "ERA", "TOOLS", "PID", "MEMORY", "RESTARTS", "ABOUT"), rows)
-    for text in (*answer["errors"].values(), *answer["notices"]):
+    warnings = [f"{mount['name']}: {warning}" for mount in answer["mounts"] for warning in mount["warnings"]]
+    for text in (*answer["errors"].values(), *answer["notices"], *warnings):
         terminal.print_note(text)
     if not rows:
         terminal.print_note("nothing is mounted: `toolbus mount NAME -- COMMAND` mounts an MCP server")

@@ -17,7 +17,7 @@ from toolbus.errors import ToolBusError
 from toolbus.functions import hints
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec, describe, spec_of
-from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, tools_of
+from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, as_sent, tools_of
 from toolbus.parts.moving.neko.plugin_lifecycle import NEVER_CALLED, moment_of, routines_of
 from toolbus.parts.moving.neko.sdk_errors import EntryConflictError
 from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS
@@ -232,7 +232,7 @@ def _spec(plugin: NekoPluginBase, handler: Any, entry_id: str, options: Mapping[
             parameters=_schema(handler, model) if schema is None else schema,
             timeout=min(seconds, MAX_TIMEOUT_SECONDS),
         )
-        return replace(spec_of(handler, meta), prepare=_preparing(handler, model))
+        return replace(as_sent(spec_of(handler, meta)), prepare=_preparing(handler, model))
     except (TypeError, ValueError, ToolBusError) as problem:
         log.warning("%s: the entry %s is not offered: %s", plugin.plugin_id, entry_id, problem)
         return None

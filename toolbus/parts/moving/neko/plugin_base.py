@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from toolbus.errors import SetupError
-from toolbus.functions.tool_spec import ToolSet, collect, describe, spec_of
+from toolbus.functions.tool_spec import ToolSet, ToolSpec, collect, describe, spec_of
 from toolbus.parts.moving.neko.absences import find_absent, warn_once
 from toolbus.parts.moving.neko.plugin_context import Outlet, PluginContext
 from toolbus.parts.moving.neko.plugin_logger import PluginLogger, plugin_logger
@@ -332,7 +333,7 @@ class NekoPluginBase(PluginServices):
         for option in unknown:
             warn_once(self, f"register_llm_tool({option}=…)", "toolbus has no such option.")
         meta = describe(handler, name=name, description=description, parameters=parameters, timeout=timeout, role=role)
-        if not tools_of(self).add(spec_of(handler, meta)):
+        if not tools_of(self).add(as_sent(spec_of(handler, meta))):
             raise EntryConflictError(name)
         return True
 
@@ -365,7 +366,7 @@ def tools_of(plugin: NekoPluginBase) -> ToolSet:
     tools = ToolSet()
     plugin.__dict__["_toolbus_tools"] = tools
     for spec in collect(plugin):
-        if not tools.add(spec):
+        if not tools.add(as_sent(spec)):
             log.warning(
                 "%s.%s is not offered: another method is the tool %r already; rename one with @llm_tool(name=…)",
                 type(plugin).__name__,
@@ -373,6 +374,11 @@ def tools_of(plugin: NekoPluginBase) -> ToolSet:
                 spec.tool.name,
             )
     return tools
+
+
+def as_sent(spec: ToolSpec) -> ToolSpec:
+    """Returns a tool whose arguments get no defaults from the bus: N.E.K.O fills none in, and a plugin may tell."""
+    return replace(spec, tool=replace(spec.tool, no_defaults=True))
 
 
 def source_of(plugin_id: str) -> str:
