@@ -17,10 +17,9 @@ from lab.fuzz.target import Target, hold, no_faults
 from toolbus.bus import Bus
 from toolbus.bus.access.identity import LOCAL
 from toolbus.bus.gateway.gateway_parts import IDENTITY
-from toolbus.parts.mcp.client.mcp_connection import McpConnection
-from toolbus.parts.mcp.client.sse import EventTooLong, SseParser
-from toolbus.parts.mcp.client.stdio import StdioTransport
-from toolbus.parts.mcp.client.transport import Outgoing
+from toolbus.parts.mcp.client.connection import McpConnection
+from toolbus.parts.mcp.client.http_link import EventTooLong, SseParser
+from toolbus.parts.mcp.client.transport import Outgoing, StdioTransport
 from toolbus.parts.mcp.messages import headers as mcp_headers
 from toolbus.parts.mcp.messages.eras import META_CAPABILITIES, META_LOG_LEVEL, META_VERSION, NEWEST
 from toolbus.parts.mcp.messages.jsonrpc import JsonRpcMessage, McpCode, RpcError, decode

@@ -152,9 +152,8 @@ def by_json_rpc(url: str) -> AbstractAsyncContextManager[windows.Prepare]:
 @asynccontextmanager
 async def by_mount_client(url: str) -> AsyncIterator[windows.Prepare]:
     """Calls an MCP server at the URL as a bus does that has mounted it."""
+    from toolbus.parts.mcp.client.connection import McpConnection, open_connection
     from toolbus.parts.mcp.client.http import HttpTransport
-    from toolbus.parts.mcp.client.mcp_connection import McpConnection
-    from toolbus.parts.mcp.client.mcp_handshake import open_connection
 
     transport = HttpTransport("lab", windows.mcp_url(url), {})
     connection = McpConnection(

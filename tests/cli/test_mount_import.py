@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import toolbus
-from toolbus.parts.mcp.client.own_mounts import OwnMounts
+from toolbus.parts.mcp.client.files import OwnMounts
 from toolbus.parts.mcp.commands.mcp_clients import McpClientName, client_files
 from toolbus.parts.mcp.commands.mount_import import files_to_import, find_servers
 

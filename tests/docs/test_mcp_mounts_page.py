@@ -18,9 +18,9 @@ from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.config import Config
 from toolbus.bus.storage.registration_store import LOCK
-from toolbus.parts.mcp.client.mount_entry import ENTRY_KEYS, OWN_KEYS, MountEntry
-from toolbus.parts.mcp.client.mount_status import MountState
-from toolbus.parts.mcp.client.mounts_file import read_document
+from toolbus.parts.mcp.client.entries import ENTRY_KEYS, OWN_KEYS, MountEntry
+from toolbus.parts.mcp.client.files import read_document
+from toolbus.parts.mcp.client.mount import MountState
 from toolbus.parts.mcp.client.room import McpClientRoom
 
 PAGE = "docs/start/mcp-mounts.md"

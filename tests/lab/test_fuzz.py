@@ -27,7 +27,7 @@ from toolbus.bus.gateway import callback_messages
 from toolbus.dialects import find_dialect
 from toolbus.parts.council.settings import CouncilSettings
 from toolbus.parts.dropin import manifest
-from toolbus.parts.mcp.client.sse import SseParser
+from toolbus.parts.mcp.client.http_link import SseParser
 from toolbus.parts.mcp.server.mcp_endpoint import McpEndpoint
 from toolbus.parts.models.dialects.wire_names import NameTable
 from toolbus.protocol.tool import Result

@@ -9,11 +9,10 @@ import pytest
 
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus, Config
-from toolbus.parts.mcp.client.mount import Mount, MountTimings
-from toolbus.parts.mcp.client.mount_entry import MountEntry
-from toolbus.parts.mcp.client.mount_manifest import MountManifest
-from toolbus.parts.mcp.client.mount_status import MountState
+from toolbus.parts.mcp.client.entries import MountEntry
+from toolbus.parts.mcp.client.mount import Mount, MountState, MountTimings
 from toolbus.parts.mcp.client.mounts import Mounts
+from toolbus.parts.mcp.client.offer import MountManifest
 from toolbus.processes.supervisor import RestartPolicy
 from toolbus.protocol.tool import Result
 

@@ -10,11 +10,9 @@ from typing import Any
 
 from aiohttp import web
 
-from toolbus.parts.mcp.client.http import HttpTransport
+from toolbus.parts.mcp.client.connection import Incoming, McpConnection, open_connection
+from toolbus.parts.mcp.client.http import HttpTimings, HttpTransport
 from toolbus.parts.mcp.client.http_link import Authorization
-from toolbus.parts.mcp.client.http_timings import HttpTimings
-from toolbus.parts.mcp.client.mcp_connection import Incoming, McpConnection
-from toolbus.parts.mcp.client.mcp_handshake import open_connection
 from toolbus.parts.mcp.messages import eras, headers
 
 QUICK = HttpTimings(gate=5.0, retry=0.01, min_retry=0.01, max_retry=0.05, first_backoff=0.01, drain=0.2, cancel=0.01)

@@ -16,10 +16,15 @@ from aiohttp import web
 
 from tests.parts.mcp.client.remote_server import RemoteServer, connected, serving
 from tests.support.waiting import until
-from toolbus.parts.mcp.client.authorization import TokenAuthorization
-from toolbus.parts.mcp.client.mcp_connection import McpConnection
-from toolbus.parts.mcp.client.oauth_login import login
-from toolbus.parts.mcp.client.token_file import read_document, remove_tokens, token_path, write_document
+from toolbus.parts.mcp.client.authorization import (
+    TokenAuthorization,
+    login,
+    read_document,
+    remove_tokens,
+    token_path,
+    write_document,
+)
+from toolbus.parts.mcp.client.connection import McpConnection
 from toolbus.parts.mcp.client.transport import Lost, NeedsLogin
 
 # Stands in for the helper: notes that it ran, and writes the next token.

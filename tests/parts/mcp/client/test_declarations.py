@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolbus.parts.mcp.client.declarations import MAX_TOOLS, Declared, our_name, tools_of
-from toolbus.parts.mcp.client.mount_entry import MountEntry
+from toolbus.parts.mcp.client.entries import MountEntry
+from toolbus.parts.mcp.client.offer import MAX_TOOLS, Declared, our_name, tools_of
 from toolbus.protocol.limits import Limits
 from toolbus.protocol.tool import NAME
 

@@ -14,8 +14,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from tests.parts.mcp.client.remote_server import QUICK, Owner, answer, connected, event, serving, stream
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.errors import Stage
-from toolbus.parts.mcp.client.http_session import PublicResolver, is_private_host
-from toolbus.parts.mcp.client.mcp_connection import Incoming, McpConnection
+from toolbus.parts.mcp.client.connection import Incoming, McpConnection
+from toolbus.parts.mcp.client.http_link import PublicResolver, is_private_host
 from toolbus.parts.mcp.client.transport import HttpRefused, Lost, NeedsLogin
 from toolbus.parts.mcp.messages import eras
 

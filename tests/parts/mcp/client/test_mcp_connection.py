@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import WAIT_SECONDS
-from toolbus.parts.mcp.client.call_messages import number_of
-from toolbus.parts.mcp.client.mcp_connection import Incoming, McpConnection
-from toolbus.parts.mcp.client.mcp_handshake import DiedOfProbe, open_connection
-from toolbus.parts.mcp.client.stdio import StdioTransport
-from toolbus.parts.mcp.client.transport import Lost, Outgoing, Receiver, RequestId
+from toolbus.parts.mcp.client.calls import number_of
+from toolbus.parts.mcp.client.connection import DiedOfProbe, Incoming, McpConnection, open_connection
+from toolbus.parts.mcp.client.transport import Lost, Outgoing, Receiver, RequestId, StdioTransport
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.processes.duplex_process import DuplexProgram
 from toolbus.processes.lifeline import Lifeline

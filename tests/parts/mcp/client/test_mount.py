@@ -20,10 +20,9 @@ from toolbus.bus.calls.call import Span
 from toolbus.errors import Code, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.parts.mcp.client import mount as mount_module
-from toolbus.parts.mcp.client.mount import MountTimings
-from toolbus.parts.mcp.client.mount_entry import MountEntry
-from toolbus.parts.mcp.client.mount_manifest import MountManifest
-from toolbus.parts.mcp.client.mount_status import MountState
+from toolbus.parts.mcp.client.entries import MountEntry
+from toolbus.parts.mcp.client.mount import MountState, MountTimings
+from toolbus.parts.mcp.client.offer import MountManifest
 from toolbus.parts.mcp.features import Requester
 from toolbus.processes.supervisor import RestartPolicy
 from toolbus.protocol.tool import Progress

@@ -14,7 +14,7 @@ import pytest
 
 from toolbus.bus.pins.pins import Pinned
 from toolbus.errors import SetupError
-from toolbus.parts.mcp.client.mount_manifest import FILE, MAX_COMMANDS, MountManifest, StoredServer
+from toolbus.parts.mcp.client.offer import FILE, MAX_COMMANDS, MountManifest, StoredServer
 
 SAID = StoredServer({"modern": True}, {"tools": [{"name": "read", "description": "\ud800 ü"}]})
 KNOWN = {"tool:read": Pinned("{}", ""), "instructions": Pinned("", '"x"')}
@@ -62,7 +62,7 @@ def test_only_the_newest_command_lines_of_a_mount_are_remembered(path: Path) -> 
 def test_a_kill_loses_nothing_that_was_saved(path: Path) -> None:
     program = (
         "import sys, os, signal; from pathlib import Path\n"
-        "from toolbus.parts.mcp.client.mount_manifest import *; from toolbus.bus.pins.pins import Pinned\n"
+        "from toolbus.parts.mcp.client.offer import *; from toolbus.bus.pins.pins import Pinned\n"
         f"m = MountManifest(Path({str(path)!r})); m.save('files', 'c', StoredServer({{'modern': True}}, {{}}))\n"
         "m.save_fingerprints('files', 'c', {'tool:a': Pinned('{}', '')})\n"
         "os.kill(os.getpid(), signal.SIGKILL)"

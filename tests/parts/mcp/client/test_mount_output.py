@@ -9,7 +9,7 @@ import pytest
 
 from toolbus.errors import InvalidRequest
 from toolbus.parts.mcp.client.mount import Mount
-from toolbus.parts.mcp.client.mount_output import MountOutput
+from toolbus.parts.mcp.client.mounts import MountOutput
 
 
 async def test_the_output_of_mounts_that_were_removed_goes_with_the_next_new_one() -> None:

@@ -15,9 +15,9 @@ from tests.parts.mcp.client.mount_cases import ERAS, QUICK, House, house, house_
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.local import LocalCaller
 from toolbus.errors import Code
-from toolbus.parts.mcp.client.mount_entry import MountEntry
-from toolbus.parts.mcp.client.mount_manifest import MountManifest
-from toolbus.parts.mcp.client.mount_status import MountState
+from toolbus.parts.mcp.client.entries import MountEntry
+from toolbus.parts.mcp.client.mount import MountState
+from toolbus.parts.mcp.client.offer import MountManifest
 from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolbus.errors import SetupError
-from toolbus.parts.mcp.client.declarations import is_allowed
-from toolbus.parts.mcp.client.mount_entry import MountEntry
-from toolbus.parts.mcp.client.mounts_file import (
+from toolbus.parts.mcp.client.entries import MountEntry
+from toolbus.parts.mcp.client.files import (
     MAX_MOUNTS,
     MountsReading,
     compare,
@@ -21,6 +20,7 @@ from toolbus.parts.mcp.client.mounts_file import (
     read_document,
     read_mounts,
 )
+from toolbus.parts.mcp.client.offer import is_allowed
 
 ENVIRONMENT = {"TOKEN": "s3cret", "EMPTY": "", "HOME": "/home/ada"}
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus, Config
 from toolbus.errors import SetupError
-from toolbus.parts.mcp.client.mounts_follower import ConfiguredMounts, MountsFollower
+from toolbus.parts.mcp.client.files import ConfiguredMounts, MountsFollower
 from toolbus.parts.mcp.client.room import McpClientRoom
 
 

@@ -17,11 +17,9 @@ from aiohttp import web
 from tests.parts.mcp.client.mount_cases import House, house
 from tests.parts.mcp.client.remote_server import RemoteServer, connected, serving
 from tests.support.waiting import WAIT_SECONDS, until
-from toolbus.parts.mcp.client.mcp_connection import ServerInfo
-from toolbus.parts.mcp.client.mount import Mount
-from toolbus.parts.mcp.client.mount_entry import MountEntry
-from toolbus.parts.mcp.client.mount_status import MountState
-from toolbus.parts.mcp.client.server_lists import MAX_EMPTY_PAGES, read_lists
+from toolbus.parts.mcp.client.connection import MAX_EMPTY_PAGES, ServerInfo, read_lists
+from toolbus.parts.mcp.client.entries import MountEntry
+from toolbus.parts.mcp.client.mount import Mount, MountState
 from toolbus.parts.mcp.messages.jsonrpc import RpcError
 
 SCRIPT = Path(__file__).parents[3] / "support" / "mcp_script.py"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from toolbus.errors import SetupError
-from toolbus.parts.mcp.client.mounts_file import read_mounts
-from toolbus.parts.mcp.client.own_mounts import OwnMounts
+from toolbus.parts.mcp.client.files import OwnMounts, read_mounts
 
 
 def test_entries_are_added_and_removed_in_a_file_that_only_the_owner_reads(tmp_path: Path) -> None:

@@ -19,12 +19,11 @@ from tests.support.waiting import until
 from toolbus.bus import Bus, Config
 from toolbus.bus.local import LocalCaller
 from toolbus.errors import Code, Stage
-from toolbus.parts.mcp.client.mount import Mount, MountTimings
-from toolbus.parts.mcp.client.mount_entry import MountEntry
-from toolbus.parts.mcp.client.mount_manifest import MountManifest
-from toolbus.parts.mcp.client.mount_status import MountState
+from toolbus.parts.mcp.client.authorization import token_path, write_document
+from toolbus.parts.mcp.client.entries import MountEntry
+from toolbus.parts.mcp.client.mount import Mount, MountState, MountTimings
 from toolbus.parts.mcp.client.mounts import Mounts, open_remote
-from toolbus.parts.mcp.client.token_file import token_path, write_document
+from toolbus.parts.mcp.client.offer import MountManifest
 from toolbus.processes.supervisor import RestartPolicy
 from toolbus.v1 import tool_pb2 as pb
 

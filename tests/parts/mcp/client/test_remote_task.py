@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from tests.support.waiting import until
-from toolbus.parts.mcp.client.mcp_connection import McpConnection
-from toolbus.parts.mcp.client.remote_task import MAX_FAILURES, RemoteTask
+from toolbus.parts.mcp.client.calls import MAX_FAILURES, RemoteTask
+from toolbus.parts.mcp.client.connection import McpConnection
 from toolbus.parts.mcp.client.transport import Busy, Lost
 from toolbus.parts.mcp.messages.jsonrpc import RpcError
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbus.parts.mcp.client.sse import Event, EventTooLong, SseParser
+from toolbus.parts.mcp.client.http_link import Event, EventTooLong, SseParser
 
 STREAM = (
     b'\xef\xbb\xbf: hello\nid: 1\nretry: 250\ndata:\n\ndata: {"a":\ndata:1}\nid: 2\n\n'

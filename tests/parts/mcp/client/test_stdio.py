@@ -12,8 +12,15 @@ import pytest
 
 from tests.support.waiting import until, until_sync
 from toolbus.errors import Stage
-from toolbus.parts.mcp.client.stdio import MAX_LINE_BYTES, MAX_UNREAD_BYTES, StdioTransport
-from toolbus.parts.mcp.client.transport import Busy, Lost, Outgoing, RequestId
+from toolbus.parts.mcp.client.transport import (
+    MAX_LINE_BYTES,
+    MAX_UNREAD_BYTES,
+    Busy,
+    Lost,
+    Outgoing,
+    RequestId,
+    StdioTransport,
+)
 from toolbus.processes.duplex_process import DuplexProgram
 from toolbus.processes.lifeline import Lifeline
 from toolbus.processes.lifeline_program import kill_marked
@@ -114,7 +121,7 @@ async def test_a_program_that_does_not_exist_is_refused_by_name() -> None:
 # has started another one in a session of its own.
 OWNER = """
 import asyncio, sys
-from toolbus.parts.mcp.client.stdio import StdioTransport
+from toolbus.parts.mcp.client.transport import StdioTransport
 from toolbus.processes.duplex_process import DuplexProgram
 from toolbus.processes.lifeline import Lifeline
 

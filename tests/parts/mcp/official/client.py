@@ -21,10 +21,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[4]))  # the suite runs it as a script
 
 from toolbus.errors import ToolBusError
+from toolbus.parts.mcp.client.connection import Incoming, McpConnection, open_connection
 from toolbus.parts.mcp.client.http import HttpTransport
 from toolbus.parts.mcp.client.http_link import Authorization
-from toolbus.parts.mcp.client.mcp_connection import Incoming, McpConnection
-from toolbus.parts.mcp.client.mcp_handshake import open_connection
 from toolbus.parts.mcp.messages import headers
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 

@@ -9,9 +9,9 @@ import pytest
 from tests.parts.mcp.server.asking import FORM, Channel, Json, accepted, mcp_bench
 from tests.support.mcp_server import __file__ as SERVER
 from tests.support.waiting import until
-from toolbus.parts.mcp.client.mount_entry import MountEntry
-from toolbus.parts.mcp.client.mount_manifest import MountManifest
+from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.mounts import Mounts
+from toolbus.parts.mcp.client.offer import MountManifest
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])

@@ -1,7 +1,7 @@
-"""Provides the token of a mount, and has a helper process renew it: early, and whenever the server refuses it.
+"""Provides the token of a mount, logs a user in, and has a helper process renew it: early, and when it is refused.
 
-The bus only reads the token from the mount's file. OAuth itself is in the helper (`oauth_program.py`), which runs for a
-moment.
+The bus only reads the token from the mount's file. OAuth itself is in `oauth.py`, which loads the official SDK (38 MB, a
+second): a helper runs it for a moment, and so does the command of a login.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+import webbrowser
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from toolbus.bus.keys.private_files import Stamp, stamp_of
+import aiohttp
+
+from toolbus.bus.keys.private_files import Stamp, make_directory, read_private, stamp_of, write_private
 from toolbus.common.text import clean_line, quote
 from toolbus.errors import SetupError
-from toolbus.parts.mcp.client.http_link import Challenge
-from toolbus.parts.mcp.client.http_session import origin_of
-from toolbus.parts.mcp.client.token_file import Tokens, read_document, token_path, tokens_of
+from toolbus.parts.mcp.client.http_link import MAX_ERROR_BYTES, Challenge, open_session, origin_of, read_body
 from toolbus.parts.mcp.client.transport import NeedsLogin
+from toolbus.parts.mcp.messages import eras, headers, jsonrpc
 from toolbus.processes.child_environment import NEVER_PASSED_ON
 
 log = logging.getLogger("toolbus.mounts")
@@ -32,7 +36,7 @@ log = logging.getLogger("toolbus.mounts")
 EARLY_SECONDS = 60.0  # a token is renewed so long before it expires
 HELPER_SECONDS = 90.0
 RETRY_SECONDS = 60.0  # between attempts to renew early
-COMMAND = (sys.executable, "-m", "toolbus.parts.mcp.client.oauth_program")
+COMMAND = (sys.executable, "-m", "toolbus.parts.mcp.client.oauth")
 EXTRA = "mcp-oauth"
 
 
@@ -177,3 +181,177 @@ def _outcome_of(output: bytes) -> str:
         return ""
     error = message.get("error") if isinstance(message, dict) else None
     return clean_line(error) if isinstance(error, str) else f"the helper ended with {quote(lines[-1] if lines else '')}"
+
+
+# -- token files: private, one for each mount --------------------------------------------------------------------------
+
+FOLDER = "mcp-tokens"  # in the data directory
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The parts of a file that the bus uses.
+
+    Attributes:
+        url: of the server that the tokens are for.
+        access: the current token; "" without one.
+        expires_at: in seconds since the epoch; 0 if unknown.
+        can_refresh: whether a new token needs no user.
+    """
+
+    url: str
+    access: str
+    expires_at: float
+    can_refresh: bool
+
+
+def token_path(directory: Path, name: str) -> Path:
+    """Returns the path of a mount's tokens.
+
+    Args:
+        directory: the data directory.
+    """
+    return directory / FOLDER / f"{name}.json"
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Returns the content of a file; empty if it does not exist or has another form.
+
+    Raises:
+        SetupError: another user can read it, or owns it.
+    """
+    if not path.exists():
+        return {}
+    content, _ = read_private(path)
+    try:
+        document = json.loads(content)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Replaces a file.
+
+    Raises:
+        SetupError: it cannot be written.
+    """
+    make_directory(path.parent)
+    write_private(path, json.dumps(document, indent=1).encode())
+
+
+def tokens_of(document: Mapping[str, Any]) -> Tokens | None:
+    """Returns the tokens of a file; None if it has none."""
+    tokens, url = document.get("tokens"), document.get("url")
+    if not isinstance(tokens, dict) or not isinstance(url, str):
+        return None
+    access, expires_at = tokens.get("access_token"), document.get("expires_at")
+    return Tokens(
+        url,
+        access if isinstance(access, str) and access.isascii() and access.isprintable() else "",
+        float(expires_at) if isinstance(expires_at, (int, float)) else 0.0,
+        bool(tokens.get("refresh_token")),
+    )
+
+
+def remove_tokens(directory: Path, name: str) -> None:
+    """Removes the tokens of a mount, if it has any.
+
+    Raises:
+        SetupError: the file cannot be removed.
+    """
+    try:
+        token_path(directory, name).unlink(missing_ok=True)
+    except OSError as error:
+        raise SetupError(f"{token_path(directory, name)} cannot be removed: {error.strerror}") from None
+
+
+# -- the login of a user -----------------------------------------------------------------------------------------------
+
+ANSWER_SECONDS = 20.0  # for the server's first answer
+
+
+def login(
+    directory: Path,
+    name: str,
+    url: str,
+    *,
+    show: Callable[[str], object] = print,
+    open_browser: Callable[[str], object] = webbrowser.open,
+    client: tuple[str, str] = ("", ""),
+) -> bool:
+    """Logs in, and writes the tokens into the data directory, where the bus finds them.
+
+    Args:
+        directory: the data directory.
+        show: prints a text for the user.
+        client: id and secret of a client that was registered by hand; "" if the server registers one itself.
+
+    Returns:
+        False if the server requires no login; nothing was done then.
+
+    Raises:
+        SetupError: the login failed; the text says how to fix it.
+    """
+    if not has_extra():
+        raise SetupError(f"logging in needs the extra {EXTRA}: run `pip install 'toolbus[{EXTRA}]'`")
+    return asyncio.run(_login(directory, name, url, show, open_browser, client))
+
+
+async def _login(
+    directory: Path,
+    name: str,
+    url: str,
+    show: Callable[[str], object],
+    open_browser: Callable[[str], object],
+    client: tuple[str, str],
+) -> bool:
+    challenge = await _challenge_of(url)
+    if challenge is None:
+        return False
+    # The command has its own process, so the SDK may be loaded here; it takes a second.
+    from toolbus.parts.mcp.client.oauth import ERRORS, TokenRequest, failure_of, get_token
+
+    async def agree(page: str) -> None:
+        if page.startswith(("https://", "http://")) and page.isprintable():
+            show(f"Agree in the browser; if none opens, visit\n  {page}")
+            await asyncio.to_thread(open_browser, page)
+
+    disabled = logging.root.manager.disable
+    logging.disable()  # the SDK's log could contain tokens
+    try:
+        await get_token(TokenRequest(url, token_path(directory, name), challenge, client=client), agree)
+    except ERRORS as error:
+        raise SetupError(f"the login at {url} failed: {failure_of(error)}") from None
+    finally:
+        logging.disable(disabled)
+    return True
+
+
+async def _challenge_of(url: str) -> Challenge | None:
+    """Returns the refusal of a server that requires a login; None if it requires none.
+
+    Raises:
+        SetupError: the server does not answer.
+    """
+    written = {
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        headers.VERSION: eras.NEWEST,
+        headers.METHOD: "server/discover",
+    }
+    message = jsonrpc.request(1, "server/discover", {"_meta": {eras.META_VERSION: eras.NEWEST}})
+    try:
+        async with (
+            asyncio.timeout(ANSWER_SECONDS),
+            open_session([url]) as session,
+            session.post(url, data=message, headers=written, allow_redirects=False) as response,
+        ):
+            if response.status not in (401, 403):
+                return None
+            body = await read_body(response, MAX_ERROR_BYTES)
+            return Challenge(response.status, tuple(response.headers.items()), body, "", eras.NEWEST)
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise SetupError(
+            f"{url} does not answer ({str(error) or 'in time'}): correct the url, or try again later"
+        ) from None

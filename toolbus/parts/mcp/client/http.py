@@ -13,7 +13,8 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 import aiohttp
 import msgspec
@@ -25,14 +26,14 @@ from toolbus.parts.mcp.client.http_link import (
     MAX_ERROR_BYTES,
     MAX_EVENT_BYTES,
     Authorization,
+    EventTooLong,
     HttpLink,
+    SseParser,
+    first_message,
     read_body,
     read_whole,
     stage_of,
 )
-from toolbus.parts.mcp.client.http_timings import HttpTimings
-from toolbus.parts.mcp.client.legacy_session import LAST_EVENT, LegacySession, relist
-from toolbus.parts.mcp.client.sse import EventTooLong, SseParser
 from toolbus.parts.mcp.client.transport import (
     Busy,
     HttpRefused,
@@ -46,6 +47,39 @@ from toolbus.parts.mcp.client.transport import (
 )
 from toolbus.parts.mcp.messages import eras, headers, jsonrpc
 from toolbus.parts.mcp.messages.jsonrpc import RpcError
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTimings:
+    """Lengths of time, in seconds.
+
+    Attributes:
+        gate: how long the first calls of a legacy session wait for the standing stream.
+        handshake: the timeout of a new handshake after the server has lost the session.
+        retry: before a stream is resumed, if the server sends no interval.
+        min_retry, max_retry: bounds of the server's interval.
+        first_backoff: before a failed stream is opened again; doubled up to max_retry.
+        steady: a stream that was open for so long has not failed when it ends.
+        drain: how long a stream may stay open after its answer.
+        cancel: before the connection of a cancelled legacy request is closed, so that the notification arrives first.
+    """
+
+    gate: float = 2.0
+    handshake: float = 10.0
+    retry: float = 1.0
+    min_retry: float = 0.1
+    max_retry: float = 30.0
+    first_backoff: float = 0.25
+    steady: float = 10.0
+    drain: float = 1.0
+    cancel: float = 1.0
+
+    def pause(self, interval: float | None) -> float:
+        """Returns how long to wait before a stream is resumed; `interval` is the server's, None if it sent none."""
+        return min(max(self.retry if interval is None else interval, self.min_retry), self.max_retry)
+
+
+# -- the transport -----------------------------------------------------------------------------------------------------
 
 log = logging.getLogger("toolbus.mounts")
 
@@ -371,3 +405,168 @@ class HttpTransport:
         what = "cannot be reached" if stage is Stage.NOT_DISPATCHED else "ended the connection before its answer"
         text = shorten(clean_line(str(error) or type(error).__name__), 200)
         return Lost(f"server {self._name!r} {what} ({text}): see whether it runs", stage)
+
+
+# -- sessions of legacy servers ----------------------------------------------------------------------------------------
+
+LAST_EVENT = "Last-Event-ID"
+_POST = {"Content-Type": "application/json", "Accept": f"application/json, {EVENTS}"}
+_LISTS = ("tools", "prompts", "resources")
+
+
+class LegacySession:
+    """The sessions with one server, one at a time.
+
+    Args:
+        receiver: returns the receiver of messages.
+        read: delivers the messages of a stream until it ends.
+
+    Attributes:
+        id: "" before the handshake, and if the server uses none.
+        opening: the `initialize` message, which opens a new session too.
+        gate: calls wait until it is set: until the standing stream is open.
+        is_standing: whether that stream is open.
+        standing_ended: set when the standing stream that is open now has ended.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        link: HttpLink,
+        timings: HttpTimings,
+        receiver: Callable[[], Receiver],
+        read: Callable[[aiohttp.ClientResponse, SseParser, None], Awaitable[object]],
+    ) -> None:
+        self.id = ""
+        self.opening = b""
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.is_standing = False
+        self.standing_ended = asyncio.Event()
+        self._name = name
+        self._link = link
+        self._timings = timings
+        self._receiver = receiver
+        self._read = read
+        self._version = ""  # of the protocol; "" before the handshake
+        self._standing: asyncio.Task[None] | None = None  # holds the stream open; None before the first
+        self._renewing: asyncio.Task[None] | None = None  # opens a new session; None before the first
+
+    def __repr__(self) -> str:
+        return f"<LegacySession {self._name} {'standing' if self.is_standing else 'no stream'}>"
+
+    def agreed(self, version: str) -> None:
+        """Takes the version of the handshake. Calls now wait for the standing stream, `HttpTimings.gate` at most."""
+        self._version = version
+        self.gate.clear()
+        asyncio.get_running_loop().call_later(self._timings.gate, self.gate.set)
+
+    def headers(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Returns the headers of a GET or DELETE."""
+        written = {"Accept": EVENTS, headers.VERSION: self._version, **(extra or {})}
+        if self.id:
+            written[headers.SESSION] = self.id
+        return written
+
+    async def close(self) -> None:
+        """Ends the session; waits for the server for `HttpTimings.drain` at most."""
+        tasks = [*filter(None, (self._standing, self._renewing))]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self.id and self._version:
+            with contextlib.suppress(aiohttp.ClientError, OSError, Lost, TimeoutError):
+                async with asyncio.timeout(self._timings.drain), self._link.request("DELETE", self.headers()):
+                    pass
+
+    def stand(self) -> None:
+        """Opens the standing stream, in place of an earlier one."""
+        if self._standing is not None:
+            self._standing.cancel()
+        self._standing = asyncio.create_task(self._keep_standing())
+
+    async def _keep_standing(self) -> None:
+        parser, backoff, opened = SseParser(MAX_EVENT_BYTES), self._timings.first_backoff, False
+        while True:
+            session, pause = self.id, backoff
+            try:
+                extra = {LAST_EVENT: parser.last_id} if parser.last_id else {}
+                async with self._link.request("GET", self.headers(extra)) as response:
+                    self.gate.set()
+                    if response.status == 200 and response.headers.get("Content-Type", "").startswith(EVENTS):
+                        if opened and not parser.last_id:
+                            relist(self._receiver())
+                        opened, began = True, time.monotonic()
+                        self.standing_ended = asyncio.Event()
+                        self.is_standing = True
+                        await self._read(response, parser, None)
+                        if time.monotonic() - began > self._timings.steady:
+                            backoff = self._timings.first_backoff
+                        pause = max(self._timings.pause(parser.retry_seconds), backoff)
+                    elif response.status == 404 and session:
+                        await self.renew(session)  # opens a new standing stream
+                        return
+                    elif response.status < 500 and response.status not in (408, 429):
+                        return  # 405: the server offers no such stream
+            except Lost as error:
+                log.info("%s: no stream of notifications: %s", self._name, clean_line(str(error)))
+                return
+            except EventTooLong as error:
+                log.warning("%s: the stream of notifications: %s", self._name, error)
+                parser = SseParser(MAX_EVENT_BYTES)
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                pass
+            finally:
+                self.gate.set()
+                self.is_standing = False
+                self.standing_ended.set()
+            parser = parser.restarted()
+            await asyncio.sleep(pause)
+            backoff = min(2 * backoff, self._timings.max_retry)
+
+    async def renew(self, session: str) -> None:
+        """Opens a new session in place of one that the server lost; callers at the same time share it."""
+        if self.id != session:
+            return
+        if self._renewing is None or self._renewing.done():
+            self._renewing = asyncio.create_task(self._open_session())
+            # All callers may be cancelled; then the exception is read here.
+            self._renewing.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._renewing)
+
+    async def _open_session(self) -> None:
+        async with asyncio.timeout(self._timings.handshake):
+            await self._initialize_again()
+        log.info("%s: the server has lost the session, a new one is open", self._name)
+        relist(self._receiver())
+        asyncio.get_running_loop().call_soon(self.stand)
+
+    async def _initialize_again(self) -> None:
+        async with self._link.request("POST", _POST, self.opening) as response:
+            session = response.headers.get(headers.SESSION, "")
+            version = await self._version_of(response)
+        if version != self._version:
+            why = f"server {self._name!r} has lost the session, and opens no new one of version {self._version}"
+            self._receiver().closed(why)
+            raise SessionLost(why)
+        self.id = session
+        ready = jsonrpc.notification("notifications/initialized")
+        async with self._link.request("POST", {**self.headers(), **_POST}, ready) as response:
+            await read_body(response, MAX_ERROR_BYTES)
+
+    async def _version_of(self, response: aiohttp.ClientResponse) -> str:
+        """Returns the version in the answer to `initialize`; "" if the server refuses it."""
+        if response.status != 200:
+            return ""
+        try:
+            result = jsonrpc.decode(await first_message(response)).result
+            version = jsonrpc.read(result, dict, "result").get("protocolVersion")
+        except RpcError:
+            return ""
+        return version if isinstance(version, str) else ""
+
+
+def relist(receiver: Receiver) -> None:
+    """Has the lists read again: they may have changed while no stream was open."""
+    for each in _LISTS:
+        receiver.received(jsonrpc.notification(f"notifications/{each}/list_changed"))

@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from toolbus.bus.core import Core
-from toolbus.parts.mcp.client.login_watch import LoginWatch
-from toolbus.parts.mcp.client.mount import Mount, MountTimings
-from toolbus.parts.mcp.client.mount_entry import MountEntry
-from toolbus.parts.mcp.client.mount_features import MountFeatures
-from toolbus.parts.mcp.client.mount_handler import MountHandler
-from toolbus.parts.mcp.client.mount_manifest import MountManifest
-from toolbus.parts.mcp.client.mount_output import MountOutput
-from toolbus.parts.mcp.client.mount_status import MountState, MountStatus
-from toolbus.parts.mcp.client.mounts_file import compare
-from toolbus.parts.mcp.client.offer import MountOffer
-from toolbus.parts.mcp.client.stdio import StdioTransport
-from toolbus.parts.mcp.client.transport import Transport
+from toolbus.bus.keys.private_files import stamp_of
+from toolbus.common.text import list_names, quote
+from toolbus.errors import InvalidRequest
+from toolbus.parts.mcp.client.authorization import token_path
+from toolbus.parts.mcp.client.calls import MountHandler
+from toolbus.parts.mcp.client.entries import MountEntry
+from toolbus.parts.mcp.client.features import MountFeatures
+from toolbus.parts.mcp.client.files import compare
+from toolbus.parts.mcp.client.mount import Mount, MountState, MountStatus, MountTimings
+from toolbus.parts.mcp.client.offer import MountManifest, MountOffer
+from toolbus.parts.mcp.client.transport import StdioTransport, Transport
 from toolbus.processes.child_environment import MCP_SERVER
 from toolbus.processes.duplex_process import DuplexProgram
 from toolbus.processes.lifeline import Lifeline
+from toolbus.processes.output_tail import OutputTails
+from toolbus.processes.supervisor import PluginReport, ReportKind
 
 log = logging.getLogger("toolbus.mounts")
 
@@ -172,3 +174,100 @@ class Mounts:
         if self._lifeline is None:
             self._lifeline = Lifeline()
         return self._lifeline
+
+
+# -- the standard error of servers -------------------------------------------------------------------------------------
+
+
+class MountOutput:
+    """The output of the mounts of one bus.
+
+    Args:
+        mounts: returns the current mounts.
+    """
+
+    source = "toolbus.mounts"
+
+    def __init__(self, mounts: Callable[[], Iterable[Mount]]) -> None:
+        self._mounts = mounts
+        self._tails = OutputTails()
+
+    def take(self, name: str, line: str) -> None:
+        """Stores a line of a server."""
+        if not self._tails.has(name):
+            self._tails.keep({name, *(mount.name for mount in self._mounts())})
+        self._tails(PluginReport(name, ReportKind.OUTPUT, line, "stderr"))
+
+    def plugins(self) -> list[dict[str, Any]]:
+        """Returns the state of each mount that runs a program."""
+        tails = {row["plugin"]: row for row in self._tails.described()}
+        rows = []
+        for mount in self._mounts():
+            if mount.entry.is_remote:
+                continue
+            status, row = mount.status(), tails.get(mount.name, {"lines": 0, "next": 0, "since": 0.0})
+            about = {"state": status.state.value, "pid": status.pid, "restarts": status.restarts}
+            rows.append({**row, "plugin": mount.name, **about, "last_exit": status.last_error})
+        return rows
+
+    async def read(self, plugin: str, lines: int, since: int, wait_seconds: float) -> dict[str, Any]:
+        """Returns lines of one mount."""
+        if not self._tails.has(plugin):
+            self._find(plugin)
+            return {"lines": [], "lost": 0, "next": 0}
+        return await self._tails.read(plugin, lines, since, wait_seconds)
+
+    def restart(self, plugin: str) -> None:
+        """Restarts a server."""
+        self._find(plugin).restart()
+
+    def stop(self, plugin: str) -> None:
+        """Refuses: a mount runs as long as it is in the file of mounts."""
+        raise InvalidRequest(f"{quote(plugin)} is a mount: `toolbus unmount {plugin}` removes it")
+
+    def _find(self, name: str) -> Mount:
+        for mount in self._mounts():
+            if mount.name == name:
+                return mount
+        raise InvalidRequest(
+            f"there is no mount {quote(name)}; there are: {list_names(each.name for each in self._mounts())}"
+        )
+
+
+# -- logins ------------------------------------------------------------------------------------------------------------
+
+POLL_SECONDS = 1.0  # between two looks at the file
+
+
+class LoginWatch:
+    """Polls the token files of the mounts that need a login.
+
+    Args:
+        directory: the data directory; None: the bus stores no tokens.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by mount
+
+    def __repr__(self) -> str:
+        return f"<LoginWatch {' '.join(self._tasks)}>"
+
+    def wait(self, name: str, then: Callable[[], object]) -> None:
+        """Calls `then` once the token file of a mount changes."""
+        if self._directory is not None and name not in self._tasks:
+            path = token_path(self._directory, name)
+            task = self._tasks[name] = asyncio.create_task(_poll(path, then), name=f"login of mount {name}")
+            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+
+    def close(self) -> None:
+        """Stops polling."""
+        for task in self._tasks.values():
+            task.cancel()
+
+
+async def _poll(path: Path, then: Callable[[], object]) -> None:
+    before = stamp_of(path)
+    while stamp_of(path) == before:
+        await asyncio.sleep(POLL_SECONDS)
+    then()

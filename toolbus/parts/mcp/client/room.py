@@ -1,25 +1,36 @@
 """Mounts MCP servers: runs those that the files of mounts name, and offers their tools on the bus.
 
-A bus without such a file loads none of its code.
+A bus without such a file loads none of the code of mounts. The operators' tools show mounts, restart them, read their
+logs and approve changes. No tool adds a mount: programs are started only from files that only the bus's user can write.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
+from toolbus.bus.access.identity import principal_of
+from toolbus.bus.audit.audit import Audit
 from toolbus.bus.core import Core, Room
-from toolbus.common.text import clean_line
-from toolbus.parts.mcp.client.mount_tools import MountTools
+from toolbus.bus.pins import pins
+from toolbus.common.text import clean_line, list_names, quote
+from toolbus.errors import InvalidRequest
+from toolbus.parts.mcp.client.files import ConfiguredMounts
+from toolbus.protocol.tool import HINTS
+from toolbus.sdk import ToolScope, llm_tool
 
 if TYPE_CHECKING:
-    from toolbus.parts.mcp.client.mount_output import MountOutput
-    from toolbus.parts.mcp.client.mounts import Mounts
-    from toolbus.parts.mcp.client.mounts_follower import ConfiguredMounts, MountsFollower
+    from toolbus.parts.mcp.client.entries import MountEntry
+    from toolbus.parts.mcp.client.files import ConfiguredMounts, MountsFollower
+    from toolbus.parts.mcp.client.mount import Mount
+    from toolbus.parts.mcp.client.mounts import MountOutput, Mounts
+    from toolbus.parts.mcp.client.offer import MountManifest
 
 log = logging.getLogger("toolbus.mounts")
 
@@ -58,8 +69,7 @@ class McpClientRoom(Room):
         config = self.core.config
         if config.data_dir is None and config.mcp_servers is None:
             return
-        from toolbus.parts.mcp.client.mounts_file import FILE
-        from toolbus.parts.mcp.client.mounts_follower import MountsFollower, variables_for
+        from toolbus.parts.mcp.client.files import FILE, MountsFollower, variables_for
 
         own = config.data_dir / FILE if config.data_dir is not None else None
         self._tools.file = "" if own is None else str(own)
@@ -108,11 +118,160 @@ class McpClientRoom(Room):
         await self.mounts.apply(configured.entries)
 
     def _open_mounts(self) -> Mounts:
-        from toolbus.parts.mcp.client.mount_manifest import FILE, MountManifest
         from toolbus.parts.mcp.client.mounts import Mounts, open_remote
+        from toolbus.parts.mcp.client.offer import FILE, MountManifest
 
         directory = self.core.config.data_dir
         manifest = MountManifest(directory / FILE if directory is not None else None)
         mounts = Mounts(self.core, manifest, partial(open_remote, directory))
         self._tools.follow(mounts, manifest)
         return mounts
+
+
+# -- the operators' tools ----------------------------------------------------------------------------------------------
+
+_TOOL = pins.tool_subject("")
+
+
+class MountTools:
+    """The operators' tools for the mounts of one bus.
+
+    Attributes:
+        configured: the content of the files of mounts.
+        file: the one that `toolbus mount` writes; "" if the bus has no data directory.
+    """
+
+    def __init__(self, audit: Audit) -> None:
+        self.configured = ConfiguredMounts()
+        self.file = ""
+        self._audit = audit
+        self._mounts: Mounts | None = None  # None before the first mount
+        self._manifest: MountManifest | None = None  # stores approvals; None before the first mount
+
+    def follow(self, mounts: Mounts, manifest: MountManifest) -> None:
+        """Takes the mounts of the bus."""
+        self._mounts, self._manifest = mounts, manifest
+
+    def close(self) -> None:
+        """Closes the manifest, after the mounts have ended."""
+        if self._manifest is not None:
+            self._manifest.close()
+
+    def tools(self) -> list[Callable[..., Any]]:
+        """The methods that are tools."""
+        return [self.show_mounts, self.mount_restart, self.mount_logs]
+
+    @llm_tool(
+        name="mounts",
+        description="Shows the mounted MCP servers: state with reason and how to fix it, tools, process, changes that "
+        "wait for an approval.",
+        read_only=True,
+    )
+    def show_mounts(self, name: str = "") -> dict[str, Any]:
+        """Shows mounts. Runs on a thread, since it takes milliseconds to read the memory of processes.
+
+        Args:
+            name: of one mount, to show it with its tools; "" for all.
+        """
+        shown = [self._find(name)] if name and name not in self.configured.refused else list(self._mounts or ())
+        details = bool(name)
+        disabled = [entry.name for entry in self.configured.entries.values() if entry.disabled]
+        return {
+            "file": self.file,
+            "mounts": [self._described(mount, details=details) for mount in shown if not name or mount.name == name],
+            "disabled": disabled,
+            "refused": dict(self.configured.refused),
+            "notices": list(self.configured.notices),
+            "errors": dict(self.configured.errors),
+        }
+
+    # -- approvals ---------------------------------------------------------------------------------------------------
+
+    def approvable(self) -> Iterable[str]:
+        """Returns the names of the mounts."""
+        return [each.name for each in self._mounts or ()]
+
+    def known(self, source: str) -> Mapping[str, pins.Pinned] | None:
+        """Returns the fingerprints of a mount; None if it does not exist."""
+        mount = self._mounts.get(source) if self._mounts is not None else None
+        if mount is None or self._manifest is None:
+            return None
+        return self._manifest.fingerprints(mount.entry.name, mount.entry.command_digest)
+
+    async def approve(self, source: str, subjects: Collection[str]) -> None:
+        """Approves the pending changes of some subjects of a mount, and offers them."""
+        mount, manifest = self._find(source), self._manifest
+        assert manifest is not None  # there is a mount
+        entry = mount.entry
+        known = await asyncio.to_thread(manifest.fingerprints, entry.name, entry.command_digest)
+        approved = pins.approve(known, subjects)
+        await asyncio.to_thread(manifest.save_fingerprints, entry.name, entry.command_digest, approved)
+        await mount.review_again()
+
+    def tool_of(self, subject: str) -> str:
+        """Returns a tool's name on the bus; "" for other subjects."""
+        from toolbus.parts.mcp.client.offer import our_name
+
+        return our_name(subject.removeprefix(_TOOL)) if subject.startswith(_TOOL) else ""
+
+    # -- the tools ---------------------------------------------------------------------------------------------------
+
+    @llm_tool(description="Restarts a mounted MCP server, also one that was given up.")
+    async def mount_restart(self, scope: ToolScope, name: str) -> dict[str, Any]:
+        """Restarts a mount; its calls in flight end."""
+        mount = self._find(name)
+        with self._audit.operation("mount.restart", principal_of(scope), target=name):
+            mount.restart()
+        return {"name": name, "restarted": True}
+
+    @llm_tool(description="Shows the newest lines of the log of a mounted MCP server.", read_only=True)
+    async def mount_logs(self, name: str) -> dict[str, Any]:
+        """Shows lines of the server's standard error."""
+        return {"name": name, "lines": self._find(name).log_lines}
+
+    def _find(self, name: str) -> Mount:
+        mount = self._mounts.get(name) if self._mounts is not None else None
+        if mount is not None:
+            return mount
+        if name in self.configured.refused:
+            raise InvalidRequest(f"mount {name} is refused: {self.configured.refused[name]}")
+        if name in self.configured.entries:
+            raise InvalidRequest(
+                f'mount {name} is disabled: remove "disabled" from {self.configured.entries[name].origin}'
+            )
+        raise InvalidRequest(
+            f"there is no mount {quote(name)}; there are {list_names(each.name for each in self._mounts or ())}"
+        )
+
+    def _described(self, mount: Mount, *, details: bool) -> dict[str, Any]:
+        status, entry = mount.status(), mount.entry
+        shown = dataclasses.asdict(status)
+        left = [{"name": each.name, "reason": each.reason} for each in status.left]
+        shown |= {"state": status.state.value, "left": left, "pin": entry.pin, "origin": entry.origin}
+        shown |= {"target": _target(entry), "notices": {name: list(each) for name, each in status.notices.items()}}
+        if details and self._manifest is not None:
+            known = self._manifest.fingerprints(entry.name, entry.command_digest)
+            shown["declared"] = [_tool(mount, item.tool.name, known) for item in mount.offer.declared.compiled]
+        return shown
+
+
+def _tool(mount: Mount, name: str, known: dict[str, pins.Pinned]) -> dict[str, Any]:
+    declared = mount.offer.declared
+    tool = next(each for each in declared.tools if each.name == name)
+    pinned = known.get(pins.tool_subject(declared.server_names[name]), pins.Pinned())
+    return {
+        "name": name,
+        "title": tool.display_name,
+        "description": tool.description,
+        "hints": {hint: value for hint in HINTS if (value := getattr(tool.annotations, hint)) is not None},
+        "fingerprint": pinned.fingerprint,
+        "changed": bool(pinned.pending),
+    }
+
+
+def _target(entry: MountEntry) -> str:
+    """Returns the command or URL of a server, without arguments and query, which may be secret."""
+    if not entry.is_remote:
+        return entry.command
+    parts = urlsplit(entry.url)
+    return f"{parts.scheme}://{parts.netloc}{parts.path}"

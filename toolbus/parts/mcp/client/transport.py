@@ -1,16 +1,23 @@
-"""Declares the transport of a connection to an MCP server; pipes and HTTP implement it.
+"""Declares the transport of a connection to an MCP server, and carries messages over the pipes of a process.
 
 A transport knows only those parts of requests that go into headers. It delivers every message to its `Receiver`, and
-reports lost requests. It never blocks the loop: a message that cannot be sent now is refused.
+reports lost requests. It never blocks the loop: a message that cannot be sent now is refused. `http.py` has the one
+for servers over HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from toolbus.common.text import clean_line
 from toolbus.errors import Stage, ToolBusError
+from toolbus.processes.duplex_process import DuplexProcess, DuplexProgram
+from toolbus.processes.lifeline import Lifeline
 
 RequestId = str | int
 
@@ -135,3 +142,154 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Ends the transport and its processes."""
+
+
+# -- pipes: one message a line -----------------------------------------------------------------------------------------
+
+log = logging.getLogger("toolbus.mounts")
+
+MAX_LINE_BYTES = 16 * 1024 * 1024
+MAX_UNREAD_BYTES = 1024 * 1024  # in the pipe of a server that does not read its input
+LOG_LINES = 200  # of the server's log; older ones are dropped
+_ID = rb'"id"\s*:\s*("(?:[^"\\]|\\.)*"|-?\d+)'
+_FIRST_ID = re.compile(rb'\s*\{\s*"jsonrpc"\s*:\s*"2\.0"\s*,\s*' + _ID)
+_LAST_ID = re.compile(_ID + rb"\s*\}\s*$")
+_END_BYTES = 1024  # at both ends of a line that is too long, to find its id
+
+
+class StdioTransport:
+    """The pipes of one server process, from its start to its end.
+
+    Args:
+        on_log: takes each line of the server's log.
+
+    Attributes:
+        log_lines: the newest lines of the server's log.
+    """
+
+    shares_one_pipe = True
+
+    def __init__(
+        self,
+        name: str,
+        program: DuplexProgram,
+        lifeline: Callable[[], Lifeline],
+        on_log: Callable[[str], object] = lambda line: None,
+    ) -> None:
+        self.log_lines: deque[str] = deque(maxlen=LOG_LINES)
+        self._name = name
+        self._program = program
+        self._lifeline = lifeline
+        self._on_log = on_log
+        self._process: DuplexProcess | None = None  # None until started
+        self._receiver: Receiver | None = None  # None until started
+        self._rest: list[bytes] = []  # pieces of an incomplete line
+        self._rest_bytes = 0
+        self._too_long = b""  # the beginning of an incomplete line that is too long
+
+    def __repr__(self) -> str:
+        return f"<StdioTransport {self._name} {self._process!r}>"
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 while no process runs."""
+        return 0 if self._process is None else self._process.pid
+
+    async def start(self, receiver: Receiver) -> None:
+        """Starts the server.
+
+        Raises:
+            Lost: the program does not exist, or cannot be executed.
+        """
+        self._receiver = receiver
+        self._process = DuplexProcess(
+            self._program, self._lifeline(), on_output=self._take, on_log=self._log, on_end=receiver.closed
+        )
+        try:
+            await self._process.start()
+        except OSError as error:
+            self._process = None
+            program = self._program
+            where = f" in {program.directory}" if program.directory else ""
+            raise Lost(
+                f"cannot run {program.arguments[0]!r}{where}: {error.strerror or error}: install it, or correct the "
+                "command of the mount",
+                Stage.NOT_DISPATCHED,
+            ) from None
+
+    def send(self, message: Outgoing) -> None:
+        """Writes a message as one line.
+
+        Raises:
+            Busy: the server has not read its earlier input.
+            Lost: the server does not run.
+        """
+        process = self._process
+        if process is None:
+            raise Lost("the server does not run", Stage.NOT_DISPATCHED)
+        unread = process.unread_bytes
+        if unread and unread + len(message.data) > MAX_UNREAD_BYTES:
+            raise Busy(f"server {self._name!r} has not read the last {unread} bytes: retry later")
+        process.write(message.data + b"\n")
+
+    def cancel(self, request: RequestId) -> None:
+        """Does nothing: the notification cancels the request."""
+
+    def agreed(self, version: str, *, modern: bool) -> None:
+        """Does nothing: a pipe is the same for all versions."""
+
+    async def close(self) -> None:
+        """Ends the server and all its processes."""
+        if self._process is not None:
+            await self._process.stop()
+            self._process = None
+
+    def _take(self, data: bytes) -> None:
+        """Takes a piece of standard output; delivers each line that is complete with it."""
+        assert self._receiver is not None  # it runs
+        first, *lines = data.split(b"\n")
+        if not lines:
+            self._append(first)
+            return
+        self._append(first)
+        self._end_line(self._receiver)
+        for line in lines[:-1]:
+            if line.strip():
+                self._receiver.received(line)
+        self._append(lines[-1])
+
+    def _append(self, piece: bytes) -> None:
+        if not piece:
+            return
+        self._rest.append(piece)
+        self._rest_bytes += len(piece)
+        if self._rest_bytes > MAX_LINE_BYTES:
+            whole = b"".join(self._rest)
+            self._too_long = self._too_long or whole[:_END_BYTES]
+            self._rest, self._rest_bytes = [whole[-_END_BYTES:]], _END_BYTES
+
+    def _end_line(self, receiver: Receiver) -> None:
+        line = self._rest[0] if len(self._rest) == 1 else b"".join(self._rest)
+        self._rest, self._rest_bytes = [], 0
+        if self._too_long:
+            first, self._too_long = self._too_long, b""
+            self._refuse(first, line[-_END_BYTES:], receiver)
+        elif line.strip():
+            receiver.received(line)
+
+    def _refuse(self, first: bytes, last: bytes, receiver: Receiver) -> None:
+        """Ends the request whose answer exceeds the limit of a line, if its id can be found."""
+        text = f"server {self._name!r} wrote a line of more than {MAX_LINE_BYTES} bytes: ask for less"
+        log.warning("%s", text)
+        match = _FIRST_ID.match(first) or _LAST_ID.search(last)
+        if match is not None:
+            written = match[1].decode(errors="replace")
+            receiver.lost(written[1:-1] if written[0] == '"' else int(written), Lost(text, Stage.ACCEPTED))
+
+    def _log(self, line: str) -> None:
+        shown = clean_line(line)
+        self.log_lines.append(shown)
+        self._on_log(line)
+        log.debug("%s: %s", self._name, shown)
+        if self._receiver is not None:
+            self._receiver.activity()

@@ -141,8 +141,8 @@ def unmount(
     """Unmount an MCP server: end it and withdraw its tools."""
     from toolbus.common.text import list_names
     from toolbus.errors import SetupError
-    from toolbus.parts.mcp.client.own_mounts import OwnMounts
-    from toolbus.parts.mcp.client.token_file import remove_tokens
+    from toolbus.parts.mcp.client.authorization import remove_tokens
+    from toolbus.parts.mcp.client.files import OwnMounts
 
     own = OwnMounts(_data_directory(data_dir))
     try:
@@ -220,8 +220,8 @@ def _add(name: str, entry: Mapping[str, Any], place: Path, *, replace: bool) -> 
     """Checks an entry and writes it; ends the command if it is refused."""
     from toolbus.common.reader import Reader
     from toolbus.errors import SetupError
-    from toolbus.parts.mcp.client.mount_entry import read_entry
-    from toolbus.parts.mcp.client.own_mounts import OwnMounts
+    from toolbus.parts.mcp.client.entries import read_entry
+    from toolbus.parts.mcp.client.files import OwnMounts
     from toolbus.parts.mcp.commands.mount_import import AnyVariable
 
     try:
@@ -237,7 +237,7 @@ def _add(name: str, entry: Mapping[str, Any], place: Path, *, replace: bool) -> 
 def _is_mounted(name: str, url: str, place: Path) -> bool:
     """Tells whether a server is mounted already, so that only its login is missing."""
     from toolbus.errors import SetupError
-    from toolbus.parts.mcp.client.own_mounts import OwnMounts
+    from toolbus.parts.mcp.client.files import OwnMounts
 
     try:
         entry = OwnMounts(place).entries().get(name)
@@ -249,7 +249,7 @@ def _is_mounted(name: str, url: str, place: Path) -> bool:
 def _login(name: str, url: str, place: Path) -> None:
     """Logs the user in; the bus sees the token by itself."""
     from toolbus.errors import SetupError
-    from toolbus.parts.mcp.client.oauth_login import login
+    from toolbus.parts.mcp.client.authorization import login
 
     try:
         if not login(place, name, url, show=lambda text: terminal.print_lines(text, stream=sys.stderr)):
@@ -260,7 +260,7 @@ def _login(name: str, url: str, place: Path) -> None:
 
 def _import(what: str, place: Path, *, yes: bool, as_json: bool) -> None:
     from toolbus.errors import SetupError
-    from toolbus.parts.mcp.client.own_mounts import OwnMounts
+    from toolbus.parts.mcp.client.files import OwnMounts
     from toolbus.parts.mcp.commands.mount_import import files_to_import, find_servers
     from toolbus.parts.mcp.commands.mounts_command import ask
 

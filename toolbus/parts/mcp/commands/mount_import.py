@@ -12,9 +12,8 @@ from typing import Any
 from toolbus.common.reader import Reader
 from toolbus.common.text import shorten
 from toolbus.errors import SetupError
-from toolbus.parts.mcp.client.mount_entry import ENTRY_KEYS, mount_name, read_entry
-from toolbus.parts.mcp.client.mount_restrictions import is_restriction, switched_off
-from toolbus.parts.mcp.client.mounts_file import MAX_MOUNTS, TABLES, load_document
+from toolbus.parts.mcp.client.entries import ENTRY_KEYS, is_restriction, mount_name, read_entry, switched_off
+from toolbus.parts.mcp.client.files import MAX_MOUNTS, TABLES, load_document
 from toolbus.parts.mcp.commands.mcp_clients import McpClientName, client_files
 
 

@@ -121,12 +121,11 @@ async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
     from toolbus.bus import Bus
     from toolbus.bus.config import Config
     from toolbus.bus.serve_settings import settle
-    from toolbus.parts.mcp.client.mount_manifest import FILE as MANIFEST
-    from toolbus.parts.mcp.client.mount_manifest import MountManifest
-    from toolbus.parts.mcp.client.mount_tools import MountTools
+    from toolbus.parts.mcp.client.files import FILE, MountsFollower, variables_for
     from toolbus.parts.mcp.client.mounts import Mounts, open_remote
-    from toolbus.parts.mcp.client.mounts_file import FILE
-    from toolbus.parts.mcp.client.mounts_follower import MountsFollower, variables_for
+    from toolbus.parts.mcp.client.offer import FILE as MANIFEST
+    from toolbus.parts.mcp.client.offer import MountManifest
+    from toolbus.parts.mcp.client.room import MountTools
 
     variables = variables_for(settle({}, os.environ).config.mcp_secrets, os.environ)
     configured = MountsFollower(data_dir / FILE, None, variables).read_first()

@@ -1,13 +1,26 @@
 """Speaks JSON-RPC with one MCP server, in both directions, over any transport.
 
 An `McpConnection` matches responses and progress to requests, and passes requests and notifications of the server to
-its owner. `mcp_handshake.py` detects the era of the protocol, which is stored here: modern requests have it in `_meta`.
-Nothing here knows tools, processes and HTTP.
+its owner. `open_connection` detects the era of the protocol, which is stored in the connection: modern requests have
+it in `_meta`. `read_lists` reads what a server offers. Nothing here knows processes and HTTP.
+
+A server of unknown era gets `server/discover`. On one pipe a `ping` follows at once, because some servers do not answer
+unknown methods, and every server answers a ping:
+
+- discover is answered with a modern version and capabilities → modern;
+- discover is refused, or its answer is unusable → `initialize` on the same pipe;
+- the ping is answered first → the server does not answer discover → `initialize`;
+- the pipe ends → the server exits at a message before `initialize`: `DiedOfProbe`, start it again as legacy.
+
+Over HTTP requests have no order, so no ping is sent: whatever is not the answer of a modern server (a status, an empty
+body, a page) leads to `initialize`. A server that refuses that too, but has answered discover in part, is taken as
+modern.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import logging
@@ -17,10 +30,10 @@ from typing import Any
 
 import msgspec
 
-from toolbus.common.text import clean_line, quote
+from toolbus.common.text import clean_line, dump_json, quote
 from toolbus.common.version import VERSION
 from toolbus.errors import Stage
-from toolbus.parts.mcp.client.transport import Busy, Lost, Outgoing, RequestId, Transport, other_form
+from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin, Outgoing, RequestId, Transport, other_form
 from toolbus.parts.mcp.messages import eras, jsonrpc
 from toolbus.parts.mcp.messages.jsonrpc import JsonRpcMessage, McpCode, RpcError
 
@@ -395,3 +408,283 @@ def _object(params: msgspec.Raw | None) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError):  # `jsonrpc.decode` does not check numbers and surrogates
         return {}
     return decoded if isinstance(decoded, dict) else {}
+
+
+# -- the handshake -----------------------------------------------------------------------------------------------------
+
+DISCOVER_SECONDS = 10.0  # the timeout of discover
+AUTO = "auto"
+AFTER_PING_SECONDS = 0.1  # a server that runs requests in parallel may answer the ping first
+
+
+class DiedOfProbe(Lost):
+    """The server exited at `server/discover`: it accepts no other message before `initialize`."""
+
+
+async def open_connection(connection: McpConnection, *, modern: bool | None, era: str = AUTO) -> ServerInfo:
+    """Performs the handshake, and sets `McpConnection.peer`.
+
+    Args:
+        modern: the era of the last handshake; None: unknown, it is detected. A server that has changed since is
+            detected again.
+        era: the operator's choice: ``auto`` detects it, ``legacy`` and ``modern`` accept no other.
+
+    Raises:
+        DiedOfProbe: start the server again, with ``modern=False``.
+        NeedsLogin: a user has to log in first.
+        Lost: the server has disconnected.
+        RpcError: the server refuses the handshake.
+    """
+    legacy_first = era == "legacy" or (era == AUTO and modern is False)
+    found = _Discovered(None) if legacy_first else await _discover(connection, probes=modern is None)
+    peer = found.peer if found.is_certain else None
+    if peer is None and era != "modern":
+        try:
+            peer = await _initialize(connection)
+        except RpcError as error:
+            if era == AUTO and (legacy_first or error.code == McpCode.UNSUPPORTED_VERSION):
+                found = await _discover(connection, probes=False)
+            if found.peer is None:
+                raise
+            log.info("%s: initialize is refused (%s): it is spoken to as discovered", connection, error.message)
+    peer = peer or found.peer
+    if peer is None:
+        raise RpcError(
+            McpCode.UNSUPPORTED_VERSION,
+            f"the server does not speak {' or '.join(eras.MODERN_VERSIONS)}, which era = modern demands: remove era "
+            "from the mount, or update the server",
+        )
+    connection.peer = peer
+    connection.transport.agreed(peer.version, modern=peer.modern)
+    if not peer.modern:
+        connection.notify("notifications/initialized")
+    return peer
+
+
+@dataclass(frozen=True, slots=True)
+class _Discovered:
+    """The answer to `server/discover`.
+
+    Attributes:
+        peer: the server by its answer; None if that has nothing of a modern server.
+        is_certain: whether it is modern beyond doubt. Other servers are asked with `initialize` first.
+    """
+
+    peer: ServerInfo | None
+    is_certain: bool = False
+
+
+async def _discover(connection: McpConnection, *, probes: bool) -> _Discovered:
+    """Sends `server/discover`."""
+    asking = asyncio.create_task(_request_discover(connection, eras.NEWEST))
+    try:
+        if probes and connection.transport.shares_one_pipe:
+            return await _before_ping(connection, asking)
+        return await asking
+    except NeedsLogin:
+        raise
+    except Lost as error:
+        if connection.closed_why is None:  # only this request failed; where nothing can be reached, `initialize` tells
+            log.info("%s: no answer to server/discover: %s", connection, clean_line(str(error)))
+            return _Discovered(None)
+        if connection.transport.shares_one_pipe:
+            raise DiedOfProbe(str(error), error.stage) from None
+        raise
+    finally:
+        asking.cancel()
+
+
+async def _before_ping(connection: McpConnection, asking: asyncio.Task[_Discovered]) -> _Discovered:
+    ping = asyncio.create_task(connection.request("ping"))
+    try:
+        await asyncio.wait((asking, ping), return_when=asyncio.FIRST_COMPLETED)
+        if not asking.done():
+            refused = ping.exception() is not None  # a modern server has no ping
+            await asyncio.wait((asking,), timeout=DISCOVER_SECONDS if refused else AFTER_PING_SECONDS)
+        return await asking if asking.done() else _Discovered(None)
+    finally:
+        ping.cancel()
+        await asyncio.gather(ping, return_exceptions=True)
+
+
+async def _request_discover(connection: McpConnection, version: str, *, again: bool = True) -> _Discovered:
+    """Sends `server/discover`; once more if the server refuses the version and names one that the bus knows."""
+    params = {"_meta": connection.modern_meta(version)}
+    try:
+        result = await connection.request("server/discover", params, timeout=DISCOVER_SECONDS)
+    except TimeoutError:
+        return _Discovered(None)
+    except RpcError as error:
+        other = _common(_supported(error)) if error.code == McpCode.UNSUPPORTED_VERSION else None
+        if other is None or not again:
+            return _Discovered(None)
+        return await _request_discover(connection, other, again=False)
+    offered, capabilities = result.get("supportedVersions"), result.get("capabilities")
+    known = _common(offered) if isinstance(offered, list) else None
+    has_capabilities = isinstance(capabilities, Mapping)
+    if known is None and (offered is not None or not has_capabilities):
+        return _Discovered(None)
+    peer = ServerInfo(
+        modern=True,
+        version=known or version,
+        capabilities=_mapping(capabilities),
+        info=_mapping(result.get("serverInfo") or _mapping(result.get("_meta")).get(eras.META_SERVER)),
+        instructions=_text(result.get("instructions")),
+    )
+    return _Discovered(peer, known is not None and has_capabilities)
+
+
+async def _initialize(connection: McpConnection) -> ServerInfo:
+    params = {
+        "protocolVersion": eras.NEWEST_LEGACY,
+        "capabilities": capabilities_of(LEGACY_ACCEPTS, modern=False),
+        "clientInfo": client_info(),
+    }
+    result = await connection.request("initialize", params)
+    version = result.get("protocolVersion")
+    if version not in eras.LEGACY_VERSIONS:
+        raise RpcError(
+            McpCode.UNSUPPORTED_VERSION,
+            f"the server speaks version {str(version)[:40]!r} of the protocol: the bus speaks "
+            f"{', '.join((*eras.LEGACY_VERSIONS, *eras.MODERN_VERSIONS))}; update the server",
+        )
+    return ServerInfo(
+        modern=False,
+        version=str(version),
+        capabilities=_mapping(result.get("capabilities")),
+        info=_mapping(result.get("serverInfo")),
+        instructions=_text(result.get("instructions")),
+    )
+
+
+def _supported(error: RpcError) -> list[Any]:
+    data = error.data if isinstance(error.data, Mapping) else {}
+    supported = data.get("supported")
+    return supported if isinstance(supported, list) else []
+
+
+def _common(versions: list[Any]) -> str | None:
+    """Returns the newest modern version that both sides speak; None if they share none."""
+    return next((version for version in reversed(eras.MODERN_VERSIONS) if version in versions), None)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+# -- lists -------------------------------------------------------------------------------------------------------------
+
+MAX_ENTRIES = 10_000  # of one list; a longer one is cut, with a notice for operators
+MAX_PAGES = 1_000
+MAX_EMPTY_PAGES = 3  # in a row: a server may filter what a page would have
+MAX_ATTEMPTS = 3  # to read a list whose cursors end because it changes
+UNDECLARED_SECONDS = 5.0  # for a server that declares no tools to list some
+# Kind → method, key of the result, capability that declares such a list.
+METHODS: Mapping[str, tuple[str, str, str]] = {
+    "tools": ("tools/list", "tools", "tools"),
+    "prompts": ("prompts/list", "prompts", "prompts"),
+    "resources": ("resources/list", "resources", "resources"),
+    "templates": ("resources/templates/list", "resourceTemplates", "resources"),
+}
+CHANGED: Mapping[str, tuple[str, ...]] = {
+    "notifications/tools/list_changed": ("tools",),
+    "notifications/prompts/list_changed": ("prompts",),
+    "notifications/resources/list_changed": ("resources", "templates"),
+}
+"""Notification → kinds of changed lists."""
+
+
+@dataclass(slots=True)
+class ServerLists:
+    """What a server lists.
+
+    Attributes:
+        entries: by kind, each entry once; a list that the server does not have is empty.
+        notices: for operators, by method: why a list ends before its server says so, or what it repeats.
+    """
+
+    entries: dict[str, list[Any]] = field(default_factory=dict)
+    notices: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+async def read_lists(
+    connection: McpConnection, peer: ServerInfo, kinds: tuple[str, ...] = tuple(METHODS)
+) -> ServerLists:
+    """Reads lists of a server. Tools are listed also by a server that does not declare them, if it has any.
+
+    Raises:
+        RpcError, Lost, Busy: as for `McpConnection.request`.
+    """
+    listing = ServerLists()
+    for kind in kinds:
+        method, key, capability = METHODS[kind]
+        listing.entries[kind], notices = [], list[str]()
+        if peer.can(capability):
+            listing.entries[kind] = await _read_list(connection, method, key, notices)
+        elif kind == "tools":
+            with contextlib.suppress(RpcError, TimeoutError):  # it has none
+                async with asyncio.timeout(UNDECLARED_SECONDS):
+                    listing.entries[kind] = await _read_list(connection, method, key, notices)
+        listing.notices[method] = tuple(notices)
+    return listing
+
+
+async def _read_list(connection: McpConnection, method: str, key: str, notices: list[str]) -> list[Any]:
+    """Reads all pages of one list; once more from its start if the list changes meanwhile, which ends its cursors."""
+    for attempt in range(MAX_ATTEMPTS):
+        try:
+            entries, why = await _read_pages(connection, method, key)
+        except RpcError as error:
+            if error.code == McpCode.METHOD_NOT_FOUND:  # a server may have resources without templates
+                return []
+            if error.code != McpCode.INVALID_PARAMS or attempt + 1 == MAX_ATTEMPTS:
+                raise
+        else:
+            if why:
+                log.warning("%s: %s %s", connection, method, why)
+                notices.append(why)
+            return entries
+    raise AssertionError("the last attempt returns or raises")
+
+
+async def _read_pages(connection: McpConnection, method: str, key: str) -> tuple[list[Any], str]:
+    """Returns the entries of all pages, and why reading ended early; "" if it did not."""
+    entries: list[Any] = []
+    names: set[object] = set()
+    cursors: set[object] = set()
+    cursor: object = None
+    empty_pages = repeated = 0
+    for number in range(1, MAX_PAGES + 1):
+        page = await connection.request(method, {} if cursor is None else {"cursor": cursor})
+        content = page.get(key)
+        content = content if isinstance(content, list) else []
+        # Two entries of one page that share a name are told apart later: only pages repeat each other.
+        news = [each for each in content if _name_of(each) not in names]
+        names.update(map(_name_of, news))
+        entries += news
+        repeated += len(content) - len(news)
+        empty_pages = 0 if content else empty_pages + 1
+        cursor = page.get("nextCursor")
+        if cursor is None or cursor == "" or len(entries) > MAX_ENTRIES:
+            break
+        if isinstance(cursor, bool) or not isinstance(cursor, str | int):
+            return entries, f"page {number} names the next one by something other than text: the rest is not read"
+        if cursor in cursors:
+            return entries, f"page {number} leads back to an earlier page, so reading ends there"
+        if (content and not news) or empty_pages == MAX_EMPTY_PAGES:
+            return entries, f"page {number} has nothing new, and leads to another: reading ends there"
+        cursors.add(cursor)
+    else:
+        return entries, f"it has more than {MAX_PAGES} pages: the rest is not read"
+    why = f"{repeated} entries came on more than one page, and are offered once" if repeated else ""
+    return entries[: MAX_ENTRIES + 1], why  # one more, so that the cut is noticed
+
+
+def _name_of(entry: object) -> str:
+    """Returns what tells an entry from others of its list: the name, the URI of a resource, else all of it."""
+    names = [entry.get(each) for each in ("uri", "uriTemplate", "name")] if isinstance(entry, Mapping) else []
+    return next((name for name in names if isinstance(name, str)), "") or dump_json(entry)

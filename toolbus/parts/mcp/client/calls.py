@@ -3,6 +3,9 @@
 The registry has one handler for a mount, across all restarts of the server's process. A call while no server runs waits
 for one, up to its deadline. A call that was sent when the server died ends at once, with its stage; its caller decides
 about a retry.
+
+A legacy server asks in the middle of a call and waits; a task may ask too. Inside the bus a call ends with its
+questions and is made again with the answers. Between the two, the server's side of the call is parked.
 """
 
 from __future__ import annotations
@@ -11,38 +14,28 @@ import asyncio
 import functools
 import json
 import logging
+import re
+import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from toolbus.bus.access.quota import Quota
-from toolbus.bus.calls.call import Call
+from toolbus.bus.calls.call import Call, Trace
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.entry import Slots
 from toolbus.bus.catalog.schema import ArgumentChecker, load_output
-from toolbus.common.text import dump_json, shorten
+from toolbus.common.text import clean_line, dump_json, shorten
 from toolbus.errors import Code, Stage
-from toolbus.parts.mcp.client.call_messages import (
-    NO_BACK_CHANNEL,
-    failure,
-    is_stale,
-    number_of,
-    read_answer,
-    read_error,
-    text_of,
-    unreadable,
-    without_structure,
-    write_params,
-    write_trace,
-)
-from toolbus.parts.mcp.client.mcp_connection import FEATURE_METHODS, LEGACY_ACCEPTS, Incoming, McpConnection
-from toolbus.parts.mcp.client.parked_calls import ParkedCalls
-from toolbus.parts.mcp.client.remote_task import RemoteTask
+from toolbus.parts.mcp.client.connection import FEATURE_METHODS, LEGACY_ACCEPTS, Incoming, McpConnection
 from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin
+from toolbus.parts.mcp.messages import content
 from toolbus.parts.mcp.messages.headers import param_headers
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
+from toolbus.protocol.tool import CallError, Result
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -516,3 +509,294 @@ def _owner(call: Call | None) -> tuple[str, ...]:
         return ()
     user = call.context.user_id if call.context is not None else ""
     return (call.entry.name, call.caller.principal.account, user)
+
+
+# -- calls that wait for answers ---------------------------------------------------------------------------------------
+
+MAX_PARKED = 100  # of one mount
+PARKED_SECONDS = 300.0  # people answer slowly
+_PREFIX = "mount-"
+
+Held = TypeVar("Held")
+
+
+@dataclass(slots=True)
+class Parked(Generic[Held]):
+    """One parked call.
+
+    Attributes:
+        held: the server's side of the call.
+        owner: who may resume it: the tool, the caller's account and the user.
+    """
+
+    held: Held
+    owner: tuple[str, ...]
+    timer: asyncio.TimerHandle
+
+
+class ParkedCalls(Generic[Held]):
+    """The parked calls of one mount.
+
+    Args:
+        on_expired: called with the server's side of a call that was not resumed in time.
+    """
+
+    def __init__(self, on_expired: Callable[[Held], None], seconds: float = PARKED_SECONDS) -> None:
+        self._on_expired = on_expired
+        self._seconds = seconds
+        self._parked: dict[str, Parked[Held]] = {}  # by the state that the caller got
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def __iter__(self) -> Iterator[Parked[Held]]:
+        return iter(self._parked.values())
+
+    def __repr__(self) -> str:
+        return f"<ParkedCalls {len(self)}>"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limit of parked calls is reached."""
+        return len(self._parked) >= MAX_PARKED
+
+    def park(self, held: Held, owner: tuple[str, ...]) -> str:
+        """Parks a call. Returns the state that names it, which cannot be guessed."""
+        state = _PREFIX + secrets.token_urlsafe(24)
+        timer = asyncio.get_running_loop().call_later(self._seconds, self._expire, state)
+        self._parked[state] = Parked(held, owner, timer)
+        return state
+
+    @staticmethod
+    def is_state(text: str) -> bool:
+        """Tells whether a state has the form of a parked call's; other states are the server's own."""
+        return text.startswith(_PREFIX)
+
+    def take(self, state: str, owner: tuple[str, ...]) -> Parked[Held] | None:
+        """Removes and returns a parked call; None if its owner has no call of that state."""
+        parked = self._parked.get(state)
+        if parked is None or parked.owner != owner:
+            return None
+        del self._parked[state]
+        parked.timer.cancel()
+        return parked
+
+    def clear(self) -> None:
+        """Forgets all parked calls, since the server has disconnected."""
+        for parked in self._parked.values():
+            parked.timer.cancel()
+        self._parked.clear()
+
+    def _expire(self, state: str) -> None:
+        parked = self._parked.pop(state, None)
+        if parked is not None:
+            self._on_expired(parked.held)
+
+
+# -- tasks of servers --------------------------------------------------------------------------------------------------
+
+MIN_POLL_SECONDS, MAX_POLL_SECONDS = 0.02, 30.0
+POLL_SECONDS = 0.5  # if the server sends no interval
+MAX_FAILURES = 5  # consecutive polls that the server does not read
+ENDS = ("completed", "failed", "cancelled")
+
+OnChange = Callable[[Mapping[str, Any], Exception | None], None]  # the task's state, or the error that ended it
+
+
+class RemoteTask:
+    """One task of a server, from its creation to its end.
+
+    Args:
+        created: the answer that created it.
+        on_change: called with each new state, and once at the end.
+    """
+
+    def __init__(self, connection: McpConnection, created: Mapping[str, Any], on_change: OnChange) -> None:
+        self.id = str(created.get("taskId") or "")
+        self._connection = connection
+        self._on_change = on_change
+        self._state: Mapping[str, Any] = created
+        self._polling = asyncio.create_task(self._poll(), name=f"task {self.id}")
+
+    def __repr__(self) -> str:
+        return f"<RemoteTask {self.id} {self._state.get('status')}>"
+
+    def cancel(self) -> None:
+        """Cancels the task at the server, and stops following it."""
+        self._polling.cancel()
+        self._polling = asyncio.create_task(self._quietly("tasks/cancel", {}))
+
+    def answer(self, answers: Mapping[str, Any]) -> None:
+        """Answers the questions of the task, and follows it again."""
+        self._polling.cancel()
+        self._polling = asyncio.create_task(self._answer_and_poll(answers))
+
+    async def _answer_and_poll(self, answers: Mapping[str, Any]) -> None:
+        await self._quietly("tasks/update", {"inputResponses": dict(answers)})
+        self._state = {**self._state, "status": "working"}
+        await self._poll()
+
+    async def _poll(self) -> None:
+        failures = 0
+        while True:
+            await asyncio.sleep(self._interval())
+            try:
+                state = await self._connection.request("tasks/get", {"taskId": self.id}, name=self.id)
+            except (RpcError, Lost) as error:
+                self._on_change({}, error)
+                return
+            except Busy as error:
+                failures += 1
+                if failures == MAX_FAILURES:
+                    self._on_change({}, Lost(str(error)))
+                    return
+                continue
+            failures = 0
+            before, self._state = self._state, state
+            status = state.get("status")
+            if status in ENDS:
+                self._on_change(state, None if "result" in state else _why(state))
+                return
+            if status == "input_required":
+                self._on_change(state, None)
+                return
+            if state.get("statusMessage") != before.get("statusMessage"):
+                self._on_change(state, None)
+
+    def _interval(self) -> float:
+        milliseconds = self._state.get("pollIntervalMs")
+        seconds = number_of(milliseconds) / 1000
+        if not seconds and milliseconds != 0:  # 0 is an interval: the shortest
+            return POLL_SECONDS
+        return min(max(seconds, MIN_POLL_SECONDS), MAX_POLL_SECONDS)
+
+    async def _quietly(self, method: str, params: Mapping[str, Any]) -> None:
+        try:
+            await self._connection.request(
+                method, {"taskId": self.id, **params}, name=self.id, timeout=MAX_POLL_SECONDS
+            )
+        except (RpcError, Lost, Busy, TimeoutError):  # the next poll shows the effect
+            pass
+
+
+def _why(state: Mapping[str, Any]) -> RpcError:
+    """Returns the error of a task that has no result."""
+    error = state.get("error")
+    if isinstance(error, Mapping) and isinstance(error.get("code"), int):
+        return RpcError(error["code"], str(error.get("message") or "the task failed"), error.get("data"))
+    message = shorten(clean_line(str(state.get("statusMessage") or f"the task ended as {state.get('status')}")), 300)
+    return RpcError(-32603, message)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+MAX_MESSAGE = 4000  # characters of a server's error message
+_UNKNOWN_TOOL = re.compile(r"unknown tool|tool .{0,200}not found|no such tool", re.IGNORECASE | re.DOTALL)
+
+# How servers of both eras say that they can only ask in the older one: the official SDKs, FastMCP.
+NO_BACK_CHANNEL = re.compile(
+    r"no back-?channel|server-initiated requests? (?:is|are) (?:unavailable|not (?:supported|available))|"
+    r"(?:elicit|sampling|roots).{0,80}(?:stateless|2026-07-28)",
+    re.IGNORECASE,
+)
+
+
+def write_params(call: Call, name: str) -> bytes:
+    """Returns the params of a call as one line.
+
+    Args:
+        name: the server's name of the tool.
+    """
+    exchange = call.exchange
+    more = ""
+    if exchange is not None and exchange.responses_json:
+        state = f',"requestState":{dump_json(exchange.state)}' if exchange.state else ""
+        more = f',"inputResponses":{exchange.responses_json}{state}'
+    params = f'{{"name":{dump_json(name)},"arguments":{call.arguments_json or "{}"}{more}}}'
+    if "\n" in params or "\r" in params:  # only between values: inside strings JSON escapes them
+        params = params.replace("\n", " ").replace("\r", " ")
+    return params.encode()
+
+
+def write_trace(trace: Trace) -> bytes:
+    """Returns the trace of a call as fields of `_meta` (SEP-414)."""
+    fields = {"traceparent": trace.traceparent, "tracestate": trace.tracestate}
+    return dump_json({name: value for name, value in fields.items() if value}).encode()
+
+
+def read_answer(answer: Mapping[str, Any]) -> pb.ToolResult:
+    """Returns an answer to `tools/call` as a result: complete, or with questions.
+
+    Raises:
+        ValueError, TypeError, RecursionError: it breaks the protocol.
+    """
+    if answer.get("resultType") != "input_required":
+        return content.read_result(answer).to_wire()
+    return pb.ToolResult(
+        input_requests_json=dump_json(answer.get("inputRequests") or {}),
+        request_state=str(answer.get("requestState") or ""),
+    )
+
+
+def text_of(answer: Mapping[str, Any]) -> str:
+    """Returns the texts of an answer, joined."""
+    blocks = answer.get("content")
+    texts = [each.get("text") for each in blocks if isinstance(each, Mapping)] if isinstance(blocks, list) else []
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def without_structure(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an answer whose structured content is a text, unless it has a text already."""
+    blocks = answer.get("content")
+    blocks = list(blocks) if isinstance(blocks, list) else []
+    structured = answer.get("structuredContent")
+    if structured is not None and not text_of(answer):
+        blocks.append({"type": "text", "text": dump_json(structured)})
+    return {**answer, "content": blocks, "structuredContent": None}
+
+
+def is_stale(error: RpcError) -> bool:
+    """Tells whether an error means that the server does not have the tool."""
+    codes = (McpCode.INVALID_PARAMS, McpCode.METHOD_NOT_FOUND)
+    return error.code in codes and _UNKNOWN_TOOL.search(error.message) is not None
+
+
+def read_error(source: str, call: Call, error: RpcError) -> pb.ToolResult:
+    """Returns the result of a call that a server answered with a JSON-RPC error."""
+    message = shorten(clean_line(error.message), MAX_MESSAGE) or f"the server answered with error {error.code}"
+    if is_stale(error):
+        text = f"server {source!r} no longer has tool {call.entry.bare_name!r} ({message}): list again"
+        return failure(Code.CATALOG_STALE, text, Stage.ACCEPTED, retry_safe=True)
+    result = failure(Code.TOOL, message, Stage.ACCEPTED, reason=f"jsonrpc:{error.code}")
+    if error.data is not None:
+        result.output_json = dump_json(error.data)
+    return result
+
+
+def unreadable(call: Call, fault: Exception) -> pb.ToolResult:
+    """Returns the result of a call whose answer breaks the protocol."""
+    shown = shorten(clean_line(str(fault)), 300)
+    text = f"tool {call.entry.name!r} gave a result that cannot be read: {shown}"
+    return failure(Code.TOOL, text, Stage.ACCEPTED)
+
+
+def failure(
+    code: Code, text: str, stage: Stage, *, retry_safe: bool = False, reason: str = "", wait: float = 0.0
+) -> pb.ToolResult:
+    """Returns the result of a call that failed.
+
+    Args:
+        wait: seconds after which a retry makes sense.
+    """
+    error = CallError(code, text, stage, retry_safe, retry_after_seconds=wait, reason=reason)
+    return Result(is_error=True, error=error).to_wire()
+
+
+def number_of(value: object) -> float:
+    """Returns a number that a server sent; 0 for any other value."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0.0
+    try:
+        return float(value)
+    except OverflowError:
+        return 0.0
