@@ -116,7 +116,7 @@ LONG_CLASSES: dict[str, str] = {
     "toolbus/bus/tasks/task_manager.py:TaskManager": "how tasks begin, change and end, under one lock",
     "toolbus/bus/catalog/registry.py:Registry": "each way in which an offer comes and goes, under one lock",
     "toolbus/parts/mcp/client/mount.py:Mount": "how one server starts, runs, changes and ends",
-    "toolbus/parts/mcp/client/mount_handler.py:MountHandler": "each way that a call to one server takes",
+    "toolbus/parts/mcp/client/calls.py:MountHandler": "each way that a call to one server takes",
 }
 LONG_FUNCTIONS: dict[str, str] = {
     "toolbus/bus/calls/dispatcher.py:calls": "the hot path, one flat function a frame: a call costs as much as a check",

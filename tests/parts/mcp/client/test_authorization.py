@@ -18,13 +18,13 @@ from tests.parts.mcp.client.remote_server import RemoteServer, connected, servin
 from tests.support.waiting import until
 from toolbus.parts.mcp.client.authorization import (
     TokenAuthorization,
-    login,
     read_document,
     remove_tokens,
     token_path,
     write_document,
 )
 from toolbus.parts.mcp.client.connection import McpConnection
+from toolbus.parts.mcp.client.oauth import login
 from toolbus.parts.mcp.client.transport import Lost, NeedsLogin
 
 # Stands in for the helper: notes that it ran, and writes the next token.

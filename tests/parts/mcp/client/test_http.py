@@ -341,6 +341,31 @@ async def test_a_lost_session_is_opened_again_once_and_each_call_runs_once() -> 
             assert not owner.closed
 
 
+async def test_a_new_session_is_opened_also_by_a_server_that_asks_before_it_answers() -> None:
+    async with serving(modern=False) as server:
+        owner = Owner()
+        async with connected(server, owner) as connection:
+            server.sessions.clear()
+
+            async def initialize(request: web.Request, message: dict[str, Any]) -> web.StreamResponse:
+                server.sessions.append("s9")
+                response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Mcp-Session-Id": "s9"})
+                await response.prepare(request)
+                result = {"protocolVersion": eras.NEWEST_LEGACY, "capabilities": {}, "serverInfo": {}}
+                for each in (
+                    {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "x"}},
+                    {"jsonrpc": "2.0", "id": "q", "method": "roots/list"},
+                    {"jsonrpc": "2.0", "id": message["id"], "result": result},
+                ):
+                    await response.write(event(each))
+                return response
+
+            server.on["initialize"] = initialize
+            assert await call(connection) == "done"
+            assert [each.method for each in owner.asked] == ["roots/list"]
+            assert server.seen[-1][1]["Mcp-Session-Id"] == "s9"
+
+
 async def test_a_server_that_says_400_for_a_session_that_it_does_not_know_gets_a_new_one() -> None:
     async with serving(modern=False) as server, connected(server) as connection:
         usual = server.on["tools/call"]

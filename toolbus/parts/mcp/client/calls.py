@@ -19,7 +19,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
@@ -31,6 +31,7 @@ from toolbus.bus.catalog.schema import ArgumentChecker, load_output
 from toolbus.common.text import clean_line, dump_json, shorten
 from toolbus.errors import Code, Stage
 from toolbus.parts.mcp.client.connection import FEATURE_METHODS, LEGACY_ACCEPTS, Incoming, McpConnection
+from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin
 from toolbus.parts.mcp.messages import content
 from toolbus.parts.mcp.messages.headers import param_headers
@@ -77,15 +78,27 @@ class SentCall:
         self.task: RemoteTask | None = None
 
 
+class HandlerOwner(Protocol):
+    """The mount of a handler."""
+
+    def wake(self) -> None:
+        """Starts the server, since a call waits for it."""
+
+    def relist(self, *kinds: str) -> None:
+        """Reads lists of the server again, since it no longer has a tool."""
+
+    def output_broken(self, tool: str, why: str) -> None:
+        """Notes that a result broke the output schema of its own tool."""
+
+    def use_older_era(self) -> bool:
+        """Tells whether the server will be restarted in the older era, since it could not ask in this one."""
+
+
 class MountHandler:
     """The handler of one mount in the registry.
 
     Args:
-        wake: called when a call waits for a server.
-        stale: called when the server no longer has a tool.
-        output_broken: called with a tool whose result breaks its own output schema, and with a text that says how.
-        use_older_era: called when the server could not ask; tells whether it will be restarted in the older era.
-        rate: the most calls a second; 0: no limit.
+        owner: starts the server, and is told what its answers show.
 
     Attributes:
         names: the server's name of each tool, by our name.
@@ -103,20 +116,9 @@ class MountHandler:
     speaks_mcp = True
     max_item_bytes = 1 << 62
 
-    def __init__(
-        self,
-        source: str,
-        max_in_flight: int,
-        dispatcher: Dispatcher,
-        *,
-        wake: Callable[[], None],
-        stale: Callable[[], None],
-        output_broken: Callable[[str, str], None],
-        use_older_era: Callable[[], bool],
-        rate: float = 0.0,
-    ) -> None:
-        self.source = source
-        self.max_in_flight = max_in_flight
+    def __init__(self, entry: MountEntry, dispatcher: Dispatcher, owner: HandlerOwner) -> None:
+        self.source = entry.name
+        self.max_in_flight = entry.max_in_flight
         self.pending: dict[str, Any] = {}
         self.slots = Slots()
         self.stuck = 0
@@ -126,17 +128,14 @@ class MountHandler:
         self.param_names: Mapping[str, Mapping[str, tuple[str, ...]]] = {}
         self.output_checkers: Mapping[str, ArgumentChecker] = {}
         self.used_at = time.monotonic()
-        self._quota = Quota(rate or None)
+        self._quota = Quota(entry.rate or None)
         self._dispatcher = dispatcher
-        self._wake = wake
-        self._stale = stale
-        self._output_broken = output_broken
-        self._use_older_era = use_older_era
+        self._owner = owner
         self._is_held = False  # whether calls wait for a change of the era
         self._connection: McpConnection | None = None  # None while no server is ready
         self._queue: dict[str, tuple[Call, int]] = {}  # calls that wait for a server, by id, with the next attempt
         self._sent: dict[str, SentCall] = {}  # by the id of the call of the bus
-        self._parked: ParkedCalls[SentCall] = ParkedCalls(self._give_up)
+        self._parked = ParkedCalls(self._give_up)
 
     def __repr__(self) -> str:
         state = "ready" if self._connection is not None else "waiting"
@@ -211,7 +210,7 @@ class MountHandler:
         connection = self._connection
         if connection is None or self._is_held:
             self._queue[call.id] = (call, attempt)
-            self._wake()
+            self._owner.wake()
             return
         exchange = call.exchange
         if exchange is not None and ParkedCalls.is_state(exchange.state):
@@ -287,7 +286,7 @@ class MountHandler:
             if self._repeats_older(sent, call, error.message):
                 return
             if is_stale(error):
-                self._stale()
+                self._owner.relist("tools")
             self._end(call, read_error(self.source, call, error))
         else:
             self._end(call, unreadable(call, error or ValueError("it is empty")))
@@ -323,7 +322,7 @@ class MountHandler:
                 why = str(fault)
         if not why:
             return answer
-        self._output_broken(
+        self._owner.output_broken(
             name,
             f"a result of {name} breaks its own output schema ({shorten(why, 300)}): it is passed on as text, and the "
             "schema is no longer offered",
@@ -338,7 +337,7 @@ class MountHandler:
         peer = self._connection.peer if self._connection is not None else None
         if peer is None or not peer.modern or not sent.accepts or sent.attempts >= MAX_ATTEMPTS:
             return False
-        if NO_BACK_CHANNEL.search(text) is None or not self._use_older_era():
+        if NO_BACK_CHANNEL.search(text) is None or not self._owner.use_older_era():
             return False
         self._is_held = True
         self._queue[call.id] = (call, sent.attempts + 1)
@@ -351,7 +350,7 @@ class MountHandler:
         if error.stage is Stage.NOT_DISPATCHED:
             if attempts < MAX_ATTEMPTS and not isinstance(error, NeedsLogin):
                 self._queue[call.id] = (call, attempts + 1)
-                self._wake()
+                self._owner.wake()
                 if self._connection is not None:  # over HTTP, a connection outlives the server's process
                     asyncio.get_running_loop().call_later(RESEND_SECONDS, self._send_again, call)
             else:
@@ -437,7 +436,7 @@ class MountHandler:
         """Returns the call that a question belongs to, parked or not; None if that is not certain."""
         if incoming.stream:
             return self._sent.get(incoming.stream) or self._of_request(incoming.stream)
-        parked = [(each.owner, each.held) for each in self._parked]
+        parked = [(each.owner, each.sent) for each in self._parked]
         owned = [*parked, *((_owner(each.call), each) for each in self._sent.values() if each.call is not None)]
         users = {owner[1:] for owner, _ in owned}
         has_others = self._connection is not None and self._connection.has_pending(FEATURE_METHODS)
@@ -445,7 +444,7 @@ class MountHandler:
 
     def _of_request(self, request: str) -> SentCall | None:
         """Returns the call that has this id at the server; after a resume it differs from the id of the bus's call."""
-        parked = (each.held for each in self._parked)
+        parked = (each.sent for each in self._parked)
         return next((each for each in (*self._sent.values(), *parked) if each.request == request), None)
 
     def _park(self, sent: SentCall, call: Call, task_questions: Mapping[str, Any] | None = None) -> None:
@@ -460,9 +459,9 @@ class MountHandler:
 
     def _resume(self, call: Call, state: str, responses_json: str) -> None:
         """Resumes a parked call with the answers of its caller."""
-        parked = self._parked.take(state, _owner(call))
+        sent = self._parked.take(state, _owner(call))
         connection = self._connection
-        if parked is None or connection is None:
+        if sent is None or connection is None:
             text = (
                 "these answers belong to no waiting call: it has expired, or the server was restarted; call again "
                 "without answers"
@@ -470,7 +469,6 @@ class MountHandler:
             self._end(call, failure(Code.INVALID_ARGUMENTS, text, Stage.NOT_DISPATCHED))
             return
         answers = json.loads(responses_json or "{}")
-        sent = parked.held
         sent.call = call
         sent.accepts = call.exchange.accepts if call.exchange is not None else ()
         self._sent[call.id] = sent
@@ -517,39 +515,37 @@ MAX_PARKED = 100  # of one mount
 PARKED_SECONDS = 300.0  # people answer slowly
 _PREFIX = "mount-"
 
-Held = TypeVar("Held")
-
 
 @dataclass(slots=True)
-class Parked(Generic[Held]):
+class Parked:
     """One parked call.
 
     Attributes:
-        held: the server's side of the call.
+        sent: the server's side of the call.
         owner: who may resume it: the tool, the caller's account and the user.
     """
 
-    held: Held
+    sent: SentCall
     owner: tuple[str, ...]
     timer: asyncio.TimerHandle
 
 
-class ParkedCalls(Generic[Held]):
+class ParkedCalls:
     """The parked calls of one mount.
 
     Args:
-        on_expired: called with the server's side of a call that was not resumed in time.
+        on_expired: called with a call that was not resumed in time.
     """
 
-    def __init__(self, on_expired: Callable[[Held], None], seconds: float = PARKED_SECONDS) -> None:
+    def __init__(self, on_expired: Callable[[SentCall], None], seconds: float = PARKED_SECONDS) -> None:
         self._on_expired = on_expired
         self._seconds = seconds
-        self._parked: dict[str, Parked[Held]] = {}  # by the state that the caller got
+        self._parked: dict[str, Parked] = {}  # by the state that the caller got
 
     def __len__(self) -> int:
         return len(self._parked)
 
-    def __iter__(self) -> Iterator[Parked[Held]]:
+    def __iter__(self) -> Iterator[Parked]:
         return iter(self._parked.values())
 
     def __repr__(self) -> str:
@@ -560,11 +556,11 @@ class ParkedCalls(Generic[Held]):
         """Whether the limit of parked calls is reached."""
         return len(self._parked) >= MAX_PARKED
 
-    def park(self, held: Held, owner: tuple[str, ...]) -> str:
+    def park(self, sent: SentCall, owner: tuple[str, ...]) -> str:
         """Parks a call. Returns the state that names it, which cannot be guessed."""
         state = _PREFIX + secrets.token_urlsafe(24)
         timer = asyncio.get_running_loop().call_later(self._seconds, self._expire, state)
-        self._parked[state] = Parked(held, owner, timer)
+        self._parked[state] = Parked(sent, owner, timer)
         return state
 
     @staticmethod
@@ -572,14 +568,14 @@ class ParkedCalls(Generic[Held]):
         """Tells whether a state has the form of a parked call's; other states are the server's own."""
         return text.startswith(_PREFIX)
 
-    def take(self, state: str, owner: tuple[str, ...]) -> Parked[Held] | None:
+    def take(self, state: str, owner: tuple[str, ...]) -> SentCall | None:
         """Removes and returns a parked call; None if its owner has no call of that state."""
         parked = self._parked.get(state)
         if parked is None or parked.owner != owner:
             return None
         del self._parked[state]
         parked.timer.cancel()
-        return parked
+        return parked.sent
 
     def clear(self) -> None:
         """Forgets all parked calls, since the server has disconnected."""
@@ -590,7 +586,7 @@ class ParkedCalls(Generic[Held]):
     def _expire(self, state: str) -> None:
         parked = self._parked.pop(state, None)
         if parked is not None:
-            self._on_expired(parked.held)
+            self._on_expired(parked.sent)
 
 
 # -- tasks of servers --------------------------------------------------------------------------------------------------

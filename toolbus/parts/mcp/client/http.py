@@ -29,7 +29,6 @@ from toolbus.parts.mcp.client.http_link import (
     EventTooLong,
     HttpLink,
     SseParser,
-    first_message,
     read_body,
     read_whole,
     stage_of,
@@ -526,9 +525,9 @@ class LegacySession:
 
     async def renew(self, session: str) -> None:
         """Opens a new session in place of one that the server lost; callers at the same time share it."""
-        if self.id != session:
-            return
         if self._renewing is None or self._renewing.done():
+            if self.id != session:
+                return
             self._renewing = asyncio.create_task(self._open_session())
             # All callers may be cancelled; then the exception is read here.
             self._renewing.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -543,13 +542,12 @@ class LegacySession:
 
     async def _initialize_again(self) -> None:
         async with self._link.request("POST", _POST, self.opening) as response:
-            session = response.headers.get(headers.SESSION, "")
+            self.id = response.headers.get(headers.SESSION, "")
             version = await self._version_of(response)
         if version != self._version:
             why = f"server {self._name!r} has lost the session, and opens no new one of version {self._version}"
             self._receiver().closed(why)
             raise SessionLost(why)
-        self.id = session
         ready = jsonrpc.notification("notifications/initialized")
         async with self._link.request("POST", {**self.headers(), **_POST}, ready) as response:
             await read_body(response, MAX_ERROR_BYTES)
@@ -559,11 +557,25 @@ class LegacySession:
         if response.status != 200:
             return ""
         try:
-            result = jsonrpc.decode(await first_message(response)).result
+            result = jsonrpc.decode(await self._answer_of(response)).result
             version = jsonrpc.read(result, dict, "result").get("protocolVersion")
         except RpcError:
             return ""
         return version if isinstance(version, str) else ""
+
+    async def _answer_of(self, response: aiohttp.ClientResponse) -> bytes:
+        """Returns the answer to `initialize`; messages of the server before it go to the receiver."""
+        if not response.headers.get("Content-Type", "").startswith(EVENTS):
+            return await read_whole(response)
+        parser = SseParser(MAX_EVENT_BYTES)
+        async for chunk in response.content.iter_any():
+            for event in parser.feed(chunk):
+                with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                    if not _head.decode(event.data).method:
+                        return event.data
+                if event.data:
+                    self._receiver().received(event.data)
+        return b""
 
 
 def relist(receiver: Receiver) -> None:

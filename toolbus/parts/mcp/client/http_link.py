@@ -197,18 +197,6 @@ async def read_whole(response: aiohttp.ClientResponse) -> bytes:
     return body
 
 
-async def first_message(response: aiohttp.ClientResponse) -> bytes:
-    """Returns the only message of an answer, or the first of its stream; b"" if it has none."""
-    if not response.headers.get("Content-Type", "").startswith(EVENTS):
-        return await read_whole(response)
-    parser = SseParser(MAX_EVENT_BYTES)
-    async for chunk in response.content.iter_any():
-        for event in parser.feed(chunk):
-            if event.data:
-                return event.data
-    return b""
-
-
 def stage_of(error: BaseException) -> Stage:
     """Returns the stage of a request that failed before its answer began."""
     if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)):

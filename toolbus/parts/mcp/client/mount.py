@@ -19,6 +19,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from toolbus.bus.core import Core
 from toolbus.common.text import clean_line, dump_json, shorten
 from toolbus.errors import ToolBusError
 from toolbus.parts.mcp.client.calls import MountHandler
@@ -34,7 +35,7 @@ from toolbus.parts.mcp.client.connection import (
 )
 from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.features import MountFeatures
-from toolbus.parts.mcp.client.offer import Left, MountOffer
+from toolbus.parts.mcp.client.offer import Left, MountManifest, MountOffer
 from toolbus.parts.mcp.client.transport import Busy, Lost, NeedsLogin, Transport
 from toolbus.parts.mcp.messages.jsonrpc import RpcError
 from toolbus.processes.supervisor import RestartPolicy
@@ -139,7 +140,7 @@ class Mount:
 
     Args:
         open_transport: makes the transport of each start.
-        offer: its declarations in the catalog.
+        manifest: stores declarations and approvals.
         first_start: held during the first start of a server: installers lock their caches.
         on_state: called at each change of the state.
     """
@@ -148,17 +149,17 @@ class Mount:
         self,
         entry: MountEntry,
         open_transport: Callable[[], Transport],
-        offer: MountOffer,
-        handler: MountHandler,
+        manifest: MountManifest,
+        core: Core,
         *,
         first_start: asyncio.Lock | None = None,
         on_state: Callable[[Mount], None] = lambda mount: None,
         timings: MountTimings | None = None,
     ) -> None:
         self.entry = entry
-        self.handler = handler
-        self.offer = offer
-        self.features: MountFeatures = offer.features
+        self.handler = MountHandler(entry, core.dispatcher, self)
+        self.features = MountFeatures(entry, self.connected, self.wake)
+        self.offer = MountOffer(entry, self.handler, self.features, manifest, core)
         self.state = MountState.STOPPED
         self.reason = "not started yet"
         self.fix = ""

@@ -15,12 +15,10 @@ from toolbus.bus.keys.private_files import stamp_of
 from toolbus.common.text import list_names, quote
 from toolbus.errors import InvalidRequest
 from toolbus.parts.mcp.client.authorization import token_path
-from toolbus.parts.mcp.client.calls import MountHandler
 from toolbus.parts.mcp.client.entries import MountEntry
-from toolbus.parts.mcp.client.features import MountFeatures
 from toolbus.parts.mcp.client.files import compare
 from toolbus.parts.mcp.client.mount import Mount, MountState, MountStatus, MountTimings
-from toolbus.parts.mcp.client.offer import MountManifest, MountOffer
+from toolbus.parts.mcp.client.offer import MountManifest
 from toolbus.parts.mcp.client.transport import StdioTransport, Transport
 from toolbus.processes.child_environment import MCP_SERVER
 from toolbus.processes.duplex_process import DuplexProgram
@@ -125,37 +123,16 @@ class Mounts:
                 self._lifeline = None
 
     def _make(self, entry: MountEntry) -> Mount:
-        core = self._core
-        mount: Mount
-        handler = MountHandler(
-            entry.name,
-            entry.max_in_flight,
-            core.dispatcher,
-            wake=lambda: mount.wake(),
-            stale=lambda: mount.relist("tools"),
-            output_broken=lambda tool, why: mount.output_broken(tool, why),
-            use_older_era=lambda: mount.use_older_era(),
-            rate=entry.rate,
-        )
-        offer = MountOffer(
-            entry,
-            handler,
-            MountFeatures(entry, lambda: mount.connected(), lambda: mount.wake()),
-            self._manifest,
-            core,
-        )
-        mount = Mount(
+        launcher = None if entry.is_remote else self._launchers.setdefault(Path(entry.command).name, asyncio.Lock())
+        return Mount(
             entry,
             partial(self._open_remote if entry.is_remote else self._open_program, entry),
-            offer,
-            handler,
-            first_start=None
-            if entry.is_remote
-            else self._launchers.setdefault(Path(entry.command).name, asyncio.Lock()),
+            self._manifest,
+            self._core,
+            first_start=launcher,
             on_state=self._state_changed,
             timings=self._timings,
         )
-        return mount
 
     def _state_changed(self, mount: Mount) -> None:
         self._core.signals.source_changed(mount.name)

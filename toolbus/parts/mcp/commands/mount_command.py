@@ -249,7 +249,11 @@ def _is_mounted(name: str, url: str, place: Path) -> bool:
 def _login(name: str, url: str, place: Path) -> None:
     """Logs the user in; the bus sees the token by itself."""
     from toolbus.errors import SetupError
-    from toolbus.parts.mcp.client.authorization import login
+    from toolbus.parts.mcp.client.authorization import EXTRA, has_extra
+
+    if not has_extra():
+        terminal.fail(f"logging in needs the extra {EXTRA}: run `pip install 'toolbus[{EXTRA}]'`")
+    from toolbus.parts.mcp.client.oauth import login  # which needs it
 
     try:
         if not login(place, name, url, show=lambda text: terminal.print_lines(text, stream=sys.stderr)):
