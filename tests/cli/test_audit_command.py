@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.bus.audit.chains import entries, line, raw_lines, write, writing
-from tests.cli.served_bus import address_of, run_json, start_grpc_bus
 from tests.support.processes import Running, environment, toolbus
+from tests.support.served_bus import address_of, run_json, start_grpc_bus
 from tests.support.waiting import until_sync
 from toolbus.bus.audit.audit import FOLDER, files_of, verify
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.bus.gateway.free_port import free_port
-from tests.cli.served_bus import start_grpc_bus
 from tests.support.processes import Running, toolbus, toolbus_process
+from tests.support.served_bus import start_grpc_bus
 from tests.support.waiting import until_sync
 
 PLUGIN = '''

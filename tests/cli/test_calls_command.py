@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.served_bus import address_of, in_flight, run_json, start_grpc_bus
 from tests.support.processes import Running, toolbus
+from tests.support.served_bus import address_of, in_flight, run_json, start_grpc_bus
 from tests.support.waiting import until, until_sync, within
 from toolbus import Host
 from toolbus.bus.calls.call_records import MAX_RECORDS

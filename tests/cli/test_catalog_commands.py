@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tests.cli.served_bus import addresses_of, post, register, start_http_bus
 from tests.support.processes import Running, toolbus
+from tests.support.served_bus import addresses_of, post, register, start_http_bus
 from tests.support.waiting import until_sync
 from toolbus.cli import catalog_commands
 from toolbus.protocol.tool import Tool

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from tests.cli.served_bus import PLUGIN, address_of, start_bus
 from tests.support.processes import Running, toolbus
+from tests.support.served_bus import PLUGIN, address_of, start_bus
 from tests.support.waiting import until_sync
 
 

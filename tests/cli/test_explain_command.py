@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.cli.served_bus import run_json
 from tests.support.processes import toolbus
+from tests.support.served_bus import run_json
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 import typer
 
-from tests.cli.served_bus import address_of, start_grpc_bus
 from tests.support.processes import Running, toolbus
+from tests.support.served_bus import address_of, start_grpc_bus
 from tests.support.waiting import until_sync
 from toolbus.cli.logs_command import follow_output, print_plugins
 from toolbus.errors import Code, Stage

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.served_bus import address_of, run_json, start_grpc_bus
 from tests.support.processes import ROOT, toolbus
+from tests.support.served_bus import address_of, run_json, start_grpc_bus
 from tests.support.waiting import until_sync
 from toolbus.cli import terminal
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.served_bus import address_of, start_grpc_bus
 from tests.parts.moving.neko.folders import copied
 from tests.support.processes import Running, environment, toolbus
+from tests.support.served_bus import address_of, start_grpc_bus
 from tests.support.waiting import until_sync
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.bus.gateway.free_port import free_port
-from tests.cli.served_bus import PLUGIN, address_of, addresses_of, register, start_bus, start_http_bus
 from tests.support.processes import Running, environment, toolbus
+from tests.support.served_bus import PLUGIN, address_of, addresses_of, register, start_bus, start_http_bus
 from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.bus import Bus, Config
 from toolbus.cli.command_line import app

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.served_bus import in_flight, run_json
 from tests.support.processes import Running, toolbus
+from tests.support.served_bus import in_flight, run_json
 from tests.support.waiting import until_sync
 from toolbus.cli import tasks_command
 from toolbus.sdk import Host

@@ -1,5 +1,5 @@
-"""The buses that the tests of the command line share."""
+"""The buses that the tests of commands share."""
 
-from tests.cli.conftest import bus, bus_and_plugin, unused_address
+from tests.support.served_bus import bus, bus_and_plugin, unused_address
 
 __all__ = ["bus", "bus_and_plugin", "unused_address"]

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 
 from tests.bus.gateway.on_thread import bus_on_thread
-from tests.cli.served_bus import run_json
 from tests.support.processes import toolbus
+from tests.support.served_bus import run_json
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.bus.gateway.on_thread import bus_on_thread
 from tests.support.processes import toolbus
 from tests.support.waiting import until_sync
 
-SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
+SERVER = Path(__file__).parents[3] / "support" / "mcp_server.py"
 
 
 def test_a_server_is_mounted_changed_approved_and_unmounted(tmp_path: Path) -> None:

@@ -1,12 +1,19 @@
-"""Starts buses and plugins for the tests of the command line, as processes of their own."""
+"""Starts buses and plugins for the tests of commands, as processes of their own; some fixtures share one.
+
+A folder gets these fixtures by naming them in its `conftest.py`.
+"""
 
 import json
 import re
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
+from tests.bus.gateway.free_port import free_port
 from tests.support.processes import Running, toolbus
 from tests.support.waiting import WAIT_SECONDS, until_sync
 
@@ -136,3 +143,50 @@ def run_json(bus: str, *words: str) -> Any:
 def in_flight(bus: str, name: str) -> int:
     tools = run_json(bus, "tools")["tools"]
     return sum(each["in_flight"] for each in tools if each["name"] == name)
+
+
+@pytest.fixture(scope="session")
+def bus_and_plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Running]]:
+    """A bus's address, and the process of `PLUGIN`."""
+    folder = tmp_path_factory.mktemp("bus")
+    file = folder / "weather.py"
+    file.write_text(PLUGIN)
+    with (
+        start_bus(folder, "--grpc", "127.0.0.1:0", "--http", "off") as serving,
+        Running(folder, "run", file, TOOLBUS_ADDRESS=address_of(serving)) as plugin,
+    ):
+        until_sync(lambda: "refuse" in toolbus("list", "--bus", address_of(serving)).stdout, "the plugin's tools")
+        yield address_of(serving), plugin
+
+
+@pytest.fixture(scope="session")
+def bus(bus_and_plugin: tuple[str, Running]) -> str:
+    """The address of a bus with the tools of `PLUGIN`."""
+    return bus_and_plugin[0]
+
+
+@pytest.fixture(scope="session")
+def recording_bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a bus that records contents, with the tools of `RECORDED_PLUGIN`."""
+    folder = tmp_path_factory.mktemp("bus")
+    (folder / "weather.py").write_text(RECORDED_PLUGIN, "utf-8")
+    with (
+        start_grpc_bus(folder, "--ephemeral", "--record-contents", "--offer", "tasks", "--offer", "search") as serving,
+        Running(folder, "run", folder / "weather.py", TOOLBUS_ADDRESS=address_of(serving)) as plugin,
+    ):
+        plugin.says("with 5 tools")
+        yield address_of(serving)
+
+
+@pytest.fixture
+def unused_address() -> str:
+    """An address where no server listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.fixture
+def dead_url() -> Iterator[str]:
+    """A callback URL where no server listens."""
+    with free_port() as port:
+        yield CALLBACK.format(port)

@@ -1,0 +1,5 @@
+"""The buses that the tests of commands share."""
+
+from tests.support.served_bus import bus, bus_and_plugin
+
+__all__ = ["bus", "bus_and_plugin"]
