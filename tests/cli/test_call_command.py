@@ -137,3 +137,13 @@ def test_a_refusal_by_a_tool_of_the_bus_points_at_no_further_command(capsys: pyt
         with pytest.raises(typer.Exit):
             show(Result("1", is_error=True, error=error), as_json=False, of_bus=of_bus)
         assert ("toolbus explain" in capsys.readouterr().err) is not of_bus
+
+
+def test_a_text_of_the_content_that_repeats_the_output_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = tuple(pb.ContentBlock(text=pb.TextContent(text=text)) for text in ("alpha", "beta"))
+    result = Result(output_json='"alpha\\nbeta"', content=texts)
+    show(result, as_json=False)
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).count("alpha") == 1
+    show(result, as_json=True)
+    assert "content" not in json.loads(capsys.readouterr().out)

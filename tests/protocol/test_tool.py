@@ -342,6 +342,74 @@ def test_a_model_reads_the_error_first_then_the_output_then_the_content(result: 
     assert result.text == text
 
 
+def _texts(*texts: str) -> tuple[pb.ContentBlock, ...]:
+    return tuple(pb.ContentBlock(text=pb.TextContent(text=text)) for text in texts)
+
+
+PICTURE = pb.ContentBlock(image=pb.ImageContent(data=b"123", mime_type="image/png"))
+SEEN = "[image/png, 3 bytes]"
+REPEATS = [
+    # the output as JSON, the content, and the text for a model
+    ('"alpha\\nbeta"', _texts("alpha", "beta"), "alpha\nbeta"),
+    ('"alpha"', (*_texts("alpha"), PICTURE), f"alpha\n{SEEN}"),
+    ('"alpha"', (PICTURE, *_texts("alpha")), f"alpha\n{SEEN}"),
+    ('"alphabeta"', _texts("alpha", "beta"), "alphabeta"),
+    ('"alpha\\nbeta"', _texts("alpha", "beta", "and a note"), "alpha\nbeta\nand a note"),
+    ('{"result":"alpha"}', _texts("alpha"), "alpha"),
+    ('{"result":"a\\nb"}', _texts("a\nb"), "a\nb"),
+    ('{"result":"a\\nb"}', _texts("a", "b"), "a\nb"),
+    ('{"result":" alpha\\n"}', (*_texts("alpha"), PICTURE), f" alpha\n\n{SEEN}"),
+    ('{"result":["alpha","beta"]}', _texts("alpha", "beta"), '{"result":["alpha","beta"]}'),
+    ('{"result":["alpha","beta"]}', _texts('[\n  "alpha",\n  "beta"\n]'), '{"result":["alpha","beta"]}'),
+    ('{"result":[{"a":1},{"a":2}]}', _texts('{"a": 1}', '{\n "a": 2}'), '{"result":[{"a":1},{"a":2}]}'),
+    ('{"result":[1,2]}', _texts("1", "2"), '{"result":[1,2]}'),
+    ('{"result":true}', _texts("true"), '{"result":true}'),
+    ('{"a":1,"b":[2]}', _texts('{"b": [2], "a": 1}', "done"), '{"a":1,"b":[2]}\ndone'),
+    ('{"a":1}', (*_texts('```json\n{"a": 1}\n```'), PICTURE), f'{{"a":1}}\n{SEEN}'),
+    ('{"text":"alpha","n":1}', _texts("alpha"), '{"text":"alpha","n":1}'),
+    ('{"city":"Paris"}', (*_texts('{"city":"Paris"}'), PICTURE), f'{{"city":"Paris"}}\n{SEEN}'),
+    ('[{"a":1},{"a":2}]', _texts('{"a":1}', '{"a":2}'), '[{"a":1},{"a":2}]'),
+    # what is not a repetition: both reach the model
+    ('{"rows":[1,2]}', _texts("Found 2 rows"), '{"rows":[1,2]}\nFound 2 rows'),
+    ('{"min":42,"max":50}', _texts("42"), '{"min":42,"max":50}\n42'),
+    ('{"a":1}', _texts('{"a":2}'), '{"a":1}\n{"a":2}'),
+    ('"alpha"', _texts("alphabet"), "alpha\nalphabet"),
+    ('{"result":true}', _texts("1"), '{"result":true}\n1'),
+    ("null", _texts("alpha", "alpha"), "alpha\nalpha"),
+]
+
+
+@pytest.mark.parametrize(("output", "content", "text"), REPEATS)
+def test_a_text_of_the_content_that_repeats_the_output_reaches_a_model_once(
+    output: str, content: tuple[pb.ContentBlock, ...], text: str
+) -> None:
+    assert Result(output_json=output, content=content).text == text
+
+
+@pytest.mark.parametrize(
+    ("output", "message", "content", "text"),
+    [
+        ("null", "alpha\nbeta", _texts("alpha", "beta"), "alpha\nbeta"),
+        ("null", "alpha\nbeta", _texts("alpha", "beta", "a note"), "alpha\nbeta\na note"),
+        ('{"result":"alpha"}', "alpha", _texts("alpha"), "alpha"),
+        ('{"error":"alpha"}', "alpha", _texts("alpha"), '{"error":"alpha"}'),
+        ('{"code":1}', '{"code": 1}', _texts('{"code": 1}'), '{"code": 1}'),
+        ('{"code":1}', "alpha", _texts("alpha"), 'alpha\n{"code":1}'),
+    ],
+)
+def test_a_text_of_the_content_that_repeats_the_failure_reaches_a_model_once(
+    output: str, message: str, content: tuple[pb.ContentBlock, ...], text: str
+) -> None:
+    assert Result("", output, True, CallError(Code.TOOL, message), content).text == text
+
+
+def test_programs_get_content_without_repetitions_and_annotated_texts() -> None:
+    annotated = pb.ContentBlock(text=pb.TextContent(text="alpha"), annotations_json='{"priority":1}')
+    result = Result(output_json='"alpha"', content=(*_texts("alpha"), PICTURE, annotated))
+    assert result.content_beside_output() == (PICTURE, annotated)
+    assert result.text == f"alpha\n{SEEN}"
+
+
 def test_unwrap_returns_the_output_of_a_call_that_succeeded() -> None:
     assert Result(output_json='{"a":[1,null]}').unwrap() == {"a": [1, None]}
     assert Result(output_json="").unwrap() is None

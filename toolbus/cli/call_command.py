@@ -350,7 +350,7 @@ def show(result: Result, as_json: bool, of_bus: bool = False) -> None:
 
 def show_content(result: Result) -> None:
     """Prints to standard error the content that a result has besides its output."""
-    for block in result.content:
+    for block in result.content_beside_output():
         terminal.print_lines(_described(block), sys.stderr)
 
 
@@ -396,7 +396,8 @@ def _as_record(result: Result) -> dict[str, Any]:
 
 def content_of(result: Result) -> dict[str, Any]:
     """Returns the content that a result has besides its output, for JSON; empty without content."""
-    return {"content": [_block(block) for block in result.content]} if result.content else {}
+    blocks = result.content_beside_output()
+    return {"content": [_block(block) for block in blocks]} if blocks else {}
 
 
 def _parsed(result: Result) -> Any:

@@ -126,6 +126,114 @@ def block_text(block: pb.ContentBlock) -> str:
             return "[content of a kind that this version does not know]"
 
 
+# Finds texts in the content of a result that its output, or its failure, already holds.
+#
+# MCP servers send an output twice: as structured content, and as texts for clients that do not read it. These are the
+# JSON of the output or of its parts, its strings, or its lines. A text that says anything else, such as a summary, is
+# no repetition.
+
+_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*)\n?```", re.DOTALL)
+
+
+def _without_repeats(
+    blocks: tuple[pb.ContentBlock, ...], output: Any, failure: str, *, keep_annotated: bool = False
+) -> tuple[pb.ContentBlock, ...]:
+    """Returns content without the texts that an output or a failure repeats."""
+    texts = [block.text.text for block in blocks if block.WhichOneof("kind") == "text"]
+    if not texts:
+        return blocks
+    joined = ["\n".join(texts).strip(), "".join(texts).strip()]
+    forms = {text: _forms(text) for text in texts}
+    wanted = {_key(form): form for text in texts for form in forms[text]} | {_key(text): text for text in joined}
+    found = _found(output, wanted)
+    if failure:
+        found.add(_key(failure.strip()))
+    repeated = {text for text in texts if any(_key(form) in found for form in forms[text])}
+    if any(_key(text) in found for text in joined if text):
+        repeated.update(texts)
+    for whole in filter(None, (failure, _only_text(output))):
+        repeated.update(_pieces(texts, whole))
+
+    def repeats(block: pb.ContentBlock) -> bool:
+        is_plain = block.WhichOneof("kind") == "text" and not (keep_annotated and block.annotations_json)
+        return is_plain and block.text.text in repeated
+
+    return tuple(block for block in blocks if not repeats(block))
+
+
+def _forms(text: str) -> list[Any]:
+    """Returns the values that a text may stand for: itself, and the value that it is the JSON of."""
+    plain = text.strip()
+    fenced = _FENCE.fullmatch(plain)
+    forms: list[Any] = [plain]
+    for each in (plain, fenced[1]) if fenced else (plain,):
+        if _is_json(each) and _levels(each) <= _MAX_LEVELS:
+            value = json.loads(each, parse_int=_integer, parse_float=_float)
+            forms.append(value.strip() if isinstance(value, str) else value)
+    return forms
+
+
+def _found(output: Any, wanted: Mapping[str, Any]) -> set[str]:
+    """Returns the keys of those wanted values that an output is or holds.
+
+    A number, true, false or null counts only where it is the output, all of a wrapper, or an entry of its list: deeper
+    in an object it stands for something of its own.
+    """
+    found: set[str] = set()
+    sizes = {(type(value), len(value)) for value in wanted.values() if isinstance(value, (dict, list))}
+
+    def visit(value: Any, is_wrapped: bool) -> None:
+        if isinstance(value, (dict, list)):
+            if (type(value), len(value)) in sizes:
+                found.add(_key(value))
+            for each in value.values() if isinstance(value, dict) else value:
+                visit(each, is_wrapped and (isinstance(value, list) or len(value) == 1))
+        elif isinstance(value, str):
+            found.add(value.strip())
+        elif is_wrapped:
+            found.add(_key(value))
+
+    visit(output, True)
+    return found & wanted.keys()
+
+
+def _pieces(texts: list[str], whole: str) -> list[str]:
+    """Returns the first texts if a whole text is what they are joined to, else none."""
+    place = 0
+    for count, text in enumerate(texts, 1):
+        if not whole.startswith(text, place):
+            return []
+        place += len(text)
+        if not whole[place:].strip():
+            return texts[:count]
+        place += whole.startswith("\n", place)
+    return []
+
+
+def _key(value: Any) -> str:
+    """Returns what values that say the same have in common: a text itself, anything else as JSON behind a mark."""
+    return value if isinstance(value, str) else "\0" + _canonical(value)
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _only_text(output: Any) -> str | None:
+    """Returns the text that is all that an output holds, in an object with one key or by itself; else None."""
+    if isinstance(output, dict) and len(output) == 1:
+        output = next(iter(output.values()))
+    return output if isinstance(output, str) else None
+
+
+def _is_text(output: Any, text: str) -> bool:
+    """Tells whether an output says no more than a text: it is the text, wraps it, or is the value of its JSON."""
+    only = _only_text(output)
+    if only is not None and not (isinstance(output, dict) and "error" in output):
+        return only.strip() == text.strip()
+    return isinstance(output, (dict, list)) and _key(output) in map(_key, _forms(text))
+
+
 PROTOCOL_VERSIONS = (1,)
 
 # Names as they may be written into a URL path and every provider's function name (REST-60).
@@ -397,12 +505,37 @@ class Result:
         Or the tool's questions. Images and other data are described by their type and size. An output whose own `error`
         is the message of the failure stands alone, so that no message is repeated.
         """
-        output, failure = output_text(self.output_json), self.failure
+        output, blocks = self.shown
+        failure = self.failure
         parts = [failure] if failure and not repeats_failure(parsed_output(self.output_json), failure) else []
-        if output not in ("", "null", failure):
-            parts.append(output)
-        parts += [block_text(block) for block in self.content]
-        return "\n".join(parts) if parts else output
+        parts += [output] if output else []
+        parts += [block_text(block) for block in blocks]
+        return "\n".join(parts) if parts else output_text(self.output_json)
+
+    @property
+    def shown(self) -> tuple[str, tuple[pb.ContentBlock, ...]]:
+        """The output as text and the content as a model gets them beside the failure, each text once.
+
+        Content that repeats the output or the failure is left out. Where the output only wraps one text of the content
+        (`{"result": "sunny"}`), it is that text. The output is "" where it is null or repeats the failure.
+        """
+        failure = self.failure
+        if not self.content and not failure:
+            return ("" if self.output_json in ("", "null") else output_text(self.output_json)), ()
+        value = parsed_output(self.output_json)
+        blocks = _without_repeats(self.content, value, failure)
+        if self.output_json in ("", "null") or (failure and _is_text(value, failure)):
+            return "", blocks
+        text, texts = _only_text(value), [block.text.text for block in self.content if block.HasField("text")]
+        wraps = text is not None and (text.strip() in map(str.strip, texts) or _pieces(texts, text))
+        shown = text if text is not None and wraps else output_text(self.output_json)
+        return ("" if shown in ("null", failure) else shown), blocks
+
+    def content_beside_output(self) -> tuple[pb.ContentBlock, ...]:
+        """Returns the content without texts that repeat the output or the failure; an annotated text stays."""
+        if not self.content:
+            return ()
+        return _without_repeats(self.content, parsed_output(self.output_json), self.failure, keep_annotated=True)
 
     @property
     def failure(self) -> str:

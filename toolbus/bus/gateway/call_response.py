@@ -46,7 +46,7 @@ def describe_result(result: Result) -> dict[str, Any]:
         "output": output,
         "is_error": result.is_error,
         "error": None if error is None else _describe_error(error),
-        "content": [MessageToDict(block, preserving_proto_field_name=True) for block in result.content],
+        "content": [MessageToDict(block, preserving_proto_field_name=True) for block in result.content_beside_output()],
     }
     if result.asks:  # only where the request has `accepts`
         described["input_requests"] = parse_json(result.input_requests_json)
@@ -58,7 +58,8 @@ def describe_raw_result(result: Result) -> dict[str, Any]:
     """Returns what `describe_result` returns, for `write_json`; the output is not parsed, however large."""
     text = result.output_json
     output = orjson.Fragment(text) if _is_json(text) else text
-    return {**describe_result(replace(result, output_json="null")), "output": output}
+    described = describe_result(replace(result, output_json="null", content=result.content_beside_output()))
+    return {**described, "output": output}
 
 
 def _describe_error(error: CallError) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import base64
 from typing import Any
 
 import pytest
+from mcp import Client
+from mcp.server import MCPServer
 
 from toolbus.common.text import parse_json
 from toolbus.errors import Code, InvalidTool
@@ -60,7 +62,9 @@ def test_structured_output_is_the_output_and_its_own_text_is_not_kept_beside_it(
 
 def test_a_broken_block_becomes_a_text_and_its_neighbours_stay() -> None:
     result = read_result({"content": [TEXT, {"type": "video"}, {"type": "image", "data": "?"}, "x"]})
-    assert [block.text.text[:20] for block in result.content] == ["a", "(a part of the resul", "(a part of the resul"]
+    assert [block.text.text[:20] for block in result.content] == [
+        *("a", "(a part of the resul", "(a part of the resul", "x")
+    ]
 
 
 def test_a_failure_of_the_tool_is_its_own_failure() -> None:
@@ -127,3 +131,83 @@ def test_what_metadata_keep_of_a_declaration_never_breaks_the_list(mcp: str) -> 
 def test_annotations_that_utf8_cannot_carry_are_left_out() -> None:
     block = pb.ContentBlock(text=pb.TextContent(text="x"), annotations_json='{"a":"\\ud800"}')
     assert write_block(block) == {"type": "text", "text": "x"}
+
+
+PICTURE = base64.b64encode(b"\xfb\xef\xbe?").decode()  # holds + and /, and needs padding
+
+
+@pytest.mark.parametrize(
+    ("data", "declared", "mime_type"),
+    [
+        (PICTURE, "image/png", "image/png"),
+        (PICTURE, "image/jpg", "image/jpeg"),
+        (PICTURE, "IMAGE/PNG", "image/png"),
+        (PICTURE, "image/png; charset=binary", "image/png"),
+        (f"data:image/webp;base64,{PICTURE}", "", "image/webp"),
+        (f"data:image/webp;base64,{PICTURE}", "image/png", "image/png"),
+        (f"data:image/png;name=a.png;base64,{PICTURE}", None, "image/png"),
+        ("data:,%FB%EF%BE%3F", "image/png", "image/png"),
+        (PICTURE.rstrip("="), "image/png", "image/png"),
+        (f"{PICTURE[:3]}\r\n{PICTURE[3:]}\n", "image/png", "image/png"),
+        (PICTURE.replace("+", "-").replace("/", "_"), "image/png", "image/png"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["image", "audio"])
+def test_base64_is_read_as_servers_write_it(kind: str, data: str, declared: str | None, mime_type: str) -> None:
+    block = {"type": kind, "data": data} | ({} if declared is None else {"mimeType": declared})
+    (read,) = read_result({"content": [block]}).content
+    part = read.image if kind == "image" else read.audio
+    assert (part.data, part.mime_type) == (b"\xfb\xef\xbe?", mime_type)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("plain", "plain"),
+        ({"type": "text", "text": "one block"}, "one block"),
+        (["a", "b"], "a\nb"),
+        (["a", TEXT | {"text": "b"}], "a\nb"),
+        ([{"text": "without a type"}], "without a type"),
+        ([5, None, [1]], "5\n[1]"),
+        (7, "7"),
+    ],
+)
+def test_text_in_another_place_than_a_block_is_kept(content: Any, text: str) -> None:
+    assert read_result({"content": content}).text == text
+    failed = read_result({"content": content, "isError": True})
+    assert failed.text == text
+
+
+def test_a_block_of_an_unknown_kind_keeps_what_a_model_can_read() -> None:
+    for block, kept in (
+        ({"type": "video", "text": "a film"}, "a film"),
+        ({"type": "json", "json": {"city": "Paris"}}, '{"city":"Paris"}'),
+        ({"type": "text", "value": "x"}, '"value":"x"'),
+    ):
+        assert kept in read_result({"content": [block]}).text
+    assert "AAAA" not in read_result({"content": [{"type": "video", "data": "AAAA" * 9}]}).text
+
+
+async def test_texts_of_tools_of_the_official_server_are_read_once() -> None:
+    server = MCPServer("x")
+
+    @server.tool()
+    def one() -> str:
+        return "alpha"
+
+    @server.tool()
+    def many() -> list[str]:
+        return ["alpha", "beta"]
+
+    @server.tool()
+    def rows() -> list[dict[str, str]]:
+        return [{"a": "alpha"}, {"a": "beta"}]
+
+    async with Client(server) as client:
+        for name, text in (
+            ("one", "alpha"),
+            ("many", '{"result":["alpha","beta"]}'),
+            ("rows", '{"result":[{"a":"alpha"},{"a":"beta"}]}'),
+        ):
+            answer = await client.call_tool(name, {})
+            assert read_result(answer.model_dump(by_alias=True, exclude_none=True, mode="json")).text == text

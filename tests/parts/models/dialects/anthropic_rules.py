@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 
 from tests.parts.models.dialects.sample_tools import SAMPLES
+from tests.support.images import PNG
 from tests.support.providers import OfficialType, anthropic
 from toolbus.parts.models.dialects.anthropic import Anthropic
 from toolbus.parts.models.dialects.conversation import Answered, Answers, Json, Message, ModelCall
@@ -19,7 +20,6 @@ from toolbus.v1 import tool_pb2 as pb
 
 DIALECT = Anthropic()
 NAMES = NameTable.build([tool.name for tool in SAMPLES], PLAIN_NAMES)
-PNG = b"\x89PNG\r\n"
 HELLO = Message("user", "hello")
 ID = re.compile(r"[a-zA-Z0-9_-]+")
 

@@ -302,7 +302,7 @@ def test_images_of_a_result_are_sent_to_the_model() -> None:
 @pytest.mark.parametrize(
     "result",
     [
-        Result(content=(image("image/svg+xml"),)),
+        Result(content=(image("image/svg+xml", b"<svg/>"),)),
         Result(content=(image("image/png", b""),)),
         Result(content=(image("image/png", b"0" * 4_000_000),)),
         Result(output_json='"no"', is_error=True, content=(image("image/png"),)),

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.images import GIF, HEIC, JPEG, PNG, WEBP
 from tests.support.providers import OfficialType, ollama
 from toolbus.dialects import DIALECTS, Answered, Answers, Dialect, Message, ModelCall, Turn, find_dialect
 from toolbus.errors import Code
@@ -23,7 +24,6 @@ from toolbus.protocol.tool import MIB, CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
 NAMES = NameTable.build(["draw", "now"], PLAIN_NAMES)
-PNG = b"\x89PNG\r\n"
 DATA = base64.b64encode(PNG).decode()
 URL = f"data:image/png;base64,{DATA}"
 DRAWN = pb.ContentBlock(image=pb.ImageContent(data=PNG, mime_type="image/png"))
@@ -75,7 +75,7 @@ def test_images_reach_a_model_that_looks_at_them_in_results_and_in_a_history(dia
 def test_images_of_chat_completions_follow_all_answers_as_the_users_message() -> None:
     messages = _messages("openai", Result(content=(DRAWN,)), Result(output_json='"noon"'))
     assert messages == [
-        {"role": "tool", "tool_call_id": "c1", "name": "draw", "content": "[image/png, 6 bytes]"},
+        {"role": "tool", "tool_call_id": "c1", "name": "draw", "content": f"[image/png, {len(PNG)} bytes]"},
         {"role": "tool", "tool_call_id": "c2", "name": "now", "content": "noon"},
         {
             "role": "user",
@@ -134,7 +134,7 @@ def test_images_of_a_session_follow_all_answers_before_the_model_goes_on() -> No
 def test_other_models_read_a_description_of_the_images(name: str) -> None:
     text = json.dumps(_messages(name, Result(content=(DRAWN,))))
     assert DATA not in text
-    assert "[image/png, 6 bytes]" in text
+    assert f"[image/png, {len(PNG)} bytes]" in text
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_other_models_read_a_description_of_the_images(name: str) -> None:
 def test_a_model_that_refuses_images_reads_their_description(dialect: Dialect) -> None:
     text = json.dumps(dialect.results([Answered(DRAW, Result(output_json='"done"', content=(DRAWN,)))], NAMES))
     assert DATA not in text
-    assert "[image/png, 6 bytes]" in text
+    assert f"[image/png, {len(PNG)} bytes]" in text
 
 
 @pytest.mark.parametrize("size", [0, 15 * MIB + 1], ids=["empty", "too large"])
@@ -153,3 +153,51 @@ def test_an_image_that_a_provider_would_refuse_is_described(size: int) -> None:
         text = json.dumps(_messages(name, Result(output_json='"done"', content=(block,))))
         assert f"[image/png, {size} bytes]" in text
         assert len(text) < 1000
+
+
+BROKEN = [b"<svg/>", b"<!DOCTYPE html>", PNG[:-1], PNG[:40], JPEG[:-2], GIF[:-1], WEBP[:-1], HEIC[:-1], b"%PDF-1.7"]
+
+
+def _shown(name: str, data: bytes, declared: str) -> str:
+    block = pb.ContentBlock(image=pb.ImageContent(data=data, mime_type=declared))
+    return json.dumps(_messages(name, Result(output_json='"done"', content=(block,))))
+
+
+@pytest.mark.parametrize("name", ["openai", "openai-responses", "gemini", "anthropic"])
+@pytest.mark.parametrize("declared", ["image/png", "image/webp", "image/jpg", "IMAGE/PNG; q=1", ""])
+@pytest.mark.parametrize(("data", "true_type"), [(PNG, "image/png"), (JPEG, "image/jpeg"), (WEBP, "image/webp")])
+def test_an_image_goes_out_with_the_type_that_its_bytes_have(
+    name: str, declared: str, data: bytes, true_type: str
+) -> None:
+    shown = _shown(name, data, declared)
+    assert base64.b64encode(data).decode() in shown
+    assert true_type in shown
+
+
+@pytest.mark.parametrize("name", ["openai", "openai-responses", "gemini", "anthropic"])
+@pytest.mark.parametrize("data", BROKEN)
+def test_bytes_that_are_not_a_whole_image_are_described_whatever_their_type(name: str, data: bytes) -> None:
+    shown = _shown(name, data, "image/png")
+    assert base64.b64encode(data).decode() not in shown
+    assert f"[image/png, {len(data)} bytes]" in shown
+
+
+def test_each_provider_gets_the_types_that_it_takes() -> None:
+    for name, data, is_sent in (("anthropic", HEIC, False), ("gemini", HEIC, True), ("gemini", GIF, False)):
+        assert (base64.b64encode(data).decode() in _shown(name, data, "image/png")) is is_sent
+    trailing = PNG + b"\0\0"  # as some programs write them
+    assert base64.b64encode(trailing).decode() in _shown("anthropic", trailing, "image/png")
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_text_that_repeats_the_output_is_written_once(name: str) -> None:
+    texts = tuple(pb.ContentBlock(text=pb.TextContent(text=text)) for text in ("alpha", "beta"))
+    for result in (
+        Result(output_json='"alpha\\nbeta"', content=texts),
+        Result(output_json='{"result":["alpha","beta"]}', content=(*texts, DRAWN)),
+        Result(is_error=True, error=CallError(Code.TOOL, "alpha\nbeta"), content=texts),
+    ):
+        messages = _messages(name, result)
+        for message in messages if name == "mcp" else ():
+            message.pop("structuredContent", None)  # the same for programs
+        assert json.dumps(messages).count("alpha") == 1

@@ -8,10 +8,12 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
-from toolbus.common.text import dump_json, quote, read_foreign_json
+from toolbus.common.text import dump_json, quote, read_foreign_json, shorten
 from toolbus.errors import Code, Stage
 from toolbus.protocol.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
@@ -19,7 +21,11 @@ from toolbus.v1 import tool_pb2 as pb
 Json = dict[str, Any]
 
 UNKNOWN_TYPE = "application/octet-stream"
+MAX_UNREAD = 4_000  # characters of a block of an unknown kind that a model reads
 _FAILED = "the tool reported a failure"
+_DATA_URL = re.compile(r"\s*data:([^,;]*(?:;(?!base64,)[^,;]*)*)(;base64)?,", re.IGNORECASE)
+_SAME_TYPES = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
+_STANDARD_BASE64 = str.maketrans("-_", "+/")
 
 
 # -- from the bus --------------------------------------------------------------------------------------------------
@@ -99,10 +105,13 @@ def _given(**values: str) -> Json:
 def read_result(answer: Mapping[str, Any]) -> Result:
     """Returns an answer to `tools/call` (`content`, `structuredContent`, `isError`) as a result of the bus.
 
-    The output is `structuredContent`, or the joined text of the text blocks. Blocks that only repeat it are left out. A
-    block that cannot be read becomes a text that says so; the others stay.
+    The output is `structuredContent`, or the joined text of the text blocks. A block that only repeats it is left out.
+    A block that cannot be read becomes a text that says so, with its own text; the others stay. A text in place of a
+    block, and a text or one block in place of the list, are read as what is meant.
     """
-    blocks = [_read_or_explain(each) for each in answer.get("content") or () if isinstance(each, Mapping)]
+    content = answer.get("content")
+    entries = content if isinstance(content, (list, tuple)) else () if content is None else (content,)
+    blocks = [_read_or_explain(each) for each in entries if each is not None]
     texts = [block.text.text for block in blocks if block.WhichOneof("kind") == "text"]
     joined = "\n".join(texts)
     structured = answer.get("structuredContent")
@@ -128,11 +137,22 @@ def _repeats(text: str, structured: Any) -> bool:
         return False
 
 
-def _read_or_explain(block: Mapping[str, Any]) -> pb.ContentBlock:
+def _read_or_explain(block: Any) -> pb.ContentBlock:
+    if not isinstance(block, Mapping):
+        return _text_block(block if isinstance(block, str) else dump_json(block))
     try:
         return read_block(block)
     except (ValueError, TypeError) as error:
-        return pb.ContentBlock(text=pb.TextContent(text=f"(a part of the result could not be read: {error})"))
+        note = f"(a part of the result could not be read: {error})"
+        text = block.get("text")
+        if isinstance(text, str):
+            return _text_block(text if "type" not in block else f"{note}\n{text}")
+        has_bytes = block.keys() & {"data", "blob", "resource"}
+        return _text_block(note if has_bytes else f"{note}\n{shorten(dump_json(block), MAX_UNREAD)}")
+
+
+def _text_block(text: str) -> pb.ContentBlock:
+    return pb.ContentBlock(text=pb.TextContent(text=text))
 
 
 def read_block(block: Mapping[str, Any]) -> pb.ContentBlock:
@@ -154,11 +174,9 @@ def _read(block: Mapping[str, Any]) -> pb.ContentBlock:
         case "text":
             return pb.ContentBlock(text=pb.TextContent(text=_text(block, "text")))
         case "image":
-            image = pb.ImageContent(data=_bytes(block, "data"), mime_type=_text(block, "mimeType"))
-            return pb.ContentBlock(image=image)
+            return pb.ContentBlock(image=pb.ImageContent(**_media(block)))
         case "audio":
-            audio = pb.AudioContent(data=_bytes(block, "data"), mime_type=_text(block, "mimeType"))
-            return pb.ContentBlock(audio=audio)
+            return pb.ContentBlock(audio=pb.AudioContent(**_media(block)))
         case "resource_link":
             link = pb.ResourceLink(
                 uri=_text(block, "uri"),
@@ -192,8 +210,23 @@ def _text(block: Mapping[str, Any], key: str, default: str | None = None) -> str
     return value
 
 
+def _media(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the bytes of an image or a sound and their type; that of a data URL, if no other is given."""
+    url = _DATA_URL.match(_text(block, "data"))
+    declared = _text(block, "mimeType", "") or (url[1] if url else "")
+    plain = declared.partition(";")[0].strip().lower()
+    return {"data": _bytes(block, "data"), "mime_type": _SAME_TYPES.get(plain, plain)}
+
+
 def _bytes(block: Mapping[str, Any], key: str) -> bytes:
+    """Returns the bytes of base64: also of a data URL, with white space, without padding, or with `-` and `_`."""
+    given = _text(block, key)
+    if url := _DATA_URL.match(given):
+        given = given[url.end() :]
+        if not url[2]:
+            return unquote_to_bytes(given)
+    text = "".join(given.split()).rstrip("=").translate(_STANDARD_BASE64)
     try:
-        return base64.b64decode(_text(block, key), validate=True)
-    except binascii.Error as error:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError) as error:
         raise ValueError(f"{key} is not base64: {error}") from None

@@ -6,6 +6,7 @@ import base64
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolbus.parts.models.dialects.image_type import image_type
 from toolbus.protocol.tool import FAILED, Result, block_text, parsed_output, repeats_failure
 from toolbus.v1 import tool_pb2 as pb
 
@@ -19,7 +20,7 @@ def answer_text(result: Result) -> str:
     """
     text = result.text
     failure = result.failure
-    if not failure or (not result.content and repeats_failure(parsed_output(result.output_json), failure)):
+    if not failure or (not result.shown[1] and repeats_failure(parsed_output(result.output_json), failure)):
         return text
     return _MARK + text
 
@@ -32,10 +33,10 @@ def object_of(result: Result) -> dict[str, Any]:
     """
     output = parsed_output(result.output_json)
     failure = result.failure
-    content = "\n".join(block_text(block) for block in result.content)
+    content = "\n".join(block_text(block) for block in result.shown[1])
     if failure and not (failure == FAILED and isinstance(output, dict) and "error" in output):
         answer: dict[str, Any] = {"error": failure}
-        if output not in (None, failure, answer):
+        if result.shown[0] and output not in (None, failure, answer):
             answer["result"] = output
     elif isinstance(output, dict) and not (content and "content" in output):
         answer = output
@@ -52,7 +53,9 @@ def arguments_object(arguments_json: str) -> dict[str, Any]:
 
 # Takes images out of results for the providers whose models look at them.
 #
-# An image that a provider would refuse, for its type or its size, stays in the result, whose text then describes it.
+# An image that a provider would refuse, for its type or its size, stays in the result, whose text then describes it. So
+# does one whose bytes are not a whole image: it would make the provider refuse this request and every later one. The
+# bytes decide, since tools declare wrong types.
 
 
 MIB = 1024 * 1024
@@ -72,8 +75,12 @@ class ImageRule:
     max_bytes: int
 
     def images_of(self, result: Result) -> list[pb.ImageContent]:
-        """Returns the images of a result that the provider accepts."""
-        return [block.image for block in result.content if self._accepts(block)]
+        """Returns the images of a result that the provider accepts, each with the type that its bytes have."""
+        return [
+            pb.ImageContent(data=block.image.data, mime_type=image_type(block.image.data))
+            for block in result.content
+            if self._accepts(block)
+        ]
 
     def text_beside_images(self, result: Result) -> str:
         """Returns the text of the parts that `images_of` does not return; may be ""."""
@@ -82,7 +89,8 @@ class ImageRule:
         return "" if text == "null" and not rest.content else text
 
     def _accepts(self, block: pb.ContentBlock) -> bool:
-        return block.image.mime_type in self.types and 0 < len(block.image.data) <= self.max_bytes
+        image = block.image
+        return 0 < len(image.data) <= self.max_bytes and image_type(image.data) in self.types
 
 
 # The limits of the providers' APIs. Anthropic's applies to the base64 text; OpenAI's and Gemini's to all images of a

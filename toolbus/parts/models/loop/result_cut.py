@@ -77,19 +77,20 @@ def cut_result(result: Result, limit: int) -> Result:
         return result
     content, edit = _split_edit(result, limit // 2)
     rest = _Budget(total, limit - sum(len(block.text.text.encode()) + 1 for block in edit))
-    failure, output = result.failure, output_text(result.output_json)
+    failure, (output, shown) = result.failure, result.shown
     error = result.error
     if failure:
         taken, is_cut = rest.take(failure)
         error = replace(error, message=taken) if error is not None and is_cut else error
     output_json = result.output_json
-    if rest.is_full or output in ("", "null", failure):
+    if rest.is_full or not output:
         output_json = "null"
     else:
         taken, is_cut = rest.take(output)
-        output_json = dump_json(taken) if is_cut else output_json
+        output_json = dump_json(taken) if is_cut or output != output_text(output_json) else output_json
     taken_blocks: list[pb.ContentBlock] = []
-    for block in content:
+    shown_ids = set(map(id, shown))
+    for block in (block for block in content if id(block) in shown_ids):
         if block.WhichOneof("kind") == "image":
             taken_blocks.append(block)
         elif not rest.is_full:

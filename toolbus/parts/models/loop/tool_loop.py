@@ -224,7 +224,7 @@ def _ignore(event: LoopEvent) -> None:
 
 def _direct_reply_text(result: Result) -> str:
     """Returns the text of a direct reply: for an object its error or note, if it has one."""
-    output = {} if result.content else object_of(result)
+    output = {} if result.shown[1] else object_of(result)
     texts = (output.get(key) for key in _TEXT_KEYS)
     return next((text for text in texts if text and isinstance(text, str)), result.text)
 
