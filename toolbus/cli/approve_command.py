@@ -12,7 +12,6 @@ from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonO
 from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
 from toolbus.common.text import list_names
-from toolbus.parts.mcp.commands.mounts_command import ask
 
 EPILOG = epilog(
     ("toolbus approve files", "toolbus approve files read_file", "toolbus approve weather --yes"),
@@ -46,7 +45,7 @@ def approve(
     for change in pending:
         terminal.print_lines(f"{change['subject']}\n{change['difference']}", sys.stderr if as_json else None)
     if not yes:
-        ask(f"Trust {list_names(each['subject'] for each in pending)} of source {source} as declared now?")
+        terminal.ask(f"Trust {list_names(each['subject'] for each in pending)} of source {source} as declared now?")
     expected = [change["fingerprint"] for change in pending]
     result = call_bus_tool(target, "approve", {"source": source, "tool": tool or "", "expected": expected})
     if as_json:

@@ -37,7 +37,7 @@ PERMIT_EPILOG = epilog(
     """,
     "0 done, 1 the bus refused (it could not save the rule, for example), 2 wrong usage, 3 no bus found.",
 )
-OFFER_EPILOG = epilog(
+GRANT_EPILOG = REVOKE_EPILOG = epilog(
     ("toolbus revoke plugin:mail", "toolbus grant plugin:mail", "toolbus grant plugin:story generation"),
     """
     Every source may offer tools unless the bus's configuration (silenced) or an operator forbids it. After `revoke` the

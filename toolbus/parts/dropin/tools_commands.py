@@ -38,7 +38,7 @@ BUNDLED_EPILOG = epilog(
 )
 _DIR = "tools"
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich", add_completion=False)
 
 
 @app.callback(epilog=catalog_commands.TOOLS_EPILOG)

@@ -266,7 +266,6 @@ def _import(what: str, place: Path, *, yes: bool, as_json: bool) -> None:
     from toolbus.errors import SetupError
     from toolbus.parts.mcp.client.files import OwnMounts
     from toolbus.parts.mcp.commands.mount_import import files_to_import, find_servers
-    from toolbus.parts.mcp.commands.mounts_command import ask
 
     own = OwnMounts(place)
     try:
@@ -277,7 +276,9 @@ def _import(what: str, place: Path, *, yes: bool, as_json: bool) -> None:
         added = {each.name: each.entry for each in servers if not each.why}
         if added:
             if not yes:
-                ask(f"Add {len(added)} to {own.path}? Each is a program that runs as you, or a server elsewhere.")
+                terminal.ask(
+                    f"Add {len(added)} to {own.path}? Each is a program that runs as you, or a server elsewhere."
+                )
             own.add(added)
     except SetupError as error:
         terminal.fail(str(error))
