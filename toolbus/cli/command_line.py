@@ -115,14 +115,14 @@ class _Table(TyperGroup):
         self.add_command(TyperCommand(word, help=_line(row), rich_help_panel=panel, hidden=hidden), word)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        is_verb = bool(args) and args[0] in (*self.commands, "-h", "--help")
+        is_verb = args[0] in (*self.commands, "-h", "--help") if args else ctx.resilient_parsing
         if self.name and _SHOW in self.commands and not is_verb:
             args = [_SHOW, *args]
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        word, listed, rest = super().resolve_command(ctx, args)
-        return word, word and _load(word, self._rows[word], listed), rest
+        word, _, rest = super().resolve_command(ctx, args)
+        return word, word and _load(word, self._rows[word]), rest
 
 
 def _line(row: PartCommand) -> str:
@@ -133,7 +133,7 @@ def _line(row: PartCommand) -> str:
     return f"{row.help}: {', '.join(verbs)}"
 
 
-def _load(word: str, row: PartCommand, listed: TyperCommand) -> Any:
+def _load(word: str, row: PartCommand) -> Any:
     """Returns a command as it runs; ends the program where its part is missing."""
     try:
         home: Any = load(row.home) if row.home else None

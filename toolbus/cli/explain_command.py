@@ -1,4 +1,4 @@
-"""Implements ``toolbus explain``: why a tool is listed and can be called, or not, step by step."""
+"""Implements ``toolbus access explain``: why a tool is listed and can be called, or not, step by step."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from toolbus.errors import SetupError
 
 EPILOG = epilog(
     (
-        "toolbus explain get_weather",
-        "toolbus explain get_weather --user u-17 --level 50",
-        "toolbus explain files.read --dialect gemini",
-        "toolbus explain get_weather --identity laptop --json",
+        "toolbus access explain get_weather",
+        "toolbus access explain get_weather --user u-17 --level 50",
+        "toolbus access explain files.read --dialect gemini",
+        "toolbus access explain get_weather --identity laptop --json",
     ),
     """
     Shows the decisions of the bus about a call, in their order: whether the tool is registered, whether the caller may

@@ -23,7 +23,8 @@ EPILOG = epilog(
     ),
     """
     Without a name it shows all mounts, with a name the tools of one: their hints, whether a changed declaration waits
-    for `toolbus approve`, and what is left out and why. `toolbus mount` adds servers, `toolbus unmount` removes them.
+    for `toolbus access approve`, and what is left out and why. `toolbus mounts add` adds servers, `toolbus mounts
+    remove` removes them.
     """,
     "0 done, 1 the bus refused (the mount is unknown, for example), 2 wrong usage, 3 no bus found.",
 )
