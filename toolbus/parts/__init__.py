@@ -39,6 +39,7 @@ PARTS: tuple[Part, ...] = (
             ),
         ),
         rooms=(PartRoom("toolbus.parts.moving.upstream.room:UpstreamRoom", before="TasksRoom"),),
+        loaders=("toolbus.parts.moving.neko.neko_loader:NekoLoader",),
     ),
     Part(
         "dropin",
@@ -52,6 +53,7 @@ PARTS: tuple[Part, ...] = (
             ),
         ),
         rooms=(PartRoom("toolbus.parts.dropin.room:DropinRoom"),),
+        loaders=("toolbus.parts.dropin.dropin_loader:DropinLoader",),
     ),
     Part(
         "council",
