@@ -15,7 +15,7 @@ from tests.support.process_state import (
     restored_loggers,
     restored_signals,
 )
-from toolbus.processes.loader import load_plugin
+from toolbus.sdk.loader import load_plugin
 
 
 def test_modules_from_elsewhere_and_other_names_of_toolbus_are_removed_and_libraries_stay(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ async with running_bus() as bus:
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from toolbus.protocol.limits import Timings
 from toolbus.protocol.session import Session, Side, State
@@ -18,7 +18,6 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 
 if TYPE_CHECKING:
     from toolbus.bus import Bus
-    from toolbus.parts.models.embeddings import EmbedderChoice
 
 Handle = Callable[[str, Any], object]
 
@@ -29,14 +28,18 @@ PATIENT = Timings(stall_seconds=60.0)
 
 @asynccontextmanager
 async def running_bus(
-    *, unix: bool = False, timings: Timings | None = None, embedder: EmbedderChoice = None, **settings: Any
+    *,
+    unix: bool = False,
+    timings: Timings | None = None,
+    embedder: Callable[[Sequence[str]], Any] | Literal[False] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Bus]:
     """Runs a bus on a free port of loopback, without HTTP; its address is ``bus.grpc_addresses[0]``.
 
     Args:
         unix: listens on a unix socket in a directory of its own instead.
         timings: lengths of time that are not configuration; `PATIENT` by default.
-        embedder: compares the meanings of tools for searches; see `EmbedderChoice` for None and False.
+        embedder: compares the meanings of tools for searches; None: the one that is installed; False: none.
         settings: of `toolbus.bus.Config`; they win over the defaults here.
     """
     from toolbus.bus import Bus, Config  # needs toolbus[server]

@@ -18,7 +18,7 @@ import pytest
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus, Config
 from toolbus.errors import Code, SetupError
-from toolbus.parts.models.search import REQUEST_TOOL_INJECTION, SEARCH_TOOLS, ToolIndex, search_tool
+from toolbus.parts.models.search import REQUEST_TOOL_INJECTION, SEARCH_TOOLS, IndexCache, ToolIndex, search_tool
 from toolbus.protocol.limits import Limits
 from toolbus.sdk import CallContext, Host, Plugin, ToolScope
 from toolbus.testing import running_bus
@@ -256,4 +256,4 @@ async def test_the_search_of_the_bus_speaks_of_no_tool_that_only_a_loop_has() ->
         assert listed.tool.name == SEARCH_TOOLS
         assert REQUEST_TOOL_INJECTION not in listed.tool.description
         assert "by its name only if your host offers it" in listed.tool.description
-        assert listed.tool.parameters == search_tool(bus.core.indexes.modes).parameters
+        assert listed.tool.parameters == search_tool(bus.core.rooms.providers(IndexCache)[0].modes).parameters

@@ -65,7 +65,7 @@ class Program(Enum):
     )
     SCRIPT = (
         *("grpc.aio", "toolbus.v1.tool_bus_service_pb2_grpc", "toolbus.sdk", "toolbus.processes.plugin_program"),
-        *("toolbus.processes.loader", "toolbus.sdk.plugin_client"),
+        *("toolbus.sdk.loader", "toolbus.sdk.plugin_client"),
     )
     AGENT = ("grpc.aio", "toolbus.v1.tool_bus_service_pb2_grpc", "toolbus.sdk", "toolbus.loop", *_OPENAI)
 
@@ -314,8 +314,9 @@ def _main() -> None:
     if program is Program.COMMAND:
         from toolbus.bus.gateway.app import endpoints_of
 
-        for has_council in (False, True):
-            endpoints_of(has_council)
+        models = "toolbus.parts.models.export_routes:router"
+        for homes in ((models,), (models, "toolbus.parts.council.routes:router")):
+            endpoints_of(homes)
     gc.freeze()  # the forks share what is imported
     with socket.socket(fileno=int(sys.argv[2])) as control:
         request = _Server(control).serve()

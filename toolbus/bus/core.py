@@ -7,9 +7,9 @@ works without it where this bus does not have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
@@ -31,8 +31,6 @@ from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.bus.web_paths import WebPaths
 from toolbus.common.stall import StallWatch
 from toolbus.errors import InvalidRequest
-from toolbus.parts.mcp.features import Features
-from toolbus.parts.models.search import IndexCache
 from toolbus.protocol.limits import Limits, Timings
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
@@ -55,14 +53,14 @@ class Core:
         metrics: counts of the calls of each tool.
         audit: records who changed what.
         pins: the declarations of pinned sources that are trusted.
-        indexes: of the catalogs that are searched.
         tasks: calls that outlived their soft deadline.
         local: the bus as its own process uses it.
         signals: notifies rooms of changes.
         stalls: tells when the bus stood still.
         rooms: the rooms of this bus, this one included.
         web: the paths that rooms serve over HTTP beside the gateway's endpoints.
-        features: prompts and resources of mounted MCP servers.
+        embedder: compares meanings for searches, where a program brings its own; None: the one that is installed;
+            False: none.
         request_stop: requests the end of the whole bus; the program that runs it drains and stops it.
     """
 
@@ -82,14 +80,13 @@ class Core:
     metrics: CallMetrics
     audit: Audit
     pins: Pins
-    indexes: IndexCache
     tasks: TaskManager
     local: EmbeddedBus
     signals: Signals
     stalls: StallWatch
     rooms: Rooms
     web: WebPaths
-    features: Features
+    embedder: Callable[[Sequence[str]], Any] | Literal[False] | None
     request_stop: Callable[[], None]
 
     @property
@@ -132,6 +129,14 @@ class Room:
     async def stop(self) -> None:
         """Ends all that `open` and `start` began; called once, also after one of them failed halfway."""
 
+    def provides(self) -> Iterable[object]:
+        """Returns what other rooms may use of this one; they find it by its type, or by a protocol that it keeps."""
+        return ()
+
+    def routes(self) -> Iterable[str]:
+        """Names functions that return endpoints over HTTP (`fastapi.APIRouter`), each as ``module:function``."""
+        return ()
+
     def serving(self, source: str) -> bool | None:
         """Tells whether a source can be called through this room; None where the room does not know the source."""
         return None
@@ -150,6 +155,7 @@ class Room:
 
 
 AnyRoom = TypeVar("AnyRoom", bound=Room)
+Provided = TypeVar("Provided")
 
 
 class Rooms:
@@ -168,6 +174,18 @@ class Rooms:
     def find(self, kind: type[AnyRoom]) -> AnyRoom | None:
         """Returns the room of a kind; None where this bus has none."""
         return next((room for room in self._rooms if isinstance(room, kind)), None)
+
+    def providers(self, kind: type[Provided]) -> list[Provided]:
+        """Returns what rooms provide of a kind: a class, or a protocol that can be checked at run time."""
+        return [each for room in self._rooms for each in room.provides() if isinstance(each, kind)]
+
+    def provider(self, kind: type[Provided]) -> Provided | None:
+        """Returns the first that rooms provide of a kind; None where there is none."""
+        return next(iter(self.providers(kind)), None)
+
+    def routes(self) -> tuple[str, ...]:
+        """Names the endpoints of all rooms."""
+        return tuple(dict.fromkeys(home for room in self._rooms for home in room.routes()))
 
     def serving(self, source: str) -> bool | None:
         """Tells whether a source can be called through any room; None where no room knows it."""

@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
@@ -49,21 +49,11 @@ from toolbus.bus.signals import Signals
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.bus.web_paths import WebPaths
+from toolbus.common.part import installed, load
 from toolbus.common.stall import StallWatch
 from toolbus.common.version import VERSION
 from toolbus.errors import SetupError
 from toolbus.functions.tool_spec import spec_of_method
-from toolbus.parts.console.room import ConsoleRoom
-from toolbus.parts.council.room import CouncilRoom
-from toolbus.parts.dropin.room import DropinRoom
-from toolbus.parts.mcp.client.room import McpClientRoom
-from toolbus.parts.mcp.features import Features
-from toolbus.parts.mcp.server.room import McpServerRoom
-from toolbus.parts.models.embeddings import EmbedderChoice
-from toolbus.parts.models.search import IndexCache
-from toolbus.parts.moving.upstream.room import UpstreamRoom
-from toolbus.parts.observability.metrics_room import MetricsRoom
-from toolbus.parts.observability.traces_room import TracesRoom
 from toolbus.protocol.limits import Timings
 
 if TYPE_CHECKING:
@@ -71,27 +61,29 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("toolbus")
 
-# In the order in which they open and start; they stop in reverse order. A room goes with its line.
-ROOMS: tuple[type[Room], ...] = (
+# Those of the core, in the order in which they open and start; they stop in reverse order. A room goes with its line.
+CORE_ROOMS: tuple[type[Room], ...] = (
     CallbacksRoom,  # first: it locks the data directory
     AuditRoom,  # before the rooms whose actions it records
-    MetricsRoom,  # its path is served by the gateway
-    TracesRoom,  # before the rooms that make calls, and stops after them
     KeysRoom,
     OperatorsRoom,
     PinsRoom,
     LogsRoom,
-    McpServerRoom,  # its path is served by the gateway
     GatewayRoom,  # binds before gRPC is served, and stops after the rooms that its requests wait for
-    ConsoleRoom,  # its paths are served by the gateway; stops before, since its streams would go on
     NotificationsRoom,
-    UpstreamRoom,
     TasksRoom,
-    CouncilRoom,
     StreamsRoom,
-    McpClientRoom,
-    DropinRoom,  # last: its processes attach to the streams
 )
+
+
+def all_rooms() -> tuple[type[Room], ...]:
+    """Returns the rooms of the core and of the parts that are installed, in the order in which they open."""
+    rooms = list(CORE_ROOMS)
+    for part in installed():
+        for entry in part.rooms:
+            place = next((i for i, room in enumerate(rooms) if room.__name__ == entry.before), len(rooms))
+            rooms.insert(place, load(entry.home))
+    return tuple(rooms)
 
 
 class SweepTimer:
@@ -129,7 +121,7 @@ class Bus(EmbeddedBus):
 
     Args:
         config: what to listen on and what to accept; by default what ``toolbus serve`` does.
-        rooms: the parts that it has; by default all of them.
+        rooms: that it has; by default all of them (`all_rooms`).
         timings: lengths of time, most of them no configuration; by default with the heartbeats of the configuration.
         neighbours: the check of who may use the bus; by default the one that the configuration describes.
         embedder: compares the meanings of tools for searches; None: that of the extra `semantic`, where it is
@@ -143,10 +135,10 @@ class Bus(EmbeddedBus):
         self,
         config: Config | None = None,
         *,
-        rooms: Sequence[type[Room]] = ROOMS,
+        rooms: Sequence[type[Room]] | None = None,
         timings: Timings | None = None,
         neighbours: Neighbours | None = None,
-        embedder: EmbedderChoice = None,
+        embedder: Callable[[Sequence[str]], Any] | Literal[False] | None = None,
     ) -> None:
         config = config or Config()
         timings = timings or config.timings
@@ -181,18 +173,17 @@ class Bus(EmbeddedBus):
             metrics=self._metrics,
             audit=audit,
             pins=pins,
-            indexes=IndexCache(embedder),
             tasks=self.tasks,
             local=self,
             signals=signals,
             stalls=StallWatch(timings.tick_seconds, timings.stall_seconds),
             rooms=Rooms(),
             web=WebPaths(),
-            features=Features(),
+            embedder=embedder,
             request_stop=self._stopped.set,
         )
         signals.on_change(self.core.presence.catalog_changed)
-        for room in rooms:
+        for room in all_rooms() if rooms is None else rooms:
             self.core.rooms.add(room(self.core))
         self._offer_own()
 

@@ -17,16 +17,14 @@ from toolbus.errors import SetupError
 
 @dataclass(frozen=True, slots=True)
 class PartCommand:
-    """A command of the command line.
+    """A command of a part.
 
     Attributes:
-        name: its words after ``toolbus``, one or two: a noun, and what to do with it.
-        home: ``module:function``, or ``module:app`` for a Typer of several commands; "" for a noun of this list.
+        name: its words after ``toolbus``.
+        home: ``module:function``.
         help: one line, for ``toolbus --help``.
         group: the panel of ``toolbus --help`` that lists it; "" for the first.
-        hidden: whether no panel lists it.
-        old: another name, which works as well and is not listed.
-        raw: whether its function takes the words that follow, and reads them itself.
+        hidden: whether no panel lists it, as for an older name.
     """
 
     name: str
@@ -34,8 +32,6 @@ class PartCommand:
     help: str
     group: str = ""
     hidden: bool = False
-    old: str = ""
-    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +56,18 @@ class Part:
         extra: the extra of the distribution with what it needs besides the server; "" if it needs nothing more.
         commands: what the command line offers of it.
         rooms: its rooms in a bus, in the order in which they open.
-        routes: functions that return its endpoints over HTTP.
         loaders: what reads its kinds of files and folders as plugins.
         settings: its settings in the configuration of a bus.
+        needs: other parts that it imports; without one of them it counts as removed.
     """
 
     name: str
     extra: str = ""
     commands: tuple[PartCommand, ...] = ()
     rooms: tuple[PartRoom, ...] = ()
-    routes: tuple[str, ...] = ()
     loaders: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
 
 def parts() -> tuple[Part, ...]:
@@ -81,8 +77,8 @@ def parts() -> tuple[Part, ...]:
 
 
 def is_installed(part: Part) -> bool:
-    """Tells whether the folder of a part is there."""
-    return importlib.util.find_spec(f"toolbus.parts.{part.name}") is not None
+    """Tells whether the folders of a part and of those that it needs are there."""
+    return all(importlib.util.find_spec(f"toolbus.parts.{name}") is not None for name in (part.name, *part.needs))
 
 
 def installed() -> Iterator[Part]:

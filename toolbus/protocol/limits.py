@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 KIB = 1024
 MIB = 1024 * KIB
+MAX_SEARCH_RESULTS = 50  # of one search of tools
 
 
 @dataclass(frozen=True, slots=True)

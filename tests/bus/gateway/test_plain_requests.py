@@ -103,7 +103,7 @@ def gateway() -> Iterator[Gateway]:
         running = running_bus(grace_seconds=0.0, roles=("Yui", "Ran"))
         bus = runner.run(running.__aenter__())
         remote = RemoteAccess(bus.core.doorman, ResourceMetadata(()), bus.core.web)
-        parts = GatewayParts(bus.core, None, None, None, remote)
+        parts = GatewayParts(bus.core, None, None, remote)
         made = Gateway(runner, bus, application(parts))
 
         @bus.tool

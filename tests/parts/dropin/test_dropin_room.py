@@ -12,7 +12,7 @@ from tests.support.processes import alive
 from tests.support.waiting import until
 from toolbus import Bus, Config
 from toolbus.bus.rooms.streams_room import StreamsRoom
-from toolbus.bus.wiring import ROOMS
+from toolbus.bus.wiring import all_rooms
 from toolbus.errors import SetupError
 from toolbus.parts.dropin.room import LINES_PER_SECOND, DropinOutput, DropinRoom
 from toolbus.processes.supervisor import PluginReport, ReportKind
@@ -43,7 +43,7 @@ async def test_a_bus_in_a_program_offers_the_folder_that_its_configuration_names
 
 
 async def test_a_bus_without_streams_refuses_a_folder(tmp_path: Path) -> None:
-    rooms = [room for room in ROOMS if room is not StreamsRoom]
+    rooms = [room for room in all_rooms() if room is not StreamsRoom]
     with pytest.raises(SetupError, match="tools_dir needs StreamsRoom"):
         await Bus(Config(http="off", tools_dir=tmp_path), rooms=rooms).start()
 

@@ -36,11 +36,10 @@ from toolbus.bus.gateway.access import AccessGuard, Admission
 from toolbus.bus.gateway.call_routes import PlainRequests
 from toolbus.bus.gateway.gateway_parts import IDENTITY, SCOPE_KEY, SOURCE, GatewayParts, parts_of
 from toolbus.bus.loopback import mask
+from toolbus.common.part import load
 from toolbus.common.text import shorten
 from toolbus.common.version import VERSION
 from toolbus.errors import INTERNAL_DETAIL, NotPermitted, ToolBusError, http_status
-from toolbus.parts.council import routes as council_routes
-from toolbus.parts.models import export_routes
 
 # Makes the page that shows every endpoint with a form to try it (Swagger UI), and the policy under which it works.
 #
@@ -104,7 +103,7 @@ Programs that can use gRPC have more: one connection that registers tools and ru
 
 def application(parts: GatewayParts) -> ASGIApp:
     """Returns the application over one bus."""
-    endpoints = endpoints_of(parts.find_council is not None)
+    endpoints = endpoints_of(parts.core.rooms.routes())
     plain = PlainRequests(endpoints, parts, _internal_error)
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
@@ -121,8 +120,12 @@ def application(parts: GatewayParts) -> ASGIApp:
 
 
 @functools.lru_cache
-def endpoints_of(has_council: bool) -> FastAPI:
-    """Returns the endpoints, which all buses share: building them takes a third of a second."""
+def endpoints_of(homes: tuple[str, ...]) -> FastAPI:
+    """Returns the endpoints, which all buses share: building them takes a third of a second.
+
+    Args:
+        homes: those of rooms (`Room.routes`).
+    """
     docs_page = DocsPage()
     app = FastAPIOffline(
         title="toolbus",
@@ -166,11 +169,10 @@ def endpoints_of(has_council: bool) -> FastAPI:
         ready = parts_of(request).core.takes_calls
         return JSONResponse({"status": "ready" if ready else "draining"}, status_code=200 if ready else 503)
 
-    for routes in (tool_routes, catalog_event_routes, export_routes, call_routes, task_routes, notification_routes):
+    for routes in (tool_routes, catalog_event_routes, call_routes, task_routes, notification_routes, record_routes):
         app.include_router(routes.router())
-    if has_council:
-        app.include_router(council_routes.router())
-    app.include_router(record_routes.router())
+    for home in homes:
+        app.include_router(load(home)())
     return app
 
 

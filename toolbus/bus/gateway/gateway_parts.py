@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 
@@ -18,9 +18,6 @@ from toolbus.bus.local import LocalCaller
 from toolbus.bus.tasks import owner_of
 from toolbus.errors import NotOffered
 from toolbus.protocol.tool import Tool
-
-if TYPE_CHECKING:
-    from toolbus.parts.council.service import CouncilService
 
 SOURCE = "http"  # the source of calls over HTTP; of an identity with its name
 IDENTITY = "toolbus.identity"  # of an ASGI scope: who makes the request
@@ -66,14 +63,12 @@ class GatewayParts:
     Attributes:
         registrations: where tools with a callback URL are registered; None where the bus takes none.
         own_url: where the application is served: a callback there would call itself; None over HTTPS only.
-        find_council: returns the council, loaded on first use; None where the bus has no council room.
         remote: admits requests over HTTPS.
     """
 
     core: Core
     registrations: Registrations | None
     own_url: CallbackUrl | None
-    find_council: Callable[[], Awaitable[CouncilService]] | None
     remote: RemoteAccess
     _caches: dict[Callable[[], Any], Any] = field(default_factory=dict, init=False, repr=False)
 

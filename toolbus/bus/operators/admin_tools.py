@@ -1,4 +1,4 @@
-"""Offers the bus's own tools, of source ``toolbus``: drain, records of calls, counts, roles, permissions, search.
+"""Offers the bus's own tools, of source ``toolbus``: drain, records of calls, counts, roles, permissions.
 
 They are called over Invoke like any other tool, listed only in a listing of that source, and never exported to models.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -28,7 +27,6 @@ from toolbus.bus.streams.refused_tools import Refusal, SessionRefusals
 from toolbus.bus.tasks.task import shown_owner
 from toolbus.common.text import quote
 from toolbus.errors import InvalidRequest
-from toolbus.parts.models.search import SEARCH_TOOLS, search_arguments, search_tool
 from toolbus.protocol.tool import HINTS, level_of
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -246,14 +244,6 @@ def _plugin(source: str, handlers: Collection[Handler]) -> Row:
 
 DRAIN_SECONDS = 30.0
 MAX_WAIT_SECONDS = 60.0  # for a new record
-# The description of a tool loop's own search promises that found tools can be added; this one's host may not do that.
-SEARCH_DESCRIPTION = (
-    "Find tools by what they do, best first. Call this when the task needs something that none of your tools does. "
-    "Do NOT call it when one of your tools fits, nor to look up facts, files or web pages: it finds tools. "
-    "A tool that it found can be called by its name only if your host offers it to you; if it does not, tell the user "
-    "which tool is missing. If no result fits, there is no such tool: try other words once, then say that you cannot "
-    "do it. Never invent a tool."
-)
 
 
 BATCH_SECONDS = 0.05  # from the next call until the records are read: a follower reads batches
@@ -277,23 +267,13 @@ class AdminTools:
         self._grants = grants
         self._audit = core.audit
         self._introspection = Introspection(core.presence, core.records, core.view)
-        self._indexes = core.indexes
-        # The schema names the modes of this bus. The arguments are checked by the search itself, whose errors say
-        # how a missing mode is installed.
-        declare = llm_tool(
-            name=SEARCH_TOOLS,
-            description=SEARCH_DESCRIPTION,
-            parameters=search_tool(core.indexes.modes).parameters,
-            validate=False,
-        )
-        self.search_tools = declare(functools.partial(self._search_tools))
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
         return [
             *(self.drain, self.calls, self.cancel_call, self.all_tasks, self.stats),
             *(self.role_add, self.role_remove),
-            *(self.permit, self.permissions, self.grant, self.revoke, self.search_tools, self._introspection.this_bus),
+            *(self.permit, self.permissions, self.grant, self.revoke, self._introspection.this_bus),
         ]
 
     @llm_tool(description="Asks a source's sessions to finish their calls and leave; without a source, the whole bus.")
@@ -495,15 +475,3 @@ class AdminTools:
             "silenced": sorted(self._grants.silenced),
             "generation": self._core.policy.generators,
         }
-
-    def _search_tools(self, scope: ToolScope, **arguments: Any) -> dict[str, Any]:
-        """Finds tools that the caller may call. Runs on a thread: a new catalog takes a while to be indexed."""
-        query, options = search_arguments({name: value for name, value in arguments.items() if value is not None})
-        user_id, level = scope.context.user_id, level_of(scope.context.attributes)
-        # The revision is read first: a change in between is found by the next search.
-        principal = principal_of(scope)
-        # The same key as that of a search over HTTP without a role, so that both use one index.
-        catalog = (self._view.revision, "", user_id if self._view.permissions else "", level, principal.identity.scopes)
-        tools = [listing.tool for listing in self._view.listings(None, user_id, level, principal=principal)]
-        index = self._indexes.index_of(catalog, tools)
-        return index.search(query, **options)

@@ -11,7 +11,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from toolbus.bus.access.identity import OBSERVER, Identity, Principal
 from toolbus.bus.calls.refusals import Refused
@@ -22,17 +22,24 @@ from toolbus.bus.operators.admin_tools import session_state_of
 from toolbus.bus.streams.catalog_messages import best_state
 from toolbus.common.text import list_names, quote
 from toolbus.errors import InvalidRequest, NotPermitted, UnknownRole
-from toolbus.parts.models.dialects.names import find_dialect
+from toolbus.protocol.tool import Tool
 from toolbus.sdk import llm_tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 MAX_SIMILAR = 3
-MAX_LOSSES = 3  # of a dialect that are shown
 MAX_NOTICES = 3  # of sources, about the name
 
 # A step: its name, whether the call passes it (None: it decides nothing), and why.
 Step = tuple[str, bool | None, str]
+
+
+@runtime_checkable
+class Exporter(Protocol):
+    """Tells how the formats of providers express a tool."""
+
+    def exported(self, tool: Tool, dialect: str) -> tuple[bool, str]:
+        """Tells whether a dialect can express a tool, and what a model sees of it or why it sees nothing."""
 
 
 class Explainer:
@@ -78,13 +85,20 @@ class Explainer:
             steps += self._may_call(principal, entry, user, level)
             steps += self._reachable(entry)
             if dialect:
-                steps += _exported(entry, dialect)
+                steps.append(self._exported(entry, dialect))
         return {
             "tool": tool,
             "callable": can_call,
             "verdict": verdict if self._core.takes_calls else "UNAVAILABLE: the bus is draining and takes no new calls",
             "steps": [{"step": step, "passed": passed, "why": why} for step, passed, why in steps],
         }
+
+    def _exported(self, entry: Entry, dialect: str) -> Step:
+        exporter = self._core.rooms.provider(Exporter)
+        if exporter is None:
+            raise InvalidRequest(f"dialect is {quote(dialect)}, and this bus was made without dialects: leave it empty")
+        passed, why = exporter.exported(entry.tool.renamed(entry.name), dialect)
+        return "dialect", passed, why
 
     def _principal(self, name: str) -> Principal:
         if not name:
@@ -186,14 +200,3 @@ class Explainer:
         yield "room", room > 0, f"{in_flight} of {most} calls are in flight"
         validated = entry.current.checker is not None
         yield "arguments", None, f"are {'validated against its schema' if validated else 'not validated'}"
-
-
-def _exported(entry: Entry, name: str) -> Iterator[Step]:
-    export = find_dialect(name).export([entry.tool.renamed(entry.name)])
-    if export.left_out:
-        yield "dialect", False, f"{name} cannot express it: {export.left_out[0].why}"
-        return
-    losses = [f"{loss.keyword}: {loss.why}" for loss in export.losses]
-    more = f"; and {len(losses) - MAX_LOSSES} more" if len(losses) > MAX_LOSSES else ""
-    loses = f"; its schema loses {'; '.join(losses[:MAX_LOSSES])}{more}" if losses else ""
-    yield "dialect", True, f"{name} offers it as {quote(export.names.to_wire[entry.name])}{loses}"

@@ -13,7 +13,6 @@ from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
 from toolbus.errors import SetupError
-from toolbus.parts.council.room import CouncilRoom
 
 if TYPE_CHECKING:
     from toolbus.bus.gateway.http_server import HttpServer, TlsContext
@@ -108,14 +107,13 @@ class GatewayRoom(Room):
             from toolbus.bus.gateway.http_server import TlsContext
             from toolbus.bus.gateway.remote_access import RESOURCE, RemoteAccess, ResourceMetadata
 
-            callbacks, council = self.core.rooms.find(CallbacksRoom), self.core.rooms.find(CouncilRoom)
+            callbacks = self.core.rooms.find(CallbacksRoom)
             registrations = callbacks.registrations if callbacks is not None else None
-            find_council = council.find if council is not None and council.is_served else None
             has_mcp = self.core.web.find(RESOURCE) is not None
             metadata = ResourceMetadata([each.issuer for each in self.core.config.issuers] if has_mcp else [])
             self._remote = RemoteAccess(self.core.doorman, metadata, self.core.web)
             own_url = self.own_url if self._server is not None else None
-            served = application(GatewayParts(self.core, registrations, own_url, find_council, self._remote))
+            served = application(GatewayParts(self.core, registrations, own_url, self._remote))
             policies = {DOCS_PATH: DocsPage().policy, **self.core.web.policies}
             if self._server is not None:
                 await self._server.start(served, policies)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from toolbus.bus.access.identity import principal_of
 from toolbus.bus.catalog.entry import RUN_SOURCES
@@ -16,8 +16,6 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.core import Core, Room
 from toolbus.common.text import list_names, nearest, quote
 from toolbus.errors import InvalidRequest
-from toolbus.parts.dropin.room import DropinRoom
-from toolbus.parts.mcp.client.room import McpClientRoom
 from toolbus.protocol.tool import Result
 from toolbus.sdk import ToolScope, llm_tool
 
@@ -166,6 +164,7 @@ Call = Callable[[str, Mapping[str, Any], float], Awaitable[Result]]
 Row = dict[str, Any]
 
 
+@runtime_checkable
 class OwnOutput(Protocol):
     """The output of plugins that a room of this bus runs."""
 
@@ -347,9 +346,7 @@ class LogsRoom(Room):
         self._levels.close()
 
     def _own(self) -> Iterator[OwnOutput]:
-        for room in (self.core.rooms.find(DropinRoom), self.core.rooms.find(McpClientRoom)):
-            if room is not None and room.output is not None:
-                yield room.output
+        yield from self.core.rooms.providers(OwnOutput)
 
     async def _call(self, name: str, arguments: Mapping[str, Any], timeout: float) -> Result:
         return await self.core.local.call(name, arguments, timeout=timeout)

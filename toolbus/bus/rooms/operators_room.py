@@ -93,10 +93,6 @@ class OperatorsRoom(Room):
         """Returns the operators' tools."""
         return [*self._tools.tools(), *self._key_tools.tools(), self._explainer.explain]
 
-    def offered(self, group: str) -> Iterable[Callable[..., Any]]:
-        """Returns the search for models."""
-        return [self._tools.search_tools] if group == "search" else []
-
     async def open(self) -> None:
         """Restores the roles and grants of the data directory and persists those to come."""
         if self.core.config.data_dir is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from toolbus.bus.access.identity import principal_of
 from toolbus.bus.core import Core, Room
@@ -12,10 +12,10 @@ from toolbus.bus.pins import pins
 from toolbus.bus.pins.pins import Pinned
 from toolbus.common.text import list_names, quote
 from toolbus.errors import InvalidRequest
-from toolbus.parts.mcp.client.room import McpClientRoom
 from toolbus.sdk import ToolScope, llm_tool
 
 
+@runtime_checkable
 class Approver(Protocol):
     """Approves changes of some sources."""
 
@@ -145,8 +145,7 @@ class PinsRoom(Room):
 
     @property
     def _approvers(self) -> list[Approver]:
-        mounts = self.core.rooms.find(McpClientRoom)
-        return [self._plugins, *([mounts.approver] if mounts is not None else [])]
+        return [self._plugins, *self.core.rooms.providers(Approver)]
 
     def _known(self, source: str) -> Iterator[tuple[str, Approver, Mapping[str, Pinned]]]:
         for approver in self._approvers:

@@ -28,12 +28,12 @@ from toolbus.bus.gateway.gateway_parts import IDENTITY
 from toolbus.bus.gateway.http_connection import CONNECTION, peer_of
 from toolbus.bus.gateway.remote_access import BY_COOKIE
 from toolbus.bus.keys.doorman import Doorman
+from toolbus.bus.keys.seal import BrokenSeal, Sealer
 from toolbus.bus.web_paths import Message, Receive, Send
 from toolbus.common.cancellation import wait_first
 from toolbus.common.version import VERSION
 from toolbus.errors import Unauthenticated
 from toolbus.parts.console.feed import DigestFeed, Ended, TooMany, TooSlow
-from toolbus.parts.mcp.server.seal import BrokenSeal, Sealer
 
 # Logs a browser in over HTTPS: with a code that is valid once, for a minute, in exchange for a cookie.
 #

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from toolbus.bus.core import Core, Room
@@ -27,6 +28,14 @@ class CouncilRoom(Room):
     def is_served(self) -> bool:
         """Whether hosts can use it."""
         return self.core.config.http != "off" or self.core.config.council is not None
+
+    def provides(self) -> Iterable[object]:
+        """Returns itself: the endpoints ask it for the council."""
+        return (self,)
+
+    def routes(self) -> Iterable[str]:
+        """Names the endpoints of the council."""
+        return ("toolbus.parts.council.routes:router",) if self.is_served else ()
 
     async def open(self) -> None:
         """Reads the council file, if the configuration names one.

@@ -37,6 +37,7 @@ from toolbus.common.mailbox import Mailbox
 from toolbus.common.text import quote
 from toolbus.errors import PeerLost, SetupError
 from toolbus.functions.call_context import CallContext
+from toolbus.parts.council.room import CouncilRoom
 from toolbus.parts.models.dialects.names import find_dialect
 from toolbus.protocol.tool import level_of
 
@@ -479,9 +480,9 @@ def _follows(routes: APIRouter) -> None:
 
 
 async def _council_of(request: Request) -> CouncilService:
-    find = parts_of(request).find_council
-    assert find is not None  # else the application has no such routes
-    return await find()
+    room = parts_of(request).core.rooms.provider(CouncilRoom)
+    assert room is not None  # else the application has no such routes
+    return await room.find()
 
 
 async def _run_response(request: Request, run: Start) -> Response:

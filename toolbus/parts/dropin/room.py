@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,10 @@ class DropinRoom(Room):
         self.output: DropinOutput | None = None  # None until started, and without a folder
         self._folder: ToolFolder | None = None  # the same
         self._running: asyncio.Task[bool] | None = None  # runs the folder
+
+    def provides(self) -> Iterable[object]:
+        """Returns the output of the groups."""
+        return () if self.output is None else (self.output,)
 
     async def start(self) -> None:
         """Starts the folder; the tools of its files are offered as soon as their processes have loaded them.

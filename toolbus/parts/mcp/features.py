@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from toolbus.bus.access.identity import LOCAL, Identity
+from toolbus.bus.core import Core
 from toolbus.protocol.tool import Progress
 
 Kind = Literal["prompts", "resources"]
@@ -116,3 +117,8 @@ class Features:
     def _all_changed(self) -> None:
         self.changed("prompts")
         self.changed("resources")
+
+
+def features_of(core: Core) -> Features:
+    """Returns the features that the rooms of a bus share; some of its own where there is no endpoint for clients."""
+    return core.rooms.provider(Features) or Features()

@@ -24,7 +24,7 @@ from toolbus.bus.gateway.tool_routes import REFUSALS, UNKNOWN_ROLE
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import quote
 from toolbus.parts.models.dialects.names import DIALECTS, find_dialect
-from toolbus.parts.models.search import MAX_QUERY_CHARACTERS, MAX_RESULTS, MODES
+from toolbus.parts.models.search import MAX_QUERY_CHARACTERS, MAX_RESULTS, MODES, IndexCache
 from toolbus.protocol.tool import Tool
 
 MAX_EXPORTS = 16  # in the cache, one for each dialect, role and user: one of a large catalog takes megabytes
@@ -92,7 +92,8 @@ def router() -> APIRouter:
         view = parts.core.view
         revision = (view.revision, role, user_id if view.permissions else "", level, principal.identity.scopes)
         tools = [listing.tool for listing in view.listings(role or None, user_id, level, principal=principal)]
-        indexes = parts.core.indexes
+        indexes = parts.core.rooms.provider(IndexCache)
+        assert indexes is not None  # of the room that serves this endpoint
 
         def find() -> bytes:
             index = indexes.index_of(revision, tools)

@@ -23,6 +23,7 @@ from typing import Any
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import quote, repair_utf8
 from toolbus.parts.models.embeddings import REMEDY, EmbeddedTexts, EmbedderChoice, Embeddings
+from toolbus.protocol.limits import MAX_SEARCH_RESULTS
 from toolbus.protocol.tool import Annotations, Tool
 
 log = logging.getLogger("toolbus.search")
@@ -30,7 +31,7 @@ log = logging.getLogger("toolbus.search")
 WORD_MODES = ("bm25", "keyword")
 MEANING_MODES = ("semantic", "hybrid")  # with embeddings only
 MODES = (*WORD_MODES, *MEANING_MODES)
-MAX_RESULTS = 50
+MAX_RESULTS = MAX_SEARCH_RESULTS
 MAX_QUERY_CHARACTERS = 1000  # a query is a sentence; a longer one is cut
 MAX_EMBEDDED_CHARACTERS = 1000  # of a tool: the first sentences of a description say what it is for
 MAX_WORD_HITS = 200  # tools whose words count in mode hybrid

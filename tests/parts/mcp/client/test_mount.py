@@ -23,7 +23,7 @@ from toolbus.parts.mcp.client import mount as mount_module
 from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.mount import MountState, MountTimings
 from toolbus.parts.mcp.client.offer import MountManifest
-from toolbus.parts.mcp.features import Requester
+from toolbus.parts.mcp.features import Requester, features_of
 from toolbus.processes.supervisor import RestartPolicy
 from toolbus.protocol.tool import Progress
 
@@ -234,7 +234,7 @@ async def test_a_known_server_is_listed_before_it_starts_and_started_by_the_firs
     async with house_of(manifest) as house:
         await house.mount("modern")
         updated: list[str] = []
-        house.bus.core.features.providers[0].subscribe("test://note", updated.append)
+        features_of(house.bus.core).providers[0].subscribe("test://note", updated.append)
         await until(lambda: updated)  # whoever wants to know of updates needs a server that runs
 
 
@@ -349,7 +349,7 @@ async def test_a_server_that_prints_to_its_output_is_no_problem(house: House) ->
 @ERAS
 async def test_prompts_resources_and_completions_are_passed_through(house: House, era: str) -> None:
     await house.live(era)
-    (provider,) = house.bus.core.features.providers
+    (provider,) = features_of(house.bus.core).providers
     assert set(provider.capabilities) == {"prompts", "resources", "completions", "subscribe"}
     assert [prompt["name"] for prompt in provider.prompts()] == ["hello"]
     assert [each["uri"] for each in provider.resources()] == ["test://note"]

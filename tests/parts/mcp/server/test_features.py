@@ -10,7 +10,7 @@ from tests.parts.mcp.server.asking import Channel, Json, Mounted, mcp_bench
 from tests.support.waiting import Stopwatch
 from toolbus.bus.access.identity import LOCAL, Globs, Identity, Scopes
 from toolbus.bus.catalog.policy import AccessRules, Policy
-from toolbus.parts.mcp.features import Features
+from toolbus.parts.mcp.features import Features, features_of
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server import mcp_listing
 from toolbus.parts.mcp.server.feature_view import FeatureView, matches
@@ -26,8 +26,8 @@ def _names(listed: Json, key: str, name: str = "name") -> list[str]:
 async def test_prompts_are_named_like_tools_and_asked_for_by_their_own_name() -> None:
     async with mcp_bench(Profile(bare=("plain",))) as bench:
         first, second = Mounted("a.b", prompts=["ask"]), Mounted("plain", prompts=["ask", "more"])
-        bench.bus.core.features.add(first)
-        bench.bus.core.features.add(second)
+        features_of(bench.bus.core).add(first)
+        features_of(bench.bus.core).add(second)
         listed = await bench.ask("prompts/list")
         assert _names(listed, "prompts") == ["a_b_ask", "ask", "more"]
         assert listed["prompts"][0]["description"] == "of a.b"
@@ -42,7 +42,7 @@ async def test_prompts_are_named_like_tools_and_asked_for_by_their_own_name() ->
 async def test_a_resource_of_two_mounts_belongs_to_the_first() -> None:
     async with mcp_bench() as bench:
         for mounted in (Mounted("one", resources=["x://a"]), Mounted("two", resources=["x://a", "x://b"])):
-            bench.bus.core.features.add(mounted)
+            features_of(bench.bus.core).add(mounted)
         listed = await bench.ask("resources/list")
         assert [(each["uri"], each["description"]) for each in listed["resources"]] == [
             ("x://a", "of one"),
@@ -59,8 +59,8 @@ async def test_templates_are_tried_in_the_order_of_their_mounts() -> None:
             raise RpcError(McpCode.RESOURCE_NOT_FOUND, "no such file")
 
         one, two = Mounted("one", templates=["x://{id}"], answer=missing), Mounted("two", templates=["x://{+path}"])
-        bench.bus.core.features.add(one)
-        bench.bus.core.features.add(two)
+        features_of(bench.bus.core).add(one)
+        features_of(bench.bus.core).add(two)
         listed = await bench.ask("resources/templates/list")
         assert _names(listed, "resourceTemplates", "uriTemplate") == ["x://{id}", "x://{+path}"]
         assert (await bench.ask("resources/read", {"uri": "x://1"}))["of"] == "two"
@@ -100,8 +100,8 @@ async def test_an_unknown_resource_has_the_code_of_its_era() -> None:
 async def test_a_uri_that_is_not_listed_is_only_shown_to_mounts_of_its_scheme() -> None:
     async with mcp_bench() as bench:
         files, web = Mounted("files", resources=["file:///a"]), Mounted("web", resources=["https://x.example/a"])
-        bench.bus.core.features.add(web)
-        bench.bus.core.features.add(files)
+        features_of(bench.bus.core).add(web)
+        features_of(bench.bus.core).add(files)
         assert (await bench.ask("resources/read", {"uri": "file:///linked"}))["of"] == "files"
         assert web.requests == []
 
@@ -109,7 +109,7 @@ async def test_a_uri_that_is_not_listed_is_only_shown_to_mounts_of_its_scheme() 
 async def test_reads_and_lists_say_how_long_they_may_be_cached_in_the_modern_era_only() -> None:
     async with mcp_bench() as bench:
         answer: Json = {"resultType": "complete", "ttlMs": 7, "cacheScope": "public", "contents": [], "_meta": {"a": 1}}
-        bench.bus.core.features.add(Mounted("one", resources=["x://a"], answer=lambda *_: dict(answer)))
+        features_of(bench.bus.core).add(Mounted("one", resources=["x://a"], answer=lambda *_: dict(answer)))
         read = await bench.ask("resources/read", {"uri": "x://a"})
         assert (read["ttlMs"], read["cacheScope"], read["_meta"]["a"]) == (7, "public", 1)
         for method in ("prompts/list", "resources/list", "resources/templates/list"):
@@ -123,8 +123,8 @@ async def test_reads_and_lists_say_how_long_they_may_be_cached_in_the_modern_era
 async def test_completions_go_to_the_mount_that_has_the_prompt_or_the_template() -> None:
     async with mcp_bench() as bench:
         one = Mounted("one", prompts=["p"], templates=["x://{id}"])
-        bench.bus.core.features.add(one)
-        bench.bus.core.features.add(Mounted("two", capabilities=("prompts",), prompts=["p"]))
+        features_of(bench.bus.core).add(one)
+        features_of(bench.bus.core).add(Mounted("two", capabilities=("prompts",), prompts=["p"]))
         argument = {"name": "id", "value": "1"}
         for reference, own in (
             ({"type": "ref/prompt", "name": "one_p"}, {"type": "ref/prompt", "name": "p"}),
@@ -146,7 +146,7 @@ async def test_long_lists_come_in_pages_and_a_cursor_of_another_list_is_refused(
     monkeypatch.setattr(mcp_listing, "MAX_PAGE_TOOLS", 2)
     async with mcp_bench() as bench:
         mounted = Mounted("m", prompts=["a"], resources=[f"x://{number}" for number in range(5)])
-        bench.bus.core.features.add(mounted)
+        features_of(bench.bus.core).add(mounted)
         uris: list[str] = []
         cursors: list[str] = []
         params: Json = {}
@@ -213,7 +213,7 @@ def test_a_mount_for_certain_users_levels_and_roles_shows_others_neither_prompts
 async def test_an_identity_that_may_call_nothing_asks_no_mounted_server() -> None:
     async with mcp_bench() as bench:
         mounted = Mounted("m", prompts=["p"], resources=["x://1"])
-        bench.bus.core.features.add(mounted)
+        features_of(bench.bus.core).add(mounted)
         reader = Identity("reader", Scopes(call=Globs(("*",)), in_flight=0))
         assert _names(await bench.ask("prompts/list", identity=reader), "prompts") == ["m_p"]
         for method, params in (("prompts/get", {"name": "m_p"}), ("resources/read", {"uri": "x://1"})):
@@ -232,7 +232,7 @@ def test_a_template_of_a_hostile_server_takes_no_time() -> None:
 async def test_progress_of_a_mounted_server_reaches_the_client_that_wants_it() -> None:
     async with mcp_bench() as bench:
         mounted = Mounted("m", prompts=["p"])
-        bench.bus.core.features.add(mounted)
+        features_of(bench.bus.core).add(mounted)
         channel = Channel()
         await bench.ask("prompts/get", {"name": "m_p", "_meta": {"progressToken": 7}}, channel=channel)
         report = mounted.askers[0].on_progress
@@ -253,7 +253,7 @@ async def test_instructions_that_are_handed_on_reach_the_clients_that_see_someth
             Mounted("none", instructions="Unseen."),
             Mounted("x"),
         ):
-            bench.bus.core.features.add(mounted)
+            features_of(bench.bus.core).add(mounted)
         found = await bench.ask("server/discover")
         assert found["instructions"] == f"{plain}\n\nInstructions of shop, for its tools:\nPay first."
         assert found["cacheScope"] == "private"
@@ -266,6 +266,6 @@ async def test_instructions_that_are_handed_on_reach_the_clients_that_see_someth
 @pytest.mark.parametrize("meta", [[], "x", 7, None])
 async def test_a_meta_that_is_no_object_is_left_out(meta: object) -> None:
     async with mcp_bench() as bench:
-        bench.bus.core.features.add(Mounted("m", prompts=["p"], answer=lambda *_: {"messages": [], "_meta": meta}))
+        features_of(bench.bus.core).add(Mounted("m", prompts=["p"], answer=lambda *_: {"messages": [], "_meta": meta}))
         assert (await bench.ask("prompts/get", {"name": "m_p"}))["messages"] == []
         assert await bench.ask("prompts/get", {"name": "m_p"}, session=bench.session()) == {"messages": []}

@@ -20,6 +20,7 @@ from tests.parts.mcp.server.asking import (
     question,
 )
 from toolbus.bus.calls.call import Call
+from toolbus.parts.mcp.features import features_of
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server.input import _digest
 from toolbus.v1 import tool_pb2 as pb
@@ -216,7 +217,7 @@ def _mounted(bench: McpBench) -> Mounted:
         return {"resultType": "complete", "messages": [params["inputResponses"], params["requestState"]]}
 
     mounted = Mounted("m", prompts=["p"], resources=["test://x"], answer=answer)
-    bench.bus.core.features.add(mounted)
+    features_of(bench.bus.core).add(mounted)
     return mounted
 
 
@@ -231,7 +232,7 @@ def _mounted(bench: McpBench) -> Mounted:
 async def test_a_mounted_server_may_not_ask_without_measure(result: Json, why: str) -> None:
     async with mcp_bench() as bench:
         asks = {"resultType": "input_required", **result}
-        bench.bus.core.features.add(Mounted("m", prompts=["p"], answer=lambda *_: asks))
+        features_of(bench.bus.core).add(Mounted("m", prompts=["p"], answer=lambda *_: asks))
         with pytest.raises(RpcError, match=why) as raised:
             await bench.ask("prompts/get", {"name": "m_p"}, capabilities=FORM)
         assert raised.value.code == McpCode.INTERNAL

@@ -14,6 +14,7 @@ from tests.parts.mcp.server.asking import mcp_bench
 from tests.parts.mcp.server.http_client import HttpClient, serving
 from tests.support.waiting import until, within
 from toolbus.bus.access.identity import LOCAL, Identity, Scopes
+from toolbus.bus.keys.seal import Sealer
 from toolbus.bus.web_paths import Message
 from toolbus.errors import LimitExceeded
 from toolbus.parts.mcp.messages.jsonrpc import RpcError
@@ -22,7 +23,6 @@ from toolbus.parts.mcp.server import subscriptions
 from toolbus.parts.mcp.server.calls import ERROR_META
 from toolbus.parts.mcp.server.mcp_endpoint import lost_answer
 from toolbus.parts.mcp.server.message_stream import MAX_BYTES, MAX_EVENTS, MessageStream
-from toolbus.parts.mcp.server.seal import Sealer
 from toolbus.parts.mcp.server.sessions import (
     IDLE_SECONDS,
     MAX_STREAMS,

@@ -11,6 +11,7 @@ import pytest
 from tests.parts.mcp.server.asking import Channel, Json, McpBench, Mounted, mcp_bench
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.access.identity import LOCAL
+from toolbus.parts.mcp.features import features_of
 from toolbus.parts.mcp.messages.eras import META_SUBSCRIPTION
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server import subscriptions
@@ -73,7 +74,7 @@ async def test_a_listener_is_not_told_of_what_it_does_not_see() -> None:
     hidden = Profile("narrow", sources=("shop",))
     async with mcp_bench() as bench, listening(bench, ALL, hidden) as narrow, listening(bench, ALL) as wide:
         tool(bench, "secret", "vault")
-        bench.bus.core.features.add(Mounted("vault", prompts=["p"], resources=["x://a"]))
+        features_of(bench.bus.core).add(Mounted("vault", prompts=["p"], resources=["x://a"]))
         for kind in ("tools", "prompts", "resources"):
             await wide.wait(f"notifications/{kind}/list_changed")
         assert len(narrow.messages) == 1
@@ -97,16 +98,16 @@ async def test_a_change_that_is_taken_back_at_once_is_not_told() -> None:
 async def test_prompts_and_resources_that_a_mount_declares_now_are_told() -> None:
     async with mcp_bench() as bench:
         mounted = Mounted("m", prompts=["p"], templates=["x://{a}"])
-        bench.bus.core.features.add(mounted)
+        features_of(bench.bus.core).add(mounted)
         async with listening(bench, ALL) as channel:
-            bench.bus.core.features.changed("prompts")
+            features_of(bench.bus.core).changed("prompts")
             await settled(bench)
             assert len(channel.messages) == 1
             mounted.prompt_names.append("q")
-            bench.bus.core.features.changed("prompts")
+            features_of(bench.bus.core).changed("prompts")
             await channel.wait("notifications/prompts/list_changed")
             mounted.uri_templates.append("x://{b}")
-            bench.bus.core.features.changed("resources")
+            features_of(bench.bus.core).changed("resources")
             await channel.wait("notifications/resources/list_changed")
             assert len(channel.messages) == 3
 
@@ -114,7 +115,7 @@ async def test_prompts_and_resources_that_a_mount_declares_now_are_told() -> Non
 async def test_updates_of_a_resource_are_asked_for_once_and_told_to_all() -> None:
     async with mcp_bench() as bench:
         mounted = Mounted("m", resources=["x://a", "x://b"])
-        bench.bus.core.features.add(mounted)
+        features_of(bench.bus.core).add(mounted)
         session, standing = bench.session(), Channel()
         session.stand(standing, bench.server.follow)
         await bench.ask("resources/subscribe", {"uri": "x://a"}, session=session)
@@ -136,10 +137,10 @@ async def test_updates_of_a_resource_are_asked_for_once_and_told_to_all() -> Non
 
 async def test_a_mount_that_comes_anew_is_asked_again_for_updates() -> None:
     async with mcp_bench() as bench:
-        bench.bus.core.features.add(Mounted("m", resources=["x://a"]))
+        features_of(bench.bus.core).add(Mounted("m", resources=["x://a"]))
         async with listening(bench, {"resourceSubscriptions": ["x://a"]}) as channel:
             again = Mounted("m", resources=["x://a"])
-            bench.bus.core.features.add(again)
+            features_of(bench.bus.core).add(again)
             again.listeners["x://a"][0]("x://a")
             assert len(channel.of("notifications/resources/updated")) == 1
 
@@ -147,7 +148,7 @@ async def test_a_mount_that_comes_anew_is_asked_again_for_updates() -> None:
 async def test_a_session_that_ends_ends_its_subscriptions() -> None:
     async with mcp_bench() as bench:
         mounted = Mounted("m", resources=["x://a"])
-        bench.bus.core.features.add(mounted)
+        features_of(bench.bus.core).add(mounted)
         session, standing = bench.session(), Channel()
         session.stand(standing, bench.server.follow)
         await bench.ask("resources/subscribe", {"uri": "x://a"}, session=session)

@@ -33,6 +33,7 @@ from toolbus.parts.mcp.client.calls import MountHandler
 from toolbus.parts.mcp.client.connection import ServerInfo, ServerLists
 from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.features import MountFeatures
+from toolbus.parts.mcp.features import features_of
 from toolbus.parts.mcp.messages.headers import marked
 from toolbus.parts.mcp.messages.tools import read_declaration
 from toolbus.protocol.json_schema import SchemaFault
@@ -67,6 +68,7 @@ class MountOffer:
         self._handler = handler
         self._manifest = manifest
         self._core = core
+        self._all_features = features_of(core)
         self._peer: ServerInfo | None = None  # None before the first handshake
         self._offered: tuple[object, ...] | None = None  # the tools and blocked subjects in the catalog; None: none
         self._notices: dict[str, tuple[str, ...]] = {}  # about its lists, by method
@@ -151,14 +153,14 @@ class MountOffer:
         """Withdraws everything at once."""
         self._offered = None
         self._core.registry.withdraw(self._handler)
-        self._core.features.remove(self._entry.name)
+        self._all_features.remove(self._entry.name)
         self._announce()
 
     def take_offline(self, why: str) -> None:
         """Takes the tools offline; they hold their places for the grace period."""
         self._offered = None
         self._core.registry.lose(self._handler, why, time.monotonic())
-        self._core.features.remove(self._entry.name)
+        self._all_features.remove(self._entry.name)
         self._announce()
 
     def _put(self, peer: ServerInfo, lists: Mapping[str, list[Any]], *, trusts_first: bool = True) -> None:
@@ -180,11 +182,11 @@ class MountOffer:
         has_instructions = entry.instructions and pins.INSTRUCTIONS not in blocked
         self.features.instructions = peer.instructions if has_instructions else ""
         has_any = self.features.capabilities or self.features.instructions
-        if has_any and self.features not in self._core.features.providers:
-            self._core.features.add(self.features)
+        if has_any and self.features not in self._all_features.providers:
+            self._all_features.add(self.features)
         else:
             for kind in moved:
-                self._core.features.changed("prompts" if kind == "prompts" else "resources")
+                self._all_features.changed("prompts" if kind == "prompts" else "resources")
 
     def _register(self) -> None:
         declared = self.declared

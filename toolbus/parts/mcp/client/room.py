@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from toolbus.parts.mcp.client.entries import MountEntry
     from toolbus.parts.mcp.client.files import ConfiguredMounts, MountsFollower
     from toolbus.parts.mcp.client.mount import Mount
-    from toolbus.parts.mcp.client.mounts import MountOutput, Mounts
+    from toolbus.parts.mcp.client.mounts import Mounts
     from toolbus.parts.mcp.client.offer import MountManifest
 
 log = logging.getLogger("toolbus.mounts")
@@ -46,15 +46,9 @@ class McpClientRoom(Room):
         self._follower: MountsFollower | None = None  # None where no file can exist
         self._following: asyncio.Task[None] | None = None  # None until started
 
-    @property
-    def approver(self) -> MountTools:
-        """Approves changes of mounted servers."""
-        return self._tools
-
-    @property
-    def output(self) -> MountOutput | None:
-        """The output of the servers; None where none is mounted."""
-        return None if self.mounts is None else self.mounts.output
+    def provides(self) -> Iterable[object]:
+        """Returns what approves changes of the servers, and their output."""
+        return (self._tools,) if self.mounts is None else (self._tools, self.mounts.output)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools for mounts."""

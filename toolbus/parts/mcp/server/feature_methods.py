@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec import Raw
 
+from toolbus.bus.keys.seal import BrokenSeal
 from toolbus.common.text import quote
 from toolbus.parts.mcp.features import FeatureProvider, Requester
 from toolbus.parts.mcp.messages.eras import META_SERVER
@@ -18,7 +19,6 @@ from toolbus.parts.mcp.server.feature_view import Declaration
 from toolbus.parts.mcp.server.input import NOT_BOUND, NotAnswered, Questions, run_with_input
 from toolbus.parts.mcp.server.mcp_listing import TTL_MS, pages_of
 from toolbus.parts.mcp.server.mcp_request import McpRequest, encode
-from toolbus.parts.mcp.server.seal import BrokenSeal
 from toolbus.parts.mcp.server.server import McpServer
 from toolbus.protocol.input_requests import InvalidInput, check_requests
 from toolbus.protocol.limits import Limits

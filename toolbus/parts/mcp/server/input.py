@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
+from toolbus.bus.keys.seal import STATE_SECONDS, BrokenSeal
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server.mcp_request import CallParams, McpRequest, encode
-from toolbus.parts.mcp.server.seal import STATE_SECONDS, BrokenSeal
 from toolbus.parts.mcp.server.server import McpServer
 from toolbus.protocol.input_requests import (
     InvalidInput,

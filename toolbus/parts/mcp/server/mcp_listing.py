@@ -18,6 +18,7 @@ import msgspec
 from toolbus.bus.access.identity import Identity, Principal, Scopes
 from toolbus.bus.catalog.entry import Entry, ToolListing
 from toolbus.bus.core import Core
+from toolbus.bus.keys.seal import BrokenSeal, Sealer
 from toolbus.bus.storage.database import read_state, write_state
 from toolbus.common.newest import NewestCache
 from toolbus.errors import ToolBusError, UnknownRole
@@ -25,7 +26,6 @@ from toolbus.parts.mcp.messages import headers
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.messages.tools import write_declaration
 from toolbus.parts.mcp.server.mcp_request import META_OF_RESULT, encode
-from toolbus.parts.mcp.server.seal import BrokenSeal, Sealer
 from toolbus.parts.mcp.settings import Profile
 from toolbus.protocol.limits import MIB
 from toolbus.protocol.tool import Tool

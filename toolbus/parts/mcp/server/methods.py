@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
+from toolbus.bus.keys.seal import BrokenSeal
 from toolbus.bus.tasks import Status, Task, owner_of
 from toolbus.common.text import dump_json, quote, shorten
 from toolbus.errors import INTERNAL_DETAIL, Code, LimitExceeded, Stage
@@ -32,12 +33,11 @@ from toolbus.parts.mcp.server.calls import ProgressReport, call_of, seconds_of, 
 from toolbus.parts.mcp.server.input import NotAnswered, Questions, missing_capability, run_with_input
 from toolbus.parts.mcp.server.mcp_listing import TTL_MS, declare, page_of
 from toolbus.parts.mcp.server.mcp_request import SERVER_INFO, CallParams, McpRequest, encode
-from toolbus.parts.mcp.server.seal import BrokenSeal
 from toolbus.parts.mcp.server.server import McpServer
 from toolbus.parts.mcp.server.sessions import ClientCapabilities, McpSession
 from toolbus.parts.mcp.server.subscriptions import LISTS, MAX_WATCHED, Json, Listener, Notify
-from toolbus.parts.models.search import MAX_RESULTS, SEARCH_TOOLS
 from toolbus.protocol.input_requests import InvalidInput, read_requests
+from toolbus.protocol.limits import MAX_SEARCH_RESULTS
 from toolbus.protocol.questions import ACCEPTS, NEEDS_INPUT
 from toolbus.protocol.tool import Annotations, CallError, Result, Tool
 
@@ -272,6 +272,7 @@ def _texts(kinds: Mapping[str, Any], name: str) -> list[str]:
 # always allow the one for read-only tools.
 
 
+SEARCH_TOOLS = "search_tools"
 CALL_TOOL = "call_tool"
 CALL_READ_ONLY = "call_read_only_tool"
 RESULTS = 5  # of a search without `top_k`
@@ -287,7 +288,7 @@ _QUERY = {
     "type": "object",
     "properties": {
         "query": {"type": "string", "description": "What the tool should do, e.g. `send email`"},
-        "top_k": {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS, "default": RESULTS},
+        "top_k": {"type": "integer", "minimum": 1, "maximum": MAX_SEARCH_RESULTS, "default": RESULTS},
     },
     "required": ["query"],
 }
@@ -342,18 +343,36 @@ async def answer_search(server: McpServer, request: McpRequest, params: CallPara
     raise RpcError(McpCode.INVALID_PARAMS, f"Unknown tool: {params.name!r:.80}; find tools with {SEARCH_TOOLS}")
 
 
+class Index(Protocol):
+    """Finds tools of one catalog."""
+
+    def search(self, query: str, *, top_k: int, include_parameters: bool) -> dict[str, object]:
+        """Returns what a query finds, best first."""
+
+
+@runtime_checkable
+class Indexes(Protocol):
+    """The indexes of the bus."""
+
+    def index_of(self, revision: Hashable, tools: Iterable[Tool]) -> Index:
+        """Returns the index of a catalog, built where its revision is new."""
+
+
 async def _search(server: McpServer, request: McpRequest, arguments: bytes) -> bytes:
     try:
         search = msgspec.json.decode(arguments, type=_Search)
     except (msgspec.DecodeError, RecursionError) as error:
         return _failed(request, f"the arguments of {SEARCH_TOOLS}: {error}")
-    if not 1 <= search.top_k <= MAX_RESULTS:
-        return _failed(request, f"top_k is {search.top_k}, it must be from 1 to {MAX_RESULTS}")
+    if not 1 <= search.top_k <= MAX_SEARCH_RESULTS:
+        return _failed(request, f"top_k is {search.top_k}, it must be from 1 to {MAX_SEARCH_RESULTS}")
+    indexes = server.core.rooms.provider(Indexes)
+    if indexes is None:
+        return _failed(request, "this bus was made without a search: call a tool by its name")
     catalog = server.listings.catalog(request.profile, request.identity, modern=request.modern)
     await server.save_names()
 
     def find() -> dict[str, object]:
-        index = server.core.indexes.index_of(
+        index = indexes.index_of(
             ("mcp", catalog.digest), [listing.tool.renamed(wire) for wire, listing in catalog.listings.items()]
         )
         return index.search(search.query, top_k=search.top_k, include_parameters=True)

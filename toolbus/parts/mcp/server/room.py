@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from toolbus.bus.core import Core, Room
 from toolbus.bus.web_paths import Message, Receive, Send
+from toolbus.parts.mcp.features import Features
 from toolbus.parts.mcp.server.pipe_listener import PipeListener
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ class McpServerRoom(Room):
         self._server: McpServer | None = None  # None until it is first needed
         self._endpoint: McpEndpoint | None = None  # the same
         self._listener: PipeListener | None = None  # None where nothing is persisted
+        self._features = Features()  # of mounted servers
 
     @property
     def server(self) -> McpServer:
@@ -40,6 +43,10 @@ class McpServerRoom(Room):
 
             self._server = McpServer(self.core)
         return self._server
+
+    def provides(self) -> Iterable[object]:
+        """Returns the features that mounted servers add to."""
+        return (self._features,)
 
     async def open(self) -> None:
         """Adds the path, and listens to bridges where there is a data directory."""

@@ -19,8 +19,10 @@ import msgspec
 
 from toolbus.bus.access.identity import Identity
 from toolbus.bus.core import Core
+from toolbus.bus.keys.seal import Sealer
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import quote
+from toolbus.parts.mcp.features import features_of
 from toolbus.parts.mcp.messages import jsonrpc
 from toolbus.parts.mcp.messages.eras import META_CAPABILITIES, META_VERSION, MODERN_VERSIONS, Era, era_of
 from toolbus.parts.mcp.messages.jsonrpc import JsonRpcMessage, McpCode, RpcError
@@ -28,7 +30,6 @@ from toolbus.parts.mcp.server.calls import Calls
 from toolbus.parts.mcp.server.feature_view import FeatureView
 from toolbus.parts.mcp.server.mcp_listing import STATE_FILE, Listings, TargetTool, ToolNames
 from toolbus.parts.mcp.server.mcp_request import PARAMS, McpRequest, Meta, Params
-from toolbus.parts.mcp.server.seal import Sealer
 from toolbus.parts.mcp.server.sessions import Channel, ClientCapabilities, McpSession, Sessions
 from toolbus.parts.mcp.server.subscriptions import Subscriptions
 from toolbus.parts.mcp.settings import Profile
@@ -113,7 +114,7 @@ class McpServer:
         self.listings = Listings(core, self.names, self.sealer)
         self.returning = Returning(core, self.names, self.listings)
         self.calls = Calls(core)
-        self.features = FeatureView(core.features, core.policy, self.names)
+        self.features = FeatureView(features_of(core), core.policy, self.names)
         self.sessions = Sessions(self.sealer)
         self.subscriptions = Subscriptions(core, self.listings, self.features)
         self._clients: NewestCache[bytes, ClientCapabilities] = NewestCache(MAX_CLIENTS)

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 import msgspec
 
 from toolbus.bus.access.identity import Identity
+from toolbus.bus.keys.seal import BrokenSeal, Sealer
 from toolbus.common.newest import NewestCache
 from toolbus.errors import LimitExceeded
 from toolbus.parts.mcp.messages import jsonrpc
 from toolbus.parts.mcp.messages.jsonrpc import JsonId, JsonRpcMessage, McpCode, RpcError
 from toolbus.parts.mcp.server.message_stream import MessageStream
-from toolbus.parts.mcp.server.seal import BrokenSeal, Sealer
 from toolbus.parts.mcp.settings import Profile
 from toolbus.protocol.limits import MIB
 

@@ -15,7 +15,7 @@ from typing import Any
 from toolbus.bus.access.identity import Identity, Scopes
 from toolbus.bus.core import Core
 from toolbus.errors import LimitExceeded
-from toolbus.parts.mcp.features import FeatureProvider
+from toolbus.parts.mcp.features import FeatureProvider, features_of
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server.feature_view import FeatureView
 from toolbus.parts.mcp.server.mcp_listing import Listings
@@ -94,7 +94,8 @@ class Subscriptions:
         self._watched: dict[tuple[str, str], _Watched] = {}  # by source and URI
         self._timer: asyncio.TimerHandle | None = None  # None while nothing changed
         self._dirty: set[str] = set()  # the lists that may have changed
-        self._end_features = core.features.on_change(self._changed)
+        self._all_features = features_of(core)
+        self._end_features = self._all_features.on_change(self._changed)
         core.signals.on_change(lambda: self._changed("tools"))
 
     def __repr__(self) -> str:
@@ -167,7 +168,7 @@ class Subscriptions:
 
     def _changed(self, kind: str) -> None:
         if kind == "resources" and self._watched:
-            providers = {each.source: each for each in self._core.features.providers}
+            providers = {each.source: each for each in self._all_features.providers}
             for (source, _), watched in list(self._watched.items()):
                 watched.watch(providers.get(source))
         if not self._listeners:

@@ -10,6 +10,7 @@ from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption, LevelOption, UserOption
 from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
+from toolbus.protocol.limits import MAX_SEARCH_RESULTS
 
 EPILOG = epilog(
     ("toolbus search 'send an email'", "toolbus search 天气 --top-k 3", "toolbus search mail --mode keyword --json"),
@@ -21,7 +22,7 @@ EPILOG = epilog(
     """,
     "0 done (also if no tool is found), 1 the bus refused, 2 wrong usage, 3 no bus found.",
 )
-MAX_RESULTS = 50  # of one request to the bus
+MAX_RESULTS = MAX_SEARCH_RESULTS
 
 
 def search(

@@ -93,4 +93,3 @@ class ModuleNotProvided(ToolBusError, ModuleNotFoundError):
         super().__init__(absence.explain(name))
         self.name = name
         self.absence = absence
-        self.remedy = absence.remedy  # for the program that imports the plugin

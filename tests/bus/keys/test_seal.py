@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from toolbus.bus.keys.seal import KEY_FILE, BrokenSeal, Sealer
 from toolbus.errors import SetupError
-from toolbus.parts.mcp.server.seal import KEY_FILE, BrokenSeal, Sealer
 
 KEY = b"k" * 32
 
