@@ -2,6 +2,7 @@
 
 import collections
 import datetime
+import decimal
 import enum
 import pathlib
 import typing
@@ -20,6 +21,7 @@ from toolbus.functions import hints
 from toolbus.functions.conversion import converter
 from toolbus.functions.hints import description_of, parameters_schema, signature_of
 from toolbus.functions.scope import ToolScope
+from toolbus.functions.type_hints import DECIMAL_TEXT
 
 if typing.TYPE_CHECKING:
     from decimal import Decimal
@@ -90,7 +92,6 @@ class OlderMovie(typing_extensions.TypedDict):
     year: int
 
 
-date_or_text = datetime.date | str
 Alias = typing_extensions.TypeAliasType("Alias", list[int])
 UserId = typing.NewType("UserId", int)
 PLACE = {
@@ -98,7 +99,7 @@ PLACE = {
     "properties": {
         "city": {"type": "string", "description": "its city."},
         "tags": {"type": "array", "items": {"type": "string"}},
-        "near": {"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+        "near": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/Place"}}, {"type": "null"}]},
     },
     "required": ["city"],
 }
@@ -111,7 +112,9 @@ HINTS: list[tuple[Any, dict[str, Any]]] = [
     (None, {"type": "null"}),
     (Any, {}),
     (object, {}),
-    (bytes, {}),
+    (bytes, {"type": "string", "contentEncoding": "base64"}),
+    (datetime.timedelta, {"type": "string", "format": "duration"}),
+    (decimal.Decimal, {"anyOf": [{"type": "number"}, {"type": "string", "pattern": DECIMAL_TEXT}]}),
     (Callable[[int], int], {}),
     (typing.TypeVar("T"), {}),
     (UserId, {"type": "integer"}),
@@ -150,7 +153,6 @@ HINTS: list[tuple[Any, dict[str, Any]]] = [
     (datetime.date, {"type": "string", "format": "date"}),
     (uuid.UUID, {"type": "string", "format": "uuid"}),
     (pathlib.Path, {"type": "string"}),
-    (Place, PLACE),
     (
         Movie,
         {
@@ -174,6 +176,16 @@ def test_each_hint_has_its_schema(hint: Any, schema: dict[str, Any]) -> None:
     assert parameters_schema(tool) == {"type": "object", "properties": {"value": schema}, "required": ["value"]}
 
 
+def test_a_class_that_contains_itself_is_a_definition() -> None:
+    def tool(value: Place, other: list[Egg]) -> None: ...
+
+    schema = parameters_schema(tool)
+    assert schema["properties"]["value"] == {"$ref": "#/$defs/Place"}
+    assert schema["$defs"]["Place"] == PLACE
+    assert schema["$defs"]["Egg"]["properties"]["hen"]["anyOf"][0]["properties"]["egg"] == {"$ref": "#/$defs/Egg"}
+    assert schema["$defs"].keys() == {"Place", "Egg"}
+
+
 def test_defaults_keyword_only_and_variadic_parameters_have_schemas_of_their_own() -> None:
     def tool(a: int, b: str = "x", *rest: int, c: bool, d: Color = Color.RED, e: str = None, **more: int) -> None:  # type: ignore[assignment]  # noqa: RUF013
         ...
@@ -188,6 +200,7 @@ def test_defaults_keyword_only_and_variadic_parameters_have_schemas_of_their_own
             "e": {"anyOf": [{"type": "string"}, {"type": "null"}], "default": None},
         },
         "required": ["a", "c"],
+        "additionalProperties": {"type": "integer"},
     }
     assert signature_of(tool).any_keyword
 
@@ -217,6 +230,7 @@ CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required"
         (lambda **_: None, EMPTY),
         (dict.get, EMPTY),
         (print, EMPTY),
+        (lambda x, y=2: None, {"type": "object", "properties": {"x": {}, "y": {"default": 2}}, "required": ["x"]}),
         (Holder.method, CITY),
         (Holder().method, CITY),
         (Holder(), CITY),
@@ -372,7 +386,6 @@ def test_descriptions_reach_the_schema_and_annotated_wins() -> None:
         Literal["a"],
         list,
         int | float,
-        date_or_text,
         {"not": "a hint"},
     ],
 )

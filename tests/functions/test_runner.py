@@ -44,8 +44,12 @@ async def test_arguments_arrive_as_keywords(arguments: Any, output: Any) -> None
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        ({}, Code.TOOL, "TypeError: tool() is missing 'city' (it takes city, days)"),
-        ({"city": "a", "town": "b"}, Code.TOOL, "TypeError: tool() takes no argument 'town' (it takes city, days)"),
+        ({}, Code.INVALID_ARGUMENTS, "TypeError: tool() is missing 'city' (it takes city, days)"),
+        (
+            {"city": "a", "town": "b"},
+            Code.INVALID_ARGUMENTS,
+            "TypeError: tool() takes no argument 'town' (it takes city, days)",
+        ),
         ("[1]", Code.INVALID_ARGUMENTS, "not a JSON object"),
         ("{", Code.INVALID_ARGUMENTS, "not a JSON object"),
     ],
@@ -55,7 +59,7 @@ async def test_arguments_that_do_not_fit_are_refused_without_running_the_handler
 ) -> None:
     result = await run(weather, arguments)
     assert result.error is not None
-    assert result.error.code is code
+    assert (result.error.code, result.error.stage) == (code, Stage.NOT_DISPATCHED)
     assert words in result.error.message
 
 

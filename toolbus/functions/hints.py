@@ -11,6 +11,7 @@ import collections.abc
 import copy
 import dataclasses
 import datetime
+import decimal
 import enum
 import functools
 import inspect
@@ -24,8 +25,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from toolbus.functions.reply import Err, Ok, Reply
+from toolbus.functions.conversion import AmbiguousUnion, converter
+from toolbus.functions.reply import Err, Ok, Reply, dump_output
 from toolbus.functions.scope import ToolScope
+from toolbus.functions.type_hints import (
+    DECIMAL_TEXT,
+    UNIONS,
+    enum_values,
+    record_fields,
+    resolved,
+    unwrapped,
+)
 from toolbus.protocol.json_schema import normal_form, properties_of
 from toolbus.protocol.tool import Result
 
@@ -240,100 +250,6 @@ def _numpy(lines: list[str]) -> Iterator[tuple[str, str]]:
                 yield name, bare
 
 
-# Resolves type hints, and lists the fields of record classes and the values of enums.
-#
-# Shared by the two readers of type hints: `schema_builder` and `conversion`.
-
-
-_WRAPPERS = (typing.Annotated, typing.Required, typing.NotRequired)
-
-
-def resolved(target: Any, names: dict[str, Any]) -> dict[str, Any]:
-    """Returns the hints of a function or class; one that cannot be resolved, not even with `names`, is `Any`."""
-    try:
-        return typing.get_type_hints(target, include_extras=True)
-    except Exception:  # an author's annotations may raise anything
-        pass
-    hints: dict[str, Any] = {}
-    for name, spelled in dict(getattr(target, "__annotations__", {})).items():
-        one = types.SimpleNamespace(__annotations__={name: spelled})
-        try:
-            hints |= typing.get_type_hints(one, names, names, include_extras=True)
-        except Exception:
-            hints[name] = Any
-    return hints
-
-
-def unwrapped(hint: Any) -> Any:
-    """Returns a hint without wrappers that do not change its values: `Annotated`, `NotRequired`, `NewType`, an alias.
-
-    `typing.Dict` alone is `dict`.
-    """
-    while (inside := unwrapped_once(hint)) is not hint:
-        hint = inside
-    return hint
-
-
-def unwrapped_once(hint: Any) -> Any:
-    """Returns a hint without the outermost of these, and any other hint as it is."""
-    origin = typing.get_origin(hint)
-    if origin in _WRAPPERS:
-        return typing.get_args(hint)[0]
-    if origin is not None and not hasattr(hint, "__args__"):
-        return origin
-    if isinstance(hint, typing.NewType):
-        return hint.__supertype__
-    return hint.__value__ if is_alias(hint) else hint
-
-
-def is_alias(hint: Any) -> bool:
-    """Tells whether a hint is a `type Name = …`, of Python 3.12 or of typing_extensions; it may contain itself."""
-    return type(hint).__name__ == "TypeAliasType"
-
-
-def enum_values(kind: type[enum.Enum]) -> dict[Any, enum.Enum]:
-    """Returns the members by their JSON form: the value, or for all the name if a value is not a JSON scalar."""
-    members = list(kind)
-    if all(isinstance(each.value, str | int | float | bool) or each.value is None for each in members):
-        return {each.value: each for each in members}
-    return {each.name: each for each in members}
-
-
-def record_fields(kind: type) -> dict[str, tuple[Any, bool]] | None:
-    """Returns name → (hint, required) of a dataclass, TypedDict or NamedTuple; None for any other class."""
-    if not (dataclasses.is_dataclass(kind) or is_typed_dict(kind) or _is_named_tuple(kind)):
-        return None
-    module = inspect.getmodule(kind)
-    hints = resolved(kind, dict(vars(module)) if module else {})
-    if dataclasses.is_dataclass(kind):
-        missing = dataclasses.MISSING
-        return {
-            each.name: (hints.get(each.name, Any), each.default is missing and each.default_factory is missing)
-            for each in dataclasses.fields(kind)
-            if each.init
-        }
-    if _is_named_tuple(kind):
-        defaults = getattr(kind, "_field_defaults", {})
-        return {name: (hints.get(name, Any), name not in defaults) for name in kind._fields}  # type: ignore[attr-defined]
-    needed: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
-    return {name: (hint, _needed(hint, name in needed)) for name, hint in hints.items()}
-
-
-def _needed(hint: Any, otherwise: bool) -> bool:
-    """Tells whether a key is required, by its hint: `__required_keys__` is wrong if annotations are texts (PEP 563)."""
-    origin = typing.get_origin(hint)
-    return {typing.Required: True, typing.NotRequired: False}.get(origin, otherwise)
-
-
-def is_typed_dict(kind: type) -> bool:
-    """Tells whether a class is a TypedDict, of `typing` or of `typing_extensions`."""
-    return issubclass(kind, dict) and hasattr(kind, "__required_keys__")
-
-
-def _is_named_tuple(kind: type) -> bool:
-    return issubclass(kind, tuple) and hasattr(kind, "_fields")
-
-
 # Writes the JSON Schema of a type hint.
 #
 # A hint that cannot be expressed in JSON Schema becomes ``{}`` (anything) and never an error: a plugin must start also
@@ -350,8 +266,13 @@ _PLAIN: dict[Any, dict[str, Any]] = {
     datetime.datetime: {"type": "string", "format": "date-time"},
     datetime.date: {"type": "string", "format": "date"},
     datetime.time: {"type": "string", "format": "time"},
+    datetime.timedelta: {"type": "string", "format": "duration"},
     uuid.UUID: {"type": "string", "format": "uuid"},
     pathlib.Path: {"type": "string"},
+    pathlib.PurePath: {"type": "string"},
+    bytes: {"type": "string", "contentEncoding": "base64"},
+    bytearray: {"type": "string", "contentEncoding": "base64"},
+    decimal.Decimal: {"anyOf": [{"type": "number"}, {"type": "string", "pattern": DECIMAL_TEXT}]},
     list: {"type": "array"},
     tuple: {"type": "array"},
     collections.abc.Sequence: {"type": "array"},
@@ -364,7 +285,6 @@ _PLAIN: dict[Any, dict[str, Any]] = {
     collections.abc.Mapping: {"type": "object"},
     collections.abc.MutableMapping: {"type": "object"},
 }
-UNIONS = (typing.Union, types.UnionType)
 _TRANSPARENT = (typing.Required, typing.NotRequired, typing.Final, typing.ClassVar)
 
 
@@ -381,7 +301,8 @@ class SchemaBuilder:
     def __init__(self, *, of_output: bool = False) -> None:
         self.defs: dict[str, Any] = {}
         self._of_output = of_output
-        self._open: list[Any] = []  # the record classes around the current hint, to stop at one that contains itself
+        self._open: list[Any] = []  # the record classes and aliases around the current hint
+        self._names: dict[Any, str] = {}  # those that contain themselves, with the names of their definitions
 
     def schema(self, hint: Any) -> dict[str, Any]:
         """Returns a new schema for a hint; `{}` for an unknown one."""
@@ -396,23 +317,37 @@ class SchemaBuilder:
         if origin is typing.Literal:
             return _choices(list(typing.get_args(hint)))
         if (inside := unwrapped(hint)) is not hint:  # a NewType, or an alias, which may contain itself
-            return self._once(hint, lambda: self.schema(inside)) or {}
+            if hint in self._open:
+                return {}
+            self._open.append(hint)
+            schema = self.schema(inside)
+            self._open.pop()
+            return schema
         if isinstance(hint, typing.TypeVar):
             return self.schema(hint.__bound__ or Any)
         if origin is not None:
             return self._container(origin, typing.get_args(hint))
+        if hint is decimal.Decimal and self._of_output:  # it is written as text
+            return {"type": "string", "pattern": DECIMAL_TEXT}
         if isinstance(hint, type) and hint not in _PLAIN:
             return self._class(hint)
-        return dict(_PLAIN.get(hint, {})) if isinstance(hint, type) or hint is None else {}
+        return copy.deepcopy(_PLAIN.get(hint, {})) if isinstance(hint, type) or hint is None else {}
 
-    def _once(self, hint: Any, describe: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """Returns the schema of a hint with a name; None within that hint itself."""
-        if hint in self._open:
-            return None
-        self._open.append(hint)
-        schema = describe()
-        self._open.pop()
-        return schema
+    def _named(self, hint: Any, describe: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns the schema of a hint with a name; a reference to its definition if it contains itself."""
+        if hint in self._open and hint not in self._names:
+            name = str(getattr(hint, "__name__", "Node"))
+            while name in self.defs:
+                name += "_"
+            self._names[hint], self.defs[name] = name, {}
+        if hint not in self._names:
+            self._open.append(hint)
+            schema = describe()
+            self._open.pop()
+            if hint not in self._names:
+                return schema
+            self.defs[self._names[hint]] = schema
+        return {"$ref": f"#/$defs/{self._names[hint]}"}
 
     def _union(self, members: list[dict[str, Any]]) -> dict[str, Any]:
         if {} in members:
@@ -439,14 +374,15 @@ class SchemaBuilder:
         if fields is None:
             for base in kind.__mro__[1:-1]:
                 if base in _PLAIN:
-                    return dict(_PLAIN[base])
+                    return copy.deepcopy(_PLAIN[base])
             return {}
         if self._of_output and issubclass(kind, tuple):  # a NamedTuple is written as an array
             return self._container(tuple, tuple(hint for hint, _ in fields.values()))
+        return self._named(kind, lambda: self._record(kind, fields))
+
+    def _record(self, kind: type, fields: Mapping[str, tuple[Any, bool]]) -> dict[str, Any]:
         described = parse(kind.__doc__).parameters
-        properties = self._once(kind, lambda: {name: self.schema(hint) for name, (hint, _) in fields.items()})
-        if properties is None:
-            return {"type": "object"}
+        properties = {name: self.schema(hint) for name, (hint, _) in fields.items()}
         for name, text in described.items():
             if name in properties:
                 properties[name].setdefault("description", text)
@@ -483,6 +419,9 @@ _AWAITABLE = (collections.abc.Awaitable, collections.abc.Coroutine)
 _BESIDE: Any = Annotated  # as an object, which is subscripted with values
 
 
+UNSET: Any = object()  # the default of an argument that is optional and has no default to show
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Signature:
     """The parameters of a function, as a call by keywords fills them.
@@ -493,7 +432,8 @@ class Signature:
         hints: the resolved hints of those that have one; a `Field` that is a default is added to the hint.
         scope: the name of the parameter that gets the `ToolScope`; empty without one.
         any_keyword: whether the function takes any other keyword (`**kwargs`).
-        positional_only: names that cannot be passed by keyword.
+        rest: the hint of each other keyword (`**kwargs: int`); `Any` without one.
+        unfillable: parameters that no keyword can fill, as they are written in a signature: `/` after a name, `*names`.
         defaults: functions that make the defaults of fields, which Python would not fill in.
     """
 
@@ -501,8 +441,9 @@ class Signature:
     hints: Mapping[str, Any]
     scope: str
     any_keyword: bool
-    positional_only: tuple[str, ...]
+    unfillable: tuple[str, ...]
     defaults: tuple[tuple[str, Default], ...] = ()
+    rest: Any = Any
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:
@@ -514,9 +455,11 @@ def signature_of(function: Callable[..., Any]) -> Signature:
     if listed and listed[0].name in ("self", "cls") and listed[0].annotation is inspect.Parameter.empty:
         listed = listed[1:]
     hints = _hints(function)
+    listed = [part for each in listed for part in _unpacked(each, hints)]
     scope = next((each.name for each in listed if _is_scope(each, hints)), "")
     kinds = inspect.Parameter
     by_keyword = (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    others = next((each for each in listed if each.kind is kinds.VAR_KEYWORD), None)
     defaults: dict[str, Default] = {}
     return Signature(
         parameters=tuple(
@@ -524,10 +467,47 @@ def signature_of(function: Callable[..., Any]) -> Signature:
         ),
         hints=hints,
         scope=scope,
-        any_keyword=any(each.kind is kinds.VAR_KEYWORD for each in listed),
-        positional_only=tuple(each.name for each in listed if each.kind is kinds.POSITIONAL_ONLY),
+        any_keyword=others is not None,
+        unfillable=tuple(_unfillable(listed, inspect.isbuiltin(function))),
         defaults=tuple(defaults.items()),
+        rest=Any if others is None else hints.get(others.name, Any),
     )
+
+
+def _unpacked(parameter: inspect.Parameter, hints: dict[str, Any]) -> Iterator[inspect.Parameter]:
+    """Yields a parameter; in place of `**options: Unpack[Options]` the keys of that TypedDict."""
+    hint = hints.get(parameter.name)
+    inside = typing.get_args(hint)[0] if _is_unpack(hint) else None
+    keys = (
+        record_fields(inside) if parameter.kind is inspect.Parameter.VAR_KEYWORD and isinstance(inside, type) else None
+    )
+    if keys is None:
+        yield parameter
+        return
+    for name, (of_key, required) in keys.items():
+        hints[name] = of_key
+        default = inspect.Parameter.empty if required else UNSET
+        yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=of_key)
+
+
+def _is_unpack(hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    return origin is not None and getattr(origin, "_name", getattr(origin, "__name__", "")) == "Unpack"
+
+
+def _unfillable(listed: list[inspect.Parameter], builtin: bool) -> Iterator[str]:
+    """Yields the parameters that no keyword can fill.
+
+    `*_` says itself that nothing is expected there, a wrapper's `*args, **kwargs` takes all arguments as keywords, and
+    nobody can change the signature of a builtin.
+    """
+    kinds = inspect.Parameter
+    wrapper = builtin or any(each.kind is kinds.VAR_KEYWORD and each.annotation is kinds.empty for each in listed)
+    for each in listed:
+        if each.kind is kinds.POSITIONAL_ONLY:
+            yield f"{each.name}, /"
+        elif each.kind is kinds.VAR_POSITIONAL and not wrapper and not each.name.startswith("_"):
+            yield f"*{each.name}"
 
 
 def _with_field(parameter: inspect.Parameter, hints: dict[str, Any], defaults: dict[str, Default]) -> inspect.Parameter:
@@ -546,17 +526,19 @@ def _with_field(parameter: inspect.Parameter, hints: dict[str, Any], defaults: d
     if default is None:
         return parameter.replace(default=empty)
     defaults[name] = default
-    return parameter.replace(default=object() if is_made(field) else default())  # no schema shows an object
+    return parameter.replace(default=UNSET if is_made(field) else default())
 
 
 def parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
     """Returns the JSON Schema of a function's arguments.
 
-    A function without any hint has the empty object schema (REST-60). If one parameter has a hint, those without accept
-    anything. The schema shows the defaults that JSON can hold.
+    A parameter without a hint accepts anything. A function without any hint that takes all keywords, as handlers of
+    N.E.K.O. are written (`def ping(*, value, **_)`), or that is a builtin, has the empty object schema (REST-60). The
+    schema shows the defaults that JSON can hold and that arrive as they are written in Python.
     """
     signature = signature_of(function)
-    if not any(each.name in signature.hints for each in signature.parameters):
+    hinted = any(each.name in signature.hints for each in signature.parameters)
+    if not hinted and ((signature.any_keyword and signature.rest is Any) or inspect.isbuiltin(function)):
         return {"type": "object", "properties": {}}
     described = parse(inspect.getdoc(function)).parameters
     builder = SchemaBuilder()
@@ -569,9 +551,11 @@ def parameters_schema(function: Callable[..., Any]) -> dict[str, Any]:
         if each.default is inspect.Parameter.empty:
             required.append(each.name)
         else:
-            _show_default(schema, each.default)
+            _show_default(schema, signature.hints.get(each.name, Any), each.default)
         properties[each.name] = schema
     result: dict[str, Any] = {"type": "object", "properties": properties}
+    if signature.any_keyword and (rest := builder.schema(signature.rest)):
+        result["additionalProperties"] = rest
     if required:
         result["required"] = required
     if builder.defs:
@@ -594,7 +578,8 @@ def output_schema(function: Callable[..., Any]) -> dict[str, Any]:
     schema = builder.schema(typing.Union[tuple(hints)])  # noqa: UP007  # of any number
     if builder.defs:
         schema["$defs"] = builder.defs
-        if "$ref" in schema:  # a model that contains itself
+        reference = str(schema.get("$ref", "")).removeprefix("#/$defs/")
+        if builder.defs.get(reference, {}).get("type") == "object":  # a class that contains itself
             schema["type"] = "object"
     return schema
 
@@ -641,12 +626,19 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     return resolved(target, getattr(getattr(target, "__func__", target), "__globals__", {}))
 
 
-def _show_default(schema: dict[str, Any], default: Any) -> None:
-    value = default.value if isinstance(default, enum.Enum) else default
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return
+def _show_default(schema: dict[str, Any], hint: Any, default: Any) -> None:
+    """Adds a default to a schema, if JSON can hold it and the function gets the same when a caller sends that."""
+    value = default
+    if not _is_json(default) or isinstance(default, enum.Enum):
+        try:
+            value = _json_form(default)
+            convert = converter(hint)
+            if (value if convert is None else convert(value)) != default:
+                return
+        except AmbiguousUnion:
+            raise
+        except Exception:  # an author's class may raise anything
+            return
     if value is None and schema and not _takes_null(schema):
         # `name: str = None` is common and means that null is fine.
         description = schema.pop("description", None)
@@ -656,6 +648,15 @@ def _show_default(schema: dict[str, Any], default: Any) -> None:
         if description is not None:
             schema["description"] = description
     schema["default"] = list(value) if isinstance(value, tuple) else value
+
+
+def _json_form(default: Any) -> Any:
+    """Returns the JSON form of a default, the same in every process."""
+    if isinstance(default, set | frozenset):
+        return sorted(map(_json_form, default), key=json.dumps)
+    if callable(dump := getattr(default, "model_dump", None)):
+        return dump(mode="json", by_alias=True)
+    return json.loads(dump_output(default, with_bytes=True))
 
 
 def _takes_null(schema: Mapping[str, Any]) -> bool:

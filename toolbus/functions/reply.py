@@ -2,7 +2,8 @@
 
 A plain return value is the output. `Reply` adds parts that JSON cannot hold (pictures, sound, links), `Ok` and `Err`
 are the results of N.E.K.O. plugins. Common Python values (dataclasses, Enums, dates, paths, sets) are written in their
-obvious form. Any other value that JSON cannot hold is refused with a text that names its place.
+obvious form; a `Decimal` as text, so that it keeps its digits. Any other value that JSON cannot hold is refused with a
+text that names its place.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import datetime
+import decimal
 import enum
 import json
 import math
@@ -108,19 +110,35 @@ def pictures_of(returned: Mapping[str, Any]) -> tuple[pb.ContentBlock, ...] | No
     return tuple(content)
 
 
-def dump_output(value: Any) -> str:
+def dump_output(value: Any, *, with_bytes: bool = False) -> str:
     """Returns a handler's return value as JSON text.
+
+    Args:
+        with_bytes: whether the handler declares that it returns bytes, which are then written as base64. Others are
+            more often a picture, which a model should see and not read.
 
     Raises:
         TypeError: JSON cannot hold it; the text names the place, the type and how to fix it.
     """
     try:
-        written = _write(value)
+        written = (_write_bytes if with_bytes else _write)(value)
         if not written.isascii():
             written.encode()
     except (TypeError, ValueError, RecursionError) as problem:
         raise TypeError(_culprit(value, "output", ()) or f"output: {problem}") from None
     return written
+
+
+def duration_text(value: datetime.timedelta) -> str:
+    """Returns a length of time as ISO 8601 writes it, to the microsecond: `PT1H30M`, `-P1DT0.5S`."""
+    seconds, micro = divmod(abs(value) // datetime.timedelta(microseconds=1), 1_000_000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    fraction = f".{micro:06}".rstrip("0") if micro else ""
+    parts = f"{hours}H" * bool(hours) + f"{minutes}M" * bool(minutes) + f"{seconds}{fraction}S" * bool(seconds or micro)
+    text = f"{days}D" * bool(days) + (f"T{parts}" if parts else "")
+    return f"{'-' * (value < datetime.timedelta())}P{text or 'T0S'}"
 
 
 def _bytes(data: object, function: str) -> bytes:
@@ -137,8 +155,10 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, datetime.date | datetime.time):  # datetime is a date
         return value.isoformat()
-    if isinstance(value, pathlib.PurePath | uuid.UUID):
+    if isinstance(value, pathlib.PurePath | uuid.UUID | decimal.Decimal):
         return str(value)
+    if isinstance(value, datetime.timedelta):
+        return duration_text(value)
     if isinstance(value, set | frozenset):
         return list(value)
     if isinstance(value, Mapping):
@@ -148,17 +168,24 @@ def _plain(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def _writer() -> Callable[[Any], str]:
+def _plain_with_bytes(value: Any) -> Any:
+    return base64.b64encode(value).decode() if isinstance(value, bytes | bytearray) else _plain(value)
+
+
+def _writer(plain: Callable[[Any], Any]) -> Callable[[Any], str]:
     """Returns a function that writes JSON.
+
+    Args:
+        plain: returns the JSON form of a value that `json` does not know.
 
     `json.dumps` with options makes an encoder for each call, and `JSONEncoder.encode` its C encoder for each call,
     which costs as much as writing a small output. So the C encoder is made once; if this Python has another one, the
     `JSONEncoder` is. A value that contains itself ends in a RecursionError.
     """
-    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
+    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=plain)
     try:
         machine: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]  # the published stubs lack it
-        encode = machine(None, _plain, json.encoder.encode_basestring, None, ":", ",", False, False, False)
+        encode = machine(None, plain, json.encoder.encode_basestring, None, ":", ",", False, False, False)
         if "".join(encode({"a": ["\u00e9", 1.5, None]}, 0)) != '{"a":["\u00e9",1.5,null]}':
             return encoder.encode
     except (AttributeError, TypeError):
@@ -167,12 +194,13 @@ def _writer() -> Callable[[Any], str]:
     return lambda value: join(encode(value, 0))
 
 
-_write = _writer()
+_write = _writer(_plain)
+_write_bytes = _writer(_plain_with_bytes)
 
-_FIXES: dict[Any, str] = {
-    bytes: "return Reply(content=[image(data, mime)]) for media, or text",
-    bytearray: "return Reply(content=[image(data, mime)]) for media, or text",
-}
+_FIX_BYTES = (
+    "return Reply(content=[image(data, mime)]) for media, text, or for base64 annotate the function with -> bytes"
+)
+_FIXES: dict[Any, str] = {bytes: _FIX_BYTES, bytearray: _FIX_BYTES}
 
 
 def _culprit(value: Any, path: str, above: tuple[int, ...]) -> str:

@@ -17,6 +17,7 @@ A handler may return (REST-62), checked in this order:
 - anything else: the output.
 
 A generator yields chunks, each a str: each is reported as progress at once, and joined they are the output.
+Arguments that the function cannot take end in INVALID_ARGUMENTS before it runs.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 
 from toolbus.common.text import repair_utf8, shorten
 from toolbus.errors import Code, RequestError, Stage
+from toolbus.functions.conversion import WrittenNumber
 from toolbus.functions.reply import Err, Ok, Reply, dump_output, pictures_of
 from toolbus.functions.scope import InputNeeded, ToolScope
 from toolbus.functions.tool_spec import HandlerKind, ToolSpec
@@ -41,6 +43,7 @@ log = logging.getLogger(__name__)
 
 _JSON_TYPES = frozenset((dict, str, int, float, bool, type(None)))  # of the values of most handlers
 _read = json.JSONDecoder().raw_decode
+_read_exact = json.JSONDecoder(parse_float=WrittenNumber).raw_decode
 
 MAX_MESSAGE = 4096  # characters of an exception's text that are sent: a model needs a sentence, not a dump
 
@@ -87,8 +90,8 @@ async def run_async(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: T
             return keywords
         running = spec.handler(keywords) if spec.takes_dict else spec.handler(**keywords)
         if spec.kind is HandlerKind.ASYNC:
-            return _finish(scope, await running)
-        return _finish(scope, await _drain_async(running, scope))
+            return _finish(spec, scope, await running)
+        return _finish(spec, scope, await _drain_async(running, scope))
     except GeneratorExit:
         raise
     except BaseException as problem:
@@ -125,7 +128,7 @@ def run_plain(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolSco
                     returned = _drain(returned, scope)
                 if inspect.isawaitable(returned) or inspect.isasyncgen(returned):
                     return Unfinished(returned)
-            outcome = _finish(scope, returned)
+            outcome = _finish(spec, scope, returned)
     except BaseException as problem:
         outcome = _failed(spec, scope, problem)
     scope.end()
@@ -138,7 +141,7 @@ async def finish_plain(spec: ToolSpec, scope: ToolScope, unfinished: Unfinished)
     try:
         if scope.cancel_reason is not None and (task := asyncio.current_task()) is not None:
             task.cancel(scope.cancel_reason)  # it was cancelled while the function ran, and ends at its first wait
-        return _finish(scope, await (_drain_async(returned, scope) if inspect.isasyncgen(returned) else returned))
+        return _finish(spec, scope, await (_drain_async(returned, scope) if inspect.isasyncgen(returned) else returned))
     except GeneratorExit:
         raise
     except BaseException as problem:
@@ -152,29 +155,33 @@ def _keywords(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolSco
     keywords: dict[str, Any] | None
     if isinstance(arguments, str):
         try:
-            keywords, end = _read(arguments)  # half the time of `json.loads`, but accepts no blanks around the value
+            # Half the time of `json.loads`, but accepts no blanks around the value.
+            keywords, end = _read_exact(arguments) if spec.exact else _read(arguments)
             if end != len(arguments) or type(keywords) is not dict:
-                keywords = _parse(arguments)
+                keywords = _parse(arguments, spec)
         except (ValueError, RecursionError):
-            keywords = _parse(arguments)
+            keywords = _parse(arguments, spec)
     else:
         keywords = dict(arguments)
     if keywords is None:
-        return _error(
-            scope, Code.INVALID_ARGUMENTS, f"the arguments of {spec.tool.name} are not a JSON object: send one"
-        )
+        return _refused(scope, f"the arguments of {spec.tool.name} are not a JSON object: send one", "")
     if spec.prepare is not None:
         keywords = spec.prepare(keywords, scope)
     keys = keywords.keys()
     if not spec.required <= keys or (spec.names is not None and not keys <= spec.names):
-        return _error(scope, Code.TOOL, f"TypeError: {_misfit(spec, keywords)}", "TypeError")
+        return _refused(scope, f"TypeError: {_misfit(spec, keywords)}", "TypeError")
     for name, convert in spec.converters:
         if name in keywords:
             try:
                 keywords[name] = convert(keywords[name])
             except Exception as problem:
-                kind = type(problem).__name__
-                return _error(scope, Code.TOOL, _cut(f"{kind}: argument {name!r}: {problem}"), kind)
+                return _misconverted(scope, name, problem)
+    if spec.rest is not None:
+        for name in keys - spec.declared:
+            try:
+                keywords[name] = spec.rest(keywords[name])
+            except Exception as problem:
+                return _misconverted(scope, name, problem)
     for name, make in spec.defaults:
         if name not in keywords:
             keywords[name] = make()
@@ -183,10 +190,21 @@ def _keywords(spec: ToolSpec, arguments: Mapping[str, Any] | str, scope: ToolSco
     return keywords
 
 
-def _parse(text: str) -> dict[str, Any] | None:
+def _misconverted(scope: ToolScope, name: str, problem: Exception) -> Result:
+    kind = type(problem).__name__
+    return _refused(scope, f"{kind}: argument {name!r}: {problem}", kind)
+
+
+def _refused(scope: ToolScope, message: str, reason: str) -> Result:
+    """Returns the result of a call whose arguments the function cannot take: it has not run."""
+    error = CallError(Code.INVALID_ARGUMENTS, _cut(message), Stage.NOT_DISPATCHED, reason=_cut(reason))
+    return Result(scope.call_id, "null", is_error=True, error=error)
+
+
+def _parse(text: str, spec: ToolSpec) -> dict[str, Any] | None:
     """Returns the object of a JSON text; None if the text is something else."""
     try:
-        value = json.loads(text) if text else {}
+        value = json.loads(text, parse_float=WrittenNumber if spec.exact else None) if text else {}
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -232,7 +250,7 @@ def _chunk(each: Any, scope: ToolScope) -> str:
     return each
 
 
-def _finish(scope: ToolScope, returned: Any) -> Outcome:
+def _finish(spec: ToolSpec, scope: ToolScope, returned: Any) -> Outcome:
     """Returns the outcome of a call from the value of its handler.
 
     Raises:
@@ -241,7 +259,7 @@ def _finish(scope: ToolScope, returned: Any) -> Outcome:
     kind = type(returned)
     if kind is dict:
         if "is_error" not in returned and "images" not in returned:
-            return dump_output(returned)
+            return dump_output(returned, with_bytes=spec.bytes_output)
     elif kind in _JSON_TYPES:
         return dump_output(returned)
     if isinstance(returned, Ok):
@@ -270,7 +288,7 @@ def _finish(scope: ToolScope, returned: Any) -> Outcome:
         returned = [returned]
     if isinstance(returned, list | tuple) and returned and all(isinstance(each, pb.ContentBlock) for each in returned):
         return Result(scope.call_id, content=tuple(returned))
-    return dump_output(returned)
+    return dump_output(returned, with_bytes=spec.bytes_output)
 
 
 def _passed_on(scope: ToolScope, inner: Result) -> Result:

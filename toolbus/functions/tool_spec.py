@@ -6,6 +6,7 @@ runs it.
 
 from __future__ import annotations
 
+import decimal
 import enum
 import functools
 import inspect
@@ -348,6 +349,10 @@ class ToolSpec:
         names: the keywords that it takes; None if it takes any.
         required: the keywords that it requires.
         converters: functions by argument that convert it to the hinted type, if the schema came from hints.
+        rest: converts each argument that is none of `declared`, for a function with `**kwargs`; None changes none.
+        declared: the names of the parameters for arguments.
+        exact: whether fractions are read so that a `Decimal` made of them has all digits.
+        bytes_output: whether the return annotation has bytes, which then are written as base64.
         defaults: functions by argument that make its default, for arguments without a default in Python.
         takes_dict: whether the handler takes all arguments as one dict (`ToolDefinition`) instead of as keywords.
         prepare: changes the arguments before they are checked and converted; None changes nothing.
@@ -361,6 +366,10 @@ class ToolSpec:
     names: frozenset[str] | None = None
     required: frozenset[str] = frozenset()
     converters: tuple[tuple[str, conversion.Converter], ...] = ()
+    rest: conversion.Converter | None = None
+    declared: frozenset[str] = frozenset()
+    exact: bool = False
+    bytes_output: bool = False
     defaults: tuple[tuple[str, Callable[[], Any]], ...] = ()
     takes_dict: bool = False
     prepare: Callable[[dict[str, Any], ToolScope], dict[str, Any]] | None = field(default=None, compare=False)
@@ -381,16 +390,23 @@ def spec_of(handler: Callable[..., Any], meta: LlmToolMeta | None = None, *, tak
     if meta is None:
         raise TypeError(f"{handler!r} is not a tool: put @llm_tool above it")
     signature = hints.signature_of(handler)
-    if signature.positional_only and not takes_dict:
+    if signature.unfillable and not takes_dict:
+        written, where = signature.unfillable[0], getattr(handler, "__qualname__", handler)
+        if written.startswith("*"):
+            raise TypeError(
+                f"tool {meta.name!r}: no argument can fill {written}, since arguments come by name: take a list in the "
+                f"signature of {where}, as in {written[1:]}: list[str]"
+            )
         raise TypeError(
-            f"tool {meta.name!r}: parameter {signature.positional_only[0]!r} is positional-only, but arguments come by "
-            f"name: remove the '/' from the signature of {getattr(handler, '__qualname__', handler)}"
+            f"tool {meta.name!r}: parameter {written.removesuffix(', /')!r} is positional-only, but arguments come by "
+            f"name: remove the '/' from the signature of {where}"
         )
     declared = () if meta.declared_json is None else properties_of(meta.parameters)
     scope = signature.scope
     if scope in declared:
         scope = ""  # the author declared an argument of that name: it is the model's
     names = frozenset(each.name for each in signature.parameters) | ({signature.scope} - {scope, ""})
+    from_hints = meta.declared_json is None and not takes_dict
     tool = _tool(meta, meta.declared_json or json.dumps(hints.parameters_schema(handler), ensure_ascii=False))
     if meta.output_from_hints:
         tool = replace(tool, output_schema_json=json.dumps(meta.output_schema, ensure_ascii=False))
@@ -403,9 +419,11 @@ def spec_of(handler: Callable[..., Any], meta: LlmToolMeta | None = None, *, tak
         required=frozenset()
         if takes_dict
         else frozenset(each.name for each in signature.parameters if each.default is inspect.Parameter.empty),
-        converters=() if meta.declared_json is not None or takes_dict else converters_of(signature),
+        declared=names,
         defaults=() if takes_dict else signature.defaults,
         takes_dict=takes_dict,
+        bytes_output=conversion.holds(signature.hints.get("return"), bytes),
+        **(conversions_of(signature, meta.name) if from_hints else {}),
     )
 
 
@@ -499,12 +517,37 @@ def _kind(handler: Any) -> HandlerKind:
     return HandlerKind.GENERATOR if inspect.isgeneratorfunction(target) else HandlerKind.SYNC
 
 
-def converters_of(signature: hints.Signature) -> tuple[tuple[str, conversion.Converter], ...]:
-    """Returns the converters of the arguments that need one."""
-    converters = (
-        (each.name, conversion.converter(signature.hints.get(each.name, Any))) for each in signature.parameters
-    )
-    return tuple((name, own) for name, own in converters if own is not None)
+class Conversions(TypedDict, total=False):
+    """How a `ToolSpec` converts arguments; described there."""
+
+    converters: tuple[tuple[str, conversion.Converter], ...]
+    rest: conversion.Converter | None
+    exact: bool
+
+
+def conversions_of(signature: hints.Signature, tool: str, *, without: str = "") -> Conversions:
+    """Returns how the arguments of a signature are converted.
+
+    Args:
+        tool: its name, for the error.
+        without: a parameter that is not an argument.
+
+    Raises:
+        TypeError: the hint of an argument does not say what the function gets for each value.
+    """
+    converters: list[tuple[str, conversion.Converter]] = []
+    own_hints = {each.name: signature.hints.get(each.name, Any) for each in signature.parameters}
+    own_hints.pop(without, None)
+    try:
+        for name, hint in own_hints.items():
+            if (own := conversion.converter(hint)) is not None:
+                converters.append((name, own))
+        name = "**"
+        rest = conversion.converter(signature.rest)
+    except conversion.AmbiguousUnion as problem:
+        raise TypeError(f"tool {tool!r}: argument {name!r}: {problem}") from None
+    exact = any(conversion.holds(hint, decimal.Decimal) for hint in (*own_hints.values(), signature.rest))
+    return {"converters": tuple(converters), "rest": rest, "exact": exact}
 
 
 def _tool(meta: LlmToolMeta, parameters_json: str) -> Tool:
@@ -634,8 +677,7 @@ class ToolDefinition:
             meta = replace(meta, timeout=0.0)
         spec = spec_of(handler, meta, takes_dict=takes_dict)
         if from_hints:
-            own = tuple(each for each in converters_of(signature_of(handler)) if each[0] != CTX)
-            spec = replace(spec, converters=own)
+            spec = replace(spec, **conversions_of(signature_of(handler), self.name, without=CTX))
         if takes_dict or not _takes_ctx(handler):
             return spec
         required = inspect.signature(handler).parameters[CTX].default is inspect.Parameter.empty

@@ -28,7 +28,7 @@ from toolbus.functions.tool_spec import (
     OPTION_NAMES,
     LlmToolMeta,
     ToolSpec,
-    converters_of,
+    conversions_of,
     describe,
     meta_of,
     spec_of,
@@ -341,8 +341,7 @@ def _by_keywords(where: str, entry: Any, flags: Mapping[str, bool]) -> ToolSpec:
     if not takes_ctx:
         return spec
     if from_hints:
-        own = converters_of(hints.signature_of(handler))
-        spec = replace(spec, converters=tuple(each for each in own if each[0] != CTX))
+        spec = replace(spec, **conversions_of(hints.signature_of(handler), name, without=CTX))
     names = None if spec.names is None else spec.names - {CTX}
     return replace(spec, scope=CTX, names=names, required=spec.required - {CTX})
 
