@@ -1,22 +1,29 @@
 """Tables and texts in a terminal and outside of one."""
 
 import ast
+import fcntl
 import io
 import json
 import os
 import pty
 import re
+import select
+import struct
 import subprocess
 import sys
+import termios
+from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import typer
 
+import toolbus
 from tests.bus.audit.chains import write
 from tests.support.processes import environment
 from toolbus.bus.audit.audit import FOLDER
-from toolbus.cli import terminal
+from toolbus.cli import calls_command, terminal
 from toolbus.common.text import clean_line
 
 
@@ -89,6 +96,116 @@ def test_commands_print_through_the_terminal_only() -> None:
 def test_control_characters_in_a_row_are_replaced(capsys: pytest.CaptureFixture[str]) -> None:
     terminal.print_row(["a\x1b[31m", "b\nc"], [8, 0])
     assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[31m    b c\n"
+
+
+_KEPT = ("NAME", "TOOL", "SOURCE", "STATE", "STATUS")
+WIDTHS = (80, 100, 120, 200)
+
+
+def _tables() -> list[tuple[str, ...]]:
+    """Returns the headings of every table that a command prints, as its file has them."""
+    found = set()
+    for file in Path(toolbus.__file__).parent.rglob("*.py"):
+        if file == Path(terminal.__file__) or "print_table(" not in (text := file.read_text("utf-8")):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Tuple) and len(node.elts) > 1:
+                words = [each.value for each in node.elts if isinstance(each, ast.Constant)]
+                if len(words) == len(node.elts) and all(isinstance(each, str) and each.isupper() for each in words):
+                    found.add(tuple(map(str, words)))
+    return sorted(found)
+
+
+TABLES = [
+    *_tables(),
+    tuple(head for head, _ in calls_command._COLUMNS),
+    tuple(head for head, _ in calls_command._COLUMNS + calls_command._CONTENTS),
+]
+
+
+def _drawn(width: int, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]], **env: str) -> list[str]:
+    """Returns the lines that a terminal of a width gets."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    with (
+        mock.patch.dict(os.environ, {"NO_COLOR": "1", "COLUMNS": "", **env}),
+        open(theirs, "w", encoding="utf-8", closefd=True) as stream,
+    ):
+        terminal.print_table(headings, rows, stream=stream)
+        stream.flush()
+        shown = b""
+        while not shown.endswith(b"\n") or select.select([ours], [], [], 0)[0]:
+            shown += os.read(ours, 65536)
+    os.close(ours)
+    return shown.decode().replace("\r\n", "\n").splitlines()
+
+
+def test_every_table_of_the_command_line_is_among_those_that_are_tested() -> None:
+    assert len(TABLES) >= 20
+    assert ("NAME", "STATE", "SOURCE", "ROLES", "SESSIONS", "IN FLIGHT", "DESCRIPTION") in TABLES
+    assert ("MOUNT", "STATE", "ERA", "TOOLS", "PID", "MEMORY", "RESTARTS", "ABOUT") in TABLES
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("headings", TABLES, ids="-".join)
+def test_a_table_on_a_terminal_keeps_names_states_and_sources(headings: tuple[str, ...], width: int) -> None:
+    text = "It converts an amount of money from one currency into another. " * 4
+    samples = dict.fromkeys(headings, "some") | {headings[-1]: text}
+    samples |= {head: "convert_currency" for head in ("NAME", "TOOL") if head in samples}
+    samples |= {head: "suspect" for head in ("STATE", "STATUS") if head in samples} | {"SOURCE": "plugin:money"}
+    rows = [tuple(f"{samples[head]}{number}" for head in headings) for number in range(3)]
+    lines = _drawn(width, headings, rows)
+    assert max(map(len, lines)) <= width
+    assert lines[0].startswith(headings[0].lower())
+    for number, row in enumerate(rows):
+        kept = [cell for head, cell in zip(headings, row, strict=True) if head in _KEPT]
+        (line,) = [line for line in lines if line.startswith(f"{row[0][:8]}") and f"{number}" in line]
+        assert all(cell in line for cell in kept)
+
+
+def test_a_long_description_takes_what_is_left_and_ends_with_an_ellipsis() -> None:
+    headings = ("NAME", "STATE", "SOURCE", "ROLES", "SESSIONS", "IN FLIGHT", "DESCRIPTION")
+    rows = [
+        ("get_weather", "live", "weather", "", "1", "0", "Says the weather. " * 20),
+        ("b", "offline", "x", "", "1", "0", "B"),
+    ]
+    for width in WIDTHS:
+        lines = _drawn(width, headings, rows)
+        assert len(lines[2]) == width
+        assert lines[2].startswith("get_weather  live     weather")
+        assert lines[2].endswith("…")
+        assert lines[3].split()[:3] == ["b", "offline", "x"]
+    narrow = _drawn(60, headings, rows)
+    assert "description" in narrow[0]
+    assert narrow[-1] == "(not shown in 60 columns: roles, sessions, in flight)"
+    assert "not shown" not in _drawn(120, headings, rows)[-1]
+
+
+def test_names_that_are_wider_than_the_window_stay_whole() -> None:
+    name = "server.with_a_long_name." * 4
+    lines = _drawn(80, ("NAME", "STATE", "SOURCE", "DESCRIPTION"), [(name, "live", "server", "about it")])
+    assert lines[2] == f"{name}  live   server"
+
+
+def test_what_to_do_is_folded_and_not_cut() -> None:
+    why = (
+        "its plugin is offline: start it with `toolbus run weather.py`, or read why: `toolbus logs weather`"
+    )
+    lines = _drawn(80, ("PASSES", "STEP", "WHY"), [("NO", "connected", why)])
+    assert " ".join(" ".join(line.split()) for line in lines[2:]) == f"NO connected {why}"
+    assert lines[3].startswith(" " * 10)
+
+
+def test_wide_characters_are_counted_as_a_terminal_does() -> None:
+    lines = _drawn(80, ("NAME", "DESCRIPTION"), [("天气", "查询天气" * 20), ("ab", "x")])
+    assert lines[2].startswith("天气  查询")
+    assert lines[3] == "ab    x"
+    assert sum(2 if each > "\u2e80" else 1 for each in lines[2]) <= 80
+
+
+def test_the_variable_columns_wins_over_the_window() -> None:
+    lines = _drawn(200, ("NAME", "DESCRIPTION"), [("a", "b" * 300)], COLUMNS="90")
+    assert len(lines[2]) == 90
 
 
 class Terminal(io.StringIO):

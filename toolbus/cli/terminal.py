@@ -1,6 +1,6 @@
 """Prints what the commands print: results to standard output, everything else to standard error; and the exit codes.
 
-In a terminal rich draws tables; elsewhere they are aligned text. Scripts use --json. The commands print through this
+On a terminal tables fit the window; elsewhere they are aligned text. Scripts use --json. Commands print through this
 file only, because much of it comes from peers: no text may change the terminal or look like another line. JSON keeps
 every character, those that could change a terminal as escapes of JSON.
 """
@@ -11,10 +11,11 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from typing import Any, NoReturn, TextIO
+from unicodedata import category, east_asian_width
 
 import typer
 
@@ -29,19 +30,19 @@ USAGE = 2
 NO_BUS = 3
 INTERRUPTED = 130
 
-_STYLES = {
-    "live": "green",
-    "serving": "green",
-    "ok": "green",
-    "completed": "green",
-    "suspect": "yellow",
-    "waiting": "yellow",
-    "draining": "yellow",
-    "unconfirmed": "yellow",
-    "offline": "red",
-    "failed": "red",
-    "not_serving": "red",
+_GREEN, _YELLOW, _RED = "\x1b[32m", "\x1b[33m", "\x1b[31m"
+_COLOURS = {
+    **dict.fromkeys(("live", "serving", "ok", "completed"), _GREEN),
+    **dict.fromkeys(("suspect", "waiting", "draining", "unconfirmed"), _YELLOW),
+    **dict.fromkeys(("offline", "failed", "not_serving"), _RED),
 }
+_COLOURLESS = ("dumb", "unknown")  # terminals, by TERM
+_WHOLE = frozenset(("NAME", "TOOL", "SOURCE", "STATE", "STATUS", "ON THE WIRE", "IDENTITY"))  # and the first column
+_FOLDED = frozenset(("WHY", "NOTICE", "ABOUT", "STATE"))  # as the last column: what to do stands at their end
+_GAP = "  "  # between columns
+_LEAST = 24  # columns of the window that are left to a long text before another column goes
+_SHORTEST = 8  # that a text is worth showing in
+_WINDOW = 80  # columns of a terminal that does not tell
 
 
 class OutputError(Exception):
@@ -137,7 +138,7 @@ def print_table(
     warned: Collection[int] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Prints rows under their headings; the last column takes the rest of the width.
+    """Prints rows under their headings; on a terminal, as `_draw` fits them into its window.
 
     Args:
         warned: indexes of the rows whose last cell begins with a warning.
@@ -165,19 +166,113 @@ def _align(cells: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
-def _draw(headings: Sequence[str], rows: Iterable[Sequence[str]], warned: Collection[int], stream: TextIO) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+# -- tables on a terminal ------------------------------------------------------------------------------------------
 
-    drawing = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for heading in headings:
-        last = heading == headings[-1]
-        drawing.add_column(Text(heading.lower()), overflow="ellipsis" if last else "fold", no_wrap=last)
+
+def _draw(headings: Sequence[str], rows: Sequence[Sequence[str]], warned: Collection[int], stream: TextIO) -> None:
+    """Draws a table for the window: what names a row is whole, other columns shrink or go, the last takes the rest."""
+    window = _window(stream)
+    widths, hidden = _fit(headings, rows, window)
+    last = len(headings) - 1
+    coloured = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in _COLOURLESS
+    lines = [_laid_out([heading.lower() for heading in headings], widths, {})]
+    lines.append("─" * min(sum(widths.values()) + len(_GAP) * (len(widths) - 1), window))
     for number, row in enumerate(rows):
-        cells = [Text(cell, style=_STYLES.get(cell.lower(), "")) for cell in row]
+        styles = {column: _COLOURS[cell.lower()] for column, cell in enumerate(row) if cell.lower() in _COLOURS}
         if number in warned:
-            cells[-1].stylize("yellow")
-        drawing.add_row(*cells)
-    Console(file=stream).print(drawing)  # honours NO_COLOR
+            styles[len(row) - 1] = _YELLOW
+        folded = _fold(row[last], widths[last]) if headings[last] in _FOLDED and last in widths else [row[last]]
+        for place, text in enumerate(folded):
+            cells = [*row[:last], text] if place == 0 else ["" for _ in row[:last]] + [text]
+            lines.append(_laid_out(cells, widths, styles if coloured else {}))
+    if hidden:
+        lines.append(f"(not shown in {window} columns: {', '.join(headings[column].lower() for column in hidden)})")
+    with _writing():
+        print("\n".join(lines), file=stream)
+
+
+def _window(stream: TextIO) -> int:
+    """Returns how many columns the window has: COLUMNS if it is set, as for all programs."""
+    with suppress(ValueError):
+        if (columns := int(os.environ.get("COLUMNS", "0"))) > 0:
+            return columns
+    with suppress(OSError):
+        return os.get_terminal_size(stream.fileno()).columns or _WINDOW
+    return _WINDOW
+
+
+def _fit(headings: Sequence[str], rows: Sequence[Sequence[str]], window: int) -> tuple[dict[int, int], list[int]]:
+    """Returns the widths of the columns that are shown, and the columns for which the window is too narrow.
+
+    Columns that do not name a row shrink first; then those go that say the same in each row, then from the right.
+    """
+    last = len(headings) - 1
+    whole = {0, *(column for column, heading in enumerate(headings) if heading in _WHOLE)}
+    if headings[last] in _FOLDED:
+        whole.discard(last)
+    natural = {
+        column: max(_cells(heading), *(_cells(row[column]) for row in rows)) if rows else _cells(heading)
+        for column, heading in enumerate(headings)
+    }
+    widths = dict(natural)
+    others = [column for column in widths if column not in whole and column != last]
+    wanted = natural[last] if last in whole else min(natural[last], _LEAST)
+
+    def rest() -> int:
+        return window - sum(width + len(_GAP) for column, width in widths.items() if column != last)
+
+    for column in others:
+        if rest() < wanted:
+            widths[column] = max(min(widths[column], _LEAST), widths[column] - (wanted - rest()))
+    going = sorted(others, key=lambda each: (len({row[each] for row in rows}) > 1, natural[each] > _LEAST, -each))
+    hidden = []
+    while going and rest() < wanted:
+        hidden.append(going.pop(0))
+        del widths[hidden[-1]]
+    if last not in whole:
+        widths[last] = min(natural[last], max(rest(), _LEAST if headings[last] in _FOLDED else 0))
+        if not widths[last] or (widths[last] < natural[last] and widths[last] < _SHORTEST):
+            del widths[last]
+            hidden.append(last)
+    return widths, sorted(hidden)
+
+
+def _laid_out(cells: Sequence[str], widths: dict[int, int], styles: dict[int, str]) -> str:
+    shown = []
+    for column, width in widths.items():
+        text = _cut(cells[column], width)
+        style = styles.get(column)
+        shown.append((f"{style}{text}\x1b[0m" if style and text else text) + " " * (width - _cells(text)))
+    return _GAP.join(shown).rstrip()
+
+
+def _cells(text: str) -> int:
+    """Returns how many columns a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if category(each) in ("Mn", "Me", "Cf") else 2 if east_asian_width(each) in "WF" else 1 for each in text
+    )
+
+
+def _cut(text: str, width: int) -> str:
+    if _cells(text) <= width:
+        return text
+    while _cells(text) >= width:
+        text = text[: len(text) - max(1, (_cells(text) - width) // 2)]
+    return f"{text}…"
+
+
+def _fold(text: str, width: int) -> list[str]:
+    """Returns a text as lines of a width, broken between words where that is possible."""
+    lines = [""]
+    for word in text.split(" "):
+        if lines[-1] and _cells(lines[-1]) + 1 + _cells(word) > width:
+            lines.append("")
+        elif lines[-1]:
+            word = f" {word}"
+        for character in word:
+            if _cells(lines[-1]) + _cells(character) > width:
+                lines.append("")
+            lines[-1] += character
+    return lines
