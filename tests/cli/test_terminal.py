@@ -188,9 +188,7 @@ def test_names_that_are_wider_than_the_window_stay_whole() -> None:
 
 
 def test_what_to_do_is_folded_and_not_cut() -> None:
-    why = (
-        "its plugin is offline: start it with `toolbus run weather.py`, or read why: `toolbus logs weather`"
-    )
+    why = "its plugin is offline: start it with `toolbus run weather.py`, or read why: `toolbus logs weather`"
     lines = _drawn(80, ("PASSES", "STEP", "WHY"), [("NO", "connected", why)])
     assert " ".join(" ".join(line.split()) for line in lines[2:]) == f"NO connected {why}"
     assert lines[3].startswith(" " * 10)
