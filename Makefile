@@ -7,20 +7,30 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 PROTOS := proto/toolbus/v1/*.proto
 STUBS := toolbus/v1
-# Processes that run the tests, three more than a small machine has cores, since many wait and one ends early; 0 runs
-# them in this one (for a debugger).
-TEST_WORKERS ?= 5
+# Processes that run the tests, two more than a small machine has cores, since many tests wait; 0 runs them in this one
+# (for a debugger).
+TEST_WORKERS ?= 4
 # Of each of these processes at most; more fails. The aim is 500: which files come together in one differs in each run.
 MAX_MB ?= 600
 # More arguments for pytest: make test ARGS="tests/protocol/test_tool.py -k timeout"
 ARGS ?=
+# Folders of toolbus/parts whose tests `make test` runs: those that differ from where this branch left main.
+PARTS ?= $(shell git diff --name-only $$(git merge-base HEAD main 2>/dev/null || echo HEAD) -- toolbus/parts tests/parts \
+	2>/dev/null | cut -d/ -f3 | sort -u)
+# What `make test` runs of the other parts: each on a bus, as its user meets it.
+SMOKE_TESTS := $(addprefix tests/parts/,conformance/test_program.py console/top/test_top_command.py \
+	council/test_council_bus.py dropin/test_dropin_on_bus.py mcp/commands/test_mounts_command.py \
+	mcp/server/test_mcp_endpoint.py models/test_export_command.py moving/check/test_check_command.py \
+	observability/test_bus_metrics.py openapi/test_openapi_command.py)
+CORE_TESTS := $(filter-out tests/parts/ tests/browser/ tests/network/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
+PYTEST = TOOLBUS_TEST_MAX_MB=$(MAX_MB) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 comma := ,
 
 # Many images set this. Every test process, and every process that a test starts, would then compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test conformance mutants mcp-conformance thorough browser console-test console-pictures lab-test crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
+.PHONY: help run test test-all conformance mutants mcp-conformance thorough browser console-test console-pictures lab-test crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
 .PHONY: docs clean vendor
 
 help: ## list the targets
@@ -29,8 +39,12 @@ help: ## list the targets
 run: $(VENV)/run.stamp ## start the demo: a bus, plugins and a host; Ctrl-C ends it
 	@exec $(BIN)/python -m examples.demo
 
-test: $(VENV)/dev.stamp ## run the tests (ARGS="tests/protocol/test_tool.py -k timeout" chooses some)
-	@TOOLBUS_TEST_FILE_UNITS=1 TOOLBUS_TEST_MAX_MB=$(MAX_MB) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(ARGS)
+test: $(VENV)/dev.stamp ## run the tests of the core and of the parts that you changed (PARTS="mcp models", ARGS="tests/protocol/test_tool.py -k timeout")
+	@$(PYTEST) $(if $(filter tests/%,$(ARGS)),,$(CORE_TESTS) $(SMOKE_TESTS) $(wildcard $(PARTS:%=tests/parts/%/))) $(ARGS)
+
+test-all: test ## run the tests of everything: core, then parts, then make thorough
+	@$(PYTEST) tests/parts
+	@$(MAKE) --no-print-directory thorough
 
 conformance: $(VENV)/dev.stamp ## play the rules of the protocol against the clients, and write clients/CONFORMANCE.md (ARGS="--runs 20 sdk sdk-plain sdk-switched")
 	@$(BIN)/python -m tests.parts.conformance.clients $(ARGS)
@@ -41,8 +55,8 @@ mutants: $(VENV)/dev.stamp ## play clients that are broken on purpose: each has 
 mcp-conformance: $(VENV)/dev.stamp ## play the official conformance suite of MCP (ARGS="server tools-list", client or mounted)
 	@$(BIN)/python -m tests.parts.mcp.official.conformance $(ARGS)
 
-thorough: $(VENV)/dev.stamp ## draw ten times as many examples in the property tests (TOOLBUS_EXAMPLES=100 for more)
-	@TOOLBUS_EXAMPLES=$${TOOLBUS_EXAMPLES:-10} $(BIN)/python -m pytest -n $(TEST_WORKERS) --timeout 600 -m hypothesis $(ARGS)
+thorough: $(VENV)/dev.stamp ## break-outs, clients of others, and ten times as many examples in the property tests (TOOLBUS_EXAMPLES=100 for more)
+	@TOOLBUS_EXAMPLES=$${TOOLBUS_EXAMPLES:-10} $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --timeout 600 -m "hypothesis or thorough" $(ARGS)
 
 browser: $(VENV)/dev.stamp ## try what web pages could do to a bus, in a Chromium (CHROMIUM=/path/to/it)
 	@$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
@@ -103,9 +117,9 @@ proto-check: $(VENV)/dev.stamp ## check that toolbus/v1 is what proto/ generates
 wire-image: $(VENV)/dev.stamp ## accept the wire of proto/ as what later changes may not break (proto/wire.binpb)
 	@$(BIN)/buf build --exclude-source-info --output proto/wire.binpb
 
-coverage: $(VENV)/dev.stamp ## run the tests and report the branch coverage of toolbus/; below 95 % names what is missing
+coverage: $(VENV)/dev.stamp ## run all tests and report the branch coverage of toolbus/; below 95 % names what is missing
 	@$(BIN)/coverage erase
-	@TOOLBUS_TEST_FILE_UNITS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --cov --cov-report= --cov-fail-under=0 $(ARGS); \
+	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not browser and not console and not lab and not network" --cov --cov-report= --cov-fail-under=0 $(ARGS); \
 	tests=$$?; $(BIN)/coverage report && exit $$tests
 
 bench: $(VENV)/bench.stamp ## measure calls and faults beside a relay and NATS (ARGS=rivals, growth, gateway, mcp, mounts, hosts, sdk, search, exports, dropin, tls or watching)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 
 TIMES = int(os.environ.get("TOOLBUS_EXAMPLES", "1"))
+MAX_EXAMPLES = 20  # in `make test`
 DEFAULT = 25  # where a test names no number; hypothesis's own is 100
 
 
 def examples(count: int = DEFAULT) -> int:
-    """Returns the number of examples for a test that draws so many in `make test`."""
-    return count * TIMES
+    """Returns how many examples a test draws: `MAX_EXAMPLES` at most in `make test`, ``count`` times more elsewhere."""
+    return min(count, MAX_EXAMPLES) if TIMES == 1 else count * TIMES

@@ -7,8 +7,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -17,27 +17,11 @@ import pytest
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class RestoredState:
+@pytest.fixture(scope="module", autouse=True)
+def restored_state() -> Iterator[None]:
     """Restores imports, the environment, the folder, loggers and signals after the last test of each file."""
-
-    def __init__(self) -> None:
-        self._file: Path | None = None  # whose tests run; None between two files
-        self._undo = ExitStack()
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(
-        self, item: pytest.Item, nextitem: pytest.Item | None
-    ) -> Generator[None, object, object]:
-        if self._file is None:
-            self._file = item.path
-            for restored in (restored_imports, restored_environment, restored_loggers, restored_signals):
-                self._undo.enter_context(restored())
-        try:
-            return (yield)
-        finally:
-            if nextitem is None or nextitem.path != self._file:
-                self._file = None
-                self._undo.close()
+    with restored_imports(), restored_environment(), restored_loggers(), restored_signals():
+        yield
 
 
 @contextmanager

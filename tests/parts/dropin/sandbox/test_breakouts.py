@@ -11,6 +11,8 @@ from tests.parts.dropin.sandbox import trial
 from tests.parts.dropin.sandbox.breakouts import ALL, Breakout
 from toolbus.parts.dropin.sandbox.landlock import LandlockKernel, LandlockMissing
 
+pytestmark = pytest.mark.thorough
+
 
 def _has_landlock() -> bool:
     try:

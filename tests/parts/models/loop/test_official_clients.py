@@ -33,6 +33,7 @@ PARIS, OSLO = {"city": "Paris"}, {"city": "Oslo"}
 
 # google-genai derives a class from one of aiohttp's when it makes its first request.
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.filterwarnings("ignore:Inheritance class AiohttpClientSession:DeprecationWarning"),
     pytest.mark.asyncio(loop_scope="module"),
 ]

@@ -117,6 +117,7 @@ def _disturb(model: Model, draw: random.Random) -> None:
             model.now += draw.choice((0.0, DEFAULT_TIMINGS.retry_seconds))
 
 
+@pytest.mark.hypothesis  # so that `make thorough` tries more seeds
 @pytest.mark.parametrize("seed", range(examples(50)))
 def test_whatever_happens_to_both_sides_a_few_looks_bring_them_in_step(seed: int) -> None:
     draw, model = random.Random(seed), Model()
