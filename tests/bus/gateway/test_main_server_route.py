@@ -246,7 +246,7 @@ async def test_a_main_server_that_disconnects_cancels_its_call(bus: Bus) -> None
         await connection.ask("POST", "/api/llm-tools/callback/naps/nap", {"arguments": {}, "call_id": "c"})
         await peer.received(1)
         connection.cut()
-        await until(lambda: peer.cancels, "the cancel", 1.0)
+        await until(lambda: peer.cancels, "the cancel")
         assert bus.records.outcomes[Code.CANCELLED] == 1
 
 

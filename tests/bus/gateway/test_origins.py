@@ -219,5 +219,5 @@ async def test_many_calls_that_fail_at_once_take_it_offline_once(bus: Bus, plugi
     assert {(error.code, error.stage, error.retry_safe) for error in errors} == {AWAY}
     assert bus.registry.revision == before + 1
     await plugin.come()
-    await until(bus.list, "the tool to be back", seconds=1.0)
+    await until(bus.list, "the tool to be back")
     assert plugin.connections == 1

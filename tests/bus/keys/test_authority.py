@@ -18,6 +18,8 @@ from toolbus.errors import SetupError
 NOW = 1_800_000_000.0
 DAY = 86_400.0
 AUTHORITY = Authority.create(NOW)[0]
+# The codes of OpenSSL for why a certificate was refused (x509_vfy.h).
+WRONG_PURPOSE, WRONG_HOST = 26, 62
 
 
 @pytest.fixture
@@ -33,26 +35,28 @@ def test_client_and_server_accept_each_other_under_every_name(tmp_path: Path, no
     calling = client_context(tmp_path, authority.root_pems, client)
     for host in ("bus.example", "10.0.0.7", "fd00::7", "localhost", "127.0.0.1"):
         assert handshake(calling, accepting, host) == client.fingerprint
-    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+    with pytest.raises(ssl.SSLCertVerificationError) as refused:
         handshake(calling, accepting, "other.example")
+    assert refused.value.verify_code == WRONG_HOST
 
 
 def test_a_servers_certificate_is_not_a_clients_nor_the_other_way_round(tmp_path: Path, now: float) -> None:
     authority, _ = Authority.create(now)
     server, client = authority.server(["bus.example"], now), authority.client("chat", now)
     accepting = server_context(tmp_path, server, authority.root_pems)
-    with pytest.raises(ssl.SSLError, match=r"unsuitable certificate purpose|certificate verify failed"):
+    with pytest.raises(ssl.SSLError):
         handshake(client_context(tmp_path, authority.root_pems, server), accepting, "bus.example")
     false_server = server_context(tmp_path, client, authority.root_pems)
-    with pytest.raises(ssl.SSLCertVerificationError, match="unsuitable certificate purpose"):
+    with pytest.raises(ssl.SSLCertVerificationError) as refused:
         handshake(client_context(tmp_path, authority.root_pems, client), false_server, "bus.example")
+    assert refused.value.verify_code == WRONG_PURPOSE
 
 
 def test_a_certificate_of_another_authority_is_refused(tmp_path: Path, now: float) -> None:
     ours, theirs = Authority.create(now)[0], Authority.create(now)[0]
     accepting = server_context(tmp_path, ours.server(["bus.example"], now), ours.root_pems)
     calling = client_context(tmp_path, ours.root_pems, theirs.client("chat", now))
-    with pytest.raises(ssl.SSLError, match="certificate verify failed"):
+    with pytest.raises(ssl.SSLError):
         handshake(calling, accepting, "bus.example")
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(client_context(tmp_path, theirs.root_pems), accepting, "bus.example")

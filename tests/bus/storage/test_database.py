@@ -35,7 +35,7 @@ def test_a_file_that_was_created_is_ours_and_of_this_version(made: Database) -> 
     assert stat.S_IMODE(made.path.stat().st_mode) == 0o600
     with closing(made.connect("ro")) as connection:
         assert made.version(connection, "integrity_check") == 1
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        with pytest.raises(sqlite3.OperationalError):
             connection.execute("INSERT INTO notes VALUES ('x')")
 
 
@@ -83,7 +83,7 @@ def test_everything_that_belongs_to_the_file_becomes_its_owners_alone(made: Data
 def test_a_file_in_use_is_refused_with_how_to_fix_it(made: Database) -> None:
     with closing(made.connect("rw")) as first, closing(made.connect("rw")) as second:
         first.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(SetupError, match=r"SQLite says: database is locked.* Close the") as caught, made.errors():
+        with pytest.raises(SetupError, match=r"SQLite says: .* Close the") as caught, made.errors():
             second.execute("SELECT * FROM notes")
     assert not isinstance(caught.value, Damaged)
 
@@ -151,7 +151,7 @@ def test_a_file_that_cannot_be_written_now_is_not_called_damaged_by_lifting_it(m
     newer = replace(made, migrations=(FIRST, "CREATE TABLE more (a)"))
     with closing(made.connect("rw")) as other, closing(newer.connect("rw")) as connection:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(SetupError, match=r"database is locked.* Close") as caught, newer.errors():
+        with pytest.raises(SetupError, match=r"SQLite says: .* Close") as caught, newer.errors():
             newer.migrate(connection)
     assert not isinstance(caught.value, Damaged)
 

@@ -153,9 +153,11 @@ def test_messages_are_returned_once_and_oldest_first(folder: Folder, monkeypatch
 
 
 def test_programs_take_messages_with_a_function(folder: Folder) -> None:
+    before = time.time()
     send(folder)
     (message,) = folder.modules["relay_message"].take("bob")
-    assert (message["sender"], message["text"], round(time.time() - message["sent"])) == ("ann", "hi", 0)
+    assert (message["sender"], message["text"]) == ("ann", "hi")
+    assert int(before) <= message["sent"] <= time.time()
     assert folder.modules["relay_message"].take("bob") == []
 
 
@@ -216,7 +218,7 @@ def test_the_limits_hold_with_concurrent_senders(folder: Folder) -> None:
 def test_an_unwritable_queue_is_an_error_that_names_the_missing_grant(folder: Folder, tmp_path: Path) -> None:
     folder.modules["relay_message"].QUEUE = tmp_path / "nowhere" / "queue.db"
     for answer in (send(folder), folder.call("my_messages", {}, user="Bob")):
-        assert "unable to open database file" in answer["error"]
+        assert "The queue cannot be used (" in answer["error"]
         assert '"write": ["queue.db", "queue.db-journal"] for relay_message.py' in answer["error"]
 
 
@@ -232,7 +234,7 @@ def test_a_busy_queue_is_an_error_that_asks_to_try_again(folder: Folder, monkeyp
 def test_a_file_that_is_not_a_queue_is_not_changed(folder: Folder) -> None:
     relay = folder.modules["relay_message"]
     relay.QUEUE.write_text("a letter, not a database. " * 50)
-    assert "file is not a database" in send(folder)["error"]
+    assert "The queue cannot be used (" in send(folder)["error"]
     assert relay.QUEUE.read_text().startswith("a letter")
 
 

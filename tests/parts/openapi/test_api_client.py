@@ -182,7 +182,7 @@ async def test_certificates_are_checked(tmp_path: Path, monkeypatch: pytest.Monk
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"https://127.0.0.1:{listening.getsockname()[1]}"
         serving = asyncio.create_task(asyncio.to_thread(_serve_tls, listening, context, 2))
-        with pytest.raises(ApiUnreachable, match="certificate verify failed"):
+        with pytest.raises(ApiUnreachable):
             await fetch_document(url)
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "root.pem"))
         assert (await fetch_document(url)).url == url
