@@ -27,7 +27,7 @@ PACKAGE = ROOT / "toolbus"
 FLOORS = (
     "v1",
     "errors common.lazy common.cancellation common.text common.newest common.reader common.mailbox common.log_limit "
-    "common.stall common.local_users common.version",
+    "common.stall common.local_users common.version common.terminal_input",
     "protocol common parts",  # of `parts` the list alone
     "functions",  # a Python function as a tool; no connection, no bus
     "parts.moving.neko",  # plugins as N.E.K.O. writes them; no connection
@@ -40,6 +40,7 @@ FLOORS = (
     "parts.models.dialects",
     "parts.models.loop",
     "processes",
+    "parts.moving.neko.neko_loader",
     "parts.dropin.sandbox",
     "parts.dropin.javascript",  # scripts as an engine runs them: no connection, no bus
     "parts.dropin",
@@ -75,8 +76,7 @@ FLOORS = (
     "parts.moving.registry",
     "testing dialects loop search dropin openapi tools extension",  # import paths of users
     "cli parts.mcp.commands parts.models.commands parts.conformance.command parts.moving.check.command "
-    "parts.console.command parts.console.top parts.openapi.command parts.dropin.tools_commands "
-    "parts.dropin.offered_output",
+    "parts.console.command parts.console.top parts.openapi.command parts.dropin.tools_commands ",
 )
 FLOOR_OF: dict[str, int] = {place: floor for floor, places in enumerate(FLOORS) for place in places.split()}
 
@@ -233,6 +233,26 @@ def test_imports_go_down_only(place: str) -> None:
         if module and _place(module) == place and file != PACKAGE / "bus" / "__init__.py"
         for line, other in _own_imports(file)
         if other and FLOOR_OF[other] > FLOOR_OF[place]
+    ]
+    assert not wrong, f"{place} may not: {wrong}"
+
+
+WITHOUT_PARTS = ("sdk", "processes", "functions", "protocol", "common")
+# Types of public names of the SDK, for the type checks of authors: a program that runs uses the modules' names alone.
+TYPES_OF_PARTS = PACKAGE / "sdk" / "__init__.py"
+
+
+@pytest.mark.parametrize("place", WITHOUT_PARTS)
+def test_the_core_imports_no_part(place: str) -> None:
+    """Also not inside a function: a part goes with its folder."""
+    files = [file for file in _written_files() if file.is_relative_to(PACKAGE / place)]
+    assert files
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line} imports {name}"
+        for file in files
+        if file != TYPES_OF_PARTS
+        for line, name in _imports(file)
+        if name.startswith("toolbus.parts.")
     ]
     assert not wrong, f"{place} may not: {wrong}"
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import typer
 
 from tests.parts.moving.neko.folders import copied
 from tests.support.processes import Running, environment, toolbus
 from tests.support.served_bus import address_of, start_grpc_bus
 from tests.support.waiting import until_sync
+from toolbus.cli.run_command import find_plugins
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -179,6 +181,31 @@ def test_folders_that_cannot_run_together_are_refused_with_the_reason(tmp_path: 
     ):
         ran = toolbus("run", *words)
         assert (ran.returncode, reason in ran.stderr) == (2, True), ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "reason"),
+    [("dropin", "tools", "holds no plugins: name a plugin's file"), ("moving", "weather", "has a plugin.toml")],
+)
+def test_a_folder_of_a_part_that_is_missing_is_refused_with_the_name_of_the_part(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    part: str,
+    name: str,
+    reason: str,
+) -> None:
+    folders = {"tools": tmp_path / "tools", "weather": copied("weather", tmp_path)}
+    folders["tools"].mkdir()
+    monkeypatch.setitem(sys.modules, f"toolbus.parts.{part}", None)  # as if its folder were removed
+    with pytest.raises(typer.Exit) as ended:
+        find_plugins([folders.pop(name)], [])
+    assert ended.value.exit_code == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert reason in text
+    assert f"this installation of toolbus lacks its part {part!r}: install the whole distribution" in text
+    plugins, own = find_plugins(list(folders.values()), [])  # of the part that is there
+    assert bool(plugins) != (own is not None)
 
 
 def test_env_hands_a_variable_on(tmp_path: Path) -> None:

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import typer
 import yaml
 
-from toolbus.cli.command_line import app
+from tests.support.commands import choose, find_command
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -55,12 +54,6 @@ def manifest(name: str, kind: str) -> dict[str, Any]:
 
 def check_command(words: list[str]) -> None:
     """Checks that `toolbus` accepts the words that come after its name."""
-    group = typer.main.get_command(app)
-    context = group.make_context("toolbus", list(words), resilient_parsing=True)
-    while words and hasattr(group, "get_command"):
-        command = group.get_command(context, words[0])
-        assert command is not None, f"toolbus has no command {words[0]!r}"
-        group, words = command, words[1:]
-        context = group.make_context(
-            words[0] if words else "", list(words), resilient_parsing=hasattr(group, "get_command")
-        )
+    assert find_command(words[0]) is not None, f"toolbus has no command {words[0]!r}"
+    command, rest = choose(words)
+    command.make_context(words[0], rest, resilient_parsing=hasattr(command, "get_command"))

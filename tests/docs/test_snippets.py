@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import shlex
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
 from tests.bus.gateway.on_thread import bus_on_thread
 from tests.docs.pages import PAGES, ROOT, TEXTS, blocks, code_spans
 from tests.docs.running import Addresses, borrowed_plugin, output_of, plugin, tool_folder
 from tests.parts.models.loop.model_thread import answering
 from tests.support import curl
-from toolbus.cli.command_line import app
+from tests.support.commands import choose, find_command
 from toolbus.v1 import tool_bus_service_pb2 as wire
 
 HTTP = "http://127.0.0.1:48911"  # the address that the pages show
@@ -118,11 +115,6 @@ def _commands() -> list[tuple[str, str]]:
     return found
 
 
-@functools.cache  # Typer builds every command of it, which takes longer than all that the test does
-def _group() -> Any:
-    return typer.main.get_command(app)
-
-
 def _named_commands() -> list[tuple[str, str]]:
     """Returns where and what: every ``toolbus …`` with an option that a text of the program or its page names."""
     found = []
@@ -137,10 +129,7 @@ def test_every_option_that_a_text_of_the_program_names_is_one_of_its_command() -
     named = _named_commands()
     assert named, "this test finds no text any more"
     for where, command in named:
-        name, *rest = command.split()
-        subcommand = _group().commands[name]
-        while rest and rest[0] in getattr(subcommand, "commands", {}):
-            subcommand = subcommand.commands[rest.pop(0)]
+        subcommand, _ = choose(command.split())
         options = {option for parameter in subcommand.params for option in parameter.opts}
         unknown = set(re.findall(r"--[a-z][a-z-]*", command.partition(" -- ")[0])) - options
         assert not unknown, f"{where}: `toolbus {command}`: there is no option {', '.join(sorted(unknown))}"
@@ -153,11 +142,10 @@ def test_every_command_parses(where: str, command: str) -> None:
         makefile = (ROOT / "Makefile").read_text("utf-8")
         assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), f"{where}: the Makefile has no target {words[1]!r}"
     elif words[0] == "toolbus":
-        context = _group().make_context("toolbus", words[1:], resilient_parsing=True)
-        subcommand = _group().get_command(context, words[1])
-        assert subcommand is not None, f"{where}: toolbus has no command {words[1]!r}"
-        if words[2:] or command not in code_spans(TEXTS.get(where, "")):  # prose may just name a command
-            subcommand.make_context(words[1], words[2:])
+        assert find_command(words[1]) is not None, f"{where}: toolbus has no command {words[1]!r}"
+        subcommand, rest = choose(words[1:])
+        if rest or command not in code_spans(TEXTS.get(where, "")):  # prose may just name a command
+            subcommand.make_context(words[1], rest)
     elif words[0] == "curl":
         curl.read(command, HTTPS if "https://" in command else HTTP)
     elif words[:2] == ["pip", "install"]:

@@ -65,7 +65,7 @@ class Program(Enum):
     )
     SCRIPT = (
         *("grpc.aio", "toolbus.v1.tool_bus_service_pb2_grpc", "toolbus.sdk", "toolbus.processes.plugin_program"),
-        *("toolbus.sdk.loader", "toolbus.sdk.plugin_client"),
+        *("toolbus.processes.loader", "toolbus.sdk.plugin_client"),
     )
     AGENT = ("grpc.aio", "toolbus.v1.tool_bus_service_pb2_grpc", "toolbus.sdk", "toolbus.loop", *_OPENAI)
 

@@ -7,14 +7,24 @@ import sys
 
 def main() -> None:
     """Runs the command line; the entry point of the script."""
-    if sys.argv[1:2] == ["mcp"]:  # its process stays small: nothing of the other commands is loaded
-        from toolbus.parts.mcp.commands import mcp_command
+    words = sys.argv[1:]
+    if words[:1] == ["mcp"]:  # its process stays small: nothing of the other commands is loaded
+        from toolbus.common.part import load, parts
 
-        mcp_command.main(sys.argv[2:])
+        home = next(each.home for part in parts() for each in part.commands if each.name == "mcp")
+        load(home)(words[1:])
         return
-    from toolbus.cli import command_line
+    from toolbus.cli import terminal
 
-    command_line.main()
+    with terminal.ending():
+        if words == ["--version"]:  # without typer, which takes longer than all else
+            from toolbus.common.version import VERSION
+
+            terminal.print_lines(f"toolbus {VERSION}")
+            return
+        from toolbus.cli import command_line
+
+        command_line.main()
 
 
 __all__ = ["main"]

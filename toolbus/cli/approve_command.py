@@ -1,4 +1,4 @@
-"""Implements ``toolbus approve``: shows what a plugin or a mounted MCP server changed in its tools, and trusts it."""
+"""Implements ``toolbus access approve``: shows what a plugin or a mount changed in its tools, and trusts it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonO
 from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
 from toolbus.common.text import list_names
-from toolbus.parts.mcp.commands.mounts_command import ask
 
 EPILOG = epilog(
-    ("toolbus approve files", "toolbus approve files read_file", "toolbus approve weather --yes"),
+    ("toolbus access approve files", "toolbus access approve files read_file", "toolbus access approve weather --yes"),
     """
     A source is trusted as it is when it is first seen. What it changes later is offered and marked (pin = "warn"), or
     waits for this command (pin = "block"), which prints the difference and asks. Only the shown
-    changes are approved, not those that come meanwhile. Mounts have `--pin` of `toolbus mount`; plugins are pinned by
-    [pins] of the configuration.
+    changes are approved, not those that come meanwhile. Mounts have `--pin` of `toolbus mounts add`; plugins are pinned
+    by [pins] of the configuration.
     """,
     "0 approved, or nothing waits, 1 declined, or the bus refused, 2 wrong usage, 3 no bus found.",
 )
@@ -46,7 +45,7 @@ def approve(
     for change in pending:
         terminal.print_lines(f"{change['subject']}\n{change['difference']}", sys.stderr if as_json else None)
     if not yes:
-        ask(f"Trust {list_names(each['subject'] for each in pending)} of source {source} as declared now?")
+        terminal.ask(f"Trust {list_names(each['subject'] for each in pending)} of source {source} as declared now?")
     expected = [change["fingerprint"] for change in pending]
     result = call_bus_tool(target, "approve", {"source": source, "tool": tool or "", "expected": expected})
     if as_json:

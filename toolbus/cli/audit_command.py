@@ -45,7 +45,7 @@ _COLUMNS = (
     ("TIME", 19), ("ACT", 9), ("OUTCOME", 7), ("WHO", 12), ("HOW", 5), ("SOURCE", 12), ("TARGET", 24), ("WHY", 0),
 )  # fmt: skip
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich", add_completion=False)
 
 
 @app.callback(epilog=EPILOG)

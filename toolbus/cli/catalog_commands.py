@@ -37,7 +37,7 @@ LIST_EPILOG = epilog(
     ),
     """
     With --user it lists the tools that can be called on behalf of that user, without --user those that need no user;
-    `toolbus permissions` shows the rules. A tool that needs an access level is listed if --level is high enough.
+    `toolbus access show` shows the rules. A tool that needs an access level is listed if --level is high enough.
 
     A tool with a callback URL is offline while no server accepts a connection there. A warning before a description is
     for the operator, for example that a main server refuses the tool; the tool can still be called. Notices of the
@@ -63,7 +63,12 @@ WATCH_EPILOG = epilog(
     "1 the bus refused, 2 wrong usage, 3 no bus found at the start, 130 after Ctrl-C.",
 )
 TOOLS_EPILOG = epilog(
-    ("toolbus tools", "toolbus call toolbus:stats", "toolbus tools bundled", "toolbus tools add this_host"),
+    (
+        "toolbus plugins tools",
+        "toolbus call toolbus:stats",
+        "toolbus plugins tools bundled",
+        "toolbus plugins tools add this_host",
+    ),
     "",
     "0 done, 1 the bus refused, 2 wrong usage, 3 no bus found.",
 )

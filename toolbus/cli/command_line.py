@@ -1,47 +1,24 @@
-"""Registers the commands of ``toolbus``, and sets what applies to all of them.
+"""Lists the commands of ``toolbus`` as a table, and loads the one that runs: no other module of a command is imported.
 
-Modules of commands import nothing heavy before a command runs, so that help and completion take as long as typer does.
+`toolbus --help` and the completion of names read the table alone. The commands of parts come from `toolbus.parts`.
 """
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from toolbus.cli import (
-    approve_command,
-    audit_command,
-    call_command,
-    calls_command,
-    catalog_commands,
-    confirm_command,
-    drain_command,
-    explain_command,
-    health_command,
-    keys_command,
-    log_level_command,
-    logs_command,
-    notification_commands,
-    permission_commands,
-    run_command,
-    serve_command,
-    tasks_command,
-    terminal,
-)
+from toolbus.cli import terminal
 from toolbus.cli.grpc_switch import set_switch
 from toolbus.cli.help_text import epilog
-from toolbus.parts.conformance import command as conformance_command
-from toolbus.parts.console import command as console_command
-from toolbus.parts.console.top import command as top_command
-from toolbus.parts.dropin import tools_commands
-from toolbus.parts.mcp.commands import mcp_command, mount_command, mounts_command
-from toolbus.parts.models.commands import export_command, search_command
-from toolbus.parts.moving.check import command as check_command
-from toolbus.parts.openapi import command as openapi_command
+from toolbus.common.part import PartCommand, load, parts
+from toolbus.errors import SetupError
+from toolbus.parts import NOUNS
 
 _HELP = "A tool bus for LLM applications: plugins offer tools, hosts call them."
 _MANUAL = epilog(
@@ -55,13 +32,154 @@ _MANUAL = epilog(
     """,
     "of every command: 0 done, 1 the tool or the bus refused, 2 wrong usage, 3 no bus found, 130 after Ctrl-C.",
 )
+_DAILY = "Every day"
+_SHOW = "show"  # what a noun does without a verb, where it has this one
+_RAW = {"ignore_unknown_options": True, "allow_extra_args": True}
 
-app = typer.Typer(
-    name="toolbus", help=_HELP, epilog=_MANUAL, no_args_is_help=True, rich_markup_mode="rich",
-    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
+_CORE = (
+    PartCommand("serve", "toolbus.cli.serve_command:serve", "Run a bus."),
+    PartCommand("run", "toolbus.cli.run_command:run", "Run plugins as supervised processes."),
+    PartCommand("call", "toolbus.cli.call_command:call", "Call a tool, and print its result."),
+    PartCommand("list", "toolbus.cli.catalog_commands:list_", "List the tools that the bus offers."),
+    PartCommand("watch", "toolbus.cli.catalog_commands:watch", "Print each change of the tools as it comes."),
+    PartCommand("logs", "toolbus.cli.logs_command:logs", "Print the output of plugins."),
+    PartCommand("access", "", "Who may call and offer tools", NOUNS),
+    PartCommand(
+        "access show", "toolbus.cli.permission_commands:permissions", "Show which users may call what.",
+        old="permissions",
+    ),
+    PartCommand("access permit", "toolbus.cli.permission_commands:permit", "Set who may call tools.", old="permit"),
+    PartCommand("access grant", "toolbus.cli.permission_commands:grant", "Allow a source to offer tools.", old="grant"),
+    PartCommand(
+        "access revoke", "toolbus.cli.permission_commands:revoke", "Forbid a source to offer tools.", old="revoke"
+    ),
+    PartCommand(
+        "access approve", "toolbus.cli.approve_command:approve", "Show changed tools of a source, and trust them.",
+        old="approve",
+    ),
+    PartCommand(
+        "access confirm", "toolbus.cli.confirm_command:confirm", "Trust the plugin of restored tools.", old="confirm"
+    ),
+    PartCommand(
+        "access explain", "toolbus.cli.explain_command:explain", "Explain why a tool can be called, or not.",
+        old="explain",
+    ),
+    PartCommand("calls", "toolbus.cli.calls_command:calls", "How the newest calls ended; cancel one that runs", NOUNS),
+    PartCommand("tasks", "toolbus.cli.tasks_command:tasks", "Background calls: check, await, cancel one", NOUNS),
+    PartCommand("keys", "toolbus.cli.keys_command:app", "Keys for other machines: init, add, list, …", NOUNS),
+    PartCommand("audit", "toolbus.cli.audit_command:app", "Who did what to the bus; verify the records", NOUNS),
+    PartCommand("plugins", "", "Plugins, and what they say", NOUNS),
+    PartCommand(
+        "plugins health", "toolbus.cli.health_command:health", "Show whether the bus and its sources serve.",
+        old="health",
+    ),
+    PartCommand(
+        "plugins drain", "toolbus.cli.drain_command:drain", "Shut down a source, or the bus, gracefully.", old="drain"
+    ),
+    PartCommand(
+        "plugins notifications", "toolbus.cli.notification_commands:notifications", "Print notifications as they come.",
+        old="notifications",
+    ),
+    PartCommand("plugins notify", "toolbus.cli.notification_commands:notify", "Send users a message.", old="notify"),
+    PartCommand("dev", "", "For authors of plugins, clients and buses", NOUNS),
+    PartCommand(
+        "dev log-level", "toolbus.cli.log_level_command:log_level", "Show or change the levels of the bus's log.",
+        old="log-level",
+    ),
 )  # fmt: skip
 
-_UNREAD = {"ignore_unknown_options": True, "allow_extra_args": True}  # of a command that reads its words itself
+
+def commands() -> tuple[PartCommand, ...]:
+    """Returns all commands, those of the core first."""
+    return (*_CORE, *(each for part in parts() for each in part.commands))
+
+
+class _Table(TyperGroup):
+    """Shows the commands of the table that stand below its name, and loads the one that is chosen."""
+
+    def __init__(self, *, name: str | None = None, **attributes: Any) -> None:
+        super().__init__(name=name, **attributes)
+        self._rows: dict[str, PartCommand] = {}
+        for row in commands():
+            noun, _, verb = row.name.rpartition(" ")
+            if noun == (name or ""):
+                self._add(verb, row, hidden=row.hidden)
+        if not name:
+            for row in commands():
+                if row.old:
+                    self._add(row.old, row, hidden=True)
+
+    def _add(self, word: str, row: PartCommand, *, hidden: bool) -> None:
+        self._rows[word] = row
+        panel = (row.group or _DAILY) if not self.name else None
+        self.add_command(TyperCommand(word, help=_line(row), rich_help_panel=panel, hidden=hidden), word)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        is_verb = args[0] in (*self.commands, "-h", "--help") if args else ctx.resilient_parsing
+        if self.name and _SHOW in self.commands and not is_verb:
+            args = [_SHOW, *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        word, _, rest = super().resolve_command(ctx, args)
+        return word, word and _load(word, self._rows[word]), rest
+
+
+def _line(row: PartCommand) -> str:
+    """Returns the line of a command in the list; that of a noun ends with its verbs."""
+    if row.home:
+        return row.help
+    verbs = [each.name.split()[1] for each in commands() if each.name.startswith(f"{row.name} ")]
+    return f"{row.help}: {', '.join(verbs)}"
+
+
+def _load(word: str, row: PartCommand) -> Any:
+    """Returns a command as it runs; ends the program where its part is missing."""
+    try:
+        home: Any = load(row.home) if row.home else None
+    except SetupError as error:
+        terminal.fail(str(error), terminal.USAGE)
+    if isinstance(home, typer.Typer):
+        return typer.main.get_command(home)
+    if home is None:
+        program = typer.Typer(
+            name=row.name, cls=_Table, help=_line(row), epilog=_noun_epilog(row), add_completion=False,
+            no_args_is_help=True, rich_markup_mode="rich",
+        )  # fmt: skip
+        program.callback()(lambda: None)
+        return typer.main.get_command(program)
+    program = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    if row.raw:
+        program.command(word, help=row.help, add_help_option=False, context_settings=_RAW)(_raw(home))
+    else:
+        program.command(word, epilog=_epilog_of(home))(home)
+    return typer.main.get_command(program)
+
+
+def _raw(function: Callable[[list[str]], None]) -> Callable[[typer.Context], None]:
+    def run(context: typer.Context) -> None:
+        function(context.args)
+
+    return run
+
+
+def _epilog_of(function: Callable[..., None]) -> str:
+    """Returns the end of a command's help: NAME_EPILOG of its module, else EPILOG."""
+    module = vars(sys.modules[function.__module__])
+    text: str = module.get(f"{function.__name__.strip('_').upper()}_EPILOG") or module["EPILOG"]
+    return text
+
+
+def _noun_epilog(noun: PartCommand) -> str:
+    below = [each for each in commands() if each.name.startswith(f"{noun.name} ")]
+    return next(
+        (_epilog_of(load(each.home)) for each in below if each.name.endswith(f" {_SHOW}")),
+        epilog(
+            [f"toolbus {each.name} --help" for each in below],
+            "Each of these shows its options, --json among them, and examples.",
+            "0 done, 1 the bus refused, 2 wrong usage, 3 no bus found.",
+        ),
+    )
 
 
 def _print_version(requested: bool) -> None:
@@ -72,7 +190,6 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _common(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
@@ -81,83 +198,15 @@ def _common(
     pass
 
 
-def _mcp(context: typer.Context) -> None:
-    """Connect an MCP client with the bus, over standard input and output."""
-    mcp_command.main(context.args)
-
-
-app.command(epilog=serve_command.EPILOG)(serve_command.serve)
-app.command(epilog=run_command.EPILOG)(run_command.run)
-app.command(epilog=openapi_command.EPILOG)(openapi_command.openapi)
-app.command("list", epilog=catalog_commands.LIST_EPILOG)(catalog_commands.list_)
-app.command(epilog=catalog_commands.WATCH_EPILOG)(catalog_commands.watch)
-app.command(epilog=notification_commands.EPILOG)(notification_commands.notifications)
-app.command(epilog=notification_commands.NOTIFY_EPILOG)(notification_commands.notify)
-app.command(epilog=search_command.EPILOG)(search_command.search)
-app.command(epilog=export_command.EPILOG)(export_command.export)
-app.command(epilog=explain_command.EPILOG)(explain_command.explain)
-app.command(epilog=check_command.EPILOG)(check_command.check)
-app.command(epilog=conformance_command.EPILOG)(conformance_command.conformance)
-app.command(epilog=call_command.EPILOG)(call_command.call)
-app.command(epilog=tasks_command.EPILOG)(tasks_command.tasks)
-app.command(epilog=calls_command.EPILOG)(calls_command.calls)
-app.command(epilog=top_command.EPILOG)(top_command.top)
-app.command(epilog=log_level_command.EPILOG)(log_level_command.log_level)
-app.command(epilog=logs_command.EPILOG)(logs_command.logs)
-app.command(epilog=console_command.EPILOG)(console_command.console)
-app.command(epilog=health_command.EPILOG)(health_command.health)
-app.command("mcp", add_help_option=False, context_settings=_UNREAD)(_mcp)
-app.command(epilog=permission_commands.EPILOG)(permission_commands.permissions)
-app.command(epilog=permission_commands.PERMIT_EPILOG)(permission_commands.permit)
-app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.grant)
-app.command(epilog=permission_commands.OFFER_EPILOG)(permission_commands.revoke)
-app.command(epilog=confirm_command.EPILOG)(confirm_command.confirm)
-app.command(epilog=approve_command.EPILOG)(approve_command.approve)
-app.command(epilog=drain_command.EPILOG)(drain_command.drain)
-app.command(epilog=mount_command.EPILOG)(mount_command.mount)
-app.command(epilog=mount_command.UNMOUNT_EPILOG)(mount_command.unmount)
-keys_command.app.command(epilog=keys_command.SHOW_EPILOG)(keys_command.show)
-keys_command.app.command(epilog=keys_command.EXPORT_EPILOG)(keys_command.export)
-app.add_typer(audit_command.app, name="audit")
-app.add_typer(keys_command.app, name="keys", epilog=keys_command.EPILOG)
-app.add_typer(tools_commands.app, name="tools")
-app.add_typer(mounts_command.app, name="mounts")
-
-
-def _program(word: str) -> typer.Typer:
-    """Returns the program with one command alone, or with all if there is none of this name.
-
-    Typer reads the options of every command that it knows, which would take longer than most commands.
-    """
-    commands = [each for each in app.registered_commands if _name(each) == word]
-    groups = [each for each in app.registered_groups if each.name == word]
-    if not commands + groups:
-        return app
-    program = copy.copy(app)
-    program.registered_commands, program.registered_groups = commands, groups
-    return program
-
-
-def _name(command: typer.models.CommandInfo) -> str:
-    assert command.callback is not None  # each is registered with its function
-    return command.name or command.callback.__name__.replace("_", "-")
+app = typer.Typer(
+    cls=_Table, help=_HELP, epilog=_MANUAL, no_args_is_help=True, rich_markup_mode="rich",
+    pretty_exceptions_enable=False, context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
+app.callback()(_common)
 
 
 def main() -> None:
-    """Runs the command line; the entry point of the script."""
+    """Runs the command that the words of this process choose."""
     set_switch()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the commands print their own error texts
-    terminal.prepare()
-    try:
-        try:
-            _program(sys.argv[1] if len(sys.argv) > 1 else "")()
-        finally:
-            terminal.flush()
-    except KeyboardInterrupt:
-        sys.exit(terminal.INTERRUPTED)
-    except terminal.OutputError as error:
-        terminal.end_unwritten(error.error)
-    except OSError as error:
-        if error.errno not in terminal.UNWRITABLE:
-            raise
-        terminal.end_unwritten(error)
+    app()

@@ -1,4 +1,4 @@
-"""Implements ``toolbus confirm``: trusts the plugin of restored tools that are unconfirmed."""
+"""Implements ``toolbus access confirm``: trusts the plugin of restored tools that are unconfirmed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolbus.cli.help_text import epilog
 from toolbus.common.text import clean_line
 
 EPILOG = epilog(
-    ("toolbus list --all", "toolbus confirm weather"),
+    ("toolbus list --all", "toolbus access confirm weather"),
     """
     A tool with a callback URL that was registered before the bus restarted is unconfirmed while another program than
     its plugin may listen there. It is offered again as soon as its plugin registers. This command trusts the program

@@ -1,4 +1,4 @@
-"""Implements ``toolbus drain``: shuts down a source's sessions, or the whole bus, gracefully."""
+"""Implements ``toolbus plugins drain``: shuts down a source's sessions, or the whole bus, gracefully."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
 
 EPILOG = epilog(
-    ("toolbus drain weather", "toolbus drain"),
+    ("toolbus plugins drain weather", "toolbus plugins drain"),
     """
     A drained session takes no new calls, finishes those in flight and closes. A plugin that was drained does not
     reconnect by itself. Without a source the bus itself is drained, and then ends.

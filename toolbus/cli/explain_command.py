@@ -1,4 +1,4 @@
-"""Implements ``toolbus explain``: why a tool is listed and can be called, or not, step by step."""
+"""Implements ``toolbus access explain``: why a tool is listed and can be called, or not, step by step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
 from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
+from toolbus.common.part import load
+from toolbus.errors import SetupError
 
 EPILOG = epilog(
     (
-        "toolbus explain get_weather",
-        "toolbus explain get_weather --user u-17 --level 50",
-        "toolbus explain files.read --dialect gemini",
-        "toolbus explain get_weather --identity laptop --json",
+        "toolbus access explain get_weather",
+        "toolbus access explain get_weather --user u-17 --level 50",
+        "toolbus access explain files.read --dialect gemini",
+        "toolbus access explain get_weather --identity laptop --json",
     ),
     """
     Shows the decisions of the bus about a call, in their order: whether the tool is registered, whether the caller may
@@ -43,10 +45,8 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Explain step by step why a tool is listed and can be called, or not."""
-    from toolbus.parts.models.dialects.names import DIALECTS
-
-    if dialect and dialect not in DIALECTS:
-        terminal.fail(f"--dialect is {dialect!r}, it must be one of {', '.join(DIALECTS)}", terminal.USAGE)
+    if dialect:
+        _check_dialect(dialect)
     question = {"tool": tool, "user": user, "role": role, "level": level, "dialect": dialect, "identity": identity}
     explained = call_bus_tool(BusTarget(bus, credential), "explain", question)
     if as_json:
@@ -59,3 +59,12 @@ def explain(
         terminal.print_lines(explained["verdict"])
     if not explained["callable"]:
         raise typer.Exit(terminal.REFUSED)
+
+
+def _check_dialect(dialect: str) -> None:
+    try:
+        dialects = load("toolbus.parts.models.dialects.names:DIALECTS")
+    except SetupError as error:  # its part is missing
+        terminal.fail(str(error), terminal.USAGE)
+    if dialect not in dialects:
+        terminal.fail(f"--dialect is {dialect!r}, it must be one of {', '.join(dialects)}", terminal.USAGE)

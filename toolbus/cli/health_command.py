@@ -1,4 +1,4 @@
-"""Implements ``toolbus health``: asks a bus for its health and that of its sources, by grpc.health.v1."""
+"""Implements ``toolbus plugins health``: asks a bus for its health and that of its sources, by grpc.health.v1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, Metad
 from toolbus.cli.help_text import epilog
 
 EPILOG = epilog(
-    ("toolbus health", "toolbus health toolbus.source.weather", "toolbus health --watch --json"),
+    (
+        "toolbus plugins health",
+        "toolbus plugins health toolbus.source.weather",
+        "toolbus plugins health --watch --json",
+    ),
     """
     Uses grpc.health.v1. The services of a bus are '' (the whole bus), toolbus.v1.ToolBusService, and
     toolbus.source.NAME for each source.

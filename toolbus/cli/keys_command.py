@@ -105,8 +105,9 @@ ROTATE_EPILOG = epilog(
 )
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="rich", help="Make, list and revoke keys for programs on other machines."
-)
+    no_args_is_help=True, rich_markup_mode="rich", epilog=EPILOG, add_completion=False,
+    help="Make, list and revoke keys for programs on other machines.",
+)  # fmt: skip
 
 KeysOption = Annotated[
     Path | None,
@@ -394,6 +395,7 @@ EXPORT_EPILOG = epilog(
 SUFFIX = ".toolbus"
 
 
+@app.command(epilog=SHOW_EPILOG)
 @refusing
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Credential file.")],
@@ -425,6 +427,7 @@ def show(
         print_sentences(shown["may"])
 
 
+@app.command(epilog=EXPORT_EPILOG)
 @refusing
 def export(
     name: Annotated[str, typer.Argument(metavar="NAME|FILE", help="Credential file, or NAME for NAME.toolbus.")],

@@ -1,4 +1,4 @@
-"""Implements ``toolbus log-level``: shows the levels of the bus's log, and changes one for a while."""
+"""Implements ``toolbus dev log-level``: shows the levels of the bus's log, and changes one for a while."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from toolbus.cli.help_text import epilog
 
 EPILOG = epilog(
     (
-        "toolbus log-level",
-        "toolbus log-level toolbus.calls debug --for 60",
-        "toolbus log-level toolbus.calls back",
+        "toolbus dev log-level",
+        "toolbus dev log-level toolbus.calls debug --for 60",
+        "toolbus dev log-level toolbus.calls back",
     ),
     """
     Only loggers of toolbus can be changed: toolbus, and those below it. A changed level goes back by itself, at the

@@ -1,4 +1,4 @@
-"""Implements ``toolbus notifications`` and ``toolbus notify``: messages of plugins to users, outside calls."""
+"""Implements ``toolbus plugins notifications`` and ``notify``: messages of plugins to users, outside calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from toolbus.sdk import Host
 
 EPILOG = epilog(
-    ("toolbus notifications", "toolbus notifications --json"),
+    ("toolbus plugins notifications", "toolbus plugins notifications --json"),
     """
     Prints the messages of plugins to users outside calls, as hosts get them, from now on. It continues when the bus is
     restarted; Ctrl-C ends it.
@@ -28,8 +28,8 @@ EPILOG = epilog(
 )
 NOTIFY_EPILOG = epilog(
     (
-        "toolbus notify 'the bus restarts at six'",
-        """toolbus notify --user u-17 --data '{"id": 4}' 'order 4 has arrived'""",
+        "toolbus plugins notify 'the bus restarts at six'",
+        """toolbus plugins notify --user u-17 --data '{"id": 4}' 'order 4 has arrived'""",
     ),
     """
     Sends a notification as a plugin does with `Plugin.notify`, and prints how many hosts it was sent to.

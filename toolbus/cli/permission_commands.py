@@ -1,4 +1,4 @@
-"""Implements ``toolbus permissions``, ``permit``, ``grant``, ``revoke``: who may call tools, and who may offer them."""
+"""Implements ``toolbus access show``, ``permit``, ``grant``, ``revoke``: who may call tools, and who may offer them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolbus.cli.call_command import call_bus_tool
 from toolbus.cli.help_text import epilog
 
 EPILOG = epilog(
-    ("toolbus permissions", "toolbus permissions --json"),
+    ("toolbus access show", "toolbus access show --json"),
     """
     Without a rule, everyone may call a tool. A call has to pass the rule for its tool, the rule for its role and the
     rule for its source, as far as these exist. A call without a user passes only a rule for everyone. Sources that may
@@ -24,10 +24,10 @@ EPILOG = epilog(
 )
 PERMIT_EPILOG = epilog(
     (
-        "toolbus permit tools send_email --user u-17 --user u-18",
-        "toolbus permit roles Lanlan --everyone",
-        "toolbus permit sources mail --nobody",
-        "toolbus permit tools send_email --no-rule",
+        "toolbus access permit tools send_email --user u-17 --user u-18",
+        "toolbus access permit roles Lanlan --everyone",
+        "toolbus access permit sources mail --nobody",
+        "toolbus access permit tools send_email --no-rule",
     ),
     """
     Replaces the rule for one tool, for the tools of a role, or for those of a source. It applies at once, to calls and
@@ -37,8 +37,12 @@ PERMIT_EPILOG = epilog(
     """,
     "0 done, 1 the bus refused (it could not save the rule, for example), 2 wrong usage, 3 no bus found.",
 )
-OFFER_EPILOG = epilog(
-    ("toolbus revoke plugin:mail", "toolbus grant plugin:mail", "toolbus grant plugin:story generation"),
+GRANT_EPILOG = REVOKE_EPILOG = epilog(
+    (
+        "toolbus access revoke plugin:mail",
+        "toolbus access grant plugin:mail",
+        "toolbus access grant plugin:story generation",
+    ),
     """
     Every source may offer tools unless the bus's configuration (silenced) or an operator forbids it. After `revoke` the
     source's tools are withdrawn at once, and its plugins stay connected; after `grant` they offer their tools again. A

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from toolbus.cli import terminal
+from toolbus.common.terminal_input import read_line
 from toolbus.common.text import parse_json
-from toolbus.parts.models.loop.terminal_approval import read_line
 from toolbus.protocol.input_requests import InvalidInput, check_answer
 from toolbus.protocol.questions import CANCELLED, DECLINED, FORM, Answer, Question
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import os
 import signal
 import sys
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,17 +20,17 @@ from toolbus.cli.bus_client import BusOption, BusTarget
 from toolbus.cli.help_text import epilog
 from toolbus.cli.steady_output import json_note, steady_output, text_note
 from toolbus.common.text import COLOUR_END, drop_unsafe, keep_colours
-from toolbus.parts.dropin.offered_output import OWN_NAME, RecordedOutput, offering_output
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from toolbus.parts.dropin.tool_folder import ToolFolder
+    from toolbus.processes.loader import OwnRun, Running
+    from toolbus.processes.output_tail import OutputTails
     from toolbus.processes.plugin_program import PluginProgram
-    from toolbus.processes.supervisor import Command, PluginReport, Supervisor
+    from toolbus.processes.supervisor import Command, PluginReport, RestartPolicy
 
 
-# Finds out what the arguments of ``toolbus run`` name: plugins, programs, or a folder of drop-in tools.
+# Finds out what the arguments of ``toolbus run`` name: plugins, programs, or what a loader of a part runs itself.
 
 
 def read_programs(texts: Sequence[str]) -> list[PluginProgram]:
@@ -43,58 +44,40 @@ def read_programs(texts: Sequence[str]) -> list[PluginProgram]:
         terminal.fail(str(error), terminal.USAGE)
 
 
-def find_plugins(paths: list[Path]) -> tuple[list[Path], Path | None, list[str] | None]:
-    """Returns the files and folders of plugins; or the folder of drop-in tools, and which of its files."""
-    from toolbus.parts.moving.neko.plugin_folder import plugin_folders, wanted_folders
+def find_plugins(paths: list[Path], options: Sequence[str]) -> tuple[list[Path], OwnRun | None]:
+    """Returns the files and folders of plugins, or what a loader runs itself; ends the command if neither fits.
 
-    if (scripts := _scripts(paths)) is not None:
-        return [], *scripts
+    Args:
+        options: those that are given and are for plugins with a process each.
+    """
+    from toolbus.errors import SetupError
+    from toolbus.processes.loader import loaders, missing_loaders
+
+    for path in paths:
+        if not path.is_dir() and not path.is_file():
+            terminal.fail(f"{path} does not exist: check the path", terminal.USAGE)
+    known = loaders()
     plugins: list[Path] = []
-    tools: list[Path] = []
-    for path in paths:
-        if not path.is_dir():
-            if not path.is_file():
-                terminal.fail(f"{path} does not exist: check the path", terminal.USAGE)
-            plugins.append(path)
-        elif not (folders := plugin_folders(path)):
-            tools.append(path)
-        else:
-            enabled = wanted_folders(path, folders)
-            plugins += enabled
-            for each in (each for each in folders if each not in enabled):
-                terminal.print_note(f"{each} is not run, since its plugin.toml says enabled = false: name it to run it")
-            if not enabled:
-                terminal.fail(f"every plugin in {path} is disabled: name the folder of one", terminal.USAGE)
-    if tools and len(paths) > 1:
-        terminal.fail(
-            f"{tools[0]} is a folder of drop-in tools, since neither it nor a folder in it has a plugin.toml: "
-            "name it alone",
-            terminal.USAGE,
-        )
-    return plugins, tools[0] if tools else None, None
-
-
-def _scripts(paths: list[Path]) -> tuple[Path, list[str]] | None:
-    """Returns the folder of drop-in tools and which of its files run; None if none in JavaScript is named."""
-    from toolbus.parts.dropin.file_loader import extension_entry
-    from toolbus.parts.dropin.manifest import EXTENSION
-
-    scripts: list[tuple[Path, str]] = []
-    for path in paths:
-        if (path / EXTENSION).is_file():
-            folder = path.resolve()
-            scripts.append((folder.parent, f"{folder.name}/{extension_entry(folder)}"))
-        elif path.suffix == ".js" and path.is_file():
-            scripts.append((path.parent, path.name))
-    if not scripts:
-        return None
-    if len(scripts) < len(paths) or len({folder.resolve() for folder, _ in scripts}) > 1:
-        terminal.fail(
-            f"{scripts[0][1]} is JavaScript, which runs as a drop-in tool: name files *.js and extensions of one "
-            "folder alone",
-            terminal.USAGE,
-        )
-    return scripts[0][0], [file for _, file in scripts]
+    rest: list[Path] = []
+    notes: list[str] = []
+    try:
+        for path in paths:
+            if not path.is_dir():
+                plugins.append(path)
+            elif found := next(filter(None, (loader.find(path) for loader in known)), None):
+                plugins += found.paths
+                notes += found.notes
+            else:
+                rest.append(path)
+        if (own := next(filter(None, (loader.take(paths, rest, options) for loader in known)), None)) is not None:
+            return [], own
+    except SetupError as error:
+        terminal.fail(str(error), terminal.USAGE)
+    if rest:
+        terminal.fail(f"{rest[0]} holds no plugins: name a plugin's file{missing_loaders()}", terminal.USAGE)
+    for note in notes:
+        terminal.print_note(note)
+    return plugins, None
 
 
 # Prints what supervised plugins write and what happens to them, each line with the plugin's name.
@@ -174,8 +157,6 @@ EPILOG = epilog(
     "0 all plugins ended as requested, 1 a plugin was given up, 2 wrong usage.",
 )
 
-REPEAT_SECONDS = 2.0  # in which the connections for tools and for operators report the same problem
-
 FilesArgument = Annotated[
     list[Path] | None,
     typer.Argument(
@@ -244,30 +225,29 @@ def run(
     """Run plugins, or a folder of drop-in tools; restart those that die."""
     if not files and not programs:
         terminal.fail("nothing to run: name a plugin file, a folder, or --exec NAME=COMMAND", terminal.USAGE)
-    plugin_paths, folder, only = find_plugins(files or [])
-    if folder is not None:
-        _check_folder(folder, programs, env, secrets)
+    unfit = [name for name, given in (("--exec", programs), ("--env", env), ("--secrets", secrets)) if given]
+    plugin_paths, own = find_plugins(files or [], unfit)
     target = BusTarget(bus, credential)
-    _check_target(target, folder)
-    from toolbus.parts.dropin.tool_folder import ToolFolder
     from toolbus.processes.supervisor import RestartPolicy, Supervisor
 
-    emit = RecordedOutput(print_json_report if as_json else PrefixedOutput(), tail_bytes, in_groups=folder is not None)
-    options: dict[str, Any] = {"restarts": RestartPolicy(enabled=not once), "stop_seconds": stop_seconds}
-    plugins: Supervisor | ToolFolder
-    if folder is None:
-        plugins = Supervisor(emit, **options)
+    output = RecordedOutput(print_json_report if as_json else PrefixedOutput(), tail_bytes, own)
+    restarts = RestartPolicy(enabled=not once)
+    plugins: Running
+    if own is None:
+        if credential is not None:
+            target.read()  # for its checks: the plugins connect, and this process may not
+        plugins = supervisor = Supervisor(output, restarts=restarts, stop_seconds=stop_seconds)
         for name, command in _commands(
-            [*plugin_paths, *read_programs(programs or ())], target, _requests(env, entries), secrets, emit
+            [*plugin_paths, *read_programs(programs or ())], target, _requests(env, entries), secrets, output
         ).items():
-            plugins.add(name, command)
+            supervisor.add(name, command)
     else:
-        plugins = ToolFolder(folder, "", emit, require_manifest=require_manifest, only=only, **options)
+        plugins = _start(own, target, output, restarts, stop_seconds, require_manifest)
 
     note = json_note("text", plugin=OWN_NAME, event="output", stream="stderr") if as_json else text_note
     try:
         with steady_output(note):
-            succeeded = asyncio.run(_run_until_stopped(plugins, target, emit))
+            succeeded = asyncio.run(_run_until_stopped(plugins, target, output, connects=own is not None))
     except* BrokenPipeError:  # the reader of our output has ended; the plugins are ended too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter reports it at exit
         succeeded = False
@@ -275,31 +255,31 @@ def run(
         raise typer.Exit(terminal.REFUSED)
 
 
-async def _run_until_stopped(plugins: Supervisor | ToolFolder, target: BusTarget, emit: RecordedOutput) -> bool:
-    from toolbus.processes.supervisor import Supervisor
+def _start(
+    own: OwnRun,
+    target: BusTarget,
+    emit: Callable[[PluginReport], None],
+    restarts: RestartPolicy,
+    stop_seconds: float,
+    require_manifest: bool,
+) -> Running:
+    """Returns what a loader runs itself; ends the command if that cannot run here."""
+    from toolbus.errors import SetupError
+    from toolbus.processes.loader import RunOptions
 
+    address, credential = target.read()
+    try:
+        return own.start(RunOptions(address, credential, emit, restarts, stop_seconds, require_manifest))
+    except SetupError as error:
+        terminal.fail(str(error), terminal.USAGE)
+
+
+async def _run_until_stopped(plugins: Running, target: BusTarget, output: RecordedOutput, *, connects: bool) -> bool:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, plugins.stop)
-    async with contextlib.AsyncExitStack() as around:
-        if not isinstance(plugins, Supervisor):
-            await around.enter_async_context(_following_address(target, plugins, emit))
-        await around.enter_async_context(offering_output(target, plugins, emit))
+    async with offering_output(target, plugins, output, connects=connects):
         return await plugins.run()
-
-
-def _check_folder(folder: Path, programs: list[str] | None, env: list[str] | None, secrets: Path | None) -> None:
-    """Ends the command if an option does not go with a folder of drop-in tools."""
-    if programs:
-        terminal.fail(
-            f"{folder} holds drop-in tools, and --exec runs a plugin: run them by two commands", terminal.USAGE
-        )
-    if env or secrets:
-        terminal.fail(
-            f"{'--env' if env else '--secrets'} is for plugin files: name the variables of a tool in the folder's "
-            '_manifest.json ({"files": {"FILE.py": {"secrets": ["NAME"]}}})',
-            terminal.USAGE,
-        )
 
 
 def _requests(env: list[str] | None, entries: bool) -> list[str]:
@@ -307,19 +287,6 @@ def _requests(env: list[str] | None, entries: bool) -> list[str]:
     from toolbus.processes.plugin_process import ENTRIES_VARIABLE
 
     return [*(env or ()), *([f"{ENTRIES_VARIABLE}=1"] if entries else ())]
-
-
-def _check_target(target: BusTarget, folder: Path | None) -> None:
-    """Ends the command if the bus cannot be used as the options say."""
-    if folder is None and target.credential is None:
-        return  # the plugins connect, and this process does not
-    address, _ = target.read()
-    if folder is not None and address.tls and not address.is_local:
-        terminal.fail(
-            f"{folder} holds drop-in tools, which attach at a port that the bus opens on its own machine, and "
-            f"{address} is another one: run them there",
-            terminal.USAGE,
-        )
 
 
 def _commands(
@@ -343,39 +310,81 @@ def _commands(
         terminal.fail(str(error), terminal.USAGE)
 
 
+# Offers the output of the plugins to operators, beside running them.
+
+
+OFFER_AFTER_SECONDS = 1.0  # plugins come first, and a command that ends at once needs no connection
+OWN_NAME = "toolbus"  # of this command, in its own output
+
+
+class RecordedOutput:
+    """Prints reports of plugins, and stores the newest of each.
+
+    Args:
+        prints: prints a report.
+        tail_bytes: stored of each plugin; 0 stores nothing.
+        own: the loader's own run that they come from; None for plugins with a process each.
+
+    Attributes:
+        tails: the stored reports; None without.
+    """
+
+    def __init__(self, prints: Callable[[PluginReport], object], tail_bytes: int, own: OwnRun | None) -> None:
+        from toolbus.processes.output_tail import OutputTails
+
+        self.tails = OutputTails(tail_bytes) if tail_bytes else None
+        self._prints = prints
+        self._own = own
+
+    def __call__(self, report: PluginReport) -> None:
+        """Takes a report."""
+        if self.tails is not None:
+            self.tails(report if self._own is None else self._own.as_stored(report))
+        self._prints(report)
+
+
 @contextlib.asynccontextmanager
-async def _following_address(
-    bus: BusTarget, folder: ToolFolder, emit: Callable[[PluginReport], None]
+async def offering_output(
+    bus: BusTarget, plugins: Running, output: RecordedOutput, *, connects: bool
 ) -> AsyncIterator[None]:
-    """Gives a folder the bus's address for drop-in tools, whenever it changes, and reports connection problems."""
-    from toolbus.parts.dropin.dropin_address import follow_dropin_address
-    from toolbus.parts.dropin.group_supervisor import FOLDER_NAME
-    from toolbus.processes.supervisor import PluginReport, ReportKind
+    """Offers the output of the plugins to operators, from a moment after the start on.
 
-    address, credential = bus.read()
-    loop = asyncio.get_running_loop()
-
-    def report(text: str) -> None:
-        emit(PluginReport(FOLDER_NAME, ReportKind.OUTPUT, text, "stderr"))
-
-    class ReportHandler(logging.Handler):
-        latest = ("", 0.0)  # a text, and when it was reported
-
-        def emit(self, record: logging.LogRecord) -> None:
-            text, when = f"{record.levelname} {record.name}: {record.getMessage()}", record.created
-            if text != self.latest[0] or when - self.latest[1] >= REPEAT_SECONDS:
-                self.latest = text, when
-                loop.call_soon_threadsafe(report, text)
-
-    handler = ReportHandler(logging.WARNING)
-    logging.getLogger("toolbus").addHandler(handler)  # the connection logs that no bus is there
-    following = asyncio.create_task(follow_dropin_address(address.text, folder.move, report, credential=credential))
-    following.add_done_callback(lambda task: folder.stop())
+    Args:
+        connects: whether this process connects to the bus for the plugins too, and logs that no bus is there.
+    """
+    if output.tails is None:
+        yield
+        return
+    offering = asyncio.create_task(
+        _offer_output(bus, plugins, output.tails, output, connects), name="output for operators"
+    )
     try:
         yield
     finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        logging.getLogger("toolbus").removeHandler(handler)
-        if not following.cancelled():
-            following.result()
+        offering.cancel()
+        await asyncio.gather(offering, return_exceptions=True)
+
+
+async def _offer_output(
+    bus: BusTarget, plugins: Running, tails: OutputTails, emit: Callable[[PluginReport], None], connects: bool
+) -> None:
+    from toolbus.errors import SetupError
+    from toolbus.processes.supervisor import PluginReport, ReportKind
+    from toolbus.sdk.bus_address import BusAddress
+    from toolbus.sdk.connection_settings import find_credential
+
+    await asyncio.sleep(OFFER_AFTER_SECONDS)
+
+    def report(text: str) -> None:
+        emit(PluginReport(OWN_NAME, ReportKind.OUTPUT, text, "stderr"))
+
+    run_tools = await asyncio.to_thread(importlib.import_module, "toolbus.processes.run_tools")  # it takes a while
+    if not connects:
+        # Each plugin says for itself that no bus is there; the connection for operators need not.
+        logging.getLogger("toolbus.sdk").setLevel(logging.CRITICAL)
+    tools = run_tools.RunTools(tails, plugins.restart, plugins.stop_plugin)
+    try:
+        address = BusAddress.parse(bus.address).text if bus.address else ""
+        await run_tools.offer(tools, address, find_credential(bus.credential), report)
+    except SetupError as error:
+        report(f"`toolbus logs` cannot show the output of these plugins: {error}")

@@ -17,8 +17,6 @@ from io import TextIOWrapper
 from typing import Any, NoReturn, TextIO
 from unicodedata import category, east_asian_width
 
-import typer
-
 from toolbus.common.text import clean_chunk, clean_line, clean_lines, drop_colours, escape_unsafe, keep_colours
 
 # Why a write may fail. The help is written by typer, whose errors reach `main` as they are.
@@ -82,6 +80,25 @@ def discard_output() -> None:
 
 
 @contextmanager
+def ending() -> Iterator[None]:
+    """Prepares the standard streams for the program, and ends it where it is interrupted or cannot write."""
+    prepare()
+    try:
+        try:
+            yield
+        finally:
+            flush()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except OutputError as error:
+        end_unwritten(error.error)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        end_unwritten(error)
+
+
+@contextmanager
 def _writing() -> Iterator[None]:
     try:
         yield
@@ -93,8 +110,20 @@ def _writing() -> Iterator[None]:
 
 def fail(text: str, code: int = REFUSED) -> NoReturn:
     """Prints an error to standard error and ends with an exit code."""
+    import typer  # takes longer to import than `toolbus --version` should
+
     print_note(text)
     raise typer.Exit(code)
+
+
+def ask(question: str) -> None:
+    """Ends the command unless the person at the terminal agrees."""
+    import typer
+
+    if not sys.stdin.isatty():
+        fail(f"{question} No person can answer here: add --yes", USAGE)
+    if not typer.confirm(question):
+        fail("nothing was changed")
 
 
 def print_note(text: str) -> None:

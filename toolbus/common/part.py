@@ -17,14 +17,16 @@ from toolbus.errors import SetupError
 
 @dataclass(frozen=True, slots=True)
 class PartCommand:
-    """A command of a part.
+    """A command of the command line.
 
     Attributes:
-        name: its words after ``toolbus``.
-        home: ``module:function``.
+        name: its words after ``toolbus``, one or two: a noun, and what to do with it.
+        home: ``module:function``, or ``module:app`` for a Typer of several commands; "" for a noun of this list.
         help: one line, for ``toolbus --help``.
         group: the panel of ``toolbus --help`` that lists it; "" for the first.
-        hidden: whether no panel lists it, as for an older name.
+        hidden: whether no panel lists it.
+        old: another name, which works as well and is not listed.
+        raw: whether its function takes the words that follow, and reads them itself.
     """
 
     name: str
@@ -32,6 +34,8 @@ class PartCommand:
     help: str
     group: str = ""
     hidden: bool = False
+    old: str = ""
+    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)

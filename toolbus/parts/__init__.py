@@ -2,14 +2,20 @@
 
 from toolbus.common.part import Part, PartCommand, PartRoom
 
+NOUNS = "By subject"  # the panel of nouns in `toolbus --help`
+_MCP = "toolbus.parts.mcp.commands"
+
 PARTS: tuple[Part, ...] = (
     Part(
         "mcp",
         commands=(
-            PartCommand("mcp", "toolbus.parts.mcp.commands.mcp_command:mcp", "Connect an MCP client with the bus."),
-            PartCommand("mount", "toolbus.parts.mcp.commands.mount_command:mount", "Offer the tools of an MCP server."),
-            PartCommand("unmount", "toolbus.parts.mcp.commands.mount_command:unmount", "Withdraw an MCP server."),
-            PartCommand("mounts", "toolbus.parts.mcp.commands.mounts_command:app", "Show and restart MCP servers."),
+            PartCommand("mcp", f"{_MCP}.mcp_command:main", "Connect an MCP client with the bus.", raw=True),
+            PartCommand("mounts", "", "Mounted MCP servers", NOUNS),
+            PartCommand("mounts show", f"{_MCP}.mounts_command:show", "Show all mounts, or one with its tools."),
+            PartCommand("mounts add", f"{_MCP}.mount_command:mount", "Mount an MCP server.", old="mount"),
+            PartCommand("mounts remove", f"{_MCP}.mount_command:unmount", "Unmount an MCP server.", old="unmount"),
+            PartCommand("mounts restart", f"{_MCP}.mounts_command:restart", "Restart a server."),
+            PartCommand("mounts logs", f"{_MCP}.mounts_command:logs", "Print what a server wrote."),
         ),
         rooms=(
             PartRoom("toolbus.parts.mcp.server.room:McpServerRoom", before="GatewayRoom"),
@@ -20,24 +26,35 @@ PARTS: tuple[Part, ...] = (
         "models",
         extra="semantic",
         commands=(
-            PartCommand("search", "toolbus.parts.models.commands.search_command:search", "Find tools by words."),
+            PartCommand("search", "toolbus.parts.models.commands.search_command:search", "Find tools by what they do."),
             PartCommand("export", "toolbus.parts.models.commands.export_command:export", "Print tools for a provider."),
         ),
         rooms=(PartRoom("toolbus.parts.models.room:ModelsRoom", before="PinsRoom"),),
     ),
     Part(
         "moving",
-        commands=(PartCommand("check", "toolbus.parts.moving.check.command:check", "Say what differs here for code."),),
+        commands=(
+            PartCommand(
+                "dev check", "toolbus.parts.moving.check.command:check", "Say what differs here for code.", old="check"
+            ),
+        ),
         rooms=(PartRoom("toolbus.parts.moving.upstream.room:UpstreamRoom", before="TasksRoom"),),
+        loaders=("toolbus.parts.moving.neko.neko_loader:NekoLoader",),
         needs=("dropin", "models"),
     ),
     Part(
         "dropin",
         extra="javascript",
         commands=(
-            PartCommand("tools", "toolbus.parts.dropin.tools_commands:app", "Copy tools that come with toolbus."),
+            PartCommand(
+                "plugins tools",
+                "toolbus.parts.dropin.tools_commands:app",
+                "List the bus's own tools, or copy tools that come with toolbus.",
+                old="tools",
+            ),
         ),
         rooms=(PartRoom("toolbus.parts.dropin.room:DropinRoom"),),
+        loaders=("toolbus.parts.dropin.dropin_loader:DropinLoader",),
     ),
     Part(
         "council",
@@ -57,13 +74,25 @@ PARTS: tuple[Part, ...] = (
     Part(
         "conformance",
         commands=(
-            PartCommand("conformance", "toolbus.parts.conformance.command:conformance", "Play the protocol's rules."),
+            PartCommand(
+                "dev conformance",
+                "toolbus.parts.conformance.command:conformance",
+                "Play the rules of the protocol against a client or a bus.",
+                old="conformance",
+            ),
         ),
     ),
     Part(
         "openapi",
         extra="openapi",
-        commands=(PartCommand("openapi", "toolbus.parts.openapi.command:openapi", "Offer operations of a document."),),
+        commands=(
+            PartCommand(
+                "plugins openapi",
+                "toolbus.parts.openapi.command:openapi",
+                "Offer the operations of an OpenAPI document.",
+                old="openapi",
+            ),
+        ),
     ),
     Part(
         "observability",

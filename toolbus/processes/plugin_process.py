@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from toolbus.processes.program_starter import CANNOT_START, SUPERVISOR_VARIABLE, killed_with_parent
 
 if TYPE_CHECKING:
-    from toolbus.sdk.loader import LoadedPlugin
+    from toolbus.processes.loader import LoadedPlugin
 
 ENTRIES_VARIABLE = "TOOLBUS_OFFER_ENTRIES"  # "1" makes methods with plugin_entry tools
 _POLL_SECONDS = 0.5
@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     from toolbus.errors import PeerLost, RequestError, SetupError
+    from toolbus.processes.loader import load_plugin
     from toolbus.sdk import plugin_client  # noqa: F401  # before a module of the author's can hide a standard one
-    from toolbus.sdk.loader import load_plugin
 
     sys.path.append(os.getcwd())  # last: plugins import modules of the working directory
     try:
@@ -77,8 +77,8 @@ def _run(loaded: LoadedPlugin) -> None:
     if loaded.plugin is not None:
         if not loaded.plugin.closed:  # else the file has called `run` itself while it was loaded
             loaded.plugin.run()
-    elif loaded.neko is not None:
-        Plugin.from_object(loaded.neko, source=loaded.source).run()
+    elif loaded.owner is not None:
+        Plugin.from_object(loaded.owner, source=loaded.source).run()
     else:
         Plugin(loaded.source, tools=loaded.tools).run()
 

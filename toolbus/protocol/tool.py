@@ -18,7 +18,7 @@ from typing import Any
 
 from toolbus.common.text import dump_json, is_utf8, join_surrogates, parse_json, quote
 from toolbus.errors import CallError as CallError
-from toolbus.errors import CallFailed, Code, InvalidTool, Stage
+from toolbus.errors import CallFailed, Code, InvalidTool, SetupError, Stage
 from toolbus.protocol.limits import KIB as KIB
 from toolbus.protocol.limits import MIB as MIB
 from toolbus.protocol.limits import Limits as Limits
@@ -239,6 +239,7 @@ PROTOCOL_VERSIONS = (1,)
 # Names as they may be written into a URL path and every provider's function name (REST-60).
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,128}", re.ASCII)
+PLUGIN_PREFIX = "plugin:"  # of the source of a plugin that has an id (REST-51)
 INSTANCE = re.compile(r"[!-~]{0,128}", re.ASCII)  # printable ASCII without blanks: it appears in logs
 USER_KEYS = frozenset({"userId", "__userId", "__user_id"})  # set by hosts of extension systems, never by a model
 MAX_NAME = 64
@@ -637,6 +638,23 @@ def _copies(blocks: Iterable[pb.ContentBlock]) -> tuple[pb.ContentBlock, ...]:
 def is_source(text: str) -> bool:
     """Tells whether a text may name a source."""
     return SOURCE.fullmatch(text) is not None
+
+
+def plugin_source(plugin_id: str) -> str:
+    """Returns a plugin's source: its id with the prefix `plugin:`, set once and never doubled (REST-51).
+
+    Raises:
+        SetupError: the id makes no source.
+    """
+    bare = plugin_id
+    while bare.startswith(PLUGIN_PREFIX):
+        bare = bare.removeprefix(PLUGIN_PREFIX)
+    if not bare or not is_source(PLUGIN_PREFIX + bare):
+        longest = 128 - len(PLUGIN_PREFIX)
+        raise SetupError(
+            f"plugin id {plugin_id!r} breaks the rule [A-Za-z0-9_.:-]{{1,{longest}}}: set plugin_id to another"
+        )
+    return PLUGIN_PREFIX + bare
 
 
 def is_role(text: str) -> bool:

@@ -17,12 +17,13 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, Unpack, overload
 
 from toolbus.errors import PeerLost, RequestError, SetupError
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolDefinition, ToolOptions, ToolSet, ToolSpec, describe, meta_of, spec_of
 from toolbus.functions.workers import Inbox, Workers
+from toolbus.protocol.tool import plugin_source
 from toolbus.sdk.attempt import RefusedTool, Standing, WaitingTool
 from toolbus.sdk.connection import Connection
 from toolbus.sdk.connection_settings import TIMINGS, ConnectionSettings, ConnectionTimings, find_credential
@@ -34,7 +35,6 @@ from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
 if TYPE_CHECKING:
-    from toolbus.parts.moving.neko.plugin_base import NekoPluginBase
     from toolbus.sdk.credential import Credential
 
 
@@ -276,6 +276,45 @@ WORKERS = 32
 MAX_IN_FLIGHT = 256  # the bus's default for a session
 
 
+class Lifecycle(Protocol):
+    """The tools of an object, and what `Plugin` calls at the moments of the object's life."""
+
+    @property
+    def tools(self) -> ToolSet:
+        """The live set of its tools."""
+
+    async def start(self, run_sync: RunSync, run_timer: RunSync) -> None:
+        """Is awaited before the plugin connects.
+
+        Args:
+            run_sync: runs a plain function on a thread that no tool uses.
+            run_timer: runs a plain function on one of the tools' threads.
+
+        Raises:
+            SetupError: the plugin must not start.
+        """
+
+    def connected(self, send: Callable[[str, Any], object]) -> None:
+        """Is called once, with a function that sends a text and JSON to every user as a notification."""
+
+    async def stop(self, run_sync: RunSync) -> None:
+        """Is awaited after the last call; it does not raise."""
+
+
+class PluginObject(Protocol):
+    """An object that `Plugin.from_object` runs.
+
+    Attributes:
+        plugin_id: names its source; empty is allowed if the source is given.
+    """
+
+    plugin_id: str
+
+    @property
+    def __toolbus_lifecycle__(self) -> Lifecycle:
+        """Its tools and its life."""
+
+
 class Plugin:
     """A plugin of this process: its tools, and the connection over which they are called.
 
@@ -340,8 +379,8 @@ class Plugin:
         self._workers = Workers(workers, f"toolbus-{source}-worker")
         self._hooks = Hooks(self._workers.run)
         self._standing = Standing(source, lambda names, reason: self._hooks.fire("refused", tuple(names), reason))
-        self._lifecycle = Workers(1, f"toolbus-{source}-lifecycle")  # apart from handlers, which may hang
-        self._owner: NekoPluginBase | None = None  # the object whose tools these are; None without one
+        self._lifecycle: Lifecycle | None = None  # of the object whose tools these are; None without one
+        self._lifecycle_worker = Workers(1, f"toolbus-{source}-lifecycle")  # apart from handlers, which may hang
         self._connection: Connection | None = None  # None before the start
         self._closed = False
 
@@ -349,17 +388,22 @@ class Plugin:
         return f"<{type(self).__name__} {self.source} tools={len(self.tools)} {self._connection!r}>"
 
     @classmethod
-    def from_object(cls, owner: NekoPluginBase, *, source: str | None = None, **options: Any) -> Self:
+    def from_object(cls, owner: PluginObject, *, source: str | None = None, **options: Any) -> Self:
         """Returns a plugin that offers an object's tools and runs its lifecycle methods.
 
         Args:
+            owner: an object of a class that derives from `NekoPluginBase`, or another `PluginObject`.
             source: None means ``plugin:`` and the object's ``plugin_id``.
             options: as for the constructor.
-        """
-        from toolbus.parts.moving.neko.plugin_base import source_of, tools_of
 
-        plugin = cls(source or source_of(owner.plugin_id), tools=tools_of(owner), **options)
-        plugin._owner = owner
+        Raises:
+            TypeError: the object has no life of its own.
+        """
+        lifecycle: Lifecycle | None = getattr(owner, "__toolbus_lifecycle__", None)
+        if lifecycle is None:
+            raise TypeError(f"{owner!r:.80} is no plugin object: derive its class from NekoPluginBase (toolbus.sdk)")
+        plugin = cls(source or plugin_source(owner.plugin_id), tools=lifecycle.tools, **options)
+        plugin._lifecycle = lifecycle
         return plugin
 
     @property
@@ -482,10 +526,8 @@ class Plugin:
         """
         if self._connection is not None or self._closed:
             raise SetupError(f"plugin {self.source!r} was started before: make a new one")
-        if self._owner is not None:
-            from toolbus.parts.moving.neko.plugin_lifecycle import start_plugin
-
-            await start_plugin(self._owner, self._lifecycle.run, self._workers.run)
+        if self._lifecycle is not None:
+            await self._lifecycle.start(self._lifecycle_worker.run, self._workers.run)
         loop = asyncio.get_running_loop()
         self._hooks.open(loop)
         runner = Runner(self.tools, loop, self._workers, self._settings.max_in_flight or MAX_IN_FLIGHT)
@@ -494,10 +536,8 @@ class Plugin:
         delegate.declare = connection.tools_changed
         self.tools.on_change = lambda name, spec: connection.tools_changed()
         connection.start()
-        if self._owner is not None:
-            from toolbus.parts.moving.neko.plugin_base import outlet_of
-
-            outlet_of(self._owner).open(lambda text, data: say(connection, text, data))
+        if self._lifecycle is not None:
+            self._lifecycle.connected(lambda text, data: say(connection, text, data))
 
     async def ready(self) -> None:
         """Waits until the bus has answered for the tools that the plugin has now.
@@ -590,12 +630,10 @@ class Plugin:
             self.tools.on_change = None
             await asyncio.wrap_future(connection.submit(connection.close(reason, grace_seconds)))
             await asyncio.to_thread(connection.stop_thread)
-            if self._owner is not None:
-                from toolbus.parts.moving.neko.plugin_lifecycle import stop_plugin
-
-                await stop_plugin(self._owner, self._lifecycle.run)
+            if self._lifecycle is not None:
+                await self._lifecycle.stop(self._lifecycle_worker.run)
         await self._hooks.settle(HOOK_SECONDS)
-        self._lifecycle.stop()
+        self._lifecycle_worker.stop()
         self._workers.stop()
 
     async def __aenter__(self) -> Self:

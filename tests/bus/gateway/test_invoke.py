@@ -370,7 +370,7 @@ async def test_a_resource_in_a_result_is_in_the_answer_as_the_wire_has_it() -> N
     ]
 
 
-def test_a_text_of_the_content_that_repeats_the_output_is_not_in_the_response() -> None:
+async def test_a_text_of_the_content_that_repeats_the_output_is_not_in_the_response() -> None:
     texts = tuple(pb.ContentBlock(text=pb.TextContent(text=text)) for text in ("alpha", "beta", "a note"))
     assert describe_result(Result(output_json='"alpha\\nbeta"', content=texts))["content"] == [
         {"text": {"text": "a note"}}

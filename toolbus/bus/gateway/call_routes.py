@@ -38,7 +38,7 @@ from toolbus.common.cancellation import is_being_cancelled
 from toolbus.common.mailbox import Mailbox
 from toolbus.common.text import quote, repair_utf8
 from toolbus.errors import Code, Stage, ToolBusError, UnknownRole
-from toolbus.protocol.tool import MAX_CALL_ID, CallError, Progress, Result, dump_arguments
+from toolbus.protocol.tool import MAX_CALL_ID, PLUGIN_PREFIX, CallError, Progress, Result, dump_arguments
 from toolbus.v1 import tool_pb2 as pb
 
 # Buffers the progress of one call whose result is streamed, until its HTTP client reads it.
@@ -120,7 +120,6 @@ def _weight(update: Progress) -> int:
     return len(update.chunk.encode()) + len(update.message.encode()) + OVERHEAD_BYTES
 
 
-PLUGIN_PREFIX = "plugin:"  # REST-51
 _IDS = random.Random()  # of its own: a program that seeds the shared one would draw the same ids again
 INVOKE_PATH = "/api/tools/invoke"
 

@@ -1,4 +1,4 @@
-"""Implements ``toolbus conformance``: plays the protocol against a client, or against a bus, and judges each rule."""
+"""Implements ``toolbus dev conformance``: plays the protocol against a client or a bus, and judges each rule."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 EPILOG = epilog(
     (
-        "toolbus conformance -- python -m toolbus.parts.conformance.sdk_client",
-        "toolbus conformance --rules LIFE,BYE-2 --trace -- node conformance.js",
-        "toolbus conformance --roles plugin,host --junit report.xml --badge badge.json -- ./my-client",
-        "toolbus conformance --bus 127.0.0.1:48930",
+        "toolbus dev conformance -- python -m toolbus.parts.conformance.sdk_client",
+        "toolbus dev conformance --rules LIFE,BYE-2 --trace -- node conformance.js",
+        "toolbus dev conformance --roles plugin,host --junit report.xml --badge badge.json -- ./my-client",
+        "toolbus dev conformance --bus 127.0.0.1:48930",
     ),
     """
     The command after -- is the client under test: a program of a few tools on the client library, which finds the bus

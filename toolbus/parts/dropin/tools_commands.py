@@ -1,4 +1,4 @@
-"""Implements ``toolbus tools``: lists the bus's own tools, and copies bundled drop-in tools into a folder."""
+"""Implements ``toolbus plugins tools``: lists the bus's own tools, and copies bundled drop-in tools into a folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 ADD_EPILOG = epilog(
     (
-        "toolbus tools add this_host",
-        "toolbus tools add relay_message --dir tools/",
-        "toolbus tools add directory --force --json",
+        "toolbus plugins tools add this_host",
+        "toolbus plugins tools add relay_message --dir tools/",
+        "toolbus plugins tools add directory --force --json",
     ),
     """
     Copies the tool file with the files that it needs (_common.py, its data), and adds its grants to DIR/_manifest.json;
@@ -32,13 +32,13 @@ ADD_EPILOG = epilog(
     "0 done (also if nothing had to be changed), 1 a file differs or cannot be written, 2 wrong usage.",
 )
 BUNDLED_EPILOG = epilog(
-    ("toolbus tools bundled", "toolbus tools bundled --json"),
+    ("toolbus plugins tools bundled", "toolbus plugins tools bundled --json"),
     "",
     "0 done, 1 this installation has no bundled tools, 2 wrong usage.",
 )
 _DIR = "tools"
 
-app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich")
+app = typer.Typer(invoke_without_command=True, rich_markup_mode="rich", add_completion=False)
 
 
 @app.callback(epilog=catalog_commands.TOOLS_EPILOG)
@@ -52,7 +52,7 @@ def tools(
 
 @app.command(epilog=ADD_EPILOG)
 def add(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the tool, as in `toolbus tools bundled`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Its name, as in `toolbus plugins tools bundled`.")],
     folder: Annotated[
         Path | None, typer.Option("--dir", metavar="DIR", help="Folder of drop-in tools (default: tools).")
     ] = None,

@@ -1,4 +1,4 @@
-"""Implements ``toolbus openapi``: offers the operations of an OpenAPI document, or shows which it would offer."""
+"""Implements ``toolbus plugins openapi``: offers the operations of an OpenAPI document, or shows which."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 EPILOG = epilog(
     (
-        "toolbus openapi https://petstore3.swagger.io/api/v3/openapi.json --list",
-        "toolbus openapi http://127.0.0.1:8000/openapi.json --allow 'get*' --allow 'POST /orders'",
-        "toolbus openapi pets.yaml --base-url https://pets.example/v1 --auth PETS_KEY",
+        "toolbus plugins openapi https://petstore3.swagger.io/api/v3/openapi.json --list",
+        "toolbus plugins openapi http://127.0.0.1:8000/openapi.json --allow 'get*' --allow 'POST /orders'",
+        "toolbus plugins openapi pets.yaml --base-url https://pets.example/v1 --auth PETS_KEY",
     ),
     """
     Without --allow the operations are offered that only read (GET and HEAD). A pattern is the id of an operation

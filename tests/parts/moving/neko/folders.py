@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.process_state import restored_imports
-from toolbus.sdk.loader import LoadedPlugin, load_plugin
+from toolbus.processes.loader import LoadedPlugin, load_plugin
 
 PLUGINS = Path(__file__).parent / "plugins"
 

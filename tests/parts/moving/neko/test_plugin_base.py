@@ -10,7 +10,7 @@ import pytest
 from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
 from toolbus.functions.tool_spec import ToolSpec
-from toolbus.parts.moving.neko.plugin_base import safe_id, source_of, tools_of
+from toolbus.parts.moving.neko.plugin_base import tools_of
 from toolbus.parts.moving.neko.plugin_lifecycle import start_plugin, stop_plugin
 from toolbus.sdk import (
     EntryConflictError,
@@ -224,31 +224,6 @@ def test_the_class_decorators_return_the_class_and_want_the_base() -> None:
         plugin(int)
     with pytest.raises(SetupError, match="rule"):
         plugin(id="a b")(Mine)
-
-
-@pytest.mark.parametrize(
-    ("plugin_id", "source"),
-    [
-        ("weather", "plugin:weather"),
-        ("plugin:weather", "plugin:weather"),
-        ("plugin:plugin:weather", "plugin:weather"),
-        ("x" * 121, "plugin:" + "x" * 121),
-    ],
-)
-def test_the_prefix_is_set_once(plugin_id: str, source: str) -> None:
-    assert source_of(plugin_id) == source
-
-
-@pytest.mark.parametrize("plugin_id", ["", "plugin:", "a b", "天气", "x" * 122])
-def test_an_id_that_makes_no_source_is_refused(plugin_id: str) -> None:
-    with pytest.raises(SetupError, match="plugin id"):
-        source_of(plugin_id)
-
-
-@pytest.mark.parametrize("stem", ["weather", "my plugin", "天气", "__", "a" * 300])
-def test_every_file_name_makes_an_id(stem: str) -> None:
-    assert source_of(safe_id(stem)).startswith("plugin:")
-    assert safe_id("天气") != safe_id("时间")
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

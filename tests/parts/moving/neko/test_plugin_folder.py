@@ -16,12 +16,12 @@ from tests.parts.moving.neko.folders import copied, loaded
 from tests.support.waiting import within
 from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
-from toolbus.parts.moving.neko.plugin_base import tools_of
+from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, tools_of
 from toolbus.parts.moving.neko.plugin_folder import plugin_folders, read_manifest, wanted_folders
 from toolbus.parts.moving.neko.plugin_lifecycle import start_plugin, stop_plugin
+from toolbus.processes.loader import LoadedPlugin, load_plugin
 from toolbus.protocol.tool import Result
 from toolbus.sdk import ToolScope
-from toolbus.sdk.loader import LoadedPlugin, load_plugin
 from toolbus.testing import running_bus
 
 
@@ -39,7 +39,7 @@ async def call(plugin: LoadedPlugin, name: str, arguments: dict[str, Any]) -> Re
 async def test_the_documents_example_runs_as_a_folder_of_its_own(tmp_path: Path) -> None:
     with loaded(copied("weather", tmp_path)) as plugin:
         assert plugin.source == "plugin:weather"
-        await start_plugin(plugin.neko, run_sync)
+        await start_plugin(plugin.owner, run_sync)
         assert (await call(plugin, "get_weather", {"city": "Beijing"})).output == {
             "city": "Beijing",
             "temp_c": 22,
@@ -54,18 +54,18 @@ async def test_the_folder_of_the_moving_page_runs(tmp_path: Path) -> None:
         if named := re.match(r"# plugins/weather/(\S+)\n", block.text):
             (folder / named[1]).write_text(block.text, encoding="utf-8")
     with loaded(folder) as plugin:
-        await start_plugin(plugin.neko, run_sync)
+        await start_plugin(plugin.owner, run_sync)
         assert (await call(plugin, "get_weather", {"city": "Beijing"})).output == {"city": "Beijing", "temp": "22 °C"}
 
 
 async def test_every_tool_of_a_folder_gets_the_arguments_that_were_sent(tmp_path: Path) -> None:
     with loaded(copied("weather", tmp_path)) as plugin:
-        assert plugin.neko is not None
+        assert isinstance(plugin.owner, NekoPluginBase)
         schema = {"type": "object", "properties": {"a": {"default": 1}}}
-        plugin.neko.register_llm_tool(
+        plugin.owner.register_llm_tool(
             name="late", description="", parameters=schema, handler=lambda **arguments: arguments
         )
-        specs = list(tools_of(plugin.neko))
+        specs = list(tools_of(plugin.owner))
         assert len(specs) > 1
         assert all(spec.tool.no_defaults for spec in specs)
 
@@ -74,12 +74,12 @@ async def test_the_documents_plugin_that_registers_by_http_itself_runs_as_it_is(
     async with running_bus(http="127.0.0.1:0") as bus:
         with loaded(copied("registering", tmp_path)) as plugin:
             vars(plugin.module)["MAIN_SERVER"] = f"http://{bus.http_address}"
-            await start_plugin(plugin.neko, run_sync)
+            await start_plugin(plugin.owner, run_sync)
             async for _ in bus.watch():
                 if bus.list():
                     break
             assert [(each.tool.name, each.source) for each in bus.list()] == [("get_weather", "my_plugin")]
-            await stop_plugin(plugin.neko, run_sync)
+            await stop_plugin(plugin.owner, run_sync)
         assert bus.list() == []
 
 
@@ -101,7 +101,7 @@ async def test_a_plugin_of_several_modules_runs_from_a_folder_of_another_name(
 ) -> None:
     caplog.set_level(logging.INFO)
     with loaded(copied("diary", tmp_path, "n.e.k.o_plugin_diary")) as plugin:
-        diary: Any = plugin.neko
+        diary: Any = plugin.owner
         assert (plugin.source, diary.plugin_id) == ("plugin:my-diary", "my-diary")
         await start_plugin(diary, run_sync)
         await within(diary.ticked.wait())
@@ -133,7 +133,7 @@ async def test_decorators_without_effect_are_logged_once_and_the_plugin_runs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with loaded(copied("diary", tmp_path)) as plugin:
-        diary: Any = plugin.neko
+        diary: Any = plugin.owner
         diary.greeting = "Hello"
         for number in (1, 2):
             await call(plugin, "write_page", {"number": number, "text": "sun"})
@@ -154,14 +154,14 @@ async def test_decorators_without_effect_are_logged_once_and_the_plugin_runs(
 async def test_the_store_and_the_configuration_are_there_in_the_next_run(tmp_path: Path) -> None:
     folder = copied("diary", tmp_path)
     with loaded(folder) as plugin:
-        diary: Any = plugin.neko
+        diary: Any = plugin.owner
         diary.greeting = "Hello"
         await call(plugin, "write_page", {"number": 1, "text": "sun"})
         await diary.config.set("diary.greeting", "Good evening")
     assert json.loads((folder / "data" / "store.json").read_text()) == {"page:1": {"text": "Hello, sun"}}
     assert (folder / "data" / "last.txt").read_text() == "sun"
     with loaded(folder) as plugin:
-        again: Any = plugin.neko
+        again: Any = plugin.owner
         assert (await call(plugin, "read_page", {"number": 1})).output == {"text": "Hello, sun"}
         assert await again.config.dump() == {
             "diary": {"greeting": "Good evening", "lines": 3, "private": True, "paper": "A5"}
@@ -188,7 +188,7 @@ def test_a_plugin_that_needs_the_main_program_says_which_import_and_leaves_nothi
 
 async def test_a_plugin_whose_startup_returns_err_does_not_start(tmp_path: Path) -> None:
     with loaded(copied("raises_at_start", tmp_path)) as plugin, pytest.raises(SetupError, match="returned Err: no key"):
-        await start_plugin(plugin.neko, run_sync)
+        await start_plugin(plugin.owner, run_sync)
 
 
 @pytest.mark.parametrize(

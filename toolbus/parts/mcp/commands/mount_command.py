@@ -1,4 +1,4 @@
-"""Implements ``toolbus mount`` and ``unmount``: which MCP servers a bus offers the tools of.
+"""Implements ``toolbus mounts add`` and ``remove``: which MCP servers a bus offers the tools of.
 
 Both change the file of mounts in the data directory, which a running bus follows; without one, `mount` starts the
 server once itself, to show its tools.
@@ -22,12 +22,12 @@ from toolbus.cli.help_text import epilog
 
 EPILOG = epilog(
     (
-        "toolbus mount files -- npx -y @modelcontextprotocol/server-filesystem ~/notes",
-        "toolbus mount github --env GITHUB_TOKEN --deny 'delete_*' --pin block -- github-mcp-server stdio",
-        "toolbus mount docs --url https://example.com/mcp --header 'Authorization: Bearer ${DOCS_TOKEN}'",
-        "toolbus mount tracker --url https://example.com/mcp --login",
-        "toolbus mount --import claude-desktop",
-        "toolbus mount --import .vscode/mcp.json --yes",
+        "toolbus mounts add files -- npx -y @modelcontextprotocol/server-filesystem ~/notes",
+        "toolbus mounts add github --env GITHUB_TOKEN --deny 'delete_*' --pin block -- github-mcp-server stdio",
+        "toolbus mounts add docs --url https://example.com/mcp --header 'Authorization: Bearer ${DOCS_TOKEN}'",
+        "toolbus mounts add tracker --url https://example.com/mcp --login",
+        "toolbus mounts add --import claude-desktop",
+        "toolbus mounts add --import .vscode/mcp.json --yes",
     ),
     """
     Writes the server into mcp.json of the data directory, waits until it has started, and prints its tools with their
@@ -44,7 +44,7 @@ EPILOG = epilog(
     "0 mounted, 1 the server does not start or the file cannot be written, 2 wrong usage, 130 after Ctrl-C.",
 )
 UNMOUNT_EPILOG = epilog(
-    ("toolbus unmount files",),
+    ("toolbus mounts remove files",),
     """
     Removes the server from mcp.json of the data directory. A bus with this data directory ends it within a second. Its
     trusted declarations stay stored, for the same command line.
@@ -266,7 +266,6 @@ def _import(what: str, place: Path, *, yes: bool, as_json: bool) -> None:
     from toolbus.errors import SetupError
     from toolbus.parts.mcp.client.files import OwnMounts
     from toolbus.parts.mcp.commands.mount_import import files_to_import, find_servers
-    from toolbus.parts.mcp.commands.mounts_command import ask
 
     own = OwnMounts(place)
     try:
@@ -277,7 +276,9 @@ def _import(what: str, place: Path, *, yes: bool, as_json: bool) -> None:
         added = {each.name: each.entry for each in servers if not each.why}
         if added:
             if not yes:
-                ask(f"Add {len(added)} to {own.path}? Each is a program that runs as you, or a server elsewhere.")
+                terminal.ask(
+                    f"Add {len(added)} to {own.path}? Each is a program that runs as you, or a server elsewhere."
+                )
             own.add(added)
     except SetupError as error:
         terminal.fail(str(error))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
@@ -25,11 +23,12 @@ EPILOG = epilog(
     ),
     """
     Without a name it shows all mounts, with a name the tools of one: their hints, whether a changed declaration waits
-    for `toolbus approve`, and what is left out and why. `toolbus mount` adds servers, `toolbus unmount` removes them.
+    for `toolbus access approve`, and what is left out and why. `toolbus mounts add` adds servers, `toolbus mounts
+    remove` removes them.
     """,
     "0 done, 1 the bus refused (the mount is unknown, for example), 2 wrong usage, 3 no bus found.",
 )
-DONE_EPILOG = epilog(
+RESTART_EPILOG = LOGS_EPILOG = epilog(
     ("toolbus mounts restart files", "toolbus mounts logs files"),
     "A restart ends the calls in flight; a server that the bus had given up is started again.",
     "0 done, 1 the bus refused (the mount is unknown, for example), 2 wrong usage, 3 no bus found.",
@@ -46,24 +45,6 @@ SHOWN_CHARACTERS = 100  # of a description in a table
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The mount.")]
 
 
-class _Group(TyperGroup):
-    """Reads `mounts NAME` as `mounts show NAME`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or (args[0] not in self.commands and args[0] not in ("--help", "-h")):
-            args = ["show", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(
-    cls=_Group,
-    rich_markup_mode="rich",
-    epilog=EPILOG,
-    help="Show the mounted MCP servers; restart one, or print its log.",
-)
-
-
-@app.command(epilog=EPILOG)
 def show(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One mount, with its tools.")] = None,
     bus: BusOption = None,
@@ -83,7 +64,6 @@ def show(
         _print_all(answer)
 
 
-@app.command(epilog=DONE_EPILOG)
 def restart(
     name: NameArgument, bus: BusOption = None, credential: CredentialOption = None, as_json: JsonOption = False
 ) -> None:
@@ -95,7 +75,6 @@ def restart(
         terminal.print_lines(f"mount {name} is being restarted")
 
 
-@app.command(epilog=DONE_EPILOG)
 def logs(
     name: NameArgument, bus: BusOption = None, credential: CredentialOption = None, as_json: JsonOption = False
 ) -> None:
@@ -168,11 +147,3 @@ def _print_all(answer: Mapping[str, Any]) -> None:
 
 def _of_server(mount: Mapping[str, Any]) -> str:
     return f" ({mount['server']})" if mount["server"] else ""
-
-
-def ask(question: str) -> None:
-    """Ends the command unless the person at the terminal agrees."""
-    if not sys.stdin.isatty():
-        terminal.fail(f"{question} No person can answer here: add --yes", terminal.USAGE)
-    if not typer.confirm(question):
-        terminal.fail("nothing was changed")

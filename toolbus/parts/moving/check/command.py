@@ -1,4 +1,4 @@
-"""Implements ``toolbus check``: what differs for code that was written for another system."""
+"""Implements ``toolbus dev check``: what differs for code that was written for another system."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 EPILOG = epilog(
     (
-        "toolbus check plugins/weather/ --from neko",
-        "toolbus check plugins/ --from neko --json",
-        "toolbus check exec/llm_tools/ --from synchronet",
+        "toolbus dev check plugins/weather/ --from neko",
+        "toolbus dev check plugins/ --from neko --json",
+        "toolbus dev check exec/llm_tools/ --from synchronet",
     ),
     """
     Reads the files and runs nothing of them. EFFECT says what a place means on this bus: stops (the code does not

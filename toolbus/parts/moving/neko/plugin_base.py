@@ -1,27 +1,26 @@
 """Provides the base class and the class decorator of N.E.K.O. plugins (REST-60 to REST-64).
 
 Such a plugin moves to toolbus by changing its import line to ``from toolbus.sdk import …``. A plugin object holds its
-tools in a `ToolSet`; it knows no connection. The program that runs it sets `plugin_id` if the class has none, reads
-`tools_of(plugin)`, listens to that set's `on_change`, and calls `start_plugin` and `stop_plugin` (`plugin_lifecycle`).
+tools in a `ToolSet`; it knows no connection. The program that runs it sets `plugin_id` if the class has none, and uses
+`NekoLifecycle`: it reads the tools, listens to their set's `on_change`, and runs the moments of the object's life.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from toolbus.errors import SetupError
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, collect, describe, spec_of
 from toolbus.parts.moving.neko.absences import find_absent, warn_once
-from toolbus.parts.moving.neko.plugin_context import Outlet, PluginContext
+from toolbus.parts.moving.neko.plugin_context import Outlet, PluginContext, Send
+from toolbus.parts.moving.neko.plugin_lifecycle import RunSync, start_plugin, stop_plugin
 from toolbus.parts.moving.neko.plugin_logger import PluginLogger, plugin_logger
 from toolbus.parts.moving.neko.sdk_errors import EntryConflictError, PluginCallError
-from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, is_source
+from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, plugin_source
 
 # Provides `PluginRouter`, in which N.E.K.O. plugins group methods; it reaches its plugin's logger and store.
 
@@ -276,7 +275,6 @@ log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound=type)
 
-PREFIX = "plugin:"
 MARK = "__toolbus_class__"  # on a decorated class: the decorator's id, empty for none
 
 
@@ -298,6 +296,11 @@ class NekoPluginBase(PluginServices):
         if not self.plugin_id:
             self.plugin_id = str(getattr(ctx, "plugin_id", "") or "")
         tools_of(self)
+
+    @property
+    def __toolbus_lifecycle__(self) -> NekoLifecycle:
+        """How `Plugin.from_object` runs this object."""
+        return NekoLifecycle(self)
 
     async def on_start(self) -> None:
         """Runs before the plugin takes calls; override it."""
@@ -355,6 +358,30 @@ class NekoPluginBase(PluginServices):
         ]
 
 
+class NekoLifecycle:
+    """What `Plugin.from_object` needs of a plugin object: its tools, and the moments of its life."""
+
+    def __init__(self, plugin: NekoPluginBase) -> None:
+        self._plugin = plugin
+
+    @property
+    def tools(self) -> ToolSet:
+        """The live set of the object's tools."""
+        return tools_of(self._plugin)
+
+    async def start(self, run_sync: RunSync, run_timer: RunSync) -> None:
+        """Runs its startup methods and starts its timers; see `start_plugin`."""
+        await start_plugin(self._plugin, run_sync, run_timer)
+
+    def connected(self, send: Send) -> None:
+        """Sends the messages that it has pushed, and those to come."""
+        outlet_of(self._plugin).open(send)
+
+    async def stop(self, run_sync: RunSync) -> None:
+        """Ends its timers and runs its shutdown methods; see `stop_plugin`."""
+        await stop_plugin(self._plugin, run_sync)
+
+
 def tools_of(plugin: NekoPluginBase) -> ToolSet:
     """Returns the live set of a plugin object's tools, also if its class does not call `super().__init__()`.
 
@@ -381,23 +408,6 @@ def as_sent(spec: ToolSpec) -> ToolSpec:
     return replace(spec, tool=replace(spec.tool, no_defaults=True))
 
 
-def source_of(plugin_id: str) -> str:
-    """Returns a plugin's source: its id with the prefix `plugin:`, set once and never doubled (REST-51).
-
-    Raises:
-        SetupError: the id makes no source.
-    """
-    bare = plugin_id
-    while bare.startswith(PREFIX):
-        bare = bare.removeprefix(PREFIX)
-    if not bare or not is_source(PREFIX + bare):
-        longest = 128 - len(PREFIX)
-        raise SetupError(
-            f"plugin id {plugin_id!r} breaks the rule [A-Za-z0-9_.:-]{{1,{longest}}}: set plugin_id to another"
-        )
-    return PREFIX + bare
-
-
 @overload
 def plugin(cls: C, /) -> C: ...
 @overload
@@ -419,18 +429,10 @@ def plugin(cls: Any = None, /, *, id: str = "") -> Any:
 neko_plugin = plugin
 
 
-def safe_id(stem: str) -> str:
-    """Returns a plugin id made from a file's name; different names without a usable letter get different ids."""
-    cleaned = re.sub(r"[^A-Za-z0-9_.-]", "_", stem)[:100]
-    if re.search(r"[A-Za-z0-9]", cleaned):
-        return cleaned
-    return "plugin_" + stem.encode("utf-8", "surrogatepass").hex()[:64]
-
-
 def _mark(cls: Any, id: str) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, NekoPluginBase)):
         raise TypeError(f"the plugin decorator is put on a class that derives from NekoPluginBase, not on {cls!r}")
     if id:
-        source_of(id)
+        plugin_source(id)
     setattr(cls, MARK, id)
     return cls

@@ -22,12 +22,13 @@ from types import ModuleType
 from typing import Any
 
 from toolbus.errors import SetupError
-from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, source_of
+from toolbus.parts.moving.neko.plugin_base import NekoPluginBase
 from toolbus.parts.moving.neko.plugin_config import merge
 from toolbus.parts.moving.neko.plugin_context import PluginContext
 from toolbus.parts.moving.neko.plugin_logger import plugin_logger
 from toolbus.parts.moving.neko.sdk_errors import Absence, ModuleNotProvided
 from toolbus.parts.moving.neko.sdk_names import NAMES, find_name
+from toolbus.protocol.tool import plugin_source
 
 # Makes `import plugin.sdk…` find toolbus in this process, and `plugin.plugins.NAME` the folder of a plugin.
 #
@@ -245,7 +246,7 @@ def read_manifest(folder: Path) -> PluginManifest:
         raise SetupError(f"{file}: a plugin of type {kind!r} cannot run alone, since {_OTHER_TYPES[kind]}")
     plugin_id, entry = (_text(file, plugin, key) for key in ("id", "entry"))
     try:
-        source_of(plugin_id)
+        plugin_source(plugin_id)
     except SetupError as problem:
         raise SetupError(f"{file}: {problem}") from None
     module, _, class_name = (each.strip() for each in entry.partition(":"))

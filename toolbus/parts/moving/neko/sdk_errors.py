@@ -93,3 +93,4 @@ class ModuleNotProvided(ToolBusError, ModuleNotFoundError):
         super().__init__(absence.explain(name))
         self.name = name
         self.absence = absence
+        self.remedy = absence.remedy  # for the program that imports the plugin

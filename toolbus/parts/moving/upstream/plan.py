@@ -15,9 +15,8 @@ from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.catalog.entry import Entry, ToolListing
 from toolbus.bus.catalog.registry import is_public
 from toolbus.parts.moving.upstream.ownership import Registration
-from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, MAX_NAME, MAX_TIMEOUT_SECONDS, Tool
+from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, MAX_NAME, MAX_TIMEOUT_SECONDS, PLUGIN_PREFIX, Tool
 
-PREFIX = "plugin:"  # of every source at the main server; set once, never doubled (REST-51)
 CALLBACK_PATH = "/api/llm-tools/callback/"  # REST-50
 # Our own timeout ends the call first, with a useful error; the main server's would only say `ReadTimeout:` (REST-53).
 MARGIN_SECONDS = 2.0
@@ -172,14 +171,14 @@ def _name(listing: ToolListing, owners: dict[str, str]) -> tuple[str, str]:
 def _add(plan: UpstreamPlan, listing: ToolListing, name: str, callback_base: str) -> str:
     """Adds a registration to the plan. Returns why it is refused, or ""."""
     tool, entry = listing.tool, listing.entry
-    plugin = listing.source.removeprefix(PREFIX)
+    plugin = listing.source.removeprefix(PLUGIN_PREFIX)
     for label, part in (("source", plugin), ("name", entry.bare_name)):
         if not part or part in _DOTS:
             return f"its {label} {part!r} cannot stand in a callback URL: give it another {label}"
     url = f"{callback_base.rstrip('/')}{CALLBACK_PATH}{quote(plugin, safe='')}/{quote(entry.bare_name, safe='')}"
     if tool.role is not None:  # a source may have one tool for each role under one name
         url += f"?role={quote(tool.role, safe='')}"
-    planned = PlannedTool(name, tool.role, f"{PREFIX}{plugin}", url, tool)
+    planned = PlannedTool(name, tool.role, f"{PLUGIN_PREFIX}{plugin}", url, tool)
     known = plan.tools.setdefault(planned.key, planned)
     if known.fingerprint != planned.fingerprint:
         role = "all roles" if tool.role is None else f"role {tool.role!r}"

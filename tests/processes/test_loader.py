@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ import pytest
 from tests.support.process_state import restored_imports
 from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
+from toolbus.functions.tool_spec import ToolSet, describe, spec_of
 from toolbus.parts.moving.neko.plugin_lifecycle import start_plugin, stop_plugin
+from toolbus.processes.loader import LoadedPlugin, Loader, load_plugin, safe_id
+from toolbus.protocol.tool import plugin_source
 from toolbus.sdk import PluginContext, ToolScope
-from toolbus.sdk.loader import load_plugin
 
 # The two forms of the documents, as their authors write them; only the import line is ours.
 DECORATED = """
@@ -107,16 +110,16 @@ Write = Callable[..., Path]
 async def test_the_documents_decorated_plugin_runs_with_its_import_line_changed(write: Write) -> None:
     loaded = load_plugin(write(DECORATED))
     assert loaded.source == "plugin:weather"
-    assert loaded.neko is not None
-    assert loaded.neko.plugin_id == "weather"
-    assert isinstance(loaded.neko.ctx, PluginContext)
+    assert loaded.owner is not None
+    assert loaded.owner.plugin_id == "weather"
+    assert isinstance(vars(loaded.owner)["ctx"], PluginContext)
     assert loaded.tools is not None
-    await start_plugin(loaded.neko, run_sync)
+    await start_plugin(loaded.owner, run_sync)
     spec = loaded.tools.get("get_weather")
     assert spec is not None
     result = await run_handler(spec, '{"city":"北京"}', ToolScope(), run_sync)
     assert result.output == {"city": "北京", "temp_c": 22, "weather": "sunny"}
-    await stop_plugin(loaded.neko, run_sync)
+    await stop_plugin(loaded.owner, run_sync)
 
 
 @pytest.mark.parametrize("module", ["plugin.sdk.plugin", "plugin.sdk", "plugin.sdk.shared.core.base"])
@@ -129,18 +132,18 @@ def test_the_documents_plugin_runs_with_the_import_line_of_the_documents(write: 
 
 async def test_the_documents_plugin_with_hooks_runs_with_its_import_line_changed(write: Write) -> None:
     loaded = load_plugin(str(write(HOOKS, "hooks.py")))
-    assert loaded.neko is not None
+    assert loaded.owner is not None
     assert loaded.tools is not None
     assert (loaded.source, len(loaded.tools)) == ("plugin:hooks", 0)
-    await start_plugin(loaded.neko, run_sync)
-    await stop_plugin(loaded.neko, run_sync)
+    await start_plugin(loaded.owner, run_sync)
+    await stop_plugin(loaded.owner, run_sync)
     assert loaded.module.events == ["registered", "unregistered"]
 
 
 async def test_a_file_of_functions_is_a_plugin(write: Write) -> None:
     write("PREFIX = 'in '", "neighbour.py")
     loaded = load_plugin(write(FUNCTIONS, "my tools.py"))
-    assert (loaded.source, loaded.neko, loaded.plugin) == ("plugin:my_tools", None, None)
+    assert (loaded.source, loaded.owner, loaded.plugin) == ("plugin:my_tools", None, None)
     assert loaded.tools is not None
     assert [each.tool.name for each in loaded.tools] == ["where", "second"]
     spec = loaded.tools.get("where")
@@ -152,7 +155,7 @@ def test_a_plugin_object_is_found_first(write: Write) -> None:
     source = "class P:\n    __toolbus_plugin__ = True\n    source = 'mine'\np = P()\nsame = p\n" + DECORATED
     loaded = load_plugin(write(source))
     assert loaded.plugin is loaded.module.p
-    assert (loaded.source, loaded.neko, loaded.tools) == ("mine", None, None)
+    assert (loaded.source, loaded.owner, loaded.tools) == ("mine", None, None)
 
 
 CLASS = "from toolbus.sdk import NekoPluginBase, plugin, llm_tool\n"
@@ -174,7 +177,7 @@ CLASS = "from toolbus.sdk import NekoPluginBase, plugin, llm_tool\n"
 )
 def test_the_plugin_class_and_its_id_are_found(write: Write, body: str, source: str, class_name: str) -> None:
     loaded = load_plugin(write(CLASS + body))
-    assert (loaded.source, type(loaded.neko).__name__) == (source, class_name)
+    assert (loaded.source, type(loaded.owner).__name__) == (source, class_name)
 
 
 def test_an_imported_plugin_class_counts_where_the_file_has_none(write: Write) -> None:
@@ -247,3 +250,74 @@ def test_two_files_of_one_name_are_two_modules(write: Write, tmp_path: Path) -> 
     assert one.module is not two.module
     assert one.module.__name__ in sys.modules
     assert two.module.__name__ in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("plugin_id", "source"),
+    [
+        ("weather", "plugin:weather"),
+        ("plugin:weather", "plugin:weather"),
+        ("plugin:plugin:weather", "plugin:weather"),
+        ("x" * 121, "plugin:" + "x" * 121),
+    ],
+)
+def test_the_prefix_is_set_once(plugin_id: str, source: str) -> None:
+    assert plugin_source(plugin_id) == source
+
+
+@pytest.mark.parametrize("plugin_id", ["", "plugin:", "a b", "天气", "x" * 122])
+def test_an_id_that_makes_no_source_is_refused(plugin_id: str) -> None:
+    with pytest.raises(SetupError, match="plugin id"):
+        plugin_source(plugin_id)
+
+
+@pytest.mark.parametrize("stem", ["weather", "my plugin", "天气", "__", "a" * 300])
+def test_every_file_name_makes_an_id(stem: str) -> None:
+    assert plugin_source(safe_id(stem)).startswith("plugin:")
+    assert safe_id("天气") != safe_id("时间")
+
+
+class _Ini(Loader):
+    """Plugins of a system of its own: a folder with an ini file, and files with a list `COMMANDS`."""
+
+    sign = "plugin.ini"
+
+    def load_folder(self, folder: Path, *, entries: bool) -> LoadedPlugin | None:
+        if not (folder / self.sign).is_file():
+            return None
+        return LoadedPlugin(folder, (folder / self.sign).read_text(), None, None, ToolSet(), ModuleType("ini"))
+
+    def load_file(self, file: Path, module: ModuleType, *, entries: bool) -> LoadedPlugin | None:
+        if not hasattr(module, "COMMANDS"):
+            return None
+        tools = ToolSet()
+        for function in module.COMMANDS:
+            tools.add(spec_of(function, describe(function, description="Of a list.")))
+        return LoadedPlugin(file, "ini", None, None, tools, module)
+
+
+def test_a_loader_says_which_files_and_folders_are_its_own(write: Write, tmp_path: Path) -> None:
+    loaded = load_plugin(write("def roll(sides: int): ...\nCOMMANDS = [roll]"), known=[_Ini()])
+    assert loaded.tools is not None
+    assert (loaded.source, [each.tool.name for each in loaded.tools]) == ("ini", ["roll"])
+    assert load_plugin(write(FUNCTIONS.replace("import neighbour", ""), "plain.py"), known=[_Ini()]).tools is not None
+    with pytest.raises(SetupError, match=r"is a folder without plugin\.ini: name"):
+        load_plugin(tmp_path, known=[_Ini()])
+    write("dice", "plugin.ini")
+    assert load_plugin(tmp_path, known=[_Ini()]).source == "dice"
+
+
+@pytest.fixture
+def without_moving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes Python find no folder ``toolbus/parts/moving``."""
+    monkeypatch.setitem(sys.modules, "toolbus.parts.moving", None)
+
+
+@pytest.mark.usefixtures("without_moving")
+def test_without_a_part_its_kinds_have_an_error_that_names_it_and_the_others_load(write: Write, tmp_path: Path) -> None:
+    write("PREFIX = 'in '", "neighbour.py")
+    assert load_plugin(write(FUNCTIONS)).source == "plugin:weather"
+    write('[plugin]\nid = "a"\nentry = "a:A"', "plugin.toml")
+    for path in (tmp_path, write("import plugin.sdk.plugin", "imports.py"), write("x = 1", "empty.py")):
+        with pytest.raises(SetupError, match=r"lacks its part 'moving': install the whole distribution"):
+            load_plugin(path)
