@@ -1,0 +1,179 @@
+"""What every driver of the store must do: the same rows come back, whole batches or nothing, damage by its kind's rule.
+
+A new driver gets a line in `DRIVERS`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.examples import examples
+from toolbus.bus.storage.store import Driver, Kind, MemoryDriver, Row, SqliteDriver, Store
+from toolbus.errors import SetupError
+
+NEEDED = Kind("rules", needed=True, without="start without rules")
+EXTRA = Kind("results", needed=False, without="start without results")
+BLANK = Kind("approvals", needed=False, without="trust nothing", blank={"approved": ""})
+SYNCED = Kind("grants", needed=True, without="go back to the configuration", synced=True)
+
+DRIVERS: dict[str, Callable[[Path], Driver]] = {
+    "memory": lambda directory: MemoryDriver(),
+    "sqlite": lambda directory: SqliteDriver(directory / "bus.db", lock=directory / "toolbus.lock"),
+}
+
+Make = Callable[[], Driver]
+
+
+@pytest.fixture(params=DRIVERS)
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Makes drivers of the same database."""
+    return lambda: DRIVERS[request.param](tmp_path)
+
+
+def opened(driver: Driver) -> Store:
+    store = Store(driver)
+    store.open()
+    return store
+
+
+@pytest.fixture
+def store(make: Make) -> Any:
+    store = opened(make())
+    yield store
+    store.close()
+
+
+VALUES = [None, True, 0, -1.5, "", "天気 \0 \N{SNOWMAN} 'quoted'", "half \ud800", [1, [2]], {"a": {"b": []}}]
+
+
+def test_values_come_back_as_they_were_in_the_order_in_which_their_keys_came(store: Store) -> None:
+    rows = dict(zip(["鍵", "b", "a", "", "\0", "é'\"", "x/y", "9", "10"], VALUES, strict=True))
+    for key, value in rows.items():
+        store.put(NEEDED, key, value)
+    store.put(NEEDED, "a", "replaced in its place")
+    rows["a"] = "replaced in its place"
+    assert list(store.load(NEEDED).items()) == list(rows.items())
+
+
+def test_kinds_are_apart(store: Store) -> None:
+    for kind in (NEEDED, EXTRA, BLANK, SYNCED):
+        store.put(kind, "key", kind.name)
+    store.delete(EXTRA, "key")
+    assert [store.load(kind) for kind in (NEEDED, EXTRA)] == [{"key": "rules"}, {}]
+    assert [store.load(kind) for kind in (BLANK, SYNCED)] == [{"key": "approvals"}, {"key": "grants"}]
+
+
+def test_a_batch_deletes_first_and_then_puts_and_a_key_that_comes_again_is_the_last(store: Store) -> None:
+    store.write(NEEDED, {"a": 1, "b": 2, "c": 3})
+    store.write(NEEDED, {"a": 4, "d": 5}, ["a", "c", "never"])
+    store.write(NEEDED, {}, [])
+    assert list(store.load(NEEDED).items()) == [("b", 2), ("a", 4), ("d", 5)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {"a": {1, 2}}], ids=repr)
+def test_a_value_that_json_cannot_hold_changes_nothing(store: Store, value: object) -> None:
+    store.put(NEEDED, "a", 1)
+    with pytest.raises((TypeError, ValueError)):
+        store.write(NEEDED, {"b": 2, "c": value}, ["a"])
+    assert store.load(NEEDED) == {"a": 1}
+
+
+def test_rows_outlive_the_process_where_the_driver_says_so(make: Make) -> None:
+    first = opened(make())
+    first.write(SYNCED, {"a": 1, "b": 2})
+    first.close()
+    first.close()
+    second = opened(make())
+    assert second.load(SYNCED) == ({"a": 1, "b": 2} if second.persistent else {})
+    second.put(SYNCED, "a", 3)
+    assert list(second.load(SYNCED)) == (["a", "b"] if second.persistent else ["a"])
+    second.close()
+
+
+def test_a_large_value_and_many_rows_come_back(store: Store) -> None:
+    rows = {f"key {number}": "x" * 3000 for number in range(500)} | {"large": "y" * (5 << 20)}
+    store.write(EXTRA, rows)
+    assert store.load(EXTRA) == rows
+
+
+class Flipped:
+    """A driver that gives one row back with another value."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.driver, name)
+
+    def load(self, kind: str) -> list[Row]:
+        return [(key, text.replace("8", "9"), checksum) for key, text, checksum in self.driver.load(kind)]
+
+
+def test_a_damaged_row_that_is_needed_is_an_error_that_repeats_no_value(make: Make) -> None:
+    store = opened(Flipped(make()))
+    store.write(NEEDED, {"a": 1, "secret": "hunter8"})
+    with pytest.raises(SetupError, match="row 2 of rules fails its checksum") as caught:
+        store.load(NEEDED)
+    assert "hunter" not in str(caught.value)
+    store.close()
+
+
+def test_a_damaged_row_that_is_not_needed_is_left_out_with_an_error_in_the_log_or_blank(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened(Flipped(make()))
+    for kind in (EXTRA, BLANK):
+        store.write(kind, {"a": 1, "b": 8, "c": 3})
+    assert store.lost == set()
+    assert store.load(EXTRA) == {"a": 1, "c": 3}
+    assert store.load(BLANK) == {"a": 1, "b": BLANK.blank, "c": 3}
+    assert store.lost == {"results", "approvals"}
+    assert [text.partition(" of ")[0] for text in caplog.messages] == ["row 2", "row 2"]
+    assert "of results fails its checksum" in caplog.messages[0]
+    assert list(store.load(EXTRA)) == ["a", "c"]
+    assert len(caplog.messages) == 2, "it was deleted"
+    store.close()
+
+
+def test_threads_may_all_write_at_once(store: Store) -> None:
+    def work(letter: str) -> None:
+        for number in range(50):
+            store.write(EXTRA, {f"{letter}{number}": letter, "shared": letter}, [f"{letter}{number - 1}"])
+
+    threads = [threading.Thread(target=work, args=(letter,)) for letter in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(store.load(EXTRA)) == ["a49", "b49", "c49", "d49", "shared"]
+
+
+KEYS = st.sampled_from(["a", "b", "c", "ä\0"])
+BATCHES = st.tuples(st.dictionaries(KEYS, st.integers()), st.lists(KEYS, max_size=3), st.booleans())
+
+
+@settings(max_examples=examples(10))
+@given(history=st.lists(BATCHES, max_size=8), name=st.sampled_from(sorted(DRIVERS)))
+def test_any_history_leaves_what_a_dict_would_hold(
+    tmp_path_factory: pytest.TempPathFactory, history: list[tuple[dict[str, int], list[str], bool]], name: str
+) -> None:
+    directory = tmp_path_factory.mktemp("data")
+    model: dict[str, int] = {}
+    store = opened(DRIVERS[name](directory))
+    for rows, deleted, restart in history:
+        store.write(NEEDED, rows, deleted)
+        for key in deleted:
+            model.pop(key, None)
+        model.update(rows)
+        if restart and store.persistent:
+            store.close()
+            store = opened(DRIVERS[name](directory))
+    assert list(store.load(NEEDED).items()) == list(model.items())
+    store.close()
