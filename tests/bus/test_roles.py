@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from tests.parts.moving.upstream.main_server import MainServer
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus import Host, Plugin
 from toolbus.bus import Bus
-from toolbus.bus.roles import FILE
+from toolbus.bus.roles import ROLES
+from toolbus.bus.storage.store import Store
 from toolbus.errors import InvalidRequest, NotKept, SetupError, UnknownRole
 from toolbus.protocol.limits import Limits
 from toolbus.testing import running_bus
@@ -66,11 +66,22 @@ async def test_what_is_not_the_name_of_a_role_is_not_added(role: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"roles": [["a"]]}', '{"roles": [["a", "x"]]}'])
 async def test_a_damaged_file_keeps_the_bus_from_starting_and_stays_as_it_is(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
-    with pytest.raises(SetupError, match="is damaged"):
+    (tmp_path / "roles.json").write_text(text)
+    for _ in range(2):
+        with pytest.raises(SetupError, match=r"roles.json is damaged.* to start with the roles of the configuration"):
+            async with running_bus(data_dir=tmp_path):
+                pass
+    assert (tmp_path / "roles.json").read_text() == text
+
+
+@pytest.mark.parametrize(("role", "origin"), [("a", "x"), ("", "operator"), ("a", None)])
+async def test_a_damaged_role_keeps_the_bus_from_starting(tmp_path: Path, role: str, origin: object) -> None:
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        store.put(ROLES, role, origin)
+    with pytest.raises(SetupError, match=r"'DELETE FROM roles'` to start with the roles of the configuration"):
         async with running_bus(data_dir=tmp_path):
             pass
-    assert (tmp_path / FILE).read_text() == text
 
 
 async def test_a_role_that_cannot_be_written_down_is_in_force_and_the_error_says_so(tmp_path: Path) -> None:
@@ -108,7 +119,9 @@ async def test_the_first_registration_for_a_role_adopts_it_for_good(tmp_path: Pa
         assert "adopted: first-use" in "".join(each.read_text() for each in (tmp_path / "audit").iterdir())
     async with running_bus(data_dir=tmp_path) as bus:
         assert bus.registry.roles == ("default", PLUGIN_ROLE)
-    assert json.loads((tmp_path / FILE).read_text()) == {"roles": [[PLUGIN_ROLE, "first-use"]]}
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        assert store.load(ROLES) == {PLUGIN_ROLE: "first-use"}
 
 
 async def test_only_so_many_roles_are_adopted_and_an_operator_may_add_more(caplog: pytest.LogCaptureFixture) -> None:

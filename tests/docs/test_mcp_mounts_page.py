@@ -17,7 +17,7 @@ from tests.support.processes import toolbus
 from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.config import Config
-from toolbus.bus.storage.registration_store import LOCK
+from toolbus.bus.storage.store import LOCK
 from toolbus.parts.mcp.client.entries import ENTRY_KEYS, OWN_KEYS, MountEntry
 from toolbus.parts.mcp.client.files import read_document
 from toolbus.parts.mcp.client.mount import MountState

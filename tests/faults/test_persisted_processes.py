@@ -17,7 +17,7 @@ import pytest
 from tests.faults.callbacks import CallbackPlugin, no_text_has
 from tests.support.processes import Running, environment, toolbus
 from tests.support.waiting import WAIT_SECONDS, until_sync
-from toolbus.bus.storage.registration_store import FILE, LOCK
+from toolbus.bus.storage.store import FILE, LOCK
 
 PASSWORD = "s3cret-pass"
 

@@ -4,6 +4,7 @@ middle."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import sqlite3
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tests.bus.storage.store_cases import opened
 from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool, names, no_text_has, starting
 from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus, Config
@@ -37,16 +39,14 @@ def start(tmp_path: Path) -> Start:
 
 def set_back(folder: Path, days: float, *names: str) -> None:
     """Makes it so many days since somebody answered for tools of these names."""
-    store = RegistrationStore(folder)
-    store.save_answers([kept.key for kept in store.load() if kept.tool.name in names], time.time() - days * DAY)
-    store.close()
+    with opened(folder) as store:
+        silent = [kept for kept in store.load() if kept.tool.name in names]
+        store.apply([dataclasses.replace(kept, answered_at=time.time() - days * DAY) for kept in silent], ())
 
 
 def days_silent(folder: Path) -> dict[str, float]:
-    store = RegistrationStore(folder)
-    found = {kept.tool.name: (time.time() - kept.answered_at) / DAY for kept in store.load()}
-    store.close()
-    return found
+    with opened(folder) as store:
+        return {kept.tool.name: (time.time() - kept.answered_at) / DAY for kept in store.load()}
 
 
 async def test_a_tool_that_has_not_answered_for_thirty_days_expires_with_a_log_line(

@@ -26,6 +26,7 @@ from toolbus.bus.metrics.call_counts import CallMetrics
 from toolbus.bus.pins.pins import Pins
 from toolbus.bus.roles import Roles
 from toolbus.bus.signals import Signals
+from toolbus.bus.storage.store import Store
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.bus.web_paths import WebPaths
@@ -40,6 +41,7 @@ class Core:
     """The shared parts of one bus. A room reads and calls them; no part is replaced while the bus runs.
 
     Attributes:
+        store: what is known across restarts; in memory where the bus has no data directory.
         neighbours: which users of this machine may use the bus.
         keyring: the keys of identities on other machines; None where no address needs them.
         doorman: authenticates requests from other machines.
@@ -65,6 +67,7 @@ class Core:
     """
 
     config: Config
+    store: Store
     limits: Limits
     neighbours: Neighbours
     timings: Timings

@@ -1,6 +1,6 @@
 """Adds and removes roles while the bus runs, persists them, and adopts roles that programs name where that is allowed.
 
-The roles of the configuration come first, then these, in the order in which they came. The file holds the roles that
+The roles of the configuration come first, then these, in the order in which they came. The store holds the roles that
 were added or adopted here; a role that only the configuration names ends with that configuration.
 """
 
@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sqlite3
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from toolbus.bus.access.identity import PROGRAM, Principal
 from toolbus.bus.audit.audit import BUS, Audit
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.config import Config
-from toolbus.bus.storage.database import read_state, write_state
+from toolbus.bus.storage.store import Earlier, Kind, Store, read_state
 from toolbus.common.text import quote
-from toolbus.errors import InvalidRequest, NotAudited, NotKept, SetupError
+from toolbus.errors import InvalidRequest, NotAudited, NotKept
 from toolbus.protocol.tool import MAX_ROLE, is_role
 
 log = logging.getLogger("toolbus.roles")
 
-FILE = "roles.json"
-
 Origin = Literal["operator", "first-use", "upstream"]
+
+ROLES = Kind(  # by role, how it came
+    "roles",
+    needed=True,
+    without="start with the roles of the configuration",
+    synced=True,
+    earlier=Earlier("roles.json", lambda path: dict(map(_read, read_state(path)["roles"]))),
+)
 
 
 class Roles:
@@ -42,33 +48,26 @@ class Roles:
         self._limit = config.limits.unconfigured_roles
         self._audit = audit
         self._changed = changed
-        self._path: Path | None = None  # None: changes end with the bus
+        self._store: Store | None = None  # None until it is open
         self._added: dict[str, Origin] = {}  # by role, how it came; in the order in which they came
         self._was_full = False  # whether it was logged that no further role is adopted
 
     def __repr__(self) -> str:
         return f"<Roles {', '.join(self._registry.roles)} added={len(self._added)} adopts={self._adopts}>"
 
-    def open(self, directory: Path) -> None:
+    def open(self, store: Store) -> None:
         """Restores the roles of earlier runs, and persists changes from now on. Does nothing the second time.
 
         Raises:
-            SetupError: the file cannot be read, another user could have written it, or it holds something else.
+            SetupError: they are damaged.
         """
-        if self._path is not None:
+        if self._store is not None:
             return
-        path = directory / FILE
         try:
-            stored: dict[str, Origin] = dict(map(_read, read_state(path)["roles"]))
-        except FileNotFoundError:
-            stored = {}
-        except OSError as error:
-            raise SetupError(f"cannot read {path}: {error.strerror}: let this user read it") from error
-        except (ValueError, TypeError, KeyError) as error:
-            raise SetupError(
-                f"{path} is damaged ({error}): restore it, or move it away to start with the roles of the configuration"
-            ) from error
-        self._path = path
+            stored = dict(map(_read, store.load(ROLES).items()))
+        except ValueError as error:
+            raise store.damaged(ROLES, error) from None
+        self._store = store
         self._added = {**stored, **self._added}
         for role in stored:
             self._registry.add_role(role)
@@ -93,7 +92,7 @@ class Roles:
             self._changed()
             if role not in self._configured:
                 self._added[role] = "operator"
-                self._save()
+                self._save(role)
 
     def remove(self, role: str, principal: Principal = PROGRAM) -> None:
         """Removes a role. One of the configuration is back when the bus starts again.
@@ -107,7 +106,7 @@ class Roles:
             self._registry.remove_role(role)
             self._changed()
             if self._added.pop(role, None) is not None:
-                self._save()
+                self._save(role)
 
     # -- adopted ---------------------------------------------------------------------------------------------------
 
@@ -147,30 +146,30 @@ class Roles:
         log.info("adopted role=%r of source=%r (%s)", role, principal.source, origin)
         self._changed()
         try:
-            self._save()
+            self._save(role)
         except NotKept as error:
             log.error("%s", error)
         return True
 
-    def _save(self) -> None:
-        if self._path is None:
+    def _save(self, role: str) -> None:
+        if self._store is None:
             return
-        try:
-            write_state(self._path, {"roles": [list(each) for each in self._added.items()]})
-        except OSError as error:
+        try:  # all of them: the last write may have failed
+            self._store.write(ROLES, self._added, () if role in self._added else (role,))
+        except sqlite3.Error as error:
             raise NotKept(
-                f"the role is changed, but that could not be written to {self._path} ({error.strerror}), so it ends "
-                "with this bus: make the file and its directory writable, then do it again"
+                f"the role is changed, but that could not be written down ({error}), so it ends with this bus: make "
+                "the data directory writable, then do it again"
             ) from error
 
 
-def _read(row: object) -> tuple[str, Origin]:
-    """Reads a row of the file.
+def _read(row: Any) -> tuple[str, Origin]:
+    """Reads a role and how it came.
 
     Raises:
         ValueError: it is not one.
     """
-    match row:
-        case [str(role), ("operator" | "first-use" | "upstream") as origin] if is_role(role):
+    match tuple(row):
+        case (str(role), ("operator" | "first-use" | "upstream") as origin) if is_role(role):
             return role, origin
     raise ValueError(f"{row!r} is not a role and how it came")

@@ -46,6 +46,7 @@ from toolbus.bus.rooms.pins_room import PinsRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.bus.rooms.tasks_room import TasksRoom
 from toolbus.bus.signals import Signals
+from toolbus.bus.storage.store import Store
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.bus.web_paths import WebPaths
@@ -63,7 +64,7 @@ log = logging.getLogger("toolbus")
 
 # Those of the core, in the order in which they open and start; they stop in reverse order. A room goes with its line.
 CORE_ROOMS: tuple[type[Room], ...] = (
-    CallbacksRoom,  # first: it locks the data directory
+    CallbacksRoom,
     AuditRoom,  # before the rooms whose actions it records
     KeysRoom,
     OperatorsRoom,
@@ -158,6 +159,7 @@ class Bus(EmbeddedBus):
         self._running = contextlib.AsyncExitStack()  # the rooms that stop with the bus, the last first
         self.core = Core(
             config=config,
+            store=Store.of(config.data_dir),
             limits=limits,
             neighbours=neighbours or Neighbours(config.neighbours),
             timings=timings,
@@ -244,6 +246,8 @@ class Bus(EmbeddedBus):
         self.core.neighbours.check_system()
         self.dispatcher.admission.settled_at = time.monotonic() + self.core.config.grace_seconds
         async with contextlib.AsyncExitStack() as opened:
+            opened.callback(self.core.store.close)
+            self.core.store.open()  # first: it locks the data directory
             for room in self.core.rooms:
                 opened.push_async_callback(room.stop)
                 await room.open()

@@ -179,7 +179,7 @@ async def test_a_restored_tool_comes_back_by_its_proof_and_a_foreign_program_lea
         async with start() as bus:  # it is asked at the start already
             assert names(bus, away=False) == ["x", "open"]
     no_text_has(SECRET, [*caplog.messages, *(head for head, _ in plugin.requests)])
-    assert (tmp_path / "data" / "toolbus.db").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "data" / "bus.db").stat().st_mode & 0o777 == 0o600
 
 
 async def test_no_answer_of_the_bus_repeats_the_secret(start: Start) -> None:

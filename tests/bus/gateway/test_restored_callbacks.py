@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import sqlite3
@@ -18,7 +19,7 @@ from tests.bus.gateway.calling import client
 from tests.faults.callbacks import CallbackPlugin, Legacy, Start, names, starting
 from tests.support.waiting import until
 from toolbus.bus import Bus
-from toolbus.bus.storage.registration_store import FILE
+from toolbus.bus.storage.store import FILE
 from toolbus.errors import Code, Stage
 from toolbus.protocol.tool import CallError
 from toolbus.sdk import Host
@@ -54,7 +55,7 @@ async def error_of(bus: Bus, name: str = "x") -> CallError:
 def stored_listeners(tmp_path: Path) -> list[str]:
     """What is in the store of a running bus: what the next one has if this one is killed now."""
     with closing(sqlite3.connect(tmp_path / "data" / FILE)) as store:
-        return [listener for (listener,) in store.execute("SELECT listener FROM proofs")]
+        return [json.loads(value)["listener"] for (value,) in store.execute("SELECT value FROM registrations")]
 
 
 async def unconfirmed(bus: Bus) -> list[str]:

@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import environment
-from toolbus.bus.storage.registration_store import (
-    FILE,
-    RegistrationStore,
-    StoredRegistration,
-)
+from toolbus.bus.storage.registration_store import RegistrationStore, StoredRegistration
+from toolbus.bus.storage.store import FILE, Store
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import Tool
 
@@ -41,8 +38,9 @@ def stored(number: int = 0, **changes: object) -> StoredRegistration:
 
 @contextmanager
 def opened(directory: Path) -> Iterator[RegistrationStore]:
-    with closing(RegistrationStore(directory)) as store:
-        yield store
+    with closing(Store.of(directory)) as store:
+        store.open()
+        yield RegistrationStore(store)
 
 
 def loaded(directory: Path) -> list[StoredRegistration]:
@@ -73,7 +71,11 @@ def refusal(directory: Path) -> str:
 
 def edit(directory: Path, *statements: str) -> None:
     """Does to the file what no toolbus does."""
-    with closing(sqlite3.connect(directory / FILE, isolation_level=None)) as connection:
+    edit_file(directory / FILE, *statements)
+
+
+def edit_file(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for statement in statements:
             connection.execute(statement)
 

@@ -6,7 +6,7 @@ import dataclasses
 import resource
 import sqlite3
 import tempfile
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,8 @@ from hypothesis import strategies as st
 from tests.bus.storage.store_cases import URL, fill, loaded, opened, stored
 from tests.support.examples import examples
 from toolbus.bus.storage import registration_store as room
-from toolbus.bus.storage.registration_store import (
-    FILE,
-    RegistrationStore,
-    StoredRegistration,
-)
+from toolbus.bus.storage.registration_store import StoredRegistration
+from toolbus.bus.storage.store import FILE, Store
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import Annotations, Tool
 
@@ -66,7 +63,7 @@ def test_every_field_of_a_registration_comes_back_as_it_was(tmp_path: Path) -> N
     fields = [item for item in dataclasses.fields(Tool) if item.name != "hints_trusted"]  # of mounts alone
     assert all(getattr(again.tool, item.name) != item.default for item in fields)
     with pytest.raises(SetupError):
-        RegistrationStore(tmp_path / FILE)  # closed stores leave no lock, but a file is no directory
+        Store.of(tmp_path / FILE).open()  # closed stores leave no lock, but a file is no directory
 
 
 def test_registrations_come_back_by_their_smallest_place_and_those_without_one_last(tmp_path: Path) -> None:
@@ -97,27 +94,17 @@ def test_what_is_gone_takes_its_offers_along_and_unknown_keys_may_go(tmp_path: P
         store.apply([stored(5)], ["key-0", "key-5"])  # removed first, then changed
         store.apply((), ())
     assert loaded(tmp_path) == [stored(2), stored(5)]
-    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        assert connection.execute("SELECT count(*) FROM offers").fetchone() == (4,)
 
 
 def test_the_time_of_an_answer_is_noted_for_each_key_and_nothing_else_changes(tmp_path: Path) -> None:
     fill(tmp_path)
     with opened(tmp_path) as store:
-        store.save_answers(["key-0", "key-2", "never"], 1_800_000_000.5)
-        store.save_answers([], 1.0)
+        store.apply([stored(number, answered_at=1_800_000_000.5) for number in (0, 2)], ())
     assert loaded(tmp_path) == [
         stored(0, answered_at=1_800_000_000.5),
         stored(1),
         stored(2, answered_at=1_800_000_000.5),
     ]
-
-
-def test_a_time_of_minus_zero_which_sqlite_stores_as_zero_is_not_damage(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
-        store.apply([stored(1, answered_at=-0.0)], ())
-        store.save_answers(["key-1"], -0.0)
-    assert loaded(tmp_path) == [stored(1, answered_at=0.0)]
 
 
 def test_a_field_of_a_newer_minor_version_is_passed_over_and_a_missing_one_takes_its_default() -> None:
@@ -129,7 +116,7 @@ def test_a_field_of_a_newer_minor_version_is_passed_over_and_a_missing_one_takes
 def test_a_change_that_cannot_be_written_changes_nothing_and_the_store_goes_on(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store.apply([stored(1)], ())
-        with pytest.raises(sqlite3.IntegrityError):
+        with pytest.raises(ValueError, match="not JSON compliant"):
             store.apply([stored(2), stored(3, answered_at=float("nan"))], ["key-1"])
         assert store.load() == [stored(1)]
         store.apply([stored(2)], ())
@@ -167,7 +154,7 @@ def test_a_full_disk_is_an_sqlite_error_and_the_store_goes_on_once_there_is_room
                     offers=st.lists(
                         st.tuples(st.none() | st.text(max_size=3), st.integers(0, (1 << 63) - 1)), max_size=3
                     ).map(tuple),
-                    answered_at=st.floats(allow_nan=False),
+                    answered_at=st.floats(allow_nan=False, allow_infinity=False),
                 ),
                 max_size=4,
             ),
@@ -181,17 +168,14 @@ def test_any_sequence_of_changes_leaves_what_a_dict_would_hold(
     steps: list[tuple[list[StoredRegistration], list[str], bool]],
 ) -> None:
     model: dict[str, StoredRegistration] = {}
-    with tempfile.TemporaryDirectory() as name:
-        store = RegistrationStore(Path(name))
-        try:
-            for changed, removed, restart in steps:
-                store.apply(changed, removed)
-                for key in removed:
-                    model.pop(key, None)
-                model.update({row.key: row for row in changed})
-                if restart:
-                    store.close()
-                    store = RegistrationStore(Path(name))
-                assert {row.key: row for row in store.load()} == model
-        finally:
-            store.close()
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        store = stack.enter_context(opened(Path(name)))
+        for changed, removed, restart in steps:
+            store.apply(changed, removed)
+            for key in removed:
+                model.pop(key, None)
+            model.update({row.key: row for row in changed})
+            if restart:
+                stack.close()
+                store = stack.enter_context(opened(Path(name)))
+            assert {row.key: row for row in store.load()} == model

@@ -9,15 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus.storage.store_cases import edit, fill, loaded, opened, python, refusal, stored
+from tests.bus.storage.store_cases import fill, loaded, python, refusal
 from tests.support.examples import TIMES
-from toolbus.bus.storage import registration_store as room
-from toolbus.bus.storage.registration_store import (
-    APPLICATION_ID,
-    FILE,
-    LOCK,
-    MIGRATIONS,
-)
+from toolbus.bus.storage import store as room
+from toolbus.bus.storage.store import APPLICATION_ID, FILE, LOCK, MIGRATIONS
 from toolbus.errors import SetupError
 
 
@@ -82,13 +77,13 @@ def test_a_file_of_an_older_version_is_migrated_with_everything_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = fill(tmp_path)
-    more = "ALTER TABLE registrations ADD COLUMN note TEXT; CREATE INDEX by_source ON registrations (source)"
+    more = "ALTER TABLE kinds ADD COLUMN note TEXT; CREATE INDEX by_need ON kinds (needed)"
     monkeypatch.setattr(room, "MIGRATIONS", (*MIGRATIONS, more))
     assert loaded(tmp_path) == rows
     assert loaded(tmp_path) == rows
     fill(tmp_path / "new")
     with closing(sqlite3.connect(tmp_path / FILE)) as old, closing(sqlite3.connect(tmp_path / "new" / FILE)) as new:
-        for question in ("PRAGMA user_version", "PRAGMA application_id", room._SHAPE):
+        for question in ("PRAGMA user_version", "PRAGMA application_id", room._TABLES):
             assert old.execute(question).fetchall() == new.execute(question).fetchall()
         assert old.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
     monkeypatch.undo()
@@ -96,22 +91,11 @@ def test_a_file_of_an_older_version_is_migrated_with_everything_in_it(
     assert f"newer toolbus ({versions})" in refusal(tmp_path)
 
 
-def test_a_file_of_the_first_version_has_registrations_without_listener_and_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = fill(tmp_path)
-    edit(tmp_path, "DROP TABLE proofs", "PRAGMA user_version = 1")
-    assert loaded(tmp_path) == rows
-    with opened(tmp_path) as store:
-        store.apply([stored(1, listener="boot:1:2", secret="s" * 16)], ())
-    assert [(row.listener, len(row.secret)) for row in loaded(tmp_path)] == [("", 0), ("boot:1:2", 16), ("", 0)]
-
-
 def test_a_file_that_cannot_be_migrated_stays_as_it_was_and_the_error_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = fill(tmp_path)
-    bad = "ALTER TABLE registrations ADD COLUMN note TEXT; INSERT INTO nowhere VALUES (1)"
+    bad = "ALTER TABLE kinds ADD COLUMN note TEXT; INSERT INTO nowhere VALUES (1)"
     with monkeypatch.context() as patch:
         patch.setattr(room, "MIGRATIONS", (*MIGRATIONS, bad))
         text = refusal(tmp_path)
@@ -127,9 +111,12 @@ LOOP = """
 import itertools, os, sys
 from pathlib import Path
 from toolbus.bus.storage.registration_store import StoredRegistration, RegistrationStore
+from toolbus.bus.storage.store import Store
 from toolbus.protocol.tool import Tool
 os.write(1, b"-1\\n")
-store = RegistrationStore(Path(sys.argv[1]))
+opened = Store.of(Path(sys.argv[1]))
+opened.open()
+store = RegistrationStore(opened)
 first = len(store.load())
 for number in itertools.count(first):
     tool = Tool(f"t{number}")

@@ -12,14 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.bus.storage.store_cases import PASSWORD, URL, cut, edit, fill, loaded, opened, python, refusal, stored
-from toolbus.bus.storage import registration_store as room
 from toolbus.bus.storage.database import Database
-from toolbus.bus.storage.registration_store import (
-    FILE,
-    LOCK,
-    MIGRATIONS,
-    RegistrationStore,
-)
+from toolbus.bus.storage.registration_store import REGISTRATIONS, RegistrationStore
+from toolbus.bus.storage.store import FILE, LOCK, MIGRATIONS, Store
 from toolbus.errors import InvalidRequest, SetupError
 
 
@@ -88,8 +83,9 @@ def test_a_file_is_its_owners_alone_before_its_first_byte(tmp_path: Path, monkey
 HOLD = """
 import sys, time
 from pathlib import Path
-from toolbus.bus.storage.registration_store import RegistrationStore
-store = RegistrationStore(Path(sys.argv[1]))
+from toolbus.bus.storage.store import Store
+store = Store.of(Path(sys.argv[1]))
+store.open()
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -108,14 +104,16 @@ def test_a_second_bus_is_refused_with_the_process_of_the_first_until_that_is_kil
 
 
 def test_a_second_store_in_the_same_process_is_refused_and_close_frees_it(tmp_path: Path) -> None:
-    store = RegistrationStore(tmp_path)
+    store = Store.of(tmp_path)
+    store.open()
+    rows = RegistrationStore(store)
     assert f"process {os.getpid()}" in refusal(tmp_path)
     thread = threading.Thread(target=store.close)
     thread.start()
     thread.join(20)
     store.close()
     assert loaded(tmp_path) == []
-    for use in (store.load, lambda: store.apply([stored()], ()), lambda: store.save_answers(["a"], 1.0)):
+    for use in (rows.load, lambda: rows.apply([stored()], ())):
         with pytest.raises(sqlite3.ProgrammingError):
             use()
 
@@ -155,7 +153,7 @@ def filled_then(*statements: str) -> Callable[[Path], None]:
 def damaged_type_name(directory: Path) -> None:
     fill(directory)
     path = directory / FILE
-    path.write_bytes(path.read_bytes().replace(b"callback_url TEXT", b"callback_url \xf4EXT"))
+    path.write_bytes(path.read_bytes().replace(b"checksum INTEGER", b"checksum \xf4NTEGER"))
 
 
 def no_regular_file(directory: Path) -> None:
@@ -190,32 +188,28 @@ BAD_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "version 0": (filled_then("PRAGMA user_version = 0"), "not those of version 0"),
     "another table": (filled_then("CREATE TABLE notes (text)"), f"not those of version {len(MIGRATIONS)}"),
     "a trigger": (
-        filled_then("CREATE TRIGGER t AFTER INSERT ON offers BEGIN DELETE FROM registrations; END"),
+        filled_then("CREATE TRIGGER t AFTER INSERT ON kinds BEGIN DELETE FROM registrations; END"),
         f"not those of version {len(MIGRATIONS)}",
     ),
-    "a table less": (filled_then("DROP TABLE offers"), f"not those of version {len(MIGRATIONS)}"),
-    "another column": (filled_then("ALTER TABLE offers ADD COLUMN x TEXT"), f"not those of version {len(MIGRATIONS)}"),
+    "a table less": (filled_then("DROP TABLE registrations"), f"not those of version {len(MIGRATIONS)}"),
+    "another column": (
+        filled_then("ALTER TABLE registrations ADD COLUMN x TEXT"),
+        f"not those of version {len(MIGRATIONS)}",
+    ),
     "an edited row": (
-        filled_then("UPDATE registrations SET source = 'x'"),
+        filled_then("UPDATE registrations SET value = '{}' WHERE number = 1"),
         "row 1 of registrations fails its checksum",
     ),
-    "an edited offer": (filled_then("UPDATE offers SET place = 9"), "fails its checksum"),
-    "an offer less": (filled_then("DELETE FROM offers WHERE key = 'key-2' AND number = 1"), "row 3 of"),
-    "a registration less": (
-        filled_then("PRAGMA foreign_keys = OFF", "DELETE FROM registrations WHERE key = 'key-2'"),
-        "offers without their registration",
-    ),
-    "an edited time": (filled_then("UPDATE registrations SET answered_at = 0"), "answered_at in row 1"),
-    "an edited proof": (filled_then("UPDATE proofs SET listener = 'x'"), "row 1 of proofs fails its checksum"),
+    "an edited key": (filled_then("UPDATE registrations SET key = 'x' WHERE number = 3"), "row 3 of"),
     "no UTF-8": (
-        filled_then(f"UPDATE registrations SET callback_url = CAST(x'ff' || '{PASSWORD}' AS TEXT)"),
+        filled_then(f"UPDATE registrations SET value = CAST(x'ff' || '{PASSWORD}' AS TEXT)"),
         "fails its checksum",
     ),
     "no UTF-8 in the schema": (damaged_type_name, "it is damaged: its schema is not UTF-8"),
     "a directory": (no_regular_file, "it is not a regular file"),
     "a pipe": (fifo, "it is not a regular file"),
     "a dangling link": (dangling_link, "it is not a regular file"),
-    "a log without its file": (nothing_but_a_log, "is missing, but toolbus.db-wal exists"),
+    "a log without its file": (nothing_but_a_log, "is missing, but bus.db-wal exists"),
 }
 
 
@@ -229,13 +223,14 @@ def test_a_damaged_or_foreign_file_is_refused_with_how_to_fix_it_and_not_changed
     assert refusal(tmp_path) == text  # the lock was released, and nothing has healed by itself
 
 
-@pytest.mark.parametrize("text", ["[]", "{", "{}", '{"name": 5}', '{"name": ""}', '{"name":"a","annotations":5}'])
-def test_a_row_with_a_right_checksum_whose_tool_cannot_be_read_is_refused(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("tool", [[], {}, {"name": 5}, {"name": ""}, {"name": "a", "annotations": 5}], ids=repr)
+def test_a_row_with_a_right_checksum_whose_tool_cannot_be_read_is_refused(tmp_path: Path, tool: object) -> None:
     fill(tmp_path, 1)
-    row = stored()
-    checksum = room._checksum(row.key, row.source, text, row.callback_url, row.checked, row.offers)
-    edit(tmp_path, f"UPDATE registrations SET tool = '{text}', checksum = {checksum}")
-    assert "the tool in row 1 of registrations cannot be read" in refusal(tmp_path)
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        (fields,) = store.load(REGISTRATIONS).values()
+        store.put(REGISTRATIONS, "key-0", {**fields, "tool": tool})
+    assert "a row of registrations cannot be read" in refusal(tmp_path)
 
 
 def test_the_log_of_another_programs_file_is_left_alone(tmp_path: Path) -> None:
@@ -263,5 +258,5 @@ def test_a_file_that_another_program_writes_to_is_refused_until_that_is_done(tmp
 def refusal_without_reading(directory: Path) -> str:
     """As ``refusal``; closing the file in this process would release the locks that SQLite holds on it."""
     with pytest.raises(SetupError) as caught:
-        RegistrationStore(directory)
+        Store.of(directory).open()
     return str(caught.value)

@@ -50,7 +50,7 @@ def store(make: Make) -> Any:
     store.close()
 
 
-VALUES = [None, True, 0, -1.5, "", "天気 \0 \N{SNOWMAN} 'quoted'", "half \ud800", [1, [2]], {"a": {"b": []}}]
+VALUES: list[Any] = [None, True, 0, -1.5, "", "天気 \0 \N{SNOWMAN} 'quoted'", "half \ud800", [1, [2]], {"a": {"b": []}}]
 
 
 def test_values_come_back_as_they_were_in_the_order_in_which_their_keys_came(store: Store) -> None:

@@ -222,7 +222,8 @@ class RegistrationWriter:
         if self._store is None:
             return True
         try:
-            self._store.save_answers([handler.key for origin in origins for handler in origin.handlers], when)
+            answered = [each for origin in origins for each in origin.handlers if self._registry.places(each)]
+            self._store.apply([replace(self._to_record(each), answered_at=when) for each in answered], ())
         except Exception as error:
             log.error("cannot persist which callback URLs answered why=%s", error)
             return False

@@ -1,13 +1,16 @@
 """Changes permissions while the bus is running: puts them in force at once, notifies sessions, and persists them.
 
 Operators set two kinds: which users may call (rules by tool, role and source), and what sources may do: offer tools
-(the permission ``tools``), use the models that hosts lend (``generation``). `grants_file` stores both across restarts.
+(the permission ``tools``), use the models that hosts lend (``generation``). Both are stored across restarts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from toolbus.bus.access.identity import PROGRAM, Principal
 from toolbus.bus.audit.audit import Audit
@@ -16,119 +19,109 @@ from toolbus.bus.catalog.entry import BUS_SOURCE
 from toolbus.bus.catalog.policy import GENERATION, TOOLS, AccessRules, Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.signals import Signals
-from toolbus.bus.storage.database import read_state, write_state
+from toolbus.bus.storage.store import Earlier, Kind, Store, read_state
 from toolbus.bus.streams.presence import Presence
 from toolbus.common.text import list_names, quote, shorten
-from toolbus.errors import InvalidRequest, NotKept, SetupError
+from toolbus.errors import InvalidRequest, NotKept
 from toolbus.protocol.tool import is_source
 
-# Stores the permissions that operators change at run time: ``permissions.json`` in the data directory.
+# Stores the permissions that operators change at run time.
 #
-# The file holds only changes to the configuration: by rule a list of users, or null where a rule of the configuration
-# was removed; by source whether it may not offer tools. A change back to the configuration is removed from the file.
-# A bus does not start with a file that it cannot read: tools that an operator restricted would be open.
+# The store holds only changes to the configuration: by rule a list of users, or null where a rule of the configuration
+# was removed; by source whether it may not offer tools. A change back to the configuration is removed from the store.
+# A bus does not start with permissions that it cannot read: tools that an operator restricted would be open.
 
 
-FILE = "permissions.json"
-SILENCED = "silenced"  # key of the sources that may not offer tools, beside the tables of rules
+SILENCED = "silenced"  # the table of sources that may not offer tools, beside the tables of rules
 
-RuleChanges = dict[str, dict[str, list[str] | None]]  # by table and name the users; None: the rule was removed
+PERMISSIONS = Kind(  # by table and name: users, or null where a rule was removed; of a source a boolean
+    "permissions",
+    needed=True,
+    without="go back to the permissions of the configuration",
+    synced=True,
+    earlier=Earlier("permissions.json", lambda path: _read_earlier(path)),
+)
 
 
-class GrantsFile:
-    """The file of one data directory. Only the bus that holds the directory's lock may use it.
+class StoredGrants:
+    """The changes of one bus.
 
     Args:
         configured: the sources that may not offer tools by the configuration.
 
+    Raises:
+        SetupError: from the constructor; what is stored is damaged.
+
     Attributes:
+        rules: those of the configuration, with the changes applied.
         denied: by source whether an operator denied it to offer tools.
         generation: by source whether it may use models that hosts lend.
     """
 
-    def __init__(self, directory: Path, configured: frozenset[str] = frozenset()) -> None:
-        self._path = directory / FILE
-        self._changes: RuleChanges = {}  # as in the file
-        self.denied: dict[str, bool] = {}
-        self.generation: dict[str, bool] = {}
+    def __init__(self, store: Store, rules: AccessRules, configured: frozenset[str]) -> None:
+        self._store = store
         self._configured = configured
-        self._rules = AccessRules()  # of the configuration
-
-    def apply(self, rules: AccessRules) -> AccessRules:
-        """Reads the file. Returns the rules of the configuration with its changes applied.
-
-        Raises:
-            SetupError: the file cannot be read, another user could have written it, or it holds something else.
-        """
-        self._rules = rules
+        self._rules = rules  # of the configuration
+        self._rows = store.load(PERMISSIONS)
         try:
-            self._changes = read_state(self._path)
-            self.denied = _check_sources(SILENCED, self._changes.pop(SILENCED, {}))
-            self.generation = _check_sources(GENERATION, self._changes.pop(GENERATION, {}))
-            for kind, table in self._changes.items():
-                for name, users in table.items():
-                    rules = rules.changed(kind, name, users)
-        except FileNotFoundError:
-            return rules
-        except OSError as error:
-            raise SetupError(f"cannot read {self._path}: {error.strerror}: let this user read it") from error
+            self.rules, self.denied, self.generation = _read(self._rows, rules)
         except (ValueError, AttributeError, TypeError, InvalidRequest) as error:
-            raise SetupError(
-                f"{self._path} is damaged ({error}): restore it, or move it away to go back to the permissions of "
-                "the configuration"
-            ) from error
-        return rules
+            raise store.damaged(PERMISSIONS, error) from error
 
-    def save_rule(self, kind: str, name: str, users: list[str] | None) -> None:
-        """Stores a rule; None says that it was removed.
+    def save(self, table: str, name: str, value: list[str] | bool | None) -> None:
+        """Stores a change; None says that a rule was removed.
 
         Raises:
-            NotKept: the file could not be written.
+            NotKept: it could not be written.
         """
-        self._save({**self._changes, kind: {**self._changes.get(kind, {}), name: users}}, self.denied, self.generation)
-
-    def save_source(self, source: str, denied: bool) -> None:
-        """Stores whether a source may not offer tools.
-
-        Raises:
-            NotKept: the file could not be written.
-        """
-        self._save(self._changes, {**self.denied, source: denied}, self.generation)
-
-    def save_generation(self, source: str, granted: bool) -> None:
-        """Stores whether a source may use the models that hosts lend.
-
-        Raises:
-            NotKept: the file could not be written.
-        """
-        self._save(self._changes, self.denied, {**self.generation, source: granted})
-
-    def _save(self, changes: RuleChanges, denied: dict[str, bool], generation: dict[str, bool]) -> None:
-        changes = {kind: needed for kind, table in changes.items() if (needed := self._needed(kind, table))}
-        denied = {source: each for source, each in denied.items() if each or source in self._configured}
-        if (changes, denied, generation) == (self._changes, self.denied, self.generation):
-            return
-        sources = {key: table for key, table in ((SILENCED, denied), (GENERATION, generation)) if table}
-        content = {**changes, **sources}
+        needed = {
+            key: each for key, each in {**self._rows, _key(table, name): value}.items() if self._is_needed(key, each)
+        }
+        changed = {key: each for key, each in needed.items() if key not in self._rows or self._rows[key] != each}
         try:
-            write_state(self._path, content)
-        except OSError as error:
+            self._store.write(PERMISSIONS, changed, self._rows.keys() - needed.keys())
+        except sqlite3.Error as error:
             raise NotKept(
-                f"the permission is in force, but could not be written to {self._path} ({error.strerror}), so it ends "
-                "with this bus: make the file and its directory writable, then set it again"
+                f"the permission is in force, but could not be written down ({error}), so it ends with this bus: make "
+                "the data directory writable, then set it again"
             ) from error
-        self._changes, self.denied, self.generation = changes, denied, generation
+        self._rows = needed
 
-    def _needed(self, kind: str, table: dict[str, list[str] | None]) -> dict[str, list[str] | None]:
-        """Returns a table without removed rules that the configuration does not have either."""
-        configured = getattr(self._rules, kind)
-        return {name: users for name, users in table.items() if users is not None or name in configured}
+    def _is_needed(self, key: str, value: object) -> bool:
+        """Tells whether a change has to be stored: not a removed rule that the configuration does not have either."""
+        table, name = json.loads(key)
+        if table == SILENCED:
+            return bool(value) or name in self._configured
+        return table == GENERATION or value is not None or name in getattr(self._rules, table)
 
 
-def _check_sources(key: str, value: object) -> dict[str, bool]:
-    if not isinstance(value, dict) or not all(type(each) is bool for each in value.values()):
-        raise InvalidRequest(f"{key} is {shorten(repr(value))}, it must map sources to true or false")
-    return value
+def _key(table: str, name: str) -> str:
+    return json.dumps([table, name])
+
+
+def _read(rows: Mapping[str, Any], rules: AccessRules) -> tuple[AccessRules, dict[str, bool], dict[str, bool]]:
+    """Returns rules with the changes of the stored rows applied, and by source the two permissions.
+
+    Raises:
+        ValueError, TypeError, AttributeError, InvalidRequest: a row is none.
+    """
+    sources: dict[str, dict[str, bool]] = {SILENCED: {}, GENERATION: {}}
+    for key, value in rows.items():
+        table, name = json.loads(key)
+        if table not in sources:
+            rules = rules.changed(table, name, value)
+        elif type(value) is bool:
+            sources[table][name] = value
+        else:
+            raise InvalidRequest(f"{table} has {shorten(repr(value))}, it must map sources to true or false")
+    return rules, sources[SILENCED], sources[GENERATION]
+
+
+def _read_earlier(path: Path) -> Mapping[str, Any]:
+    tables = read_state(path)
+    rows = {_key(table, name): value for table, values in tables.items() for name, value in values.items()}
+    _read(rows, AccessRules())
+    return rows
 
 
 class Grants:
@@ -149,19 +142,19 @@ class Grants:
         self._view = view
         self._presence = presence
         self._signals = signals
-        self._file: GrantsFile | None = None  # None: changes end with the bus
+        self._stored: StoredGrants | None = None  # None until `persist_in`
 
-    def persist_in(self, directory: Path, rules: AccessRules) -> None:
+    def persist_in(self, store: Store, rules: AccessRules) -> None:
         """Restores earlier changes over the rules of the configuration, and persists further changes.
 
         Raises:
             SetupError: the stored changes cannot be read.
         """
-        self._file = GrantsFile(directory, self._policy.denied)
-        self._view.permit(self._file.apply(rules))
-        for source, denied in self._file.denied.items():
+        self._stored = StoredGrants(store, rules, self._policy.denied)
+        self._view.permit(self._stored.rules)
+        for source, denied in self._stored.denied.items():
             (self._policy.deny if denied else self._policy.grant)(source)
-        for source, granted in self._file.generation.items():
+        for source, granted in self._stored.generation.items():
             self._policy.decide_generation(source, granted)
 
     @property
@@ -186,8 +179,7 @@ class Grants:
         with self._audit.operation("permit", principal, target=f"{kind} {name}", why=rule):
             self._view.revise(lambda rules: rules.changed(kind, name, users))
             self._signals.catalog_changed()
-            if self._file is not None:
-                self._file.save_rule(kind, name, None if users is None else list(users))
+            self._save(kind, name, None if users is None else list(users))
 
     def grant(self, source: str, permission: str = TOOLS, principal: Principal = PROGRAM) -> None:
         """Gives a source a permission: to offer ``tools``, or ``generation``. Its sessions are notified.
@@ -206,7 +198,7 @@ class Grants:
                 return
             if self._policy.grant(source):
                 self._presence.permission_changed(source, permission, granted=True)
-            self._save(source, False)
+            self._save(SILENCED, source, False)
 
     def revoke(self, source: str, permission: str = TOOLS, principal: Principal = PROGRAM) -> int:
         """Takes a permission from a source. Its sessions stay and are notified; ``tools`` withdraws its tools.
@@ -227,15 +219,14 @@ class Grants:
             changed = self._policy.deny(source, self._open_names(source))
             count = self._presence.permission_changed(source, permission, granted=False) if changed else 0
             self._signals.catalog_changed()  # so that withdrawn callback tools do not come back after a restart
-            self._save(source, True)
+            self._save(SILENCED, source, True)
         return count
 
     def _decide_generation(self, source: str, *, granted: bool) -> None:
         if self._policy.decide_generation(source, granted):
             self._view.generation_changed()
             self._presence.permission_changed(source, GENERATION, granted=granted)
-        if self._file is not None:
-            self._file.save_generation(source, granted)
+        self._save(GENERATION, source, granted)
 
     def _open_names(self, source: str) -> set[str]:
         """Returns the names of a source's tools, without those that require an access level."""
@@ -255,6 +246,6 @@ class Grants:
                 f"source {quote(source)} breaks the rule [A-Za-z0-9_.:-]{{1,128}}: name the source of a plugin"
             )
 
-    def _save(self, source: str, denied: bool) -> None:
-        if self._file is not None:
-            self._file.save_source(source, denied)
+    def _save(self, table: str, name: str, value: list[str] | bool | None) -> None:
+        if self._stored is not None:
+            self._stored.save(table, name, value)

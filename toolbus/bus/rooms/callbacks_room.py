@@ -54,30 +54,26 @@ class CallbacksRoom(Room):
         return {"source": source, "confirmed": confirmed}
 
     async def open(self) -> None:
-        """Locks the data directory and restores its registrations; offers at once the tools whose plugin listens.
+        """Restores the registrations of the data directory; offers at once the tools whose plugin listens.
 
         Raises:
-            SetupError: the client of callback URLs is not installed, or the data directory cannot be used.
+            SetupError: the client of callback URLs is not installed, or the registrations are damaged.
         """
         if importlib.util.find_spec("aiohttp") is None:  # importing it here would delay the start
             raise SetupError("callback URLs need aiohttp, which is not installed: pip install 'toolbus[server]'")
         if self.core.config.data_dir is None:
             return
-        self._store = RegistrationStore(self.core.config.data_dir)
+        self._store = RegistrationStore(self.core.store)
         records = self._store.load()
         self.core.pins.open(self.core.config.data_dir)  # before tools that it is about
-        self.core.roles.open(self.core.config.data_dir)  # before tools that are for them
+        self.core.roles.open(self.core.store)  # before tools that are for them
         if records:
             await self.registrations.restore(records)
 
     async def stop(self) -> None:
-        """Persists the rest, and unlocks the data directory."""
-        try:
-            if self._registrations is not None:
-                await self._registrations.stop()
-        finally:
-            if self._store is not None:
-                self._store.close()
+        """Persists the rest."""
+        if self._registrations is not None:
+            await self._registrations.stop()
 
     def serving(self, source: str) -> bool | None:
         """Tells whether a callback URL of a source accepts connections; None for a source without one."""

@@ -94,7 +94,6 @@ class OperatorsRoom(Room):
         return [*self._tools.tools(), *self._key_tools.tools(), self._explainer.explain]
 
     async def open(self) -> None:
-        """Restores the roles and grants of the data directory and persists those to come."""
-        if self.core.config.data_dir is not None:
-            self.core.roles.open(self.core.config.data_dir)
-            self.grants.persist_in(self.core.config.data_dir, self.core.config.permissions)
+        """Restores the stored roles and grants, and persists those to come."""
+        self.core.roles.open(self.core.store)
+        self.grants.persist_in(self.core.store, self.core.config.permissions)

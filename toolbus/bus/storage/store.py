@@ -25,7 +25,7 @@ from typing import IO, Any, Protocol
 from toolbus.bus.path_ownership import check_path, make_directory
 from toolbus.bus.storage.database import Damaged, Database, pragma, transaction
 from toolbus.common.text import shorten
-from toolbus.errors import SetupError
+from toolbus.errors import RequestError, SetupError
 
 log = logging.getLogger("toolbus.storage")
 
@@ -45,8 +45,8 @@ class Earlier:
 
     Attributes:
         file: its name in the data directory.
-        read: returns the values by key. Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` where they
-            are damaged; `Damaged` where the file is.
+        read: returns the values by key. Raises `Damaged` where the file is damaged, and `RequestError`, `ValueError`,
+            `TypeError`, `LookupError` or `AttributeError` where a value is.
     """
 
     file: str
@@ -244,7 +244,7 @@ class Store:
             return earlier.read(path)
         except OSError as error:
             raise SetupError(f"cannot read {path}: {error.strerror}: let this user read it") from error
-        except (Damaged, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (Damaged, RequestError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             what = error.what if isinstance(error, Damaged) else shorten(str(error), MAX_SHOWN)
             if kind.needed:
                 raise SetupError(
@@ -443,6 +443,7 @@ class SqliteDriver:
         self._new.create()
         try:
             with self._new.errors(), closing(self._new.connect("rw")) as connection:
+                connection.execute("PRAGMA synchronous = OFF")  # it is synced as a whole, and only then moved
                 self._new.migrate(connection)
                 for name, needed, imported, rows in kinds:
                     with transaction(connection):
@@ -459,13 +460,10 @@ class SqliteDriver:
         """Refuses a damaged or foreign file over a read-only connection, before anything is written to it."""
         with self._file.errors(), closing(self._file.connect("ro")) as connection:
             version = self._file.version(connection, "integrity_check")
-            expected = (
-                {(name, _TABLE.format(name)) for (name,) in connection.execute("SELECT name FROM kinds")}
-                if (version)
-                else set()
-            )
-            found = {(name, sql) for name, sql in connection.execute(_TABLES) if name != "kinds"}
-            if version < 1 or found != expected:
+            expected = _shape(version)
+            if version:
+                expected |= {(name, _TABLE.format(name)) for (name,) in connection.execute("SELECT name FROM kinds")}
+            if version < 1 or set(connection.execute(_TABLES)) != expected:
                 raise self._file.refused(
                     f"its tables are not those of version {version} of a store", self._file.restore
                 )
@@ -510,7 +508,7 @@ class SqliteDriver:
                     kinds.append((name, needed, imported, _readable(connection, name)))
             with closing(self._file.connect("rw")) as connection:  # its log would be played back into the new file
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        except sqlite3.Error:
+        except (sqlite3.Error, UnicodeDecodeError):  # its message would quote damaged bytes
             raise damage from None
         if self._log() is not None:
             raise damage
@@ -617,6 +615,12 @@ class SqliteDriver:
             self._lock.close()
 
 
+def _shape(version: int) -> set[tuple[str, str]]:
+    with closing(sqlite3.connect(":memory:")) as model:
+        model.executescript("".join(MIGRATIONS[:version]))
+        return set(model.execute(_TABLES))
+
+
 def _declare(connection: sqlite3.Connection, name: str, needed: int, imported: int, rows: Sequence[Row]) -> None:
     connection.execute(_TABLE.format(name))
     connection.execute("INSERT INTO kinds VALUES (?, ?, ?)", (name, int(needed), int(imported)))
@@ -642,6 +646,16 @@ def _sync(path: Path) -> None:
 
 
 # Files of earlier releases.
+
+
+def read_state(path: Path) -> Any:
+    """Returns the content of a JSON file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON.
+    """
+    return json.loads(path.read_text("utf-8"))
 
 
 @contextmanager

@@ -162,7 +162,7 @@ FILES = (
 READING = (
     _both("~/.ssh", "open(f'{home}/.ssh/id_ed25519').read()"),
     _both("listing home", "os.listdir(home)"),
-    _both("the bus's data", "open(f'{bus_data}/toolbus.db', 'rb').read()"),
+    _both("the bus's data", "open(f'{bus_data}/bus.db', 'rb').read()"),
     _both("another tool's file", "open(other_tool).read()"),
     _both("/proc/self/root", "open(f'/proc/self/root{secret}').read()"),
     _both("the environment of the parent", "open(f'/proc/{parent}/environ').read()"),

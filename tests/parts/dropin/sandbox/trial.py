@@ -85,7 +85,7 @@ def _surroundings() -> Iterator[dict[str, object]]:
         root = Path(os.path.realpath(top))
         for folder in ("folder", "outside/empty", "home/.ssh", "bus_data"):
             (root / folder).mkdir(parents=True)
-        for file in ("outside/secret", "home/.ssh/id_ed25519", "bus_data/toolbus.db", "other_tool.db"):
+        for file in ("outside/secret", "home/.ssh/id_ed25519", "bus_data/bus.db", "other_tool.db"):
             (root / file).write_text(_SECRET, encoding="utf-8")
         (root / "folder/link").symlink_to(root / "outside/secret")
         for library in Path(sysconfig.get_config_var("DESTSHARED")).glob("_csv.*.so"):

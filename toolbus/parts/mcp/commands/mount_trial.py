@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolbus.bus.storage.registration_store import LOCK
+from toolbus.bus.storage.store import LOCK
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusTarget, with_host
 from toolbus.errors import SetupError

@@ -1,15 +1,18 @@
-"""Tests of the file with permissions that operators changed at run time, applied over the configuration."""
+"""Tests of the stored permissions that operators changed at run time, applied over the configuration."""
 
 from __future__ import annotations
 
-import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from toolbus.bus import Bus
 from toolbus.bus.catalog.policy import AccessRules
-from toolbus.bus.operators.grants import FILE, GrantsFile
+from toolbus.bus.operators.grants import PERMISSIONS, StoredGrants
+from toolbus.bus.storage.store import Store
 from toolbus.errors import InvalidRequest, NotKept, SetupError
 from toolbus.testing import running_bus
 
@@ -18,6 +21,12 @@ CONFIGURED = AccessRules.read({"tools": {"mail": ["ann"], "pay": ["ann"]}, "sour
 
 def tables(bus: Bus) -> dict[str, dict[str, list[str]]]:
     return bus.dispatcher.view.permissions.as_tables()
+
+
+def stored(directory: Path) -> dict[str, Any]:
+    with closing(Store.of(directory)) as store:
+        store.open()
+        return store.load(PERMISSIONS)
 
 
 async def test_permissions_are_restored_after_a_restart_over_the_configuration(tmp_path: Path) -> None:
@@ -44,7 +53,7 @@ async def test_an_invalid_rule_changes_and_writes_nothing(tmp_path: Path) -> Non
         with pytest.raises(InvalidRequest, match="people"):
             bus.permit("people", "ann", ["*"])
         assert tables(bus) == CONFIGURED.as_tables()
-    assert not (tmp_path / FILE).exists()
+    assert stored(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -53,23 +62,52 @@ async def test_an_invalid_rule_changes_and_writes_nothing(tmp_path: Path) -> Non
 async def test_a_file_that_cannot_be_read_keeps_the_bus_from_starting_and_stays_as_it_is(
     tmp_path: Path, text: str
 ) -> None:
-    (tmp_path / FILE).write_text(text)
-    with pytest.raises(SetupError, match="is damaged"):
+    (tmp_path / "permissions.json").write_text(text)
+    for _ in range(2):
+        with pytest.raises(SetupError, match=r"permissions.json is damaged.* go back to the permissions"):
+            async with running_bus(data_dir=tmp_path):
+                pass
+    assert (tmp_path / "permissions.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tools", []),
+        ('["tools"]', []),
+        ('["people", "a"]', []),
+        ('["tools", "a"]', "ann"),
+        ('["tools", "a"]', [1]),
+        ('["silenced", "a"]', 1),
+        ('["generation", "a"]', None),
+    ],
+)
+async def test_a_damaged_permission_keeps_the_bus_from_starting(tmp_path: Path, key: str, value: object) -> None:
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        store.put(PERMISSIONS, key, value)
+    with pytest.raises(SetupError, match=r"run `(.*)` to go back to the permissions of the configuration") as caught:
         async with running_bus(data_dir=tmp_path):
             pass
-    assert (tmp_path / FILE).read_text() == text
+    assert f"sqlite3 {tmp_path / 'bus.db'} 'DELETE FROM permissions'" in str(caught.value)
+    with closing(sqlite3.connect(tmp_path / "bus.db", isolation_level=None)) as connection:
+        connection.execute("DELETE FROM permissions")
+    async with running_bus(data_dir=tmp_path, permissions=CONFIGURED) as bus:
+        assert tables(bus) == CONFIGURED.as_tables()
 
 
 def test_a_rule_that_cannot_be_written_raises_and_the_next_is_written_without_it(tmp_path: Path) -> None:
-    grants_file = GrantsFile(tmp_path / "data")
-    assert grants_file.apply(CONFIGURED) == CONFIGURED
-    with pytest.raises(NotKept, match="in force"):
-        grants_file.save_rule("tools", "mail", [])
-    (tmp_path / "data").mkdir()
-    grants_file.save_rule("tools", "pay", ["eve"])
-    assert GrantsFile(tmp_path / "data").apply(AccessRules()).as_tables()["tools"] == {"pay": ["eve"]}
-    assert (tmp_path / "data" / FILE).stat().st_mode & 0o777 == 0o600
-    assert [each.name for each in (tmp_path / "data").iterdir()] == [FILE]
+    data = tmp_path / "data"
+    with closing(Store.of(data)) as store:
+        store.open()
+        grants = StoredGrants(store, CONFIGURED, frozenset())
+        assert grants.rules == CONFIGURED
+        data.rename(tmp_path / "away")
+        with pytest.raises(NotKept, match="in force"):
+            grants.save("tools", "mail", [])
+        (tmp_path / "away").rename(data)
+        grants.save("tools", "pay", ["eve"])
+    assert stored(data) == {'["tools", "pay"]': ["eve"]}
 
 
 async def test_what_is_taken_back_leaves_nothing_behind_where_the_configuration_says_the_same(tmp_path: Path) -> None:
@@ -81,17 +119,19 @@ async def test_what_is_taken_back_leaves_nothing_behind_where_the_configuration_
             bus.grant(f"source-{number}")
         bus.grant("mute")
         bus.permit("tools", "pay", None)
-    assert json.loads((tmp_path / FILE).read_text()) == {"tools": {"pay": None}, "silenced": {"mute": False}}
+    assert stored(tmp_path) == {'["tools", "pay"]': None, '["silenced", "mute"]': False}
     async with running_bus(data_dir=tmp_path, permissions=CONFIGURED, silenced=("mute",)) as bus:
         assert tables(bus)["tools"] == {"mail": ["ann"]}
         assert bus.policy.may_offer("mute")
 
 
 def test_what_changes_nothing_is_not_written_again(tmp_path: Path) -> None:
-    grants_file = GrantsFile(tmp_path)
-    grants_file.save_rule("tools", "mail", ["ann"])
-    written = (tmp_path / FILE).stat().st_ino
-    grants_file.save_rule("tools", "mail", ["ann"])
-    grants_file.save_rule("roles", "nobody", None)
-    grants_file.save_source("shop", False)
-    assert (tmp_path / FILE).stat().st_ino == written
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        grants = StoredGrants(store, AccessRules(), frozenset())
+        grants.save("tools", "mail", ["ann"])
+        before = (tmp_path / "bus.db-wal").read_bytes()
+        grants.save("tools", "mail", ["ann"])
+        grants.save("roles", "nobody", None)
+        grants.save("silenced", "shop", False)
+        assert (tmp_path / "bus.db-wal").read_bytes() == before
