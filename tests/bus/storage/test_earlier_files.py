@@ -25,10 +25,12 @@ from toolbus.bus.operators.grants import PERMISSIONS
 from toolbus.bus.roles import ROLES
 from toolbus.bus.storage.registration_store import REGISTRATIONS, RegistrationStore
 from toolbus.bus.storage.store import KEPT, Kind, Store
+from toolbus.bus.tasks.task import Status, Task
+from toolbus.bus.tasks.task_store import TASKS, TaskStore
 from toolbus.errors import SetupError
 
 DATA = Path(__file__).parent / "data"
-KINDS: tuple[Kind, ...] = (REGISTRATIONS, PERMISSIONS, ROLES)
+KINDS: tuple[Kind, ...] = (REGISTRATIONS, PERMISSIONS, ROLES, TASKS)
 
 
 def unpacked(directory: Path, name: str) -> dict[str, Any]:
@@ -75,6 +77,49 @@ def test_roles_and_permissions_are_those_of_the_earlier_release(tmp_path: Path, 
         table, row = json.loads(key)
         tables.setdefault(table, {})[row] = value
     assert tables == expected["permissions"]
+
+
+def as_listed(task: Task) -> dict[str, Any]:
+    fields = {item.name: getattr(task, item.name) for item in dataclasses.fields(task)}
+    return {**fields, "result": None if task.result is None else task.result.output_json}
+
+
+def test_tasks_are_those_of_the_earlier_release(tmp_path: Path, name: str) -> None:
+    expected = unpacked(tmp_path / "data", name)["tasks"]
+    for _ in range(2):
+        with closing(opened(tmp_path / "data")) as store, closing(TaskStore(store, 1 << 20)) as tasks:
+            assert [as_listed(task) for task in tasks.load()] == expected
+    assert {each["status"] for each in expected} >= {Status.COMPLETED, Status.FAILED}
+
+
+def test_a_file_of_tasks_alone_that_an_earlier_release_wrote_is_taken_over_under_its_name(
+    tmp_path: Path, name: str
+) -> None:
+    expected = unpacked(tmp_path / "data", name)["tasks"]
+    path = tmp_path / "data" / "tasks.db"
+    for _ in range(2):
+        with closing(TaskStore(path, 1 << 20)) as tasks:
+            assert [as_listed(task) for task in tasks.load()] == expected
+    assert path.with_name(f"tasks.db.former{KEPT}").exists()
+
+
+def test_a_damaged_task_of_an_earlier_release_costs_itself_and_a_damaged_file_no_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data"
+    unpacked(data, "stopped")
+    edit_file(data / "tasks.db", "UPDATE tasks SET ended = 1 WHERE rowid = (SELECT min(rowid) FROM tasks)")
+    with closing(opened(data)) as store:
+        assert len(store.load(TASKS)) == 3
+    assert "a task in" in caplog.text
+    other = tmp_path / "other"
+    unpacked(other, "stopped")
+    whole = (other / "tasks.db").read_bytes()
+    (other / "tasks.db").write_bytes(whole[:4096] + b"\xa5" * 2000 + whole[6096:])
+    with closing(opened(other)) as store:
+        assert store.load(TASKS) == {}
+        assert store.lost == {"tasks"}
+    assert "tasks.db is damaged" in caplog.text
 
 
 def test_files_stay_as_a_backup_and_are_not_read_again(tmp_path: Path, name: str) -> None:

@@ -12,7 +12,8 @@ import pytest
 from tests.bus.storage.store_cases import fill, loaded, python, refusal
 from tests.support.examples import TIMES
 from toolbus.bus.storage import store as room
-from toolbus.bus.storage.store import APPLICATION_ID, FILE, LOCK, MIGRATIONS
+from toolbus.bus.storage.registration_store import RegistrationStore
+from toolbus.bus.storage.store import APPLICATION_ID, FILE, LOCK, MIGRATIONS, Kind, Store
 from toolbus.errors import SetupError
 
 
@@ -70,6 +71,47 @@ def test_no_damage_to_the_file_ever_changes_or_loses_a_registration_in_silence(t
     assert refused > 50
 
 
+RESULTS = Kind("results", needed=False, without="start without results")
+
+
+def test_damage_to_rows_that_are_not_needed_costs_only_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = fill(tmp_path, 60)
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        store.write(RESULTS, {f"result {number}": "x" * 900 for number in range(60)})
+    path = tmp_path / FILE
+    whole = path.read_bytes()
+    at = whole.rindex(b"x" * 900) // 4096 * 4096
+    path.write_bytes(whole[:at] + bytes(4096) + whole[at + 4096 :])
+    damaged = path.read_bytes()
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        assert store.lost == {"results"}
+        assert RegistrationStore(store).load() == rows
+        assert len(store.load(RESULTS)) < 60
+        store.put(RESULTS, "new", 1)
+    assert Path(f"{path}.damaged").read_bytes() == damaged
+    assert "Lost, in whole or in part: results" in caplog.text
+    assert loaded(tmp_path) == rows
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        assert store.lost == set()
+        assert store.load(RESULTS)["new"] == 1
+
+
+def test_damage_to_needed_rows_is_refused_however_much_of_the_rest_is_whole(tmp_path: Path) -> None:
+    fill(tmp_path, 60)
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        store.write(RESULTS, {"result": 1})
+    path = tmp_path / FILE
+    whole = path.read_bytes()
+    at = whole.index(b"x" * 40) // 4096 * 4096
+    path.write_bytes(whole[:at] + bytes(4096) + whole[at + 4096 :])
+    assert "it is damaged" in refusal(tmp_path)
+    assert not Path(f"{path}.damaged").exists()
+
+
 # ── versions ──
 
 
@@ -84,7 +126,7 @@ def test_a_file_of_an_older_version_is_migrated_with_everything_in_it(
     fill(tmp_path / "new")
     with closing(sqlite3.connect(tmp_path / FILE)) as old, closing(sqlite3.connect(tmp_path / "new" / FILE)) as new:
         for question in ("PRAGMA user_version", "PRAGMA application_id", room._TABLES):
-            assert old.execute(question).fetchall() == new.execute(question).fetchall()
+            assert sorted(old.execute(question)) == sorted(new.execute(question))
         assert old.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
     monkeypatch.undo()
     versions = f"version {len(MIGRATIONS) + 1} of the file; this one knows {len(MIGRATIONS)}"

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from tests.bus.tasks.samples import finished, running
 from tests.support.examples import examples
+from toolbus.bus.storage.store import APPLICATION_ID, Store
 from toolbus.bus.tasks.task import Task
-from toolbus.bus.tasks.task_store import APPLICATION_ID, TaskStore
+from toolbus.bus.tasks.task_store import TASKS, TaskStore
 from toolbus.errors import SetupError
 from toolbus.functions.reply import image
 from toolbus.protocol.tool import KIB, Result
@@ -114,7 +115,7 @@ def test_a_damaged_file_is_moved_aside_and_logged(path: Path, where: int, caplog
     damaged = sound[:where] + b"\xa5" * 2000 + sound[where + 2000 :]
     path.write_bytes(damaged)
     with opened(path) as store, caplog.at_level(logging.ERROR):
-        assert list(store.load()) == []
+        assert len(list(store.load())) < 20  # what could be read
         store.put(finished("new", ended=99.0))
     assert loaded(path)[-1].task_id == "new"
     assert "is damaged" in caplog.text
@@ -123,11 +124,10 @@ def test_a_damaged_file_is_moved_aside_and_logged(path: Path, where: int, caplog
 
 
 def test_a_flipped_byte_costs_its_own_row_only(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    fill(path, finished("a"), finished("b", output_json='"abcdefgh"'), finished("c"))
+    fill(path, finished("a"), finished("b", owner="abcdefgh"), finished("c"))
     path.write_bytes(path.read_bytes().replace(b"abcdefgh", b"abcdefgi"))
     assert [task.task_id for task in loaded(path)] == ["a", "c"]
-    assert "a task in" in caplog.text
-    assert "its checksum fails" in caplog.text
+    assert "row 2 of tasks fails its checksum is left out" in caplog.text
     caplog.clear()
     assert [task.task_id for task in loaded(path)] == ["a", "c"]
     assert not caplog.text  # it was taken out
@@ -180,24 +180,47 @@ def test_what_a_full_disk_did_not_take_is_written_when_there_is_room_again(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened(path, result_bytes=10**6) as store:
-        limit = store._connection.execute("PRAGMA page_count").fetchone()[0] + 2
-        store._connection.execute(f"PRAGMA max_page_count = {limit}")
+        store.put(finished("first"))
+        assert store.flush()
+        connection = store._store._driver._connection  # type: ignore[attr-defined]
+        limit = connection.execute("PRAGMA page_count").fetchone()[0] + 2
+        connection.execute(f"PRAGMA max_page_count = {limit}")
         for number in range(3):
             store.put(finished(f"task_{number}", output_json='"' + "x" * 50_000 + '"'))
         assert not store.flush(timeout=0.05)
         assert not store.flush(timeout=0.05)
         assert caplog.text.count("tasks cannot be written") == 1
         assert "database or disk is full" in caplog.text
-        store._connection.execute("PRAGMA max_page_count = 100000")
+        connection.execute("PRAGMA max_page_count = 100000")
         store.remove(["task_1"])
         assert store.flush()
-    assert [task.task_id for task in loaded(path)] == ["task_0", "task_2"]
+    assert [task.task_id for task in loaded(path)] == ["first", "task_0", "task_2"]
 
 
 def test_a_task_that_cannot_be_written_costs_no_other(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fill(path, finished("a", output_json='"\ud800"'), finished("b"))
     assert loaded(path) == [finished("b")]
     assert "<Task a report completed> cannot be written: UnicodeEncodeError" in caplog.text
+
+
+def test_tasks_in_the_store_of_a_bus_come_back_and_leave_it_open(tmp_path: Path) -> None:
+    for round_ in range(2):
+        with closing(Store.of(tmp_path)) as place:
+            place.open()
+            with closing(TaskStore(place, KIB)) as store:
+                assert list(store.load()) == [finished("a")] * round_
+                store.put(finished("a"))
+            assert list(place.load(TASKS)) == ["a"]
+
+
+def test_large_results_are_written_in_several_transactions(path: Path) -> None:
+    tasks = [finished(f"task_{number}", ended=number, output_json='"' + "x" * 400_000 + '"') for number in range(9)]
+    with opened(path, result_bytes=10**6) as store:
+        for task in tasks:
+            store.put(task)
+        store.remove(["task_3"])
+    with opened(path) as store:
+        assert list(store.load()) == [*tasks[:3], *tasks[4:]]
 
 
 def test_threads_may_all_write_at_once(path: Path) -> None:
@@ -217,10 +240,16 @@ def test_threads_may_all_write_at_once(path: Path) -> None:
     assert len(loaded(path)) == 200
 
 
+TIMES = st.floats(allow_nan=False, allow_infinity=False)
 IDS = st.sampled_from(["a", "b", "c"])
 CHANGES = st.one_of(
     st.builds(running, IDS, st.text(max_size=5)),
-    st.builds(finished, IDS, ended=st.floats(allow_nan=False), output_json=st.sampled_from(["1", '"ä"', "no json"])),
+    st.builds(
+        finished,
+        IDS,
+        ended=st.floats(allow_nan=False, allow_infinity=False),
+        output_json=st.sampled_from(["1", '"ä"', "no json"]),
+    ),
     IDS,
 )
 

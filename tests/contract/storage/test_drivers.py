@@ -77,7 +77,9 @@ def test_a_batch_deletes_first_and_then_puts_and_a_key_that_comes_again_is_the_l
     assert list(store.load(NEEDED).items()) == [("b", 2), ("a", 4), ("d", 5)]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {"a": {1, 2}}], ids=repr)
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), object(), {"a": {1, 2}}], ids=["nan", "inf", "object", "set"]
+)
 def test_a_value_that_json_cannot_hold_changes_nothing(store: Store, value: object) -> None:
     store.put(NEEDED, "a", 1)
     with pytest.raises((TypeError, ValueError)):

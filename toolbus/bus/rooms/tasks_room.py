@@ -8,8 +8,6 @@ from typing import Any
 from toolbus.bus.core import Core, Room
 from toolbus.bus.tasks.task_tools import TaskTools
 
-TASKS_FILE = "tasks.db"  # in the data directory
-
 
 class TasksRoom(Room):
     """The tasks of one bus, for operators and models."""
@@ -27,9 +25,9 @@ class TasksRoom(Room):
         return self._tools if group == "tasks" else []
 
     async def open(self) -> None:
-        """Restores the tasks of the data directory and persists those to come."""
-        if self.core.config.data_dir is not None:
-            self.core.tasks.persist_in(self.core.config.data_dir / TASKS_FILE)
+        """Restores the stored tasks, and persists those to come."""
+        if self.core.store.persistent:
+            self.core.tasks.persist_in(self.core.store)
 
     async def stop(self) -> None:
         """Ends every task; clients that wait for one are answered."""

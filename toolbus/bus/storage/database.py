@@ -132,9 +132,15 @@ class Database:
             raise self.refused("it is not an SQLite file, or its beginning is damaged", self.restore)
         if len(header) < _HEADER_BYTES:
             raise self.refused(f"it is cut off after {len(header)} bytes", self.restore)
-        (owner,) = struct.unpack_from(">I", header, _OWNER_OFFSET)
+        owner = self.owner()
         if owner != self.application_id:
             raise self.refused(f"it is an SQLite file of another program (application_id {owner:#x})", leave)
+
+    def owner(self) -> int | None:
+        """Returns the application_id in the header of the file; None where it is cut off."""
+        with open(self.path, "rb") as file:
+            header = file.read(_HEADER_BYTES)
+        return None if len(header) < _HEADER_BYTES else int(struct.unpack_from(">I", header, _OWNER_OFFSET)[0])
 
     def create(self) -> None:
         """Creates an empty file that only its owner can read, from the first byte on.

@@ -148,6 +148,11 @@ class Store:
         """Whether rows outlive the process."""
         return self._driver.persistent
 
+    @property
+    def place(self) -> str:
+        """Where the rows are, for messages."""
+        return str(self._driver)
+
     def open(self) -> None:
         """Opens the database.
 
@@ -357,10 +362,12 @@ class SqliteDriver:
     def __init__(self, path: Path, *, lock: Path | None = None, label: str = "") -> None:
         self.path = path
         self._is_data_dir = lock is not None
-        self._lock_path = lock or Path(f"{path}.lock")
+        self._lock_path = lock or path.with_name(f"{path.name}.lock")
         elsewhere = "use another --data-dir" if lock is not None else "name another file"
         away = f"move {path.name} away, together with {path.name}-wal and {path.name}-shm where there are any"
         restore = f"{away}, then restore a backup or start without what it holds; or {elsewhere}"
+        if lock is None:
+            restore = f"move it away or {elsewhere}"
         self._file = Database(path, APPLICATION_ID, MIGRATIONS, elsewhere, restore, label)
         self._new = Database(Path(f"{path}.new"), APPLICATION_ID, MIGRATIONS, elsewhere, restore, label)
         self._connection: sqlite3.Connection | None = None  # None until it is open
@@ -381,7 +388,7 @@ class SqliteDriver:
                 self._lock = self._locked()
                 for part in self._new.parts():  # of a start that was killed before the file was complete
                     part.unlink(missing_ok=True)
-                if not os.path.lexists(self.path):
+                if not os.path.lexists(self.path) or (not self._is_data_dir and self._is_empty()):
                     self._create()
                 self._file.check_owner()
                 self._file.make_private()  # it holds passwords and secrets
@@ -505,7 +512,7 @@ class SqliteDriver:
                         raise damage
                     if not whole:
                         lost.append(name)
-                    kinds.append((name, needed, imported, _readable(connection, name)))
+                    kinds.append((name, needed, imported, _readable(connection, name, whole)))
             with closing(self._file.connect("rw")) as connection:  # its log would be played back into the new file
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         except (sqlite3.Error, UnicodeDecodeError):  # its message would quote damaged bytes
@@ -521,6 +528,9 @@ class SqliteDriver:
         )  # fmt: skip
         return frozenset(lost)
 
+    def _is_empty(self) -> bool:
+        return self.path.is_file() and not self.path.stat().st_size  # what a kill of an earlier release left
+
     def _log(self) -> Path | None:
         """Returns a log with rows that are not in the file yet; None: there is none."""
         logs = [part for part in self._file.parts() if part.name.endswith(("-wal", "-journal"))]
@@ -528,7 +538,12 @@ class SqliteDriver:
 
     @staticmethod
     def _is_whole(connection: sqlite3.Connection, table: str) -> bool:
-        return bool(connection.execute(f"PRAGMA integrity_check('{table}')").fetchone() == ("ok",))
+        try:
+            return bool(connection.execute(f"PRAGMA integrity_check('{table}')").fetchone() == ("ok",))
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_CORRUPT:
+                raise
+            return False
 
     @contextmanager
     def _access(self) -> Iterator[None]:
@@ -623,17 +638,22 @@ def _shape(version: int) -> set[tuple[str, str]]:
 
 def _declare(connection: sqlite3.Connection, name: str, needed: int, imported: int, rows: Sequence[Row]) -> None:
     connection.execute(_TABLE.format(name))
-    connection.execute("INSERT INTO kinds VALUES (?, ?, ?)", (name, int(needed), int(imported)))
+    connection.execute(
+        "INSERT INTO kinds (name, needed, imported) VALUES (?, ?, ?)", (name, int(needed), int(imported))
+    )
     connection.executemany(_PUT.format(name), rows)
 
 
-def _readable(connection: sqlite3.Connection, name: str) -> list[Row]:
-    """Returns the rows of a table up to the first damaged page; in a whole table, all."""
+def _readable(connection: sqlite3.Connection, name: str, whole: bool) -> list[Row]:
+    """Returns the rows of a table; those up to the first damaged page, where it is not whole."""
     rows: list[Row] = []
-    with suppress(sqlite3.Error):
+    try:
         for row in connection.execute(_LOAD.format(name)):
-            if all(map(isinstance, row, (str, str, int))):
+            if whole or tuple(map(type, row)) == (str, str, int):
                 rows.append(row)
+    except sqlite3.Error:
+        if whole:
+            raise
     return rows
 
 

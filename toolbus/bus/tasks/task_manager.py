@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolbus.bus.storage.store import Store
 from toolbus.bus.tasks.delivery import (
     Delivery,
     OnFinished,
@@ -368,17 +369,20 @@ class TaskManager:
     def __repr__(self) -> str:
         return f"<TaskManager {self._index!r}{' closed' if self._closed else ''}>"
 
-    def persist_in(self, path: Path) -> None:
-        """Persists tasks in an SQLite file from now on, and restores what it holds; blocks for as long as that takes.
+    def persist_in(self, place: Store | Path) -> None:
+        """Persists tasks from now on, and restores what there is; blocks for as long as that takes.
 
-        A task that was running when the file was last written has failed: its program has ended.
+        A task that was running when it was last written has failed: its program has ended.
+
+        Args:
+            place: the store of the bus, or the path of a file for tasks alone.
 
         Raises:
-            SetupError: the file cannot be used, or tasks are persisted in another file already.
+            SetupError: the file cannot be used, or tasks are persisted elsewhere already.
         """
         if self._store is not None:
-            raise SetupError(f"tasks are persisted in {self._store.path} already, not in {path}: name one file")
-        store, now = TaskStore(path, self.limits.result_bytes), self._clock()
+            raise SetupError(f"tasks are persisted in {self._store.place} already, not in {place}: name one file")
+        store, now = TaskStore(place, self.limits.result_bytes), self._clock()
         changed, dropped = [], []
         with self._lock:
             here = self._index.all()

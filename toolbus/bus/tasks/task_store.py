@@ -1,31 +1,28 @@
-"""Persists tasks across restarts, in one SQLite file.
+"""Persists tasks across restarts, in the store of the bus or in a file of their own.
 
-No caller waits for the disk: changes are handed to a thread of the store's own, which writes all that have gathered in
-one transaction (``synchronous=NORMAL``). So the end of the process may cost the last moments, but never damages the
-file.
-
-Old results must not keep a bus from starting: a damaged file is moved aside, an error in the log says where,
-and a new one begins. A row whose checksum fails is left out by itself. A file that is another program's, written by a
-newer version or in use is refused and left as it is, because there the operator has to decide.
-
-Results may hold anything, so only the owner can read the file (0600). It is locked for as long as it is open.
+No caller waits for the disk: changes are handed to a thread, which writes what has gathered. So the end of the process
+may cost the last moments. Old results must not keep a bus from starting: a damaged task is left out by itself.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import base64
 import json
 import logging
+import math
+import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from toolbus.bus.storage.database import Database, checksum_of, time_bytes
+from toolbus.bus.storage.database import Damaged, Database, checksum_of, time_bytes
+from toolbus.bus.storage.store import Earlier, Kind, SqliteDriver, Store, earlier_database
 from toolbus.bus.tasks.task import Status, Task
 from toolbus.common.text import shorten
 from toolbus.protocol.tool import Result
@@ -33,41 +30,41 @@ from toolbus.v1 import tool_pb2 as pb
 
 log = logging.getLogger("toolbus.tasks")
 
-APPLICATION_ID = 0x54427461  # "TBta"
 MAX_PENDING = 2_000  # changes that wait while the disk is full; there are fewer tasks than that
+MAX_BATCH = 1 << 20  # characters of one transaction, for whose length others wait
 CLOSE_SECONDS = 5.0
 
-# Script i migrates a file from version i to i + 1. Never edit a released script.
-MIGRATIONS: tuple[str, ...] = (
-    """
-    CREATE TABLE tasks (
-        task_id TEXT NOT NULL PRIMARY KEY,
-        ended REAL,  -- NULL: it was running
-        fields TEXT NOT NULL,  -- the others of its record, as JSON
-        result BLOB,  -- a ToolResult of the wire; NULL: there is none
-        checksum INTEGER NOT NULL  -- of the columns above
-    ) STRICT;
-    """,
+_FIELDS = (
+    "tool",
+    "owner",
+    "started",
+    "ended",
+    "status",
+    "error",
+    "channel_id",
+    "platform",
+    "updated",
+    "code",
+    "reason",
 )
-_PUT = "INSERT INTO tasks (task_id, ended, fields, result, checksum) VALUES (?, ?, ?, ?, ?)"
-_FIELDS = ("tool", "owner", "started", "status", "error", "channel_id", "platform", "updated", "code", "reason")
-
-_Row = tuple[str, float | None, str, bytes | None, int]
+_EARLIER_ID = 0x54427461  # of the file in which earlier releases had tasks
 
 
 class TaskStore:
-    """The file of one program's tasks. Its methods may be called from any thread.
+    """The tasks of one program. Its methods may be called from any thread.
 
     Args:
-        path: created (0600) if it does not exist, with its directory.
+        place: an open store; or the path of a file for tasks alone, created (0600) with its directory if it does not
+            exist.
         result_bytes: the largest result that is written; a task with a larger one is written without it.
 
     Raises:
         SetupError: from the constructor; the file cannot be used. The message says how to fix it.
     """
 
-    def __init__(self, path: Path, result_bytes: int) -> None:
-        self.path = path
+    def __init__(self, place: Store | Path, result_bytes: int) -> None:
+        self._owns_store = isinstance(place, Path)
+        self._store, self._kind = _own_store(place) if isinstance(place, Path) else (place, TASKS)
         self._result_bytes = result_bytes
         self._pending: dict[str, Task | None] = {}  # changes not yet written, by task_id; None: deleted
         self._changed = threading.Condition()  # guards the attributes above and below
@@ -75,28 +72,30 @@ class TaskStore:
         self._writing = False  # whether the thread is writing
         self._closing = False
         self._failing = False  # whether the last write failed, so that the log says it once
-        self._connection = _open(path)
         self._thread = threading.Thread(target=self._run, name="toolbus-tasks-store", daemon=True)
         self._thread.start()
 
     def __repr__(self) -> str:
-        return f"<TaskStore {self.path} pending={len(self._pending)}>"
+        return f"<TaskStore {self._store!r} pending={len(self._pending)}>"
+
+    @property
+    def place(self) -> str:
+        """Where the tasks are."""
+        return self._store.place
 
     def load(self) -> Iterator[Task]:
         """Yields the persisted tasks: finished ones in the order in which they ended, then those that were running.
 
         Must be exhausted before the first change.
         """
-        rows = self._connection.execute(
-            "SELECT task_id, ended, fields, result, checksum FROM tasks ORDER BY ended NULLS LAST, rowid"
-        )
-        damaged = []
-        for row in rows:
+        tasks, damaged = [], []
+        for task_id, fields in self._store.load(self._kind).items():
             try:
-                yield _task(*row)
+                tasks.append(_task(task_id, fields))
             except (ValueError, TypeError, KeyError, DecodeError) as error:
-                log.error("a task in %s is damaged and left out: %s", self.path, shorten(str(error), 200))
-                damaged.append(row[0])
+                log.error("a task in %s is damaged and left out: %s", self.place, shorten(str(error), 200))
+                damaged.append(task_id)
+        yield from sorted(tasks, key=lambda task: math.inf if task.ended is None else task.ended)
         self.remove(damaged)
 
     def put(self, task: Task) -> None:
@@ -115,11 +114,13 @@ class TaskStore:
             return self._changed.wait_for(lambda: not (self._pending or self._writing), timeout)
 
     def close(self) -> None:
-        """Writes the pending changes and closes the file; may be called again."""
+        """Writes the pending changes, and closes a file of its own; may be called again."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(CLOSE_SECONDS)
+        if self._owns_store:
+            self._store.close()
 
     def _change(self, changes: dict[str, Task | None]) -> None:
         if not changes:
@@ -130,45 +131,45 @@ class TaskStore:
             self._changed.notify_all()
 
     def _run(self) -> None:
-        with closing(self._connection):
-            ending = False
-            while not ending:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._dirty or self._closing)
-                    ending = self._closing
-                    batch, self._pending = self._pending, {}
-                    self._dirty, self._writing = False, True
-                written = self._write(batch)
-                with self._changed:
-                    if not written:  # the next change retries them
-                        self._retain(batch)
-                    self._writing = False
-                    self._changed.notify_all()
+        ending = False
+        while not ending:
+            with self._changed:
+                self._changed.wait_for(lambda: self._dirty or self._closing)
+                ending = self._closing
+                batch, self._pending = self._pending, {}
+                self._dirty, self._writing = False, True
+            written = self._write(batch)
+            with self._changed:
+                if not written:  # the next change retries them
+                    self._retain(batch)
+                self._writing = False
+                self._changed.notify_all()
 
     def _write(self, batch: dict[str, Task | None]) -> bool:
-        """Writes changes, all or nothing; returns whether it could."""
-        connection = self._connection
+        """Writes changes; returns whether it could."""
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.executemany("DELETE FROM tasks WHERE task_id = ?", [(task_id,) for task_id in batch])
-            connection.executemany(_PUT, self._rows(batch))
-            connection.execute("COMMIT")
+            rows: dict[str, Any] = {}
+            size = 0
+            for task_id, fields in self._rows(batch):
+                rows[task_id] = fields
+                size += len(fields["result"] or "")
+                if size > MAX_BATCH:
+                    self._store.write(self._kind, rows)
+                    rows, size = {}, 0
+            self._store.write(self._kind, rows, [task_id for task_id, task in batch.items() if task is None])
         except sqlite3.Error as error:
             if not self._failing:
-                log.error("tasks cannot be written to %s, they stay in memory: %s", self.path, error)
+                log.error("tasks cannot be written to %s, they stay in memory: %s", self.place, error)
             self._failing = True
             return False
-        finally:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
         self._failing = False
         return True
 
-    def _rows(self, batch: dict[str, Task | None]) -> Iterator[_Row]:
+    def _rows(self, batch: dict[str, Task | None]) -> Iterator[tuple[str, dict[str, Any]]]:
         for task in batch.values():
             try:
                 if task is not None:
-                    yield _row(task, self._result_bytes)
+                    yield task.task_id, _fields(task, self._result_bytes)
             except (ValueError, TypeError) as error:  # a text that UTF-8 cannot hold; the other tasks are valid
                 log.error("%r cannot be written: %s", task, type(error).__name__)
 
@@ -179,23 +180,7 @@ class TaskStore:
             del self._pending[next(iter(self._pending))]
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    file = Database(
-        path,
-        APPLICATION_ID,
-        MIGRATIONS,
-        elsewhere="name another file",
-        restore="move it away or name another file",
-        label="the tasks' file ",
-    )
-
-    def damaged(what: str, aside: Path) -> None:
-        log.error("%s is damaged (%s): moved to %s, earlier tasks are lost", path, what, aside)
-
-    return file.open_or_replace("tasks", damaged, exclusive=True)  # a second program would mark our tasks as ended
-
-
-def _row(task: Task, result_bytes: int) -> _Row:
+def _fields(task: Task, result_bytes: int) -> dict[str, Any]:
     result = None if task.result is None else task.result.to_wire().SerializeToString()
     if result is not None and len(result) > result_bytes:
         task = task.without_result(
@@ -203,26 +188,59 @@ def _row(task: Task, result_bytes: int) -> _Row:
             "program that held it has ended"
         )
         result = None
-    # ASCII, so that half of a surrogate pair survives.
-    fields = json.dumps({name: getattr(task, name) for name in _FIELDS}, separators=(",", ":"))
-    return task.task_id, task.ended, fields, result, _checksum(task.task_id, task.ended, fields, result)
+    encoded = None if result is None else base64.b64encode(result).decode()
+    return {**{name: getattr(task, name) for name in _FIELDS}, "result": encoded}
 
 
-def _task(task_id: str, ended: float | None, fields: str, result: bytes | None, checksum: int) -> Task:
+def _task(task_id: str, fields: Mapping[str, Any]) -> Task:
     """Returns the task of a row.
 
     Raises:
-        ValueError, TypeError, KeyError: it is damaged.
+        ValueError, TypeError, KeyError, DecodeError: it is damaged.
     """
-    if checksum != _checksum(task_id, ended, fields, result):
-        raise ValueError("its checksum fails")
-    stored: dict[str, Any] = json.loads(fields)
-    values = {field.name: stored[field.name] for field in dataclasses.fields(Task) if field.name in stored}
+    values = {name: fields[name] for name in _FIELDS if name in fields}
     values["status"] = Status(values["status"])
-    values["result"] = None if result is None else Result.from_wire(pb.ToolResult.FromString(result))
-    return Task(task_id=task_id, ended=ended, **values)
+    if fields["result"] is not None:
+        values["result"] = Result.from_wire(pb.ToolResult.FromString(base64.b64decode(fields["result"])))
+    return Task(task_id=task_id, **values)
 
 
-def _checksum(task_id: str, ended: float | None, fields: str, result: bytes | None) -> int:
-    end = b"" if ended is None else time_bytes(ended)
-    return checksum_of(task_id.encode(), end, fields.encode(), result or b"")
+def _own_store(path: Path) -> tuple[Store, Kind]:
+    """Opens a file for tasks alone, and the kind that finds what an earlier release wrote under the same name."""
+    earlier = Earlier(f"{path.name}.former", _read_earlier)
+    _move_former(path, path.with_name(earlier.file))
+    store = Store(SqliteDriver(path, label="the tasks' file "), path.parent)
+    store.open()
+    return store, replace(TASKS, earlier=earlier)
+
+
+def _move_former(path: Path, former: Path) -> None:
+    """Makes room for a store, where an earlier release had a file of tasks."""
+    fix = "name another file"
+    file = Database(path, _EARLIER_ID, ("",), fix, f"move it away or {fix}", "the tasks' file ")
+    if not path.is_file() or not path.stat().st_size or file.owner() != _EARLIER_ID:
+        return
+    with suppress(Damaged), file.errors(), closing(file.connect("rw")) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    for suffix in ("-wal", "-shm", ""):
+        with suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{former}{suffix}")
+
+
+def _read_earlier(path: Path) -> Mapping[str, Any]:
+    """Reads ``tasks.db`` of earlier releases; a damaged row is left out."""
+    values = {}
+    with earlier_database(path, _EARLIER_ID, versions=1) as connection:
+        for task_id, ended, text, result, checksum in connection.execute(
+            "SELECT task_id, ended, fields, result, checksum FROM tasks ORDER BY ended NULLS LAST, rowid"
+        ):
+            end = b"" if ended is None else time_bytes(ended)
+            if checksum != checksum_of(task_id.encode(), end, text.encode(), result or b""):
+                log.error("a task in %s is damaged and left out: its checksum fails", path)
+                continue
+            encoded = None if result is None else base64.b64encode(result).decode()
+            values[task_id] = {**json.loads(text), "ended": ended, "result": encoded}
+    return values
+
+
+TASKS = Kind("tasks", needed=False, without="start without earlier tasks", earlier=Earlier("tasks.db", _read_earlier))
