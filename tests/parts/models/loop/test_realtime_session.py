@@ -118,6 +118,20 @@ async def test_a_change_outside_the_export_is_not_sent_but_later_calls_carry_the
     assert response["response"] == {"result": "midnight"}
 
 
+async def test_a_call_of_gemini_that_comes_in_two_messages_runs_once() -> None:
+    ran: list[int] = []
+    source, provider = FunctionSource(count=lambda: ran.append(1)), Provider()
+    async with RealtimeSession(GeminiLive(), source, provider.send) as session:
+        await session.setup()
+        await feed(session, live_calls(("f1", "count")), live_calls(("f1", "count")))
+        await provider.until(lambda: len(provider.sent) == 1)
+        await feed(session, live_calls(("f1", "count"), ("f2", "count")))  # after the answer, beside a new call
+        await provider.until(lambda: len(provider.sent) == 2)
+    assert len(ran) == 2
+    answers = [each["tool_response"]["function_responses"] for each in provider.sent]
+    assert [[each["id"] for each in responses] for responses in answers] == [["f1"], ["f2"]]
+
+
 async def test_follow_sends_the_tools_at_once_and_after_each_change() -> None:
     source, provider = ChangingSource(add=add), Provider()
     async with RealtimeSession(OpenAIRealtime(), source, provider.send) as session:

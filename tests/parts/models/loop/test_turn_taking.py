@@ -147,6 +147,25 @@ async def test_a_request_that_is_refused_because_of_an_unannounced_response_wait
     assert kinds(provider) == [ITEM, GO_ON, GO_ON]
 
 
+@pytest.mark.parametrize("ends_before", [False, True], ids=["nothing ends", "the response ends before the refusal"])
+async def test_a_refused_request_without_a_later_response_is_repeated_once(ends_before: bool) -> None:
+    provider = Provider()
+    async with await opened(FunctionSource(add=add), provider, pause_seconds=NO_PAUSE) as session:
+        await feed(session, provider.begin("r1"), provider.call("c1", "add", "r1"), provider.end("r1"))
+        await provider.until(lambda: provider.requests == 1)
+        await feed(session, *([provider.end("r0")] if ends_before else []), provider.busy())
+        await provider.until(lambda: provider.requests == 2)
+        await feed(session, provider.busy())
+        await run_pending()
+        assert provider.requests == 2
+        await feed(session, provider.begin("r2"), provider.end("r2"))
+        await run_pending()
+        session.request_response()
+        await provider.until(lambda: provider.requests == 3)
+        await feed(session, provider.busy())
+        await provider.until(lambda: provider.requests == 4)
+
+
 async def test_a_refused_request_of_another_party_is_not_repeated_by_the_session() -> None:
     provider = Provider()
     async with await opened(FunctionSource(add=add), provider) as session:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
+from toolbus.parts.models.dialects.call_arguments import ANNOUNCED, joined_pieces, refused, resolved
 from toolbus.parts.models.dialects.call_ids import portable_id
 from toolbus.parts.models.dialects.conversation import (
     Answered,
@@ -64,9 +66,8 @@ class BlockStream(TurnStream):
     def __init__(self, names: NameTable) -> None:
         super().__init__()
         self._names = names
-        self._blocks: dict[int, Json] = {}
-        self._inputs: dict[int, str] = {}  # received parts of arguments, by the index of their block
-        self._ended: set[int] = set()  # indexes of complete blocks
+        self._blocks: list[_ArrivingBlock] = []
+        self._newest: dict[int, _ArrivingBlock] = {}  # by index: a server may give two calls the same
         self._stop = ""  # the stop reason; "" until it came
         self._details: Any = None  # the details of the stop; None until they came
         self._usage: Json = {}  # the newest counts; those of the start hold until others come
@@ -76,12 +77,12 @@ class BlockStream(TurnStream):
         event = as_mapping(event)
         kind, index = event.get("type"), event.get("index", 0)
         if kind == "content_block_start":
-            block = self._blocks[index] = dict(as_mapping(event.get("content_block") or {}))
-            return _deltas(block)
-        if kind == "content_block_delta" and index in self._blocks:
-            return self._add(index, as_mapping(event.get("delta") or {}))
+            return self._start(index, dict(as_mapping(event.get("content_block") or {})))
+        if kind == "content_block_delta" and index in self._newest:
+            return self._newest[index].add(as_mapping(event.get("delta") or {}))
         if kind == "content_block_stop":
-            self._ended.add(index)
+            if index in self._newest:
+                self._newest[index].ended = True
         elif kind == "message_start":
             self._count(as_mapping(event.get("message") or {}).get("usage"))
         elif kind == "message_delta":
@@ -102,11 +103,52 @@ class BlockStream(TurnStream):
     def complete(self) -> bool:
         return self._stopped
 
-    def _add(self, index: int, delta: Mapping[str, Any]) -> list[Delta]:
-        block = self._blocks[index]
-        kind = delta.get("type")
+    def _start(self, index: int, block: Json) -> list[Delta]:
+        earlier = self._newest.get(index)
+        if earlier is not None and earlier.repeated_by(block):
+            return []
+        self._newest[index] = _ArrivingBlock(index, block)
+        if earlier is not None and earlier.content.get("type") != "tool_use":
+            self._blocks.remove(earlier)
+        self._blocks.append(self._newest[index])
+        return _deltas(block)
+
+    def finish(self) -> Turn:
+        blocks = []
+        faults: dict[int, str] = {}  # of calls that must not be made, by their place in `blocks`
+        for block in sorted(self._blocks, key=lambda block: block.index):
+            # Where a stream broke off, incomplete thinking has no signature and an incomplete call must not be made.
+            # A stream that has ended has all of its calls, also those whose end a server left out.
+            is_call = block.content.get("type") == "tool_use"
+            if not block.ended and not (self._stopped and is_call) and block.content.get("type") != "text":
+                continue
+            content, fault = block.whole()
+            if fault:
+                faults[len(blocks)] = fault
+            blocks.append(content)
+        return turn_of(blocks, self._names, self._stop, self._details, anthropic_usage(self._usage), faults)
+
+
+class _ArrivingBlock:
+    """One block that may still be arriving."""
+
+    def __init__(self, index: int, content: Json) -> None:
+        self.index = index
+        self.content = content
+        self.pieces: list[str] = []  # of its arguments
+        self.ended = False
+
+    def repeated_by(self, block: Mapping[str, Any]) -> bool:
+        """Tells whether a server announces this call once more; its arguments then count as another source."""
+        is_same = block.get("type") == "tool_use" and block.get("id") == self.content.get("id")
+        if is_same and block.get("input"):
+            self.pieces.append(arguments_text(block["input"]))
+        return is_same and bool(block.get("id"))
+
+    def add(self, delta: Mapping[str, Any]) -> list[Delta]:
+        block, kind = self.content, delta.get("type")
         if kind == "input_json_delta":
-            self._inputs[index] = self._inputs.get(index, "") + delta.get("partial_json", "")
+            self.pieces.append(arguments_text(delta.get("partial_json")))
         elif kind == "signature_delta":
             block["signature"] = delta.get("signature", "")
         elif kind == "citations_delta":
@@ -117,18 +159,18 @@ class BlockStream(TurnStream):
             return _deltas(delta)
         return []
 
-    def finish(self) -> Turn:
-        blocks = []
-        for index, block in sorted(self._blocks.items()):
-            # Where a stream broke off, incomplete thinking has no signature and an incomplete call must not be made.
-            # A stream that has ended has all of its calls, also those whose end a server left out.
-            is_complete = index in self._ended or (self._stopped and block.get("type") == "tool_use")
-            if not is_complete and block.get("type") != "text":
-                continue
-            arguments = self._inputs.get(index)
-            # Stays text until `turn_of` reads it: the model may have written invalid JSON.
-            blocks.append({**block, "input": arguments} if arguments else block)
-        return turn_of(blocks, self._names, self._stop, self._details, anthropic_usage(self._usage))
+    def whole(self) -> tuple[Json, str]:
+        """Returns the block, and why the call in it must not be made; "" if it may be.
+
+        The input stays text until `turn_of` reads it: the model may have written invalid JSON.
+        """
+        given = self.content.get("input")
+        pieces = joined_pieces(self.pieces)
+        arguments, fault = resolved((arguments_text(given), pieces))
+        if self.content.get("type") == "tool_use" and not self.ended and not self.pieces and not given:
+            fault = ANNOUNCED
+        is_whole = not pieces.strip() or arguments == arguments_text(given)
+        return (self.content if is_whole else {**self.content, "input": arguments}), fault
 
 
 def _deltas(piece: Mapping[str, Any]) -> list[Delta]:
@@ -139,26 +181,35 @@ def _deltas(piece: Mapping[str, Any]) -> list[Delta]:
 
 
 def turn_of(
-    blocks: Sequence[Json], names: NameTable, stop: str, details: Any = None, usage: Usage | None = None
+    blocks: Sequence[Json],
+    names: NameTable,
+    stop: str,
+    details: Any = None,
+    usage: Usage | None = None,
+    faults: Mapping[int, str] = MappingProxyType({}),
 ) -> Turn:
-    """Returns the turn of a message's blocks. The `input` of a call may still be text."""
+    """Returns the turn of a message's blocks. The `input` of a call may still be text.
+
+    Args:
+        faults: why calls must not be made, by the place of their block.
+    """
     calls: list[ModelCall] = []
     raw: list[Json] = []
     nameless = False
-    for block in blocks:
+    for place, block in enumerate(blocks):
         given = block.get("input")
         if block.get("type") == "tool_use":
             if not block.get("name"):
                 nameless = True
                 continue
-            arguments_json = arguments_text(given)
+            arguments_json = joined_pieces([arguments_text(given)])
             call = model_call(names, block.get("id") or f"call_{len(calls)}", block["name"], arguments_json)
             # In a whole answer, a block that the token limit cut has an input that looks complete.
             is_cut = block is blocks[-1] and not isinstance(given, str) and ANTHROPIC_ENDINGS.get(stop) == "cut"
-            calls.append(replace(call, whole=not is_cut))
+            calls.append(refused(replace(call, whole=not is_cut), faults.get(place, "")))
             block = {**block, "id": call.id}
         if "input" in block and not isinstance(given, Mapping):  # also of a search that the provider made
-            block = {**block, "input": arguments_object(arguments_text(given))}
+            block = {**block, "input": arguments_object(joined_pieces([arguments_text(given)]))}
         raw.append({key: value for key, value in block.items() if key not in _NOT_ECHOED})
     deltas = [delta for block in blocks if block.get("type") in ("text", "thinking") for delta in _deltas(block)]
     echoed = blocks_of(raw)

@@ -35,7 +35,8 @@ class ModelCall:
         wire_name: the name as the model wrote it.
         extra: values to echo with the call (Gemini's thought_signature), by the provider's key.
         response: which response of a realtime session requests it; "" elsewhere.
-        whole: False if the answer ended in the middle of its arguments: it must not be made.
+        whole: False if the answer ended in the middle of its arguments, or `fault` says why: it must not be made.
+        fault: why a call must not be made that the answer did not cut, for the model; "" if it may be.
     """
 
     id: str
@@ -46,6 +47,7 @@ class ModelCall:
     extra: Mapping[str, Any] = field(default_factory=dict)
     response: str = ""
     whole: bool = True
+    fault: str = ""
 
     def __setstate__(self, state: Sequence[object]) -> None:
         _restore(self, state)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from toolbus.common.text import is_json_object
+from toolbus.parts.models.dialects.call_arguments import joined_pieces
 from toolbus.parts.models.dialects.call_ids import unique_calls
 from toolbus.parts.models.dialects.conversation import (
     Delta,
@@ -132,7 +133,7 @@ def _call(entry: Mapping[str, Any], place: int, names: NameTable) -> ModelCall:
         names,
         _string(entry.get("id")) or f"call_{place if index is None else index}",
         _string(function.get("name")),
-        arguments_text(function.get("arguments")),
+        joined_pieces([arguments_text(function.get("arguments"))]),
     )
     return replace(call, extra={key: value for key, value in entry.items() if key not in _CALL_KEYS})
 
@@ -258,7 +259,7 @@ class _PartialCall:
         self.index = index  # its place among the calls, by the server or by arrival
         self.id = ""  # the last that came; "" until then
         self.name = ""  # so far
-        self._arguments = ""  # so far
+        self._pieces: list[str] = []  # of its arguments
         self._extra: Json = {}  # all other keys, to be echoed
 
     def take(self, entry: Json, names: NameTable) -> None:
@@ -266,7 +267,8 @@ class _PartialCall:
         self.id = _string(entry.get("id")) or self.id
         if piece := _string(function.get("name")):
             self.name = join_name(self.name, piece, names)
-        self._arguments += arguments_text(function.get("arguments"))
+        if piece := arguments_text(function.get("arguments")):
+            self._pieces.append(piece)
         self._extra |= {key: value for key, value in entry.items() if key not in _CALL_KEYS and value}
 
     def followed_by(self, entry: Json, numbered: bool, names: NameTable) -> bool:
@@ -280,23 +282,24 @@ class _PartialCall:
         piece = _string(function.get("name"))
         if not piece or not self.name:
             return False
-        if self.complete and arguments_text(function.get("arguments")).lstrip().startswith("{"):
-            return True
+        if self.complete and (again := arguments_text(function.get("arguments"))).lstrip().startswith("{"):
+            is_resent = self.id and not entry.get("id") and is_json_object(joined_pieces([*self._pieces, again]))
+            return not is_resent
         is_other = piece != self.name and piece in names.to_bus and self.name in names.to_bus
         if numbered:
             return is_other and _string(entry.get("id")) not in ("", self.id)
-        if self._arguments or is_other:
+        if self._pieces or is_other:
             return piece != self.name
         return join_name(self.name, piece, names) == self.name + piece and not _begins(self.name + piece, names)
 
     @property
     def complete(self) -> bool:
         """Whether its arguments are a whole JSON object."""
-        return is_json_object(self._arguments)
+        return is_json_object(joined_pieces(self._pieces))
 
     def entry(self) -> Json:
         """Returns the call as a whole answer would hold it."""
-        function = {"name": self.name, "arguments": self._arguments}
+        function = {"name": self.name, "arguments": joined_pieces(self._pieces)}
         return {**self._extra, "id": self.id or f"call_{self.index}", "type": "function", "function": function}
 
 

@@ -10,10 +10,11 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolbus.common.newest import NewestCache
+from toolbus.parts.models.dialects.call_arguments import joined_pieces, refused, resolved
 from toolbus.parts.models.dialects.conversation import Delta, Ending, ModelCall, SurrogateJoiner, model_call
 from toolbus.parts.models.dialects.dialect import as_mapping
 from toolbus.parts.models.dialects.endings import NAMELESS, REALTIME_ENDINGS
@@ -60,7 +61,8 @@ class _ArrivingCall:
     response: str
     id: str = ""
     name: str = ""
-    arguments: str = ""
+    pieces: list[str] = field(default_factory=list)  # of its arguments
+    sources: list[str] = field(default_factory=list)  # its arguments as each other event states them
     ended: bool = False  # whether no more of its arguments will come
     reported: bool = False
 
@@ -71,6 +73,7 @@ class OpenAIEventParser(RealtimeParser):
     def __init__(self, names: NameTable) -> None:
         super().__init__(names)
         self._arriving: NewestCache[_CallKey, _ArrivingCall] = NewestCache(MAX_CALL_KEYS)  # by each key of an event
+        self._reported: NewestCache[tuple[str, str], None] = NewestCache(MAX_CALL_KEYS)  # calls, by response and id
         self._names_by_response: dict[str, NameTable] = {}  # of the responses that are open, oldest first
         self._readers: dict[str, Callable[[Mapping[str, Any]], list[RealtimeEvent]]] = {
             **dict.fromkeys(TEXT_DELTAS, self._text),
@@ -119,14 +122,14 @@ class OpenAIEventParser(RealtimeParser):
         return []
 
     def _arguments_delta(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
-        self._find(event, event).arguments += string(event, "delta")
+        self._find(event, event).pieces.append(string(event, "delta"))
         return []
 
     def _arguments_complete(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
         arriving = self._find(event, event)
         arriving.ended, arriving.name = True, string(event, "name") or arriving.name
         # It also comes if the response was cut: without arguments, only later events show whether it was.
-        return self._report(arriving, event) if arguments(event, "arguments") or arriving.arguments else []
+        return self._report(arriving, event) if arguments(event, "arguments") or any(arriving.pieces) else []
 
     def _item_complete(self, event: Mapping[str, Any]) -> list[RealtimeEvent]:
         item = mapping(event, "item")
@@ -183,13 +186,18 @@ class OpenAIEventParser(RealtimeParser):
     def _report(self, arriving: _ArrivingCall, source: Mapping[str, Any]) -> list[RealtimeEvent]:
         """Returns a call that is complete, once; a call without name or id waits for an event that has it."""
         arriving.name = string(source, "name") or arriving.name
-        arriving.arguments = arguments(source, "arguments") or arriving.arguments
+        arriving.sources.append(joined_pieces([arguments(source, "arguments")]))
         if arriving.reported or not arriving.name or not arriving.id:
             return []
         arriving.reported = True
+        key = (arriving.response, arriving.id)
+        if arriving.response and key in self._reported:
+            return []  # an event that comes once more after the end of its response
+        self._reported[key] = None
         names = self._names_by_response.get(arriving.response, self.names)
-        call: ModelCall = model_call(names, arriving.id, arriving.name, arriving.arguments)
-        return [replace(call, response=arriving.response)]
+        arguments_json, fault = resolved((joined_pieces(arriving.pieces), *arriving.sources))
+        call: ModelCall = model_call(names, arriving.id, arriving.name, arguments_json)
+        return [refused(replace(call, response=arriving.response), fault)]
 
     def _calls_of(self, response: str) -> list[_ArrivingCall]:
         """Returns the calls of a response of which a part has arrived; one may stand under several keys."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from toolbus.parts.models.dialects.call_arguments import ANNOUNCED, has_arguments, joined_pieces, refused, resolved
 from toolbus.parts.models.dialects.call_ids import unique_calls
 from toolbus.parts.models.dialects.conversation import Delta, HistoryItem, Json, Message, Turn, Usage, model_call
 from toolbus.parts.models.dialects.dialect import EndpointError, ToolChoice, TurnStream, as_mapping
@@ -46,23 +47,38 @@ def read_answer(answer: Any, names: NameTable) -> Turn:
     answer = as_mapping(answer)
     if answer.get("error"):
         raise EndpointError.of(answer)
+    return _whole_turn(answer, _objects(answer.get("output")), names)
+
+
+def _whole_turn(
+    answer: Mapping[str, Any], output: Sequence[Json], names: NameTable, faults: Sequence[str] = ()
+) -> Turn:
     stop = (answer.get("incomplete_details") or {}).get("reason") or answer.get("status") or ""
-    return turn_of(_objects(answer.get("output")), names, str(stop), responses_usage(answer.get("usage")))
+    return turn_of(output, names, str(stop), responses_usage(answer.get("usage")), faults)
 
 
 def _objects(value: Any) -> list[Json]:
     return [dict(entry) for entry in value or () if isinstance(entry, Mapping)]
 
 
-def turn_of(output: Sequence[Json], names: NameTable, stop: str, usage: Usage | None = None) -> Turn:
-    """Returns the turn of a response's output items."""
+def turn_of(
+    output: Sequence[Json], names: NameTable, stop: str, usage: Usage | None = None, faults: Sequence[str] = ()
+) -> Turn:
+    """Returns the turn of a response's output items.
+
+    Args:
+        faults: of each item, why its call must not be made; "" if it may be. Empty without faults.
+    """
     entries = [item for item in output if item.get("type") == "function_call"]
     calls = [
-        model_call(
-            names,
-            str(item.get("call_id") or item.get("id") or f"call_{place}"),
-            str(item["name"]),
-            arguments_text(item.get("arguments")),
+        refused(
+            model_call(
+                names,
+                str(item.get("call_id") or item.get("id") or f"call_{place}"),
+                str(item["name"]),
+                joined_pieces([arguments_text(item.get("arguments"))]),
+            ),
+            faults[place] if faults else "",
         )
         for place, item in enumerate(output)
         if item.get("type") == "function_call" and item.get("name")
@@ -112,7 +128,7 @@ class ResponseStream(TurnStream):
     def __init__(self, names: NameTable) -> None:
         super().__init__()
         self._names = names
-        self._items: dict[Hashable, Json] = {}  # received parts of output items, by their place in the answer
+        self._items: list[_ArrivingItem] = []
         self._reasoning: list[str] = []
         self._response: Mapping[str, Any] | None = None  # the response in the last event; None until then
         self._take: dict[str, Callable[[Mapping[str, Any]], list[Delta]]] = {
@@ -144,26 +160,56 @@ class ResponseStream(TurnStream):
 
     def finish(self) -> Turn:
         response = self._response or {}  # some servers end with an empty response
-        output = response.get("output") or list(self._items.values())
-        turn = read_answer({**response, "output": output}, self._names)
+        if response.get("error"):
+            raise EndpointError.of(response)
+        final = [self._final(place, item) for place, item in enumerate(_objects(response.get("output")))]
+        # The response has all items, but for calls that a server left out of it.
+        rest = [each for each in self._items if each not in final and (not final or each.is_call)]
+        whole = [each.whole() for each in [*final, *rest]]
+        turn = _whole_turn(response, [item for item, _ in whole], self._names, [fault for _, fault in whole])
         return turn if turn.reasoning else replace(turn, reasoning="".join(self._reasoning))
 
-    def _item_of(self, event: Mapping[str, Any], default: Json) -> Json:
+    def _final(self, place: int, item: Json) -> _ArrivingItem:
+        """Returns an item of the last event with all that came of it before."""
+        known = self._find(item, place) if item.get("type") == "function_call" else None
+        final = known or _ArrivingItem(item, place)
+        final.take(item, ended=item.get("status") != "in_progress")
+        return final
+
+    def _find(self, item: Json, place: Hashable) -> _ArrivingItem | None:
+        """Returns what came of an item before: by its ids, else by its place; None if nothing did."""
+        for key in ("id", "call_id"):
+            for each in self._items:
+                if item.get(key) and each.item.get(key) == item[key]:
+                    return each
+        there = [each for each in self._items if each.place == place and each.may_be(item)]
+        return there[-1] if there else None
+
+    def _item_of(self, event: Mapping[str, Any], default: Json) -> _ArrivingItem:
         """Returns the item that an event is about, created from the default if the server did not announce it."""
-        place = event.get("output_index", event.get("item_id"))
-        if place not in self._items:
-            item_id = {"id": event["item_id"]} if event.get("item_id") else {}
-            self._items[place] = default | item_id
-        return self._items[place]
+        item_id = event.get("item_id")
+        place = event.get("output_index", item_id)
+        ids = {"id": item_id} if item_id else {}
+        known = self._find(ids, place)
+        if known is None:
+            known = _ArrivingItem(default | ids, place)
+            self._items.append(known)
+        known.own_events = known.own_events or known.item.get("id") == item_id
+        return known
 
     def _item(self, event: Mapping[str, Any]) -> list[Delta]:
         item = dict(event.get("item") or {})
-        self._items[event.get("output_index", item.get("id", len(self._items)))] = item
+        place = event.get("output_index", item.get("id", len(self._items)))
+        known = self._find(item, place)
+        if known is None:
+            known = _ArrivingItem(item, place)
+            self._items.append(known)
+        known.take(item, ended=event.get("type") == "response.output_item.done")
         return []
 
     def _text_delta(self, event: Mapping[str, Any]) -> list[Delta]:
         delta = str(event.get("delta") or "")
-        item = self._item_of(event, {"type": "message", "role": "assistant", "status": "incomplete"})
+        item = self._item_of(event, {"type": "message", "role": "assistant", "status": "incomplete"}).item
         kind, key = ("refusal", "refusal") if event.get("type") == "response.refusal.delta" else ("output_text", "text")
         content = item["content"] = _objects(item.get("content"))
         if not content or content[-1].get("type") != kind:
@@ -177,12 +223,13 @@ class ResponseStream(TurnStream):
         return [Delta("reasoning", delta)]
 
     def _arguments(self, event: Mapping[str, Any]) -> list[Delta]:
-        item = self._item_of(event, {"type": "function_call"})
-        item["name"] = item.get("name") or event.get("name")
+        arriving = self._item_of(event, {"type": "function_call"})
+        arriving.item["name"] = arriving.item.get("name") or event.get("name")
         if "delta" in event:
-            item["arguments"] = arguments_text(item.get("arguments")) + arguments_text(event["delta"])
+            arriving.pieces.append(arguments_text(event["delta"]))
         else:
-            item["arguments"] = event.get("arguments")
+            arriving.sources.append(arguments_text(event.get("arguments")))
+            arriving.ended = True
         return []
 
     def _ended(self, event: Mapping[str, Any]) -> list[Delta]:
@@ -194,6 +241,58 @@ class ResponseStream(TurnStream):
         if isinstance(response, Mapping) and not response.get("error"):
             return self._ended(event)
         raise EndpointError.of(response or event)
+
+
+class _ArrivingItem:
+    """One output item that may still be arriving."""
+
+    def __init__(self, item: Json, place: Hashable) -> None:
+        self.item = item
+        self.place = place  # in the answer, or its id
+        self.pieces: list[str] = []  # of a call's arguments
+        self.sources: list[str] = []  # a call's arguments as each other event states them
+        self.ended = False  # whether an event says that no more of it comes
+        self.own_events = False  # whether an event besides its announcement named it by its id
+
+    @property
+    def is_call(self) -> bool:
+        return self.item.get("type") == "function_call"
+
+    def may_be(self, item: Json) -> bool:
+        """Tells whether another event in the same place is about this item, although the ids do not say so.
+
+        A server may leave out an id or make one up for each event, but a call that has both ids, or events of its own,
+        is told apart by them.
+        """
+        if not self.is_call:
+            return item.get("type") in (None, self.item.get("type"))
+        if item.get("type") not in (None, "function_call"):
+            return False
+        ids = [(self.item.get(key), item.get(key)) for key in ("call_id", "id")]
+        if ids[0][0] and ids[0][1]:
+            return bool(ids[0][0] == ids[0][1])
+        return not (ids[1][0] and ids[1][1] and (self.own_events or "type" in item))
+
+    def take(self, item: Json, *, ended: bool) -> None:
+        """Takes the item as an event states it: what it leaves out stays as it was."""
+        if item.get("type") == "function_call":
+            self.sources.append(arguments_text(item.get("arguments")))
+            item = {**self.item, **{key: value for key, value in item.items() if value not in (None, "")}}
+        elif item.get("type") == "message" and not item.get("content") and self.item.get("content"):
+            item = {**item, "content": self.item["content"]}
+        self.item = item
+        self.ended = self.ended or ended
+
+    def whole(self) -> tuple[Json, str]:
+        """Returns the item, and why the call in it must not be made; "" if it may be."""
+        if not self.is_call:
+            return self.item, ""
+        arguments, fault = resolved(
+            (joined_pieces(self.pieces), *map(joined_pieces, ([each] for each in self.sources)))
+        )
+        if not self.ended and not has_arguments(arguments):
+            fault = ANNOUNCED
+        return {**self.item, "arguments": arguments}, fault
 
 
 class OpenAIResponses(PairedDialect):

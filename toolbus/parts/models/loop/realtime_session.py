@@ -24,6 +24,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
+from toolbus.common.newest import NewestCache
 from toolbus.errors import Code, InvalidRequest, PeerLost, SetupError, Stage
 from toolbus.functions.call_context import CallContext
 from toolbus.parts.models.dialects.conversation import Answered, Delta, Ending, Json, ModelCall, Usage
@@ -67,6 +68,7 @@ class TurnTaking:
         self._requested = False  # whether a response was requested and has not begun
         self._may_be_refused = False  # whether that request may still be refused: no response has ended since
         self._busy = False  # whether the provider refused it because of a response that has not ended
+        self._repeats = False  # whether a refused request was, or will be, repeated without a response since
         self._request_due = False  # whether a response is still to be requested: to results, or by the program
         self._choice: ToolChoice = "auto"  # of the next request
         self._sent_choice: ToolChoice = "auto"  # of the last request, which may be refused
@@ -105,20 +107,31 @@ class TurnTaking:
     def response_began(self) -> None:
         """A response began, with all results that were sent. The user's speech is over, even if not reported."""
         self._announces = True
-        self._requested = self._busy = self.user_speaking = self.pausing = False
+        self._requested = self._busy = self._repeats = self.user_speaking = self.pausing = False
         self._request_due = self._choice != "auto"
 
     def response_ended(self) -> None:
         """A response is over."""
-        self._busy = self._may_be_refused = False
+        self._busy = self._may_be_refused = self._repeats = False
 
-    def request_refused(self) -> None:
-        """The provider refused a request because of a response in progress. A request of this side is due again."""
-        if self._may_be_refused:
-            self._requested = self._may_be_refused = False
-            self._busy = self._request_due = True
-            if self._choice == "auto":
-                self._choice = self._sent_choice
+    def request_refused(self) -> bool:
+        """The provider refused a request because of a response in progress. A request of this side is due again.
+
+        Returns whether to repeat it after a pause if no response is in progress: once, since that response may have
+        ended before the provider refused the request, and then nothing else comes.
+        """
+        if not (self._may_be_refused or self._requested):
+            return False
+        self._requested = self._may_be_refused = False
+        self._busy = self._request_due = True
+        if self._choice == "auto":
+            self._choice = self._sent_choice
+        is_first, self._repeats = not self._repeats, True
+        return is_first
+
+    def refusal_ended(self) -> None:
+        """No response is in progress, and none has ended since a request was refused."""
+        self._busy = False
 
     def speech_began(self) -> None:
         """The user speaks."""
@@ -463,6 +476,7 @@ class SessionTools:
         self.parser.names = export.names
 
 
+MAX_SEEN = 3_000  # ids of calls that are recognized if a message with them comes again
 PAUSE_SECONDS = 1.0  # for a provider to begin a response by itself; such providers need a tenth of it
 
 
@@ -495,7 +509,8 @@ class RealtimeSession:
             window_calls, window_seconds: the rate limit: how many calls may be made within a sliding window of time;
                 further ones are refused with an error as their result.
             on_event: receives all events of the session; its exceptions are logged.
-            pause_seconds: how long a provider has to begin a response by itself after the user has stopped speaking.
+            pause_seconds: how long a provider has to begin a response by itself after the user has stopped speaking,
+                and to end the response for which it refused a request, if none is known to be in progress.
             approve: is called before calls, as by a `ToolLoop`, but also again for a call that was refused before,
                 since a session has no turns.
             settings: only `call_timeout`, `needs_approval` and `result_bytes` are used.
@@ -522,6 +537,8 @@ class RealtimeSession:
         self._cutter = ResultCutter(settings.result_bytes or 0)
         self._turn_taking = TurnTaking()
         self._pause: asyncio.TimerHandle | None = None  # None until the user has spoken
+        self._refusal: asyncio.TimerHandle | None = None  # None until a request was refused
+        self._seen: NewestCache[str, None] = NewestCache(MAX_SEEN)  # ids of calls that are unique in the session
         self._send_lock = asyncio.Lock()  # keeps the events of an answer together
         self._tasks: set[asyncio.Task[None]] = set()  # all running tasks
         self._follower: asyncio.Task[None] | None = None  # None until `follow`
@@ -635,7 +652,8 @@ class RealtimeSession:
                 case CallsCancelled():
                     self._cancel(parsed.ids, answers=parsed.answers)
                 case ResponseRefused():
-                    self._turn_taking.request_refused()
+                    if self._turn_taking.request_refused():
+                        self._refusal = asyncio.get_running_loop().call_later(self._pause_seconds, self._end_refusal)
                 case SpeechBegan():
                     self._turn_taking.speech_began()
                 case SpeechEnded():
@@ -648,6 +666,12 @@ class RealtimeSession:
 
     def _take(self, call: ModelCall) -> None:
         """Makes a call, or refuses it."""
+        if session_id := call.extra.get(
+            "id"
+        ):  # Gemini's ids are of the session: a message that comes twice repeats them
+            if session_id in self._seen:
+                return
+            self._seen[session_id] = None
         response = self._responses.get(call.response, self.export, over=True)
         if call.id in response.calls:
             return  # a provider cannot distinguish the answers of two calls with one id
@@ -691,6 +715,11 @@ class RealtimeSession:
         if not self._closed:
             self._send_if_ready()
 
+    def _end_refusal(self) -> None:
+        if not self._closed and not self._responses.in_progress:
+            self._turn_taking.refusal_ended()
+            self._send_if_ready()
+
     def request_response(self, tool_choice: ToolChoice = "auto") -> None:
         """Makes the model respond, as soon as no response is in progress and the user does not speak.
 
@@ -716,8 +745,8 @@ class RealtimeSession:
     async def close(self) -> None:
         """Ends all work and sends no more events. Later events are ignored, and a later `sync` returns CLOSED."""
         self._closed = True
-        if self._pause is not None:
-            self._pause.cancel()
+        for timer in filter(None, (self._pause, self._refusal)):
+            timer.cancel()
         others = [task for task in self._tasks if task is not asyncio.current_task()]  # `send` may call this
         for task in others:
             task.cancel()

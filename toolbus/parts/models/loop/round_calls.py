@@ -114,6 +114,8 @@ class RoundCalls:
         if order >= self._runner.settings.max_calls:
             limit = self._runner.settings.max_calls
             return refusal(Code.OVERLOADED, f"only the first {limit} calls of an answer are run: make fewer at once")
+        if call.fault:
+            return refusal(Code.INVALID_ARGUMENTS, f"the call of {quote_name(call)} was not made: {call.fault}")
         if not call.whole:
             return refusal(
                 Code.INVALID_ARGUMENTS,
