@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all conformance mutants mcp-conformance thorough browser console-test console-pictures lab-test crash rotation network chaos fuzz overload soak lint types proto proto-check wire-image coverage bench
-.PHONY: docs clean vendor
+.PHONY: docs clean vendor settings
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[.a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ overload: $(VENV)/bench.stamp ## offer ten times the capacity for a minute, in e
 
 fuzz: $(VENV)/dev.stamp ## search all inputs for some that break a promise, for 10 minutes (ARGS="--seconds 3600 frames")
 	@exec $(BIN)/python -m lab.fuzz $(ARGS)
+
+settings: $(VENV)/dev.stamp ## write the table of settings in docs/reference/configuration.md from their declarations
+	@$(BIN)/python -m tests.docs.configuration_table
 
 lint: $(VENV)/dev.stamp ## check style and format of Python and proto
 	@$(BIN)/ruff check .

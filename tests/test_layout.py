@@ -58,7 +58,8 @@ FLOORS = (
     "bus.calls",
     "bus.streams",
     "bus.tasks",
-    "parts.mcp.settings bus.config bus.serve_settings",
+    "bus.config bus.serve_settings",
+    "parts.mcp.settings parts.observability.settings parts.console.settings",
     "bus.signals bus.roles",
     "bus.web_paths",  # what rooms hold for one another
     "bus.local",

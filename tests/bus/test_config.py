@@ -1,13 +1,19 @@
 """Settings: what is refused and in which words, and who wins where several places say something."""
 
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.waiting import HANG_SECONDS
 from toolbus.bus.config import Config
 from toolbus.bus.serve_settings import settle
+from toolbus.common.setting import TEXT, check_settings, one_of, setting
 from toolbus.errors import SetupError
+from toolbus.parts.dropin.settings import DropinSettings
 from toolbus.protocol.tool import Limits
 
 
@@ -74,6 +80,58 @@ def test_what_breaks_a_rule_is_refused_with_value_and_rule(fields: dict[str, Any
     with pytest.raises(SetupError) as refusal:
         Config(**fields)
     assert words in str(refusal.value)
+
+
+@dataclass(frozen=True)
+class _ToySettings:
+    """The settings of a part that is not in the list."""
+
+    colour: str = setting("red", TEXT, check=one_of("red", "blue"))
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+def test_a_part_brings_its_settings_and_their_rules() -> None:
+    config = Config(parts=(_ToySettings("blue"),))
+    assert config.part(_ToySettings).colour == "blue"
+    assert config == replace(config, http="127.0.0.1:48911")
+    assert config != Config()
+    assert Config().part(_ToySettings).colour == "red"
+    with pytest.raises(SetupError, match="colour is 'green', it must be one of red, blue"):
+        _ToySettings("green")
+
+
+def test_a_setting_of_a_part_is_a_keyword_and_an_attribute(tmp_path: Path) -> None:
+    config = Config(tools_dir=tmp_path, require_manifest=True)
+    assert config.part(DropinSettings) == DropinSettings(tmp_path, True)
+    assert config.tools_dir == tmp_path
+    assert replace(config, require_manifest=False) == Config(tools_dir=tmp_path)
+    with pytest.raises(TypeError, match=r"no setting is named 'tool_dir' \(did you mean tools_dir\?\)"):
+        Config(tool_dir=tmp_path)  # type: ignore[call-arg]
+    with pytest.raises(AttributeError, match="no setting 'tool_dir'"):
+        _ = config.tool_dir  # type: ignore[attr-defined]
+
+
+def test_settings_of_a_part_that_was_removed_are_refused_with_its_name(tmp_path: Path) -> None:
+    file = _file(tmp_path, f'tools_dir = "{tmp_path}"\n')
+    script = f"""
+import sys
+sys.modules["toolbus.parts.dropin"] = None  # as if its folder was removed
+from pathlib import Path
+from toolbus.bus.serve_settings import Config, settle
+settle({{}}, {{}})
+for read in (lambda: settle({{}}, {{}}, Path({str(file)!r})), lambda: Config(tools_dir=Path("."))):
+    try:
+        read()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS)
+    in_file, keyword = ran.stdout.splitlines()
+    lacks = "this installation of toolbus lacks its part dropin, whose settings it does not know: install"
+    assert in_file.startswith(f"SetupError {file}: unknown key tools_dir; {lacks}")
+    assert keyword.startswith(f"TypeError no setting is named 'tools_dir'; {lacks}")
 
 
 def _file(folder: Path, text: str) -> Path:

@@ -9,7 +9,7 @@ import json
 import re
 import threading
 import typing
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 import toolbus.loop
+from tests.docs.configuration_table import written
 from tests.docs.pages import DROP_IN, ROOT, TEXTS, blocks, code_spans, table
 from tests.support.commands import find_command
 from tests.support.core_model import Core, error_of
@@ -30,9 +31,10 @@ from toolbus.bus.config import Config
 from toolbus.bus.gateway.http_connection import IDLE_SECONDS, MAX_HEAD_BYTES
 from toolbus.bus.keys.issuer_settings import Issuer
 from toolbus.bus.keys.keys_file import KeyRecord, parse_keys
-from toolbus.bus.serve_settings import ServeSettings, settle
+from toolbus.bus.serve_settings import settle
 from toolbus.cli import terminal
 from toolbus.cli.command_line import commands
+from toolbus.common.setting import part_records, settings_of
 from toolbus.dialects import DIALECTS, find_dialect
 from toolbus.dropin import FileGrants, env_of, read_manifest
 from toolbus.errors import Code, SetupError, Stage
@@ -155,17 +157,18 @@ def test_the_configuration_page_has_every_key_that_the_bus_reads_and_no_other(tm
     assert all(f"[{name}" in CONFIGURATION for name in tables)
 
 
-def test_the_configuration_page_shows_the_defaults() -> None:
-    defaults = {each.name: each.default for each in (*fields(Config), *fields(ServeSettings))}
-    words = {"the platform's": None, "none": None, "`keys` in the data directory": None}
-    for name, row in _ROWS.items():
-        if name in ("no_roles", "ephemeral"):  # switches that empty another key
-            assert row[1] == "`false`"
-            continue
-        default = defaults[name]
-        assert default is not MISSING, name
-        shown = words[row[1]] if row[1] in words else json.loads(row[1].strip("`"))
-        assert shown == (list(default) if isinstance(default, tuple) else default), name
+def test_the_table_of_settings_is_what_their_declarations_make() -> None:
+    assert written(CONFIGURATION) == CONFIGURATION, "run: make settings"
+
+
+def test_type_checkers_know_each_setting_of_the_parts() -> None:
+    """`Config` repeats their names for type checkers, since at run time it takes what the parts declare."""
+    (config,) = ast.parse(inspect.getsource(Config)).body
+    assert isinstance(config, ast.ClassDef)
+    (block,) = (node for node in config.body if isinstance(node, ast.If))
+    names = (each.target for each in block.body if isinstance(each, ast.AnnAssign))
+    known = {name.id for name in names if isinstance(name, ast.Name)}
+    assert known == {name for record in part_records() for name in settings_of(record)}
 
 
 def test_every_key_of_the_configuration_page_is_read_from_its_variable(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Holds the configuration of a bus as one frozen record that checks itself before the bus listens.
 
-An error names the value, the rule and how to fix it. `serve_settings` knows where settings come from; this file opens
-no socket and makes no directory.
+Each setting of the core is declared once, as a field of `Config`; the settings of parts are records of their own. An
+error names the value, the rule and how to fix it. `serve_settings` knows where settings come from; this file opens no
+socket and makes no directory. It imports little, since the options of ``toolbus serve`` are made from it.
 """
 
 from __future__ import annotations
@@ -9,26 +10,42 @@ from __future__ import annotations
 import math
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolbus.bus.access.neighbours import DEFAULT as DEFAULT_NEIGHBOURS
 from toolbus.bus.access.neighbours import allowed_uids
-from toolbus.bus.callback_url import parse_callback_url
-from toolbus.bus.calls.call_traces import MAX_SPANS_PER_SECOND
-from toolbus.bus.calls.tripwire import Tripwire
-from toolbus.bus.catalog.policy import AccessRules
-from toolbus.bus.keys.doorman import split_secure
-from toolbus.bus.keys.issuer_settings import Issuer, check_issuers
-from toolbus.bus.loopback import is_loopback_host, mask
-from toolbus.bus.metrics.call_counts import MAX_COUNTED
-from toolbus.bus.pins.pins import PINS, Pin
+from toolbus.bus.loopback import is_loopback_host
+from toolbus.common.reader import Keys, Reader
+from toolbus.common.setting import (
+    FLAG,
+    NUMBER,
+    PATH,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    Option,
+    Switch,
+    at_least_one,
+    check_items,
+    check_settings,
+    one_of,
+    read_parts,
+    setting,
+    settings_of,
+    table,
+    texts,
+    within,
+)
 from toolbus.errors import InvalidRequest, SetupError
-from toolbus.parts.mcp.settings import McpSettings
 from toolbus.protocol.limits import DEFAULT_TIMINGS, Limits, Timings
-from toolbus.protocol.tool import is_source
+
+if TYPE_CHECKING:
+    from toolbus.bus.catalog.policy import AccessRules
+    from toolbus.bus.keys.issuer_settings import Issuer
+    from toolbus.bus.pins.pins import Pin
 
 DEFAULT_GRPC = "127.0.0.1:48930"
 DEFAULT_HTTP_PORT = 48911
@@ -36,134 +53,406 @@ MAX_UNIX_PATH = 107  # bytes: sun_path of Linux holds 108 with its end
 MAX_SECONDS = 3600.0
 MIN_HEARTBEAT_SECONDS = 0.1  # below, the bus would do little else
 ADOPT_ROLES = ("off", "first-use", "upstream")
-TRACES_PATH = "/v1/traces"  # of OTLP over HTTP
 OFFERED = ("tasks", "search")  # groups of the bus's own tools that are made for models
 
+Record = TypeVar("Record")
 
-@dataclass(frozen=True, slots=True)
+
+# -- how values are read and checked ---------------------------------------------------------------------------------
+
+
+def _users(reader: Reader) -> tuple[str, ...]:
+    """Reads a list of users, or one; a uid may be a number."""
+    if isinstance(reader.value, str):
+        return (reader.value,)
+    return tuple(str(item.whole()) if isinstance(item.value, int) else item.text() for item in reader.items())
+
+
+def _limits(reader: Reader) -> Limits:
+    keys: Keys = {each.name: (each.name, Reader.whole) for each in fields(Limits)}
+    return Limits(**reader.record(keys))
+
+
+def _rules(reader: Reader) -> AccessRules:
+    from toolbus.bus.catalog.policy import AccessRules
+
+    try:
+        return AccessRules.read({key: value.value for key, value in reader.entries().items()})
+    except InvalidRequest as error:
+        raise SetupError(f"{reader.subject}: {error}") from None
+
+
+def _no_rules() -> AccessRules:
+    from toolbus.bus.catalog.policy import AccessRules
+
+    return AccessRules()
+
+
+def _issuers(reader: Reader) -> tuple[Issuer, ...]:
+    from toolbus.bus.keys.issuer_settings import read_issuers
+
+    return read_issuers(reader)
+
+
+def _pins(reader: Reader) -> dict[str, str]:
+    from toolbus.bus.pins.pins import PINS
+
+    return {source: pin.choice(PINS) for source, pin in reader.entries().items()}
+
+
+def _allowed(reader: Reader) -> dict[str, tuple[str, ...]]:
+    return {tool: TEXTS.read(names) for tool, names in reader.entries().items()}
+
+
+def _check_grpc(name: str, addresses: tuple[str, ...]) -> None:
+    if not addresses:
+        raise SetupError(f"{name} has no address: give at least one, for example {DEFAULT_GRPC}")
+    check_items(name, addresses)
+    for written in addresses:
+        secure, address = _split_secure(written)
+        check_address(name, address, unix=not secure, anywhere=bool(secure))
+
+
+def _split_secure(address: str) -> tuple[str, str]:
+    from toolbus.bus.keys.doorman import split_secure
+
+    return split_secure(address)
+
+
+def _check_neighbours(name: str, users: tuple[str, ...]) -> None:
+    check_items(name, users)
+    allowed_uids(users)  # raises for a user that does not exist
+
+
+def _check_http(name: str, address: str) -> None:
+    if address != "off":
+        check_address(name, address)
+
+
+def _check_https(name: str, address: str | None) -> None:
+    if address is not None:
+        check_address(name, address, anywhere=True)
+
+
+def _check_issuers(name: str, issuers: tuple[Issuer, ...]) -> None:
+    if issuers:
+        from toolbus.bus.keys.issuer_settings import check_issuers
+
+        check_issuers(list(issuers))
+
+
+def _check_sources(name: str, sources: Iterable[str]) -> None:
+    """Refuses what is not a source, or a beginning of one with ``*`` behind it."""
+    from toolbus.protocol.tool import is_source
+
+    check_items(name, tuple(sources))
+    for source in sources:
+        stem = source if name == "silenced" else source.rstrip("*")
+        if stem and not is_source(stem):
+            raise SetupError(f"{name} names {stem!r}: a source is 1 to 128 of [A-Za-z0-9_.:-]")
+
+
+def _check_pins(name: str, pins: Mapping[str, Pin]) -> None:
+    if not pins:
+        return
+    from toolbus.bus.pins.pins import PINS
+
+    _check_sources(name, pins)
+    for source, pin in pins.items():
+        if pin not in PINS:
+            raise SetupError(f"{name}.{source} is {pin!r}, it must be one of {', '.join(PINS)}")
+
+
+def _check_offered(name: str, groups: tuple[str, ...]) -> None:
+    check_items(name, groups)
+    for group in groups:
+        if group not in OFFERED:
+            raise SetupError(f"{name} names {group!r}: the bus can offer models {' and '.join(OFFERED)}")
+
+
+def _check_metrics_tools(name: str, tools: int) -> None:
+    from toolbus.bus.metrics.call_counts import MAX_COUNTED
+
+    if not 0 <= tools <= MAX_COUNTED:
+        raise SetupError(f"{name} is {tools}, it must be from 0 to {MAX_COUNTED}")
+
+
+def _check_slow(name: str, seconds: float) -> None:
+    if not 0.0 <= seconds < math.inf:  # NaN fails this too
+        raise SetupError(f"{name} is {seconds:g}, it must be 0 (off) or a number of seconds above 0")
+
+
+def _check_limits(name: str, limits: Limits) -> None:
+    for each in fields(Limits):
+        at_least_one(f"{name}.{each.name}", getattr(limits, each.name))
+
+
+_A_WHILE = within(0, MAX_SECONDS, "seconds")
+_A_HEARTBEAT = within(MIN_HEARTBEAT_SECONDS, MAX_SECONDS, "seconds")
+
+
+# -- the record ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The configuration of a bus: what it listens on, what it accepts, what it persists.
 
+    Each setting of the reference page (Configuration) is a keyword, those of parts included. Without a ``data_dir``
+    nothing survives a restart.
+
     Attributes:
-        grpc: ``HOST:PORT`` or ``unix:PATH``; port 0 picks a free one. Beyond this machine ``tls:HOST:PORT``, where each
-            RPC needs a token, and ``mtls:HOST:PORT``, where each connection needs a certificate.
-        http: ``HOST:PORT``, or ``off``.
         http_fallback: whether to listen on the next free port where that of ``http`` is taken.
-        neighbours: the users of this machine that may connect, beside the bus's own and root: ``self``, ``any``,
-            names or uids.
-        https: ``HOST:PORT`` beyond this machine, where each request needs a key; None: HTTPS is not served.
-        keys: the directory of the keys; None: ``keys`` in the data directory.
-        issuers: whose tokens (JWT) prove identities as well, for hosts with an OIDC token.
-        roles: the personas that tools can be for, in order; empty: none yet.
-        adopt_roles: whether roles that are not configured are added when programs name them: ``off``; ``first-use``, by
-            the first registration of a tool and by the main server of ``upstream``; ``upstream``, by that alone.
-        data_dir: the directory in which what survives a restart is persisted; None: nothing survives.
-        upstream: ``http://HOST:PORT`` of a main server that our tools are offered to; None: the bus has no main server.
-        limits: see `Limits`.
-        grace_seconds: how long the tools of a broken session wait for it to come back.
-        drain_seconds: how long calls in flight may take when the bus stops.
-        heartbeat_seconds, idle_heartbeat_seconds, missed_heartbeats, missed_heartbeats_gone: how soon a hung peer is
-            noticed, see `Timings`.
-        silenced: sources that may attach and call, but may not offer tools.
-        generation: sources that may use the models that hosts lend (``host:generate``); ``*`` as in ``guarded``.
-        guarded: sources whose results are withheld where they hold something named like a secret; one that ends with
-            ``*`` stands for all that begin so.
-        tripwire: how secrets are recognized by their names: ``default``, or ``synchronet`` for that system's own rules.
-        tripwire_allow: names that a tool's results may hold all the same, by tool.
-        pins: what happens to a plugin's tools that change after they were first seen, by source: ``warn`` marks them,
-            ``block`` refuses them until they are approved; other sources are not compared. ``*`` as above.
-        permissions: which users may call which tools, and those of which roles and sources.
-        background_after_seconds: how long a call of this process (`toolbus.tools.ToolRegistry`) waits before it becomes
-            a task.
-        tools_dir: a folder of drop-in tools to offer, in sandboxed processes of their own.
-        require_manifest: whether such a folder offers nothing without a ``_manifest.json``.
-        council: a file of members that run tools before a model is asked (`toolbus.extension`), and of their settings;
-            None: each request for a run brings its members.
-        mcp_secrets: a file of variables, in which `${VAR}` of mounts is looked up before the environment.
-        mcp_servers: a file of MCP servers to mount, in the common JSON of MCP clients, beside those of `toolbus mount`.
-        offered: the bus's own tools that models are offered: ``tasks``, ``search``, or both.
-        repair_arguments: whether arguments that break a schema are repaired before they are refused, and defaults are
-            filled in.
-        record_contents: whether the record of calls holds arguments and outputs, cut and without secrets.
-        audit: whether changes of the bus are recorded in the data directory, if it has one.
-        audit_required: whether a change is refused that cannot be recorded.
-        audit_calls: whether calls are recorded too: by whom, which tool, how they ended; no contents.
-        traces: the URL of a collector of OpenTelemetry that gets spans of sampled calls (OTLP over HTTP);
-            ``/v1/traces`` is added where it has no path. None: calls are not traced.
-        trace_ratio: the share of the calls without a trace that begin one: from 0 to 1.
-        trace_most: how many calls are sampled in a second at most.
-        slow_seconds: calls that take longer are logged and listed; 0: no call.
-        metrics: whether the calls of each tool are counted, and `/metrics` is served.
-        metrics_tools: how many tools have series of their own there; the rest is ``other``.
-        grpc_reflection: whether clients can list the services of the server.
-        mcp: what MCP clients are offered.
-        console: whether operators have a page over HTTP.
+        parts: the settings of the parts, one record for each; see `part`.
 
     Raises:
         SetupError: from the constructor, naming the first rule that is broken.
+        TypeError: neither the core nor a part has a setting of such a name.
     """
 
-    grpc: tuple[str, ...] = (DEFAULT_GRPC,)
-    http: str = f"127.0.0.1:{DEFAULT_HTTP_PORT}"
+    grpc: tuple[str, ...] = setting(
+        (DEFAULT_GRPC,),
+        TEXTS,
+        "addresses for gRPC: `HOST:PORT` on loopback, `unix:PATH`, or for other machines `tls:HOST:PORT` and "
+        "`mtls:HOST:PORT` ([Addresses](#addresses)); port 0 picks a free one",
+        check=_check_grpc,
+        option=Option(
+            "Listen here for gRPC; may be repeated. Port 0 picks a free port (default: 127.0.0.1:48930). With tls: "
+            "or mtls: for other machines, whose programs need a key.",
+            "[tls:|mtls:]HOST:PORT|unix:PATH",
+        ),
+    )
+    http: str = setting(
+        f"127.0.0.1:{DEFAULT_HTTP_PORT}",
+        TEXT,
+        "the address for HTTP on loopback, or `off`",
+        check=_check_http,
+        option=Option("Listen here for HTTP, or not at all (default: see below).", "HOST:PORT|off"),
+    )
     http_fallback: bool = False
-    neighbours: tuple[str, ...] = DEFAULT_NEIGHBOURS
-    https: str | None = None
-    keys: Path | None = None
-    issuers: tuple[Issuer, ...] = ()
-    roles: tuple[str, ...] = ("default",)
-    adopt_roles: str = "off"
-    data_dir: Path | None = None
-    upstream: str | None = None
-    limits: Limits = field(default_factory=Limits)
-    grace_seconds: float = 5.0
-    drain_seconds: float = 30.0
-    heartbeat_seconds: float = DEFAULT_TIMINGS.busy_heartbeat_seconds
-    idle_heartbeat_seconds: float = DEFAULT_TIMINGS.idle_heartbeat_seconds
-    missed_heartbeats: int = DEFAULT_TIMINGS.missed_heartbeats
-    missed_heartbeats_gone: int = DEFAULT_TIMINGS.missed_heartbeats_gone
-    silenced: tuple[str, ...] = ()
-    generation: tuple[str, ...] = ()
-    guarded: tuple[str, ...] = ("dropin", "dropin:*")
-    tripwire: str = "default"
-    tripwire_allow: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    pins: Mapping[str, Pin] = field(default_factory=dict)
-    permissions: AccessRules = field(default_factory=AccessRules)
-    background_after_seconds: float = 10.0
-    tools_dir: Path | None = None
-    require_manifest: bool = False
-    council: Path | None = None
-    mcp_secrets: Path | None = None
-    mcp_servers: Path | None = None
-    offered: tuple[str, ...] = ()
-    repair_arguments: bool = True
-    record_contents: bool = False
-    audit: bool = True
-    audit_required: bool = False
-    audit_calls: bool = False
-    traces: str | None = None
-    trace_ratio: float = 0.0
-    trace_most: int = MAX_SPANS_PER_SECOND
-    slow_seconds: float = 10.0
-    metrics: bool = True
-    metrics_tools: int = 200
-    grpc_reflection: bool = True
-    console: bool = True
-    mcp: McpSettings = field(default_factory=McpSettings)
+    https: str | None = setting(
+        None,
+        TEXT,
+        "the address for HTTPS, for other machines: each request needs a key",
+        check=_check_https,
+        option=Option("Also listen here for HTTPS, for programs with a key (default: no HTTPS).", "HOST:PORT"),
+    )
+    keys: Path | None = setting(
+        None,
+        PATH,
+        "the directory of the [keys](#identities-and-keys), for `tls:`, `mtls:` and `https`",
+        option=Option("The keys of `toolbus keys` (default: keys in the data directory).", "DIR"),
+        shown="`keys` in the data directory",
+    )
+    neighbours: tuple[str, ...] = setting(
+        DEFAULT_NEIGHBOURS,
+        texts(_users),
+        "which users of this machine may connect over loopback, beside the bus's own and root: `self`, `any`, or "
+        'names and uids such as `["www-data", 1001]` '
+        "([Security](../about/security.md#who-may-connect-on-this-machine))",
+        check=_check_neighbours,
+        option=Option(
+            "Which users of this machine may connect, beside this one and root; may be repeated (default: self).",
+            "self|any|USER",
+        ),
+    )
+    roles: tuple[str, ...] = setting(
+        ("default",),
+        TEXTS,
+        "the personas that tools can be for, in order",
+        check=check_items,
+        option=Option(
+            "A role that tools can be registered for; may be repeated (default: the role default).", "NAME", "--role"
+        ),
+        switch=Switch("no_roles", (), "starts without any role", Option("Start without any role.")),
+    )
+    adopt_roles: str = setting(
+        "off",
+        TEXT,
+        "adds [roles](#roles) that are not configured: `first-use`, as soon as a tool is registered for one or the "
+        "main server of `upstream` has it; `upstream`, only those of the main server",
+        check=one_of(*ADOPT_ROLES),
+        option=Option(
+            "Add roles that are not configured: first-use, when a tool is registered for one or the main server has "
+            "it; upstream, when the main server has it (default: off).",
+            "off|first-use|upstream",
+        ),
+    )
+    data_dir: Path | None = setting(
+        None,
+        PATH,
+        "the directory for everything that survives a restart; one bus at a time, and [no other user may write "
+        "there](../about/security.md#what-is-stored-and-logged)",
+        option=Option(
+            "Store here what outlives a restart; for one bus at a time (default: the platform's data folder).", "DIR"
+        ),
+        shown="the platform's",
+        switch=Switch(
+            "ephemeral",
+            None,
+            "stores nothing",
+            Option("Store nothing: tools with a callback URL, tasks and rules end with the bus."),
+        ),
+    )
+    grace_seconds: float = setting(
+        5.0,
+        NUMBER,
+        "how long tools stay offline after their session broke, until their plugin reconnects; 0 to 3600",
+        check=_A_WHILE,
+    )
+    drain_seconds: float = setting(
+        30.0,
+        NUMBER,
+        "how long calls in flight may take during a graceful shutdown, and plugins may take to answer calls that "
+        "timed out or were cancelled; 0 to 3600",
+        check=_A_WHILE,
+    )
+    heartbeat_seconds: float = setting(
+        DEFAULT_TIMINGS.busy_heartbeat_seconds,
+        NUMBER,
+        "between [heartbeats](#heartbeats) of a peer that runs calls, and the time that each echo has; 0.1 to 3600",
+        check=_A_HEARTBEAT,
+        option=Option("Between heartbeats of a peer that runs calls (default: 1).", "SECONDS"),
+    )
+    idle_heartbeat_seconds: float = setting(
+        DEFAULT_TIMINGS.idle_heartbeat_seconds,
+        NUMBER,
+        "between heartbeats of a peer without calls; 0.1 to 3600",
+        check=_A_HEARTBEAT,
+    )
+    missed_heartbeats: int = setting(
+        DEFAULT_TIMINGS.missed_heartbeats,
+        WHOLE,
+        "after this number in a row the calls of a peer end",
+        check=at_least_one,
+        option=Option("After so many without an echo the calls of a peer end (default: 4).", "COUNT"),
+    )
+    missed_heartbeats_gone: int = setting(
+        DEFAULT_TIMINGS.missed_heartbeats_gone,
+        WHOLE,
+        "after this number in a row the session of a peer ends; not less than `missed_heartbeats`",
+    )
+    background_after_seconds: float = setting(
+        10.0,
+        NUMBER,
+        "how long a call of a `ToolRegistry(bus=…)` waits before it becomes a [task](../start/tasks.md); 0 to 3600",
+        check=_A_WHILE,
+    )
+    generation: tuple[str, ...] = setting(
+        (),
+        TEXTS,
+        "sources that may use the [models that hosts lend](../start/hosts.md#lending-a-model); `*` at the end stands "
+        "for any rest",
+        check=_check_sources,
+    )
+    silenced: tuple[str, ...] = setting(
+        (), TEXTS, "sources that may attach and call, but not offer tools", check=_check_sources
+    )
+    guarded: tuple[str, ...] = setting(
+        ("dropin", "dropin:*"),
+        TEXTS,
+        "untrusted sources: their results with a [secret](../start/drop-in-tools.md#results-that-hold-a-secret) are "
+        "blocked, and they may neither administer the bus nor set a context. `*` at the end stands for any rest",
+        check=_check_sources,
+    )
+    tripwire: str = setting(
+        "default", TEXT, "the rules that recognize secrets by their names: `default` or `synchronet`"
+    )
+    offered: tuple[str, ...] = setting(
+        (),
+        TEXTS,
+        "the bus's own tools that are offered to models: `tasks`, `search`",
+        check=_check_offered,
+        option=Option("Offer this group of the bus's own tools to models; may be repeated.", "tasks|search", "--offer"),
+    )
+    repair_arguments: bool = setting(
+        True,
+        FLAG,
+        "arguments that break a schema are [repaired](../start/plugins.md#what-the-bus-repairs) before they are "
+        "refused, and defaults are filled in",
+        option=Option(
+            "Refuse arguments that break a tool's schema as they are, and fill in no defaults.", name="--no-repair"
+        ),
+    )
+    record_contents: bool = setting(
+        False,
+        FLAG,
+        "the records of calls hold arguments and outputs, shortened and without secrets",
+        option=Option("Record arguments and outputs of the newest calls, shortened and without secrets."),
+    )
+    audit: bool = setting(True, FLAG, "writes an [audit](audit.md) in the data directory, if there is one")
+    audit_required: bool = setting(False, FLAG, "refuses acts that the audit cannot record")
+    audit_calls: bool = setting(False, FLAG, "the audit also has calls, without arguments and outputs")
+    metrics: bool = setting(True, FLAG, "counts the calls of each tool and serves [`/metrics`](../start/metrics.md)")
+    metrics_tools: int = setting(
+        200,
+        WHOLE,
+        "how many tools have their own series: those with most calls; the rest is `other`; at most 10,000",
+        check=_check_metrics_tools,
+    )
+    grpc_reflection: bool = setting(True, FLAG, "clients can list the services of the server")
+    slow_seconds: float = setting(
+        10.0,
+        NUMBER,
+        "calls that take longer are [logged and listed](../start/logs.md#slow-calls), at most 10 lines a second; 0: "
+        "none",
+        check=_check_slow,
+    )
+    # -- tables of the file
+    limits: Limits = setting(Limits, table(_limits), check=_check_limits)
+    permissions: AccessRules = setting(_no_rules, table(_rules))
+    tripwire_allow: Mapping[str, tuple[str, ...]] = setting(dict, table(_allowed))
+    pins: Mapping[str, Pin] = setting(dict, table(_pins), check=_check_pins)
+    issuers: tuple[Issuer, ...] = setting((), table(_issuers), check=_check_issuers)
+    parts: tuple[Any, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not self.grpc:
-            raise SetupError(f"grpc has no address: give at least one, for example {DEFAULT_GRPC}")
-        for name in ("grpc", "neighbours", "roles", "silenced", "generation", "guarded", "offered"):
-            _check_list(name, getattr(self, name))
-        for address in self.grpc:
-            secure, address = split_secure(address)
-            check_address("grpc", address, unix=not secure, anywhere=bool(secure))
-        allowed_uids(self.neighbours)  # raises for a user that does not exist
-        if self.http != "off":
-            check_address("http", self.http)
-        if self.https is not None:
-            check_address("https", self.https, anywhere=True)
-        check_issuers(list(self.issuers))
+    if TYPE_CHECKING:  # the parts' settings: `toolbus.parts` lists the records that declare them, a test compares
+        console: bool = True
+        council: Path | None = None
+        mcp: object = None
+        mcp_secrets: Path | None = None
+        mcp_servers: Path | None = None
+        require_manifest: bool = False
+        tools_dir: Path | None = None
+        trace_most: int = 100
+        trace_ratio: float = 0.0
+        traces: str | None = None
+        upstream: str | None = None
+    else:
+
+        def __init__(self, *, parts: Iterable[Any] = (), **settings: Any) -> None:
+            for each in fields(self):
+                if each.name in settings:
+                    value = settings.pop(each.name)
+                else:
+                    value = each.default if each.default_factory is MISSING else each.default_factory()
+                object.__setattr__(self, each.name, value)
+            object.__setattr__(self, "parts", read_parts(parts, settings))
+            self._check()
+
+        def __getattr__(self, name: str) -> Any:
+            for record in self.parts if name != "parts" else ():
+                if name in settings_of(type(record)):
+                    return getattr(record, name)
+            raise AttributeError(f"{type(self).__name__} has no setting {name!r}")
+
+    def part(self, record: type[Record]) -> Record:
+        """Returns the settings of a part, by the class of its record."""
+        found: Record = next((each for each in self.parts if type(each) is record), None) or record()
+        return found
+
+    @property
+    def reserved(self) -> frozenset[str]:
+        """Addresses that HTTP does not fall back to: the bus's own, and those that parts leave to others."""
+        others = (getattr(record, "reserved", "") for record in self.parts)
+        return frozenset((*self.grpc, self.https or "", *others)) - {""}
+
+    def _check(self) -> None:
+        check_settings(self)
+        for record in self.parts:
+            check = getattr(record, "check_beside", None)
+            if check is not None:
+                check(self)
         if self.issuers and not self.needs_keys:
             raise SetupError(
                 "issuers are for the addresses tls:, mtls: and https, and this bus has none of them: add one, or drop "
@@ -174,41 +463,28 @@ class Config:
                 "the addresses tls:, mtls: and https need keys, and this bus has no data directory to hold them: give "
                 "it one with --data-dir, or name the directory of the keys with --keys"
             )
-        if self.upstream is not None:
-            check_upstream(self.upstream)
-            if self.http == "off":
-                raise SetupError("upstream needs http, since the main server calls tools back over it: drop http off")
-        if self.adopt_roles not in ADOPT_ROLES:
-            raise SetupError(f"adopt_roles is {self.adopt_roles!r}, it must be one of {', '.join(ADOPT_ROLES)}")
-        if self.adopt_roles == "upstream" and self.upstream is None:
-            raise SetupError("adopt_roles upstream needs a main server whose roles are taken: set upstream")
-        if self.tools_dir is not None and not self.tools_dir.is_dir():
-            raise SetupError(f"tools_dir {str(self.tools_dir)!r} is not a folder: create it or name another one")
-        for name, file in (("council", self.council), ("mcp_servers", self.mcp_servers)):
-            if file is not None and not file.is_file():
-                raise SetupError(f"{name} {str(file)!r} is not a file: create it or name another one")
-        self._check_sources()
+        self._check_tripwire()
+        self._check_audit()
+        if self.missed_heartbeats_gone < self.missed_heartbeats:
+            raise SetupError(
+                f"missed_heartbeats_gone is {self.missed_heartbeats_gone}, less than missed_heartbeats = "
+                f"{self.missed_heartbeats}: a session ends after its calls, so give at least as many"
+            )
+
+    def _check_tripwire(self) -> None:
+        from toolbus.bus.calls.tripwire import Tripwire
+
         try:
             Tripwire(self.tripwire, self.tripwire_allow)  # type: ignore[arg-type]  # it checks the preset
         except InvalidRequest as error:
             raise SetupError(str(error)) from None
-        self._check_audit()
-        self._check_slow()
-        self._check_traces()
-        for group in self.offered:
-            if group not in OFFERED:
-                raise SetupError(f"offered names {group!r}: the bus can offer models {' and '.join(OFFERED)}")
-        for name in ("grace_seconds", "drain_seconds", "background_after_seconds"):
-            seconds = getattr(self, name)
-            if not 0 <= seconds <= MAX_SECONDS:  # NaN fails this too
-                raise SetupError(f"{name} is {seconds:g}, it must be from 0 to {MAX_SECONDS:g} seconds")
-        self._check_heartbeats()
-        if not 0 <= self.metrics_tools <= MAX_COUNTED:
-            raise SetupError(f"metrics_tools is {self.metrics_tools}, it must be from 0 to {MAX_COUNTED}")
-        for limit in fields(Limits):
-            value = getattr(self.limits, limit.name)
-            if value < 1:
-                raise SetupError(f"limits.{limit.name} is {value}, it must be at least 1")
+
+    def _check_audit(self) -> None:
+        for name in ("audit_required", "audit_calls"):
+            if getattr(self, name) and not self.audit:
+                raise SetupError(f"{name} contradicts audit = false: drop one")
+            if getattr(self, name) and self.data_dir is None:
+                raise SetupError(f"{name} needs a data directory, where the audit is written: set data_dir")
 
     @property
     def timings(self) -> Timings:
@@ -220,63 +496,10 @@ class Config:
             missed_heartbeats_gone=self.missed_heartbeats_gone,
         )
 
-    def _check_heartbeats(self) -> None:
-        for name in ("heartbeat_seconds", "idle_heartbeat_seconds"):
-            seconds = getattr(self, name)
-            if not MIN_HEARTBEAT_SECONDS <= seconds <= MAX_SECONDS:  # NaN fails this too
-                rule = f"it must be from {MIN_HEARTBEAT_SECONDS:g} to {MAX_SECONDS:g} seconds"
-                raise SetupError(f"{name} is {seconds:g}, {rule}")
-        if self.missed_heartbeats < 1:
-            raise SetupError(f"missed_heartbeats is {self.missed_heartbeats}, it must be at least 1")
-        if self.missed_heartbeats_gone < self.missed_heartbeats:
-            raise SetupError(
-                f"missed_heartbeats_gone is {self.missed_heartbeats_gone}, less than missed_heartbeats = "
-                f"{self.missed_heartbeats}: a session ends after its calls, so give at least as many"
-            )
-
-    def _check_sources(self) -> None:
-        patterns = {"generation": self.generation, "guarded": self.guarded, "pins": tuple(self.pins)}
-        stems = {name: tuple(each.rstrip("*") for each in sources) for name, sources in patterns.items()}
-        for name, sources in {"silenced": self.silenced, **stems}.items():
-            for source in sources:
-                if source and not is_source(source):
-                    raise SetupError(f"{name} names {source!r}: a source is 1 to 128 of [A-Za-z0-9_.:-]")
-        for source, pin in self.pins.items():
-            if pin not in PINS:
-                raise SetupError(f"pins.{source} is {pin!r}, it must be one of {', '.join(PINS)}")
-
-    def _check_audit(self) -> None:
-        for name in ("audit_required", "audit_calls"):
-            if getattr(self, name) and not self.audit:
-                raise SetupError(f"{name} contradicts audit = false: drop one")
-            if getattr(self, name) and self.data_dir is None:
-                raise SetupError(f"{name} needs a data directory, where the audit is written: set data_dir")
-
-    def _check_slow(self) -> None:
-        if not 0.0 <= self.slow_seconds < math.inf:  # NaN fails this too
-            raise SetupError(
-                f"slow_seconds is {self.slow_seconds:g}, it must be 0 (off) or a number of seconds above 0"
-            )
-
-    def _check_traces(self) -> None:
-        if self.traces is not None:
-            check_collector(self.traces)
-        if not 0.0 <= self.trace_ratio <= 1.0:  # NaN fails this too
-            raise SetupError(f"trace_ratio is {self.trace_ratio:g}, it must be from 0 (none) to 1 (all)")
-        if self.trace_most < 1:
-            raise SetupError(f"trace_most is {self.trace_most}, it must be at least 1: without traces none is sampled")
-
-    @property
-    def traces_url(self) -> str:
-        """Where spans are posted; "" where they are not."""
-        if self.traces is None:
-            return ""
-        return self.traces if urlsplit(self.traces).path.strip("/") else f"{self.traces.rstrip('/')}{TRACES_PATH}"
-
     @property
     def needs_keys(self) -> bool:
         """Whether it listens where each request needs a key."""
-        return self.https is not None or any(split_secure(address)[0] for address in self.grpc)
+        return self.https is not None or any(_split_secure(address)[0] for address in self.grpc)
 
     @property
     def keys_dir(self) -> Path | None:
@@ -318,40 +541,6 @@ def check_address(name: str, address: str, *, unix: bool = False, anywhere: bool
         )
 
 
-def check_upstream(url: str) -> None:
-    """Checks the address of a main server.
-
-    Raises:
-        SetupError: it is not an http URL of a host and port on loopback.
-    """
-    try:
-        target = parse_callback_url(url)
-    except ValueError:
-        raise SetupError(
-            f"upstream {mask(url)!r} is not http://HOST:PORT of this machine: write for example http://127.0.0.1:48911"
-        ) from None
-    if target.scheme != "http" or target.user or target.url.partition("://")[2].partition("/")[2]:
-        raise SetupError(f"upstream {target.shown!r} is not http://HOST:PORT: write for example http://127.0.0.1:48911")
-
-
-def check_collector(url: str) -> None:
-    """Checks the address of a collector.
-
-    Raises:
-        SetupError: it is not an http or https URL.
-    """
-    try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is not a number, a bracket that is not closed
-        fits = False
-    if not fits or parts.query or parts.fragment or not url.isprintable() or " " in url:
-        raise SetupError(
-            f"traces {mask(url)!r} is not http://HOST:PORT or https://HOST:PORT: write for example "
-            "http://127.0.0.1:4318, or off"
-        )
-
-
 def check_port(where: str, port: str) -> int:
     """Returns a port from its text.
 
@@ -361,19 +550,6 @@ def check_port(where: str, port: str) -> int:
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
         raise SetupError(f"{where}: port {port!r} is not a number from 0 to 65535; 0 picks a free one")
     return int(port)
-
-
-# -- rules ---------------------------------------------------------------------------------------------------------
-
-
-def _check_list(name: str, values: Sequence[str]) -> None:
-    seen: set[str] = set()
-    for value in values:
-        if not value:
-            raise SetupError(f"{name} has an empty item: name it or leave it out")
-        if value in seen and not value.endswith(":0"):  # two free ports are two addresses
-            raise SetupError(f"{name} names {value!r} twice: name it once")
-        seen.add(value)
 
 
 def _check_unix(name: str, address: str) -> None:

@@ -21,6 +21,7 @@ PARTS: tuple[Part, ...] = (
             PartRoom("toolbus.parts.mcp.server.room:McpServerRoom", before="GatewayRoom"),
             PartRoom("toolbus.parts.mcp.client.room:McpClientRoom"),
         ),
+        settings=("toolbus.parts.mcp.settings:McpConfig",),
     ),
     Part(
         "models",
@@ -40,6 +41,7 @@ PARTS: tuple[Part, ...] = (
         ),
         rooms=(PartRoom("toolbus.parts.moving.upstream.room:UpstreamRoom", before="TasksRoom"),),
         loaders=("toolbus.parts.moving.neko.neko_loader:NekoLoader",),
+        settings=("toolbus.parts.moving.upstream.settings:UpstreamSettings",),
         needs=("dropin", "models"),
     ),
     Part(
@@ -55,11 +57,13 @@ PARTS: tuple[Part, ...] = (
         ),
         rooms=(PartRoom("toolbus.parts.dropin.room:DropinRoom"),),
         loaders=("toolbus.parts.dropin.dropin_loader:DropinLoader",),
+        settings=("toolbus.parts.dropin.settings:DropinSettings",),
     ),
     Part(
         "council",
         extra="council",
         rooms=(PartRoom("toolbus.parts.council.room:CouncilRoom", before="StreamsRoom"),),
+        settings=("toolbus.parts.council.settings:BusCouncil",),
         needs=("models",),
     ),
     Part(
@@ -70,6 +74,7 @@ PARTS: tuple[Part, ...] = (
             PartCommand("console", "toolbus.parts.console.command:console", "Open the console in a browser."),
         ),
         rooms=(PartRoom("toolbus.parts.console.room:ConsoleRoom", before="NotificationsRoom"),),
+        settings=("toolbus.parts.console.settings:ConsoleSettings",),
     ),
     Part(
         "conformance",
@@ -101,5 +106,6 @@ PARTS: tuple[Part, ...] = (
             PartRoom("toolbus.parts.observability.metrics_room:MetricsRoom", before="KeysRoom"),
             PartRoom("toolbus.parts.observability.traces_room:TracesRoom", before="KeysRoom"),
         ),
+        settings=("toolbus.parts.observability.settings:TraceSettings",),
     ),
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 KIB = 1024
 MIB = 1024 * KIB
 MAX_SEARCH_RESULTS = 50  # of one search of tools
+MAX_SPANS_PER_SECOND = 100  # a caller that samples everything would else fill the queue and the trace store
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from toolbus.bus.config import Config
 from toolbus.bus.serve_settings import settle
 from toolbus.errors import SetupError
 from toolbus.functions.call_context import CallContext
+from toolbus.parts.observability.settings import TraceSettings
 from toolbus.protocol.limits import Timings
 from toolbus.testing import running_bus
 
@@ -103,7 +104,7 @@ async def test_without_the_extra_a_bus_that_is_to_trace_does_not_start(monkeypat
     ],
 )
 def test_the_path_of_a_collector_is_added_where_its_address_has_none(traces: str, url: str) -> None:
-    assert Config(traces=traces).traces_url == url
+    assert Config(traces=traces).part(TraceSettings).url == url
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_the_path_of_a_collector_is_added_where_its_address_has_none(traces: str
     ],
 )
 def test_variables_of_opentelemetry_name_the_collector_where_ours_do_not(environ: Mapping[str, str], url: str) -> None:
-    assert settle({}, environ).config.traces_url == url
+    assert settle({}, environ).config.part(TraceSettings).url == url
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from math import inf, log, log1p
 from random import SystemRandom, random
 
 from toolbus.bus.calls.call import Call, SpanRow, Trace
+from toolbus.protocol.limits import MAX_SPANS_PER_SECOND
 from toolbus.protocol.traceparent import is_plain, read_traceparent, read_tracestate
 from toolbus.v1 import tool_pb2 as pb
 
-MAX_SPANS_PER_SECOND = 100  # a caller that samples everything would else fill the queue and the trace store
 MAX_STEP = 1e15  # calls; with the smallest ratios a step would be infinite
 IDS_AT_ONCE = 20  # random ones; one by one they take three times as long
 _ODD = "13579bdf"  # the last digits of flags that say sampled

@@ -82,10 +82,7 @@ class GatewayRoom(Room):
                 raise
         host, _, port = config.http.rpartition(":")
         # The following ports first, so that a restart finds the same one; then any.
-        reserved = {
-            address.rpartition(":")[2]
-            for address in (*config.grpc, config.https or "", (config.upstream or "").rstrip("/"))
-        }
+        reserved = {address.rpartition(":")[2] for address in config.reserved}
         following = [str(each) for each in range(int(port) + 1, min(int(port) + 1 + FALLBACK_PORTS, 65536))]
         for each in (*following, "0"):
             if each not in reserved:

@@ -17,6 +17,7 @@ from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.bus.web_paths import Application, Message, Receive, Send
 from toolbus.errors import PeerLost
 from toolbus.functions.tool_spec import llm_tool
+from toolbus.parts.console.settings import ConsoleSettings
 from toolbus.protocol.tool import Result
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class ConsoleRoom(Room):
     async def open(self) -> None:
         """Adds the paths."""
         config = self.core.config
-        if not config.console or (config.http == "off" and config.https is None):
+        if not config.part(ConsoleSettings).console or (config.http == "off" and config.https is None):
             return
         from toolbus.parts.console.app import HOME, PAGE_PATH, POLICY
 

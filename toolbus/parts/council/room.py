@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from toolbus.bus.core import Core, Room
+from toolbus.parts.council.settings import BusCouncil
 
 if TYPE_CHECKING:
     from toolbus.parts.council.service import CouncilService
@@ -27,7 +28,7 @@ class CouncilRoom(Room):
     @property
     def is_served(self) -> bool:
         """Whether hosts can use it."""
-        return self.core.config.http != "off" or self.core.config.council is not None
+        return self.core.config.http != "off" or self.core.config.part(BusCouncil).council is not None
 
     def provides(self) -> Iterable[object]:
         """Returns itself: the endpoints ask it for the council."""
@@ -44,7 +45,7 @@ class CouncilRoom(Room):
             SetupError: naming the file and its fault.
         """
         config = self.core.config
-        if config.council is None:
+        if config.part(BusCouncil).council is None:
             return
         if config.http == "off":
             log.warning("hosts reach the council over HTTP only, and HTTP is off: turn it on with --http")
@@ -63,7 +64,7 @@ class CouncilRoom(Room):
     def _made(self) -> CouncilService:
         from toolbus.parts.council.service import CouncilService
 
-        return CouncilService.of_file(self.core.local, self.core.config.council)
+        return CouncilService.of_file(self.core.local, self.core.config.part(BusCouncil).council)
 
     async def stop(self) -> None:
         """Ends every run; hosts that wait for one are answered."""

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from toolbus.common.reader import Keys, Read, Reader, UnknownKey, list_unknown, path_of, read_file, snake_case
+from toolbus.common.setting import PATH, Option, check_settings, is_file, setting
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import KIB, MAX_TIMEOUT_SECONDS
@@ -444,3 +445,20 @@ _MEMBER: Keys = {
     "history_retention": ("history_retention", _retention),
     "tool_history_retention": ("history_retention", _retention),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class BusCouncil:
+    """Which council a bus runs for hosts; without a file each request for a run brings its members."""
+
+    council: Path | None = setting(
+        None,
+        PATH,
+        "the file of a [council](../start/councils.md#a-council-over-http) for hosts over HTTP; its [times and "
+        "tokens](../start/councils.md#times-and-tokens)",
+        check=is_file,
+        option=Option("Run the council of this file for hosts that call over HTTP.", "FILE"),
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)

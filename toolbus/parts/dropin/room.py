@@ -15,6 +15,7 @@ from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.streams_room import StreamsRoom
 from toolbus.common.log_limit import LogLimit
 from toolbus.errors import InvalidRequest, SetupError
+from toolbus.parts.dropin.settings import DropinSettings
 
 if TYPE_CHECKING:
     from toolbus.parts.dropin.tool_folder import ToolFolder
@@ -100,7 +101,7 @@ class DropinRoom(Room):
         Raises:
             SetupError: the bus has no streams that processes could attach to, or `watchfiles` is not installed.
         """
-        config = self.core.config
+        config = self.core.config.part(DropinSettings)
         if config.tools_dir is None:
             return
         streams = self.core.rooms.find(StreamsRoom)

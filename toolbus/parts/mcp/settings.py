@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from toolbus.bus.access.identity import Globs
-from toolbus.bus.catalog.entry import BUS_SOURCE
 from toolbus.common.reader import Keys, Reader
+from toolbus.common.setting import PATH, Option, check_settings, is_file, setting, table
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import MAX_LEVEL, MAX_TIMEOUT_SECONDS
@@ -60,6 +61,7 @@ class Profile:
     _sources: Globs = field(init=False, repr=False, compare=False)
     _allow: Globs = field(init=False, repr=False, compare=False)
     _deny: Globs = field(init=False, repr=False, compare=False)
+    _hidden: str = field(init=False, repr=False, compare=False)  # the bus's own source, unless `sources` names it
 
     def __post_init__(self) -> None:
         where = f"mcp.profiles.{self.name}"
@@ -83,6 +85,9 @@ class Profile:
             )
         for name in ("sources", "allow", "deny"):
             object.__setattr__(self, f"_{name}", Globs(getattr(self, name)))
+        from toolbus.bus.catalog.entry import BUS_SOURCE  # not at the top: `toolbus serve --help` reads this module
+
+        object.__setattr__(self, "_hidden", "" if BUS_SOURCE in self.sources else BUS_SOURCE)
 
     @property
     def source(self) -> str:
@@ -92,11 +97,11 @@ class Profile:
     @property
     def administers(self) -> bool:
         """Whether it has the bus's own tools."""
-        return BUS_SOURCE in self.sources
+        return not self._hidden
 
     def has(self, name: str, bare_name: str, source: str) -> bool:
         """Tells whether it has a tool."""
-        if source == BUS_SOURCE and not self.administers:
+        if source == self._hidden:
             return False
         names = (name, bare_name, f"{source}:{bare_name}")
         return self._sources.match(source) and self._allow.match(*names) and not self._deny.match(*names)
@@ -121,7 +126,7 @@ class McpSettings:
             raise SetupError(f"mcp.profiles has {len(self.profiles)} profiles, a bus has at most {MAX_PROFILES}")
 
 
-def read_mcp(reader: Reader) -> McpSettings:
+def _read_mcp(reader: Reader) -> McpSettings:
     """Reads the table ``[mcp]``.
 
     Raises:
@@ -152,3 +157,27 @@ _KEYS: Keys = {
     "task_after": ("task_after_seconds", lambda reader: reader.number(0.0, MAX_TIMEOUT_SECONDS)),
     "profiles": ("profiles", _profiles),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class McpConfig:
+    """The settings of a bus for MCP: what clients see, and which servers it mounts."""
+
+    mcp: McpSettings = setting(McpSettings, table(_read_mcp))
+    mcp_secrets: Path | None = setting(
+        None,
+        PATH,
+        'a TOML file of variables (`NAME = "value"`), yours and of mode 0600, from which `${VAR}` of '
+        "[mounts](../start/mcp-mounts.md) is taken before the environment",
+        option=Option("Take ${VAR} of mounted MCP servers from this TOML file (0600).", "FILE"),
+    )
+    mcp_servers: Path | None = setting(
+        None,
+        PATH,
+        "a file of MCP servers to [mount](../start/mcp-mounts.md), beside those of `toolbus mount`",
+        check=is_file,
+        option=Option("Also mount the MCP servers of this JSON file, and follow its changes.", "FILE"),
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)

@@ -10,6 +10,7 @@ from toolbus.bus.core import Core, Room
 from toolbus.bus.loopback import mask
 from toolbus.common.version import VERSION
 from toolbus.errors import SetupError
+from toolbus.parts.observability.settings import TraceSettings
 
 if TYPE_CHECKING:
     from toolbus.parts.observability.span_export import SpanExport
@@ -35,7 +36,7 @@ class TracesRoom(Room):
         Raises:
             SetupError: the extra `otel` is not installed.
         """
-        config = self.core.config
+        config = self.core.config.part(TraceSettings)
         if config.traces is None:
             if config.trace_ratio:
                 log.warning("trace_ratio has no effect: name a collector in traces")
@@ -48,12 +49,12 @@ class TracesRoom(Room):
                 "'toolbus[otel]', or set traces to off"
             ) from missing
         self._export = SpanExport(
-            *(config.traces_url, VERSION, self.core.presence.handshake.boot_id),
+            *(config.url, VERSION, self.core.presence.handshake.boot_id),
             collect_seconds=self.core.timings.span_seconds,
         )
         self._export.start()
         self.core.dispatcher.traces.start(self._export.take, ratio=config.trace_ratio, most=config.trace_most)
-        log.info("traces go to %s", mask(config.traces_url))
+        log.info("traces go to %s", mask(config.url))
 
     async def stop(self) -> None:
         """Exports the queued spans, for a short time."""

@@ -22,6 +22,7 @@ from toolbus.bus.pins import pins
 from toolbus.common.text import clean_line, list_names, quote
 from toolbus.errors import InvalidRequest
 from toolbus.parts.mcp.client.files import ConfiguredMounts
+from toolbus.parts.mcp.settings import McpConfig
 from toolbus.protocol.tool import HINTS
 from toolbus.sdk import ToolScope, llm_tool
 
@@ -60,14 +61,14 @@ class McpClientRoom(Room):
         Raises:
             SetupError: the named one, or that of secrets, cannot be read.
         """
-        config = self.core.config
-        if config.data_dir is None and config.mcp_servers is None:
+        config, mounting = self.core.config, self.core.config.part(McpConfig)
+        if config.data_dir is None and mounting.mcp_servers is None:
             return
         from toolbus.parts.mcp.client.files import FILE, MountsFollower, variables_for
 
         own = config.data_dir / FILE if config.data_dir is not None else None
         self._tools.file = "" if own is None else str(own)
-        self._follower = MountsFollower(own, config.mcp_servers, variables_for(config.mcp_secrets, os.environ))
+        self._follower = MountsFollower(own, mounting.mcp_servers, variables_for(mounting.mcp_secrets, os.environ))
         self.configured = self._follower.read_first()
 
     async def start(self) -> None:

@@ -126,8 +126,9 @@ async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
     from toolbus.parts.mcp.client.offer import FILE as MANIFEST
     from toolbus.parts.mcp.client.offer import MountManifest
     from toolbus.parts.mcp.client.room import MountTools
+    from toolbus.parts.mcp.settings import McpConfig
 
-    variables = variables_for(settle({}, os.environ).config.mcp_secrets, os.environ)
+    variables = variables_for(settle({}, os.environ).config.part(McpConfig).mcp_secrets, os.environ)
     configured = MountsFollower(data_dir / FILE, None, variables).read_first()
     async with Bus(Config(http="off"), rooms=()) as bus:  # it listens nowhere
         tools = MountTools(bus.core.audit)

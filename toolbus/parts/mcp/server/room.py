@@ -15,6 +15,7 @@ from toolbus.bus.core import Core, Room
 from toolbus.bus.web_paths import Message, Receive, Send
 from toolbus.parts.mcp.features import Features
 from toolbus.parts.mcp.server.pipe_listener import PipeListener
+from toolbus.parts.mcp.settings import McpConfig
 
 if TYPE_CHECKING:
     from toolbus.parts.mcp.server.mcp_endpoint import McpEndpoint
@@ -51,7 +52,7 @@ class McpServerRoom(Room):
     async def open(self) -> None:
         """Adds the path, and listens to bridges where there is a data directory."""
         config = self.core.config
-        if not config.mcp.enabled:
+        if not config.part(McpConfig).mcp.enabled:
             return
         self.core.web.add(PATH, self._serve)
         if config.data_dir is not None and hasattr(socket, "AF_UNIX"):

@@ -32,7 +32,7 @@ from toolbus.parts.mcp.server.mcp_listing import STATE_FILE, Listings, TargetToo
 from toolbus.parts.mcp.server.mcp_request import PARAMS, McpRequest, Meta, Params
 from toolbus.parts.mcp.server.sessions import Channel, ClientCapabilities, McpSession, Sessions
 from toolbus.parts.mcp.server.subscriptions import Subscriptions
-from toolbus.parts.mcp.settings import Profile
+from toolbus.parts.mcp.settings import McpConfig, Profile
 
 # Waits after a restart of the bus for tools that it had before: their plugins reconnect within moments.
 #
@@ -108,7 +108,7 @@ class McpServer:
     def __init__(self, core: Core) -> None:
         data_dir = core.config.data_dir
         self.core = core
-        self.settings = core.config.mcp
+        self.settings = core.config.part(McpConfig).mcp
         self.sealer = Sealer.of(data_dir)
         self.names = ToolNames(data_dir / STATE_FILE if data_dir is not None else None)
         self.listings = Listings(core, self.names, self.sealer)

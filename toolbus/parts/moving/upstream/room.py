@@ -8,6 +8,7 @@ from toolbus.bus.callback_url import parse_callback_url
 from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.gateway_room import GatewayRoom
 from toolbus.errors import SetupError
+from toolbus.parts.moving.upstream.settings import UpstreamSettings
 
 if TYPE_CHECKING:
     from toolbus.parts.moving.upstream.sync import Upstream
@@ -26,7 +27,7 @@ class UpstreamRoom(Room):
         Raises:
             SetupError: it is this bus, or the file of earlier registrations cannot be read.
         """
-        url = self.core.config.upstream
+        url = self.core.config.part(UpstreamSettings).upstream
         gateway = self.core.rooms.find(GatewayRoom)
         if url is None or gateway is None or gateway.address is None:
             return

@@ -1,0 +1,94 @@
+"""Declares the settings of a bus for traces: which collector gets spans, and of how many calls."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from toolbus.bus.loopback import mask
+from toolbus.common.reader import Reader
+from toolbus.common.setting import NUMBER, WHOLE, Kind, check_settings, setting
+from toolbus.errors import SetupError
+from toolbus.protocol.limits import MAX_SPANS_PER_SECOND
+
+TRACES_PATH = "/v1/traces"  # of OTLP over HTTP
+VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")  # first one wins
+
+
+def _url_or_off(reader: Reader) -> str | None:
+    return None if reader.value == "off" else reader.text()
+
+
+def _check_collector(name: str, url: str | None) -> None:
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is not a number, a bracket that is not closed
+        fits = False
+    if not fits or parts.query or parts.fragment or not url.isprintable() or " " in url:
+        raise SetupError(
+            f"{name} {mask(url)!r} is not http://HOST:PORT or https://HOST:PORT: write for example "
+            "http://127.0.0.1:4318, or off"
+        )
+
+
+def _check_ratio(name: str, ratio: float) -> None:
+    if not 0.0 <= ratio <= 1.0:  # NaN fails this too
+        raise SetupError(f"{name} is {ratio:g}, it must be from 0 (none) to 1 (all)")
+
+
+def _check_most(name: str, most: int) -> None:
+    if most < 1:
+        raise SetupError(f"{name} is {most}, it must be at least 1: without traces none is sampled")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """Where the spans of calls go; None as ``traces``: calls are not traced."""
+
+    traces: str | None = setting(
+        None,
+        Kind(_url_or_off),
+        "the URL of a collector of OpenTelemetry that gets [spans of calls](../start/traces.md), by OTLP over HTTP; "
+        "`/v1/traces` is added if it has no path. Default: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or "
+        "`OTEL_EXPORTER_OTLP_ENDPOINT`; `off` sends no spans. Needs `toolbus[otel]`",
+        check=_check_collector,
+    )
+    trace_ratio: float = setting(
+        0.0, NUMBER, "the share of calls without a trace for which the bus begins one: 0 to 1", check=_check_ratio
+    )
+    trace_most: int = setting(
+        MAX_SPANS_PER_SECOND,
+        WHOLE,
+        "how many calls are sampled in a second at most; further calls are not sampled",
+        check=_check_most,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def url(self) -> str:
+        """Where spans are posted; "" where they are not."""
+        if self.traces is None:
+            return ""
+        return self.traces if urlsplit(self.traces).path.strip("/") else f"{self.traces.rstrip('/')}{TRACES_PATH}"
+
+    @staticmethod
+    def derive(settings: Mapping[str, Any], above_file: Collection[str], environ: Mapping[str, str]) -> dict[str, Any]:
+        """Returns the collector that OpenTelemetry's variables name, where no setting names one.
+
+        That of traces has its path, the other needs one.
+        """
+        disabled = (
+            environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or environ.get("OTEL_TRACES_EXPORTER") == "none"
+        )
+        if "traces" in settings or disabled:
+            return {}
+        of_traces, of_all = (environ.get(variable, "") for variable in VARIABLES)
+        url = of_traces or (of_all and f"{of_all.rstrip('/')}{TRACES_PATH}")
+        return {"traces": url} if url else {}
