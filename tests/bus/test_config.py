@@ -114,14 +114,14 @@ def test_a_setting_of_a_part_is_a_keyword_and_an_attribute(tmp_path: Path) -> No
 
 
 def test_settings_of_a_part_that_was_removed_are_refused_with_its_name(tmp_path: Path) -> None:
-    file = _file(tmp_path, f'tools_dir = "{tmp_path}"\n')
+    file = _file(tmp_path, f'council = "{tmp_path}"\n')
     script = f"""
 import sys
-sys.modules["toolbus.parts.dropin"] = None  # as if its folder was removed
+sys.modules["toolbus.parts.council"] = None  # as if its folder was removed
 from pathlib import Path
 from toolbus.bus.serve_settings import Config, settle
 settle({{}}, {{}})
-for read in (lambda: settle({{}}, {{}}, Path({str(file)!r})), lambda: Config(tools_dir=Path("."))):
+for read in (lambda: settle({{}}, {{}}, Path({str(file)!r})), lambda: Config(council=Path("."))):
     try:
         read()
     except Exception as error:
@@ -129,9 +129,9 @@ for read in (lambda: settle({{}}, {{}}, Path({str(file)!r})), lambda: Config(too
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_SECONDS)
     in_file, keyword = ran.stdout.splitlines()
-    lacks = "this installation of toolbus lacks its part dropin, whose settings it does not know: install"
-    assert in_file.startswith(f"SetupError {file}: unknown key tools_dir; {lacks}")
-    assert keyword.startswith(f"TypeError no setting is named 'tools_dir'; {lacks}")
+    lacks = "this installation of toolbus lacks its part council, and does not know those settings: install"
+    assert in_file.startswith(f"SetupError {file}: unknown key council; {lacks}")
+    assert keyword.startswith(f"TypeError no setting is named 'council'; {lacks}")
 
 
 def _file(folder: Path, text: str) -> Path:

@@ -278,6 +278,7 @@ def missing_parts() -> str:
     if not missing:
         return ""
     return (
-        f"; this installation of toolbus lacks its part {list_names(missing)}, whose settings it does not know: "
+        f"; this installation of toolbus lacks its part{'s' * (len(missing) > 1)} {list_names(missing)}, and does not "
+        "know those settings: "
         f"{HOW_TO_INSTALL}"
     )
