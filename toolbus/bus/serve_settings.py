@@ -17,9 +17,9 @@ from toolbus.common.reader import Keys, Reader, path_of
 from toolbus.common.setting import (
     FLAG,
     TEXT,
-    Kind,
     Option,
     Setting,
+    ValueKind,
     check_settings,
     missing_parts,
     one_of,
@@ -102,9 +102,9 @@ def settle(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | No
 # -- where settings come from ----------------------------------------------------------------------------------------
 
 
-def _kinds() -> dict[str, Kind]:
+def _kinds() -> dict[str, ValueKind]:
     """Returns how each key is read, those of switches included."""
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, ValueKind] = {}
     for each in serve_settings():
         kinds[each.name] = each.kind
         if each.switch is not None:

@@ -28,7 +28,7 @@ Check = Callable[[str, Any], None]  # gets a setting's name and value; raises Se
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """How the values of a setting are read.
 
     Attributes:
@@ -60,22 +60,22 @@ def _number_of(text: str) -> float | str:
         return text
 
 
-def texts(read: Read = _texts) -> Kind:
+def texts(read: Read = _texts) -> ValueKind:
     """Returns the kind of a list of texts; one text alone is a list of it."""
-    return Kind(read, _items_of, repeats=True)
+    return ValueKind(read, _items_of, repeats=True)
 
 
-def table(read: Read) -> Kind:
+def table(read: Read) -> ValueKind:
     """Returns the kind of a table, which only a file holds."""
-    return Kind(read, None)
+    return ValueKind(read, None)
 
 
-TEXT = Kind(Reader.text)
+TEXT = ValueKind(Reader.text)
 TEXTS = texts()
-PATH = Kind(lambda reader: Path(reader.text()).expanduser(), of_word=Path)
-FLAG = Kind(Reader.flag, lambda text: SWITCHES.get(text.lower(), text), bool)
-NUMBER = Kind(Reader.number, _number_of, float)
-WHOLE = Kind(Reader.whole, lambda text: int(text) if text.isdecimal() else text, int)
+PATH = ValueKind(lambda reader: Path(reader.text()).expanduser(), of_word=Path)
+FLAG = ValueKind(Reader.flag, lambda text: SWITCHES.get(text.lower(), text), bool)
+NUMBER = ValueKind(Reader.number, _number_of, float)
+WHOLE = ValueKind(Reader.whole, lambda text: int(text) if text.isdecimal() else text, int)
 
 
 # -- rules -----------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class Setting:
     """A setting, as its record declares it; see `setting`."""
 
     name: str
-    kind: Kind
+    kind: ValueKind
     default: Any
     help: str
     check: Check | None
@@ -191,7 +191,7 @@ def variable_of(name: str) -> str:
 
 def setting(
     default: Any,
-    kind: Kind,
+    kind: ValueKind,
     help: str = "",  # the word that options have for it
     *,
     check: Check | None = None,

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from toolbus.bus.loopback import mask
 from toolbus.common.reader import Reader
-from toolbus.common.setting import NUMBER, WHOLE, Kind, check_settings, setting
+from toolbus.common.setting import NUMBER, WHOLE, ValueKind, check_settings, setting
 from toolbus.errors import SetupError
 from toolbus.protocol.limits import MAX_SPANS_PER_SECOND
 
@@ -52,7 +52,7 @@ class TraceSettings:
 
     traces: str | None = setting(
         None,
-        Kind(_url_or_off),
+        ValueKind(_url_or_off),
         "the URL of a collector of OpenTelemetry that gets [spans of calls](../start/traces.md), by OTLP over HTTP; "
         "`/v1/traces` is added if it has no path. Default: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or "
         "`OTEL_EXPORTER_OTLP_ENDPOINT`; `off` sends no spans. Needs `toolbus[otel]`",
