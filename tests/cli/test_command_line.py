@@ -60,8 +60,8 @@ def test_help_imports_neither_grpc_nor_protobuf_nor_the_bus() -> None:
     ("words", "home"),
     [
         (("list", "--help"), "toolbus.cli.catalog_commands"),
-        (("access", "permit", "--help"), "toolbus.cli.permission_commands"),
-        (("permit", "--help"), "toolbus.cli.permission_commands"),
+        (("access", "permit", "--help"), "toolbus.cli.operator_commands"),
+        (("permit", "--help"), "toolbus.cli.operator_commands"),
         (("mounts", "logs", "--help"), "toolbus.parts.mcp.commands.mounts_command"),
         (("--help",), None),
         (("plugins", "--help"), None),

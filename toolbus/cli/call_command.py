@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import shlex
 import sys
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -317,6 +319,42 @@ def call_bus_tool(
     if result.is_error:
         show(result, as_json=False, of_bus=True)
     return result.output
+
+
+Steps = Generator[Any, Any, None]
+
+
+def operator(plan: Callable[..., Steps]) -> Callable[..., None]:
+    """Makes a command of a generator, which yields twice: the tool with its arguments, and what shows the answer.
+
+    The first yield returns the answer. What is shown is left out with --json, which prints the answer instead; what
+    comes after the second yield happens in both cases.
+    """
+
+    @wraps(plan)
+    def command(bus: BusOption, credential: CredentialOption, as_json: JsonOption, **words: Any) -> None:
+        steps = plan(**words)
+        tool, arguments = next(steps)
+        answer = call_bus_tool(BusTarget(bus, credential), tool, arguments)
+        show = steps.send(answer)
+        if as_json:
+            terminal.print_json(answer)
+        else:
+            show()
+        next(steps, None)
+
+    own = inspect.signature(plan, eval_str=True).parameters.values()
+    before = [each for each in own if each.kind is not each.KEYWORD_ONLY]
+    after = [each for each in own if each.kind is each.KEYWORD_ONLY]
+    common = {"bus": (BusOption, None), "credential": (CredentialOption, None), "as_json": (JsonOption, False)}
+    bus, credential, as_json = (
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, (annotation, default) in common.items()
+    )
+    parameters = [*before, bus, credential, *after, as_json]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
 
 
 def _context(pairs: Sequence[tuple[str, str]]) -> CallContext:

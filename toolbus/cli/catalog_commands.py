@@ -1,10 +1,11 @@
-"""Implements ``toolbus list``, ``watch`` and ``tools``: prints the tools of the bus, now and as they change."""
+"""Implements ``toolbus list``, ``watch``, ``plugins tools`` and ``notifications``: what the bus has, as it comes."""
 
 from __future__ import annotations
 
 import json
 import sys
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -59,6 +60,14 @@ WATCH_EPILOG = epilog(
     """
     Prints all tools first, then each change: + added, ~ changed, - removed. It continues when the bus is restarted, and
     prints all tools again; Ctrl-C ends it.
+    """,
+    "1 the bus refused, 2 wrong usage, 3 no bus found at the start, 130 after Ctrl-C.",
+)
+NOTIFICATIONS_EPILOG = epilog(
+    ("toolbus plugins notifications", "toolbus plugins notifications --json"),
+    """
+    Prints the messages of plugins to users outside calls, as hosts get them, from now on. It continues when the bus is
+    restarted; Ctrl-C ends it.
     """,
     "1 the bus refused, 2 wrong usage, 3 no bus found at the start, 130 after Ctrl-C.",
 )
@@ -120,6 +129,24 @@ async def _watch(host: Host, as_json: bool) -> None:
             terminal.print_lines(f"{sign} {clean_line(listed.name)} {listed.state} {listed.source}")
         for removed in change.removed:
             terminal.print_lines(f"- {clean_line(removed.name)} gone {removed.source}")
+
+
+def notifications(bus: BusOption = None, credential: CredentialOption = None, as_json: JsonLinesOption = False) -> None:
+    """Print each notification as it comes."""
+    bus_client.with_host(BusTarget(bus, credential), lambda host: _follow_notifications(host, as_json))
+
+
+async def _follow_notifications(host: Host, as_json: bool) -> None:
+    async for each in host.notifications():
+        if as_json:
+            terminal.print_json(asdict(each), line=True)
+            continue
+        if each.lost:
+            terminal.print_lines(f"({each.lost} lost)")
+        clock = datetime.fromtimestamp(each.time_seconds).strftime("%H:%M:%S")
+        data = "" if each.data is None else f" {json.dumps(each.data, ensure_ascii=False)}"
+        user = each.user or "everyone"
+        terminal.print_lines(f"{clock} {each.source} to {clean_line(user)}: {clean_line(each.text + data)}")
 
 
 def _change(change: CatalogChange) -> dict[str, Any]:

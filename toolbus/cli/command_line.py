@@ -36,57 +36,43 @@ _DAILY = "Every day"
 _SHOW = "show"  # what a noun does without a verb, where it has this one
 _RAW = {"ignore_unknown_options": True, "allow_extra_args": True}
 
+
+def _row(name: str, home: str, help_: str, group: str = "", old: str = "") -> PartCommand:
+    return PartCommand(name, home and f"toolbus.cli.{home}", help_, group, old=old)
+
+
 _CORE = (
-    PartCommand("serve", "toolbus.cli.serve_command:serve", "Run a bus."),
-    PartCommand("run", "toolbus.cli.run_command:run", "Run plugins as supervised processes."),
-    PartCommand("call", "toolbus.cli.call_command:call", "Call a tool, and print its result."),
-    PartCommand("list", "toolbus.cli.catalog_commands:list_", "List the tools that the bus offers."),
-    PartCommand("watch", "toolbus.cli.catalog_commands:watch", "Print each change of the tools as it comes."),
-    PartCommand("logs", "toolbus.cli.logs_command:logs", "Print the output of plugins."),
-    PartCommand("access", "", "Who may call and offer tools", NOUNS),
-    PartCommand(
-        "access show", "toolbus.cli.permission_commands:permissions", "Show which users may call what.",
-        old="permissions",
-    ),
-    PartCommand("access permit", "toolbus.cli.permission_commands:permit", "Set who may call tools.", old="permit"),
-    PartCommand("access grant", "toolbus.cli.permission_commands:grant", "Allow a source to offer tools.", old="grant"),
-    PartCommand(
-        "access revoke", "toolbus.cli.permission_commands:revoke", "Forbid a source to offer tools.", old="revoke"
-    ),
-    PartCommand(
-        "access approve", "toolbus.cli.approve_command:approve", "Show changed tools of a source, and trust them.",
-        old="approve",
-    ),
-    PartCommand(
-        "access confirm", "toolbus.cli.confirm_command:confirm", "Trust the plugin of restored tools.", old="confirm"
-    ),
-    PartCommand(
-        "access explain", "toolbus.cli.explain_command:explain", "Explain why a tool can be called, or not.",
-        old="explain",
-    ),
-    PartCommand("calls", "toolbus.cli.calls_command:calls", "How the newest calls ended; cancel one that runs", NOUNS),
-    PartCommand("tasks", "toolbus.cli.tasks_command:tasks", "Background calls: check, await, cancel one", NOUNS),
-    PartCommand("keys", "toolbus.cli.keys_command:app", "Keys for other machines: init, add, list, …", NOUNS),
-    PartCommand("audit", "toolbus.cli.audit_command:app", "Who did what to the bus; verify the records", NOUNS),
-    PartCommand("plugins", "", "Plugins, and what they say", NOUNS),
-    PartCommand(
-        "plugins health", "toolbus.cli.health_command:health", "Show whether the bus and its sources serve.",
-        old="health",
-    ),
-    PartCommand(
-        "plugins drain", "toolbus.cli.drain_command:drain", "Shut down a source, or the bus, gracefully.", old="drain"
-    ),
-    PartCommand(
-        "plugins notifications", "toolbus.cli.notification_commands:notifications", "Print notifications as they come.",
+    _row("serve", "serve_command:serve", "Run a bus."),
+    _row("run", "run_command:run", "Run plugins as supervised processes."),
+    _row("call", "call_command:call", "Call a tool, and print its result."),
+    _row("list", "catalog_commands:list_", "List the tools that the bus offers."),
+    _row("watch", "catalog_commands:watch", "Print each change of the tools as it comes."),
+    _row("logs", "logs_command:logs", "Print the output of plugins."),
+    _row("access", "", "Who may call and offer tools", NOUNS),
+    _row("access show", "operator_commands:permissions", "Show which users may call what.", old="permissions"),
+    _row("access permit", "operator_commands:permit", "Set who may call tools.", old="permit"),
+    _row("access grant", "operator_commands:grant", "Allow a source to offer tools.", old="grant"),
+    _row("access revoke", "operator_commands:revoke", "Forbid a source to offer tools.", old="revoke"),
+    _row("access approve", "operator_commands:approve", "Show and trust changed tools of a source.", old="approve"),
+    _row("access confirm", "operator_commands:confirm", "Trust the plugin of restored tools.", old="confirm"),
+    _row("access explain", "operator_commands:explain", "Explain why a tool can be called, or not.", old="explain"),
+    _row("calls", "calls_command:calls", "How the newest calls ended; cancel one that runs", NOUNS),
+    _row("tasks", "tasks_command:tasks", "Background calls: check, await, cancel one", NOUNS),
+    _row("keys", "keys_command:app", "Keys for other machines: init, add, list, …", NOUNS),
+    _row("audit", "audit_command:app", "Who did what to the bus; verify the records", NOUNS),
+    _row("plugins", "", "Plugins, and what they say", NOUNS),
+    _row("plugins health", "health_command:health", "Show whether the bus and its sources serve.", old="health"),
+    _row("plugins drain", "operator_commands:drain", "Shut down a source, or the bus, gracefully.", old="drain"),
+    _row(
+        "plugins notifications",
+        "catalog_commands:notifications",
+        "Print notifications.",
         old="notifications",
     ),
-    PartCommand("plugins notify", "toolbus.cli.notification_commands:notify", "Send users a message.", old="notify"),
-    PartCommand("dev", "", "For authors of plugins, clients and buses", NOUNS),
-    PartCommand(
-        "dev log-level", "toolbus.cli.log_level_command:log_level", "Show or change the levels of the bus's log.",
-        old="log-level",
-    ),
-)  # fmt: skip
+    _row("plugins notify", "operator_commands:notify", "Send users a message.", old="notify"),
+    _row("dev", "", "For authors of plugins, clients and buses", NOUNS),
+    _row("dev log-level", "operator_commands:log_level", "Show or change levels of the bus's log.", old="log-level"),
+)
 
 
 def commands() -> tuple[PartCommand, ...]:

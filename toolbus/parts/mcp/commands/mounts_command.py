@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from toolbus.cli import terminal
-from toolbus.cli.bus_client import BusOption, BusTarget, CredentialOption, JsonOption
-from toolbus.cli.call_command import call_bus_tool
+from toolbus.cli.call_command import Steps, operator
 from toolbus.cli.help_text import epilog
 from toolbus.common.text import list_names, shorten
 
@@ -45,46 +44,41 @@ SHOWN_CHARACTERS = 100  # of a description in a table
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The mount.")]
 
 
+@operator
 def show(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One mount, with its tools.")] = None,
-    bus: BusOption = None,
-    credential: CredentialOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Steps:
     """Show all mounts, or one with its tools."""
-    answer = call_bus_tool(BusTarget(bus, credential), "mounts", {"name": name or ""})
-    if as_json:
-        terminal.print_json(answer)
-        return
-    if name and answer["mounts"]:
-        print_mount(answer["mounts"][0])
-    elif name:
-        terminal.fail(answer["refused"][name])
-    else:
-        _print_all(answer)
+    answer = yield "mounts", {"name": name or ""}
+
+    def show_mounts() -> None:
+        if name and answer["mounts"]:
+            print_mount(answer["mounts"][0])
+        elif name:
+            terminal.fail(answer["refused"][name])
+        else:
+            _print_all(answer)
+
+    yield show_mounts
 
 
-def restart(
-    name: NameArgument, bus: BusOption = None, credential: CredentialOption = None, as_json: JsonOption = False
-) -> None:
+@operator
+def restart(name: NameArgument) -> Steps:
     """Restart a server."""
-    result = call_bus_tool(BusTarget(bus, credential), "mount_restart", {"name": name})
-    if as_json:
-        terminal.print_json(result)
-    else:
-        terminal.print_lines(f"mount {name} is being restarted")
+    yield "mount_restart", {"name": name}
+    yield lambda: terminal.print_lines(f"mount {name} is being restarted")
 
 
-def logs(
-    name: NameArgument, bus: BusOption = None, credential: CredentialOption = None, as_json: JsonOption = False
-) -> None:
+@operator
+def logs(name: NameArgument) -> Steps:
     """Print the newest lines that a server wrote to its standard error."""
-    result = call_bus_tool(BusTarget(bus, credential), "mount_logs", {"name": name})
-    if as_json:
-        terminal.print_json(result)
-        return
-    for line in result["lines"]:
-        terminal.print_lines(line)
+    answer = yield "mount_logs", {"name": name}
+
+    def show() -> None:
+        for line in answer["lines"]:
+            terminal.print_lines(line)
+
+    yield show
 
 
 def print_mount(mount: Mapping[str, Any]) -> None:
