@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from urllib.parse import quote_from_bytes
+
 import grpc
 import pytest
 
 from toolbus import errors
 from toolbus.errors import (
+    MAX_STATUS_BYTES,
     STATUS,
     AlreadyAttached,
     CallFailed,
@@ -28,6 +31,7 @@ from toolbus.errors import (
     UnknownRole,
     VersionMismatch,
     grpc_status,
+    status_text,
 )
 from toolbus.protocol.tool import CallError
 from toolbus.v1 import tool_pb2 as pb
@@ -153,3 +157,16 @@ def test_a_failed_call_shows_its_code_and_keeps_its_error() -> None:
     failed = CallFailed(call_error)
     assert str(failed) == "OVERLOADED: every session is full"
     assert failed.error is call_error
+
+
+@pytest.mark.parametrize("unit", ["a", "工", "é", "%", "\n", "👋", "\ud800", "名 a%"])
+@pytest.mark.parametrize("length", [1, 400, 1300, 1365, 1366, 2000, 5000, 50_000])
+def test_the_text_of_a_status_has_at_most_4_kib_as_it_is_sent(unit: str, length: int) -> None:
+    text = (unit * length)[:length]
+    cut = status_text(text)
+    encoded = len(quote_from_bytes(cut.encode("utf-8", "replace"), safe=bytes(range(0x20, 0x7F)).replace(b"%", b"")))
+    assert encoded <= MAX_STATUS_BYTES
+    if cut != text:
+        assert cut.endswith(" …")
+        assert text.startswith(cut.removesuffix(" …"))
+        assert encoded > MAX_STATUS_BYTES - 30  # not more is cut than has to be

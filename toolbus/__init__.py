@@ -7,6 +7,7 @@ so a plugin does not pay for the server. ``Bus`` and ``Config`` need ``pip insta
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
     )
     from toolbus.protocol.tool import CallError, Result, Tool
     from toolbus.sdk import Host, Plugin, SyncHost, llm_tool
+
+# grpcio can restart itself in the child of a fork. Each child then pings on the parent's connections, which the other
+# side ends for "too many pings": a tool that starts processes would lose its plugin's connection. grpcio reads the
+# variable when it starts, after this package is imported by whatever uses it.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 __all__ = [
     "__version__",

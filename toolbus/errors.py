@@ -297,6 +297,34 @@ def grpc_status(error: BaseException) -> tuple[str, str]:
     return "INTERNAL", INTERNAL_DETAIL
 
 
+# Encoded bytes of the text of a status, which is a header of HTTP/2: libraries refuse headers of more than 8 KiB (some)
+# or 16 KiB (grpcio), and report RESOURCE_EXHAUSTED in place of the status.
+MAX_STATUS_BYTES = 4096
+_CUT = " …"
+
+
+def status_text(text: str) -> str:
+    """Returns the text of a gRPC status, cut so that it has at most MAX_STATUS_BYTES as it is sent.
+
+    gRPC sends ASCII as it is, except for `%` and control characters, and each other byte of UTF-8 as three characters.
+    """
+    if 3 * len(text) <= MAX_STATUS_BYTES and text.isascii():
+        return text
+    size, room = 0, MAX_STATUS_BYTES - _encoded_size(_CUT)
+    end = len(text)
+    for index, character in enumerate(text):
+        if size <= room:
+            end = index
+        size += _encoded_size(character)
+        if size > MAX_STATUS_BYTES:
+            return text[:end] + _CUT
+    return text
+
+
+def _encoded_size(text: str) -> int:
+    return sum(1 if 0x20 <= byte <= 0x7E and byte != 0x25 else 3 for byte in text.encode("utf-8", "replace"))
+
+
 def _member(kind: type[_Member], number: int, otherwise: _Member) -> _Member:
     """Returns a number of the wire as a member; one that a newer protocol added reads as a known one."""
     try:

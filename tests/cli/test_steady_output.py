@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Thread
 
 import pytest
 
-from tests.support.waiting import Stopwatch, until_sync
+from tests.support.processes import environment
+from tests.support.waiting import HANG_SECONDS, WAIT_SECONDS, Stopwatch, until_sync
 from toolbus.cli.steady_output import SteadyStream, json_note, text_note
+from toolbus.testing import running_bus
 
 LINE = "x" * 99 + "\n"
 
@@ -102,3 +108,84 @@ def test_a_reader_who_has_gone_is_noticed_by_the_next_line(pipe: Pipe) -> None:
 def test_the_note_among_json_lines_is_one() -> None:
     note = json.loads(json_note("text", plugin="toolbus")(1))
     assert note == {"plugin": "toolbus", "text": "1 line was not shown, because this output was not read for a while"}
+
+
+def test_output_on_a_full_disk_is_dropped_and_the_program_continues() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        stream = SteadyStream(full, text_note)
+        for _ in range(100):
+            print("x" * 100, file=stream, flush=True)
+        stream.write("y" * 100_000 + "\n")  # so long that the thread writes it
+        stream.finish(60)
+        print("after", file=stream, flush=True)
+
+
+FILLS = """
+import resource, sys
+from toolbus.cli.steady_output import SteadyStream, text_note, json_note
+note = json_note("text") if sys.argv[2] == "json" else text_note
+stream = SteadyStream(open(sys.argv[1], "w", encoding="utf-8"), note)
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (250, most))  # a file may have no more: as with a full disk
+for number in range(10):
+    print("x" * 99, file=stream, flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+print("there is room", file=stream, flush=True)
+stream.finish(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_output_comes_back_when_there_is_room_with_the_number_of_lines_that_had_none(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "out"
+    subprocess.run(
+        [sys.executable, "-c", FILLS, str(file), kind], check=True, env=environment({}), timeout=WAIT_SECONDS
+    )
+    lines = file.read_text().split("\n")
+    assert lines[:3] == ["x" * 99, "x" * 99, "x" * 50]
+    said = json.loads(lines[3])["text"] if kind == "json" else lines[3].removeprefix("toolbus: ")
+    assert said == "8 lines were not shown, because there was no room for them (File too large)"
+    assert lines[4:] == ["there is room", ""]
+
+
+TALKS = """
+import os, sys
+from toolbus import llm_tool
+@llm_tool
+def talk(die: bool = False) -> str:
+    print("x" * 1000, flush=True)
+    print("e" * 1000, file=sys.stderr, flush=True)
+    if die:
+        os._exit(3)
+    return "talked"
+"""
+
+
+async def test_plugins_live_on_while_what_they_print_finds_a_full_disk(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.py").write_text(TALKS.replace("def talk", f"def talk_{name}"))
+    full = os.open("/dev/full", os.O_WRONLY)
+    async with running_bus() as bus:
+        run = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "toolbus.cli", "run", str(tmp_path / "one.py"), str(tmp_path / "two.py")),
+            env=environment({"TOOLBUS_ADDRESS": bus.grpc_addresses[0]}),
+            stdout=full,
+            stderr=full,
+        )
+        try:
+            async with asyncio.timeout(HANG_SECONDS):
+                async for _ in bus.watch():
+                    if len(bus.list()) == 2:
+                        break
+            for _ in range(20):
+                assert (await bus.call("talk_one", {})).output == "talked"
+            await bus.call("talk_two", {"die": True})
+            assert (await bus.call("talk_one", {})).output == "talked"
+            async with asyncio.timeout(HANG_SECONDS):
+                while (await bus.call("talk_two", {})).output != "talked":  # it was started again
+                    await asyncio.sleep(0.05)
+            assert run.returncode is None
+        finally:
+            run.terminate()
+            await run.wait()
+            os.close(full)

@@ -63,6 +63,7 @@ async def test_a_killed_plugin_ends_its_100_calls_within_a_second_each_once(addr
     assert {result.error.code for result in results} == {pb.ERROR_CODE_UNAVAILABLE}
     assert {result.error.stage for result in results} == {pb.CALL_STAGE_DISPATCHED}
     assert "may have run" in results[0].error.message
+    assert "its connection broke" in results[0].error.message  # not that it ended its stream, as a plugin that leaves
     after = await host.call("mute")
     assert (after.error.code, after.error.retry_safe) == (pb.ERROR_CODE_UNAVAILABLE, True)
     assert Counter(result.call_id for result in host.results) == {f"c{n}": 1 for n in range(1, 102)}

@@ -31,10 +31,12 @@ from toolbus.common.setting import (
 from toolbus.errors import SetupError
 
 HTTP_PORT_VARIABLES = ("NEKO_MAIN_SERVER_PORT", "MAIN_SERVER_PORT")  # first one that is set wins
+IGNORED = "ignored"  # the key of these warnings in what a part derives
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # What a part's record may have as `derive`: gets the settings of all sources, the names of those that do not come from
-# the file, and the environment; returns settings that follow, such as those that variables of other systems name.
+# the file, and the environment; returns settings that follow, such as those that variables of other systems name, and
+# as `ignored` warnings about such variables that the bus cannot use.
 Derive = Callable[[Mapping[str, Any], Collection[str], Mapping[str, str]], dict[str, Any]]
 
 
@@ -57,6 +59,8 @@ class ServeSettings:
     log_json: bool = setting(
         False, FLAG, "log lines as JSON, on standard error", option=Option("Write the log as JSON lines.")
     )
+
+    ignored: tuple[str, ...] = ()  # warnings about variables of other programs that the bus reads and cannot use
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -84,19 +88,22 @@ def settle(flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | No
     from_file = _from_file(file) if file is not None else {}
     over_file = {**_from_environment(environ), **flags}
     merged = {**from_file, **over_file}
+    ignored: list[str] = []
     for record in part_records():
         derive: Derive | None = getattr(record, "derive", None)
         if derive is not None:
-            over_file |= derive(merged, over_file, environ)
+            derived = derive(merged, over_file, environ)
+            ignored += derived.pop(IGNORED, ())
+            over_file |= derived
             merged |= over_file
     if "http" not in over_file:
-        merged |= _http_port(environ)
+        merged |= _http_port(environ, ignored)
     log = {name: merged.pop(name) for name in settings_of(ServeSettings) if name in merged}
     if "data_dir" not in merged:
         import platformdirs  # only a bus that persists something needs it
 
         merged["data_dir"] = platformdirs.user_data_path("toolbus")
-    return ServeSettings(Config(**merged), **log)
+    return ServeSettings(Config(**merged), **log, ignored=tuple(ignored))
 
 
 # -- where settings come from ----------------------------------------------------------------------------------------
@@ -122,11 +129,17 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return _apply_switches(settings, variable_of)
 
 
-def _http_port(environ: Mapping[str, str]) -> dict[str, Any]:
+def _http_port(environ: Mapping[str, str], ignored: list[str]) -> dict[str, Any]:
     """Returns where HTTP listens by the variables of the systems that the contract comes from (REST-51)."""
     for variable in HTTP_PORT_VARIABLES:
         if environ.get(variable):
-            return {"http": f"127.0.0.1:{check_port(variable, environ[variable])}"}
+            try:
+                return {"http": f"127.0.0.1:{check_port(variable, environ[variable])}"}
+            except SetupError as problem:
+                if variable.startswith("NEKO_"):
+                    raise
+                # Kubernetes sets MAIN_SERVER_PORT=tcp://… in every pod beside a service of that name.
+                ignored.append(f"{problem}; it is ignored")
     return {}
 
 

@@ -300,6 +300,8 @@ def serve(
     note = json_note("message", level="warning", logger="toolbus") if settings.log_json else text_note
     with steady_output(note):
         log_to_stderr(settings)
+        for warning in settings.ignored:
+            logging.getLogger("toolbus").warning("%s", warning)
         try:
             _runner().run(_serve(settings.config, as_json))
         except KeyboardInterrupt:  # before the signal handlers were installed

@@ -3,12 +3,14 @@
 `toolbus run` and `toolbus serve` print on the thread that does everything else. A text that a stream does not take at
 once is written by a thread of its own. A print waits for that thread: so a slow reader slows the command down as any
 output does, and a closed pipe is noticed at once. A stream that takes nothing for a while is stuck: texts are then
-stored up to a bound, and further lines are counted; once the stream goes on, a line says how many were left out.
+stored up to a bound, and further lines are counted; once the stream goes on, a line says how many were left out. So it
+does of lines for which a full disk had no room, once there is some.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
@@ -22,23 +24,27 @@ from typing import TextIO
 STUCK_SECONDS = 0.25  # without progress; the command stands still for so long, once each time that a stream gets stuck
 WAITING_BYTES = 1 << 20  # that wait for a stuck stream
 END_SECONDS = 1.0  # without progress, at the end of the command
+_LINE_BREAK = ord("\n")
 _PIECE = 4096  # a pipe takes so many at a time, so that progress is seen
 
-Note = Callable[[int], str]
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))  # there may be room again
+
+Note = Callable[..., str]
+UNREAD = "this output was not read for a while"
 
 
-def text_note(count: int) -> str:
+def text_note(count: int, why: str = UNREAD) -> str:
     """Returns the line about lines that were left out."""
-    return f"toolbus: {_left_out(count)}"
+    return f"toolbus: {_left_out(count, why)}"
 
 
 def json_note(key: str, **fields: str) -> Note:
     """Returns what makes that line a JSON object, with the text under a key beside other fields."""
-    return lambda count: json.dumps({**fields, key: _left_out(count)})
+    return lambda count, why=UNREAD: json.dumps({**fields, key: _left_out(count, why)})
 
 
-def _left_out(count: int) -> str:
-    return f"{count} line{'s were' if count != 1 else ' was'} not shown, because this output was not read for a while"
+def _left_out(count: int, why: str) -> str:
+    return f"{count} line{'s were' if count != 1 else ' was'} not shown, because {why}"
 
 
 class SteadyStream(io.TextIOBase):
@@ -63,6 +69,9 @@ class SteadyStream(io.TextIOBase):
         self._size = 0  # of those
         self._written = 0  # bytes
         self._left_out = 0  # lines since the stream got stuck
+        self._dropped = 0  # lines for which there was no room
+        self._no_room = ""  # why the last of them was dropped
+        self._at_start = True  # whether the last byte that was written ended a line
         self._stuck = False
         self._error: OSError | None = None  # why nothing can be written any more
         self._writer: threading.Thread | None = None  # None before the thread is needed
@@ -140,10 +149,32 @@ class SteadyStream(io.TextIOBase):
         return self._poll is not None and len(data) <= _PIECE and bool(self._poll.poll(0))
 
     def _write_now(self, data: bytes | memoryview) -> int:
+        """Returns how many bytes are done: written, or dropped since there is no room for them."""
         try:
-            return os.write(self._descriptor, data)
+            if self._no_room:
+                self._write_note()
+            count = os.write(self._descriptor, data)
         except BlockingIOError:
             return 0
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            self._no_room = error.strerror or "no room"
+            self._dropped += max(1, bytes(data).count(b"\n"))
+            return len(data)
+        if count:
+            self._at_start = data[count - 1] == _LINE_BREAK
+        return count
+
+    def _write_note(self) -> None:
+        """Writes the line about lines that had no room; raises if there is still none."""
+        note = self._note(
+            self._dropped, f"there was no room for {'them' if self._dropped != 1 else 'it'} ({self._no_room})"
+        )
+        data = f"{'' if self._at_start else chr(10)}{note}\n".encode()
+        count = os.write(self._descriptor, data)
+        self._at_start = data[count - 1] == _LINE_BREAK
+        self._dropped, self._no_room = 0, ""
 
     def _wait(self, seconds: float) -> None:
         """Waits until all is written; a stream that takes nothing for so many seconds is stuck."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,10 +82,10 @@ async def test_the_spans_of_the_last_calls_are_exported_when_the_bus_stops() -> 
 async def test_without_the_extra_a_bus_that_is_to_trace_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
-    def refuse(name: str, *more: Any) -> Any:
+    def refuse(name: str, *more: Any, **named: Any) -> Any:
         if name.startswith(("opentelemetry", "toolbus.parts.observability.span_export")):
             raise ModuleNotFoundError(f"No module named {name!r}", name="opentelemetry.sdk")
-        return real(name, *more)
+        return real(name, *more, **named)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(SetupError, match=r"opentelemetry.sdk is not installed: install 'toolbus\[otel\]'"):
@@ -125,6 +126,64 @@ def test_the_path_of_a_collector_is_added_where_its_address_has_none(traces: str
 )
 def test_variables_of_opentelemetry_name_the_collector_where_ours_do_not(environ: Mapping[str, str], url: str) -> None:
     assert settle({}, environ).config.part(TraceSettings).url == url
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317"}, "OTEL_EXPORTER_OTLP_ENDPOINT is 'collector:4317'"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "grpc://c:1"}, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is 'grpc://c:1'"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://u:hunter2@h:99999"}, r"'http://u:***@h:99999'"),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL is 'grpc'",
+        ),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317",
+                "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+                "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "grpc",
+            },
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL is 'grpc'",
+        ),
+        ({"MAIN_SERVER_PORT": "tcp://10.0.0.1:80"}, "MAIN_SERVER_PORT: port 'tcp://10.0.0.1:80'"),
+    ],
+)
+def test_a_variable_of_other_programs_that_the_bus_cannot_use_is_named_and_ignored(
+    environ: Mapping[str, str], says: str
+) -> None:
+    settings = settle({}, environ)
+    assert settings.config.part(TraceSettings).traces is None
+    assert len(settings.ignored) == 1
+    assert says in settings.ignored[0]
+
+
+def test_without_the_extra_a_variable_of_other_programs_starts_a_bus_that_does_not_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find = importlib.util.find_spec
+
+    def missing(name: str, package: str | None = None) -> Any:
+        if name.startswith("opentelemetry"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name="opentelemetry")
+        return find(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", missing)
+    settings = settle({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"})
+    assert settings.config.part(TraceSettings).traces is None
+    assert "install 'toolbus[otel]'" in settings.ignored[0]
+    assert (
+        settle({}, {"TOOLBUS_TRACES": "http://c:4318"}).config.part(TraceSettings).traces == "http://c:4318"
+    )  # refused when it starts
+
+
+async def test_other_variables_of_opentelemetry_that_are_wrong_do_not_stop_the_bus(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "nobody")
+    async with running_bus(traces="http://127.0.0.1:1") as bus:
+        assert repr(bus.dispatcher.traces).endswith("off>")
+    assert "the exporter does not start with OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from toolbus.bus.access.neighbours import Neighbours
 from toolbus.bus.audit.audit import Audit
 from toolbus.bus.keys.doorman import Doorman, der_of
 from toolbus.common.local_users import Address
-from toolbus.errors import NotPermitted, SetupError, ToolBusError, grpc_status
+from toolbus.errors import NotPermitted, SetupError, ToolBusError, grpc_status, status_text
 
 # Passes the identity of who makes an RPC from the check before it to the RPC itself.
 
@@ -216,7 +216,7 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             except ToolBusError as error:
                 status, text = grpc_status(error)
                 self._audit.refuse(context.peer(), method, text)
-                await context.abort(grpc.StatusCode[status], text)
+                await end_rpc(context, status, text)
             set_rpc_identity(identity)
 
         if inspect.isasyncgenfunction(serve):
@@ -251,4 +251,9 @@ def _decoder(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 async def _refuse_undecodable(context: Context, error: DecodeError) -> None:
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request cannot be decoded: {error}")
+    await end_rpc(context, "INVALID_ARGUMENT", f"the request cannot be decoded: {error}")
+
+
+async def end_rpc(context: Context, status: str, text: str) -> None:
+    """Ends an RPC with a status by its name; raises what ends its handler."""
+    await context.abort(grpc.StatusCode[status], status_text(text))

@@ -25,7 +25,7 @@ from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.keys.doorman import split_secure
 from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.streams import catalog_messages
-from toolbus.bus.streams.doors import Door, Doors, OpenDoor, rpc_identity
+from toolbus.bus.streams.doors import Door, Doors, OpenDoor, end_rpc, rpc_identity
 from toolbus.bus.streams.health import SERVICE, Health
 from toolbus.bus.streams.invoke_stream import HeldBudget, HeldOutboxes, InvokeStream, SharedParts
 from toolbus.bus.streams.peer import Peer
@@ -344,4 +344,4 @@ async def _abort(context: Context, error: BaseException) -> None:
     status, text = grpc_status(error)
     if status == "INTERNAL":
         log.error("a fault of the bus", exc_info=error)
-    await context.abort(grpc.StatusCode[status], text)
+    await end_rpc(context, status, text)

@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc
 
 from toolbus.bus.access.identity import Identity
-from toolbus.bus.streams.doors import rpc_identity
+from toolbus.bus.streams.doors import end_rpc, rpc_identity
 from toolbus.common.text import quote
 from toolbus.errors import Unauthenticated
 
@@ -90,8 +90,9 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
         """Returns the status of a service; NOT_FOUND where the service is unknown."""
         status = self.status(request.service)
         if status is None:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND,
+            await end_rpc(
+                context,
+                "NOT_FOUND",
                 f"service {quote(request.service, 200)} is unknown: use '', {SERVICE!r} or {SOURCE_PREFIX}<source>",
             )
         return pb.HealthCheckResponse(status=status)
@@ -103,7 +104,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
         """
         if not request.service and len(self._watched.get("", ())) >= MAX_OPEN_WATCHES:
             error = f"{MAX_OPEN_WATCHES} streams watch the bus, and it accepts no more: use Check, or watch {SERVICE!r}"
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error)
+            await end_rpc(context, "RESOURCE_EXHAUSTED", error)
         changed = asyncio.Event()
         watchers = self._watched.setdefault(request.service, set())
         watchers.add(changed)
@@ -118,7 +119,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpcio-he
                     await context.write(pb.HealthCheckResponse(status=status))
                 await changed.wait()
         except Unauthenticated as error:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            await end_rpc(context, "UNAUTHENTICATED", str(error))
         finally:
             watchers.discard(changed)
             if not watchers:

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused, bad_call_id
+from toolbus.bus.streams.doors import end_rpc
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.common.stall import StallWatch
@@ -247,7 +248,7 @@ class JoinedResults:
 
 log = logging.getLogger("toolbus.grpc")
 
-CONNECTION_LOST_SECONDS = 0.05  # until the loop is notified that the connection of a half-closed stream broke
+CONNECTION_LOST_SECONDS = 0.05  # until grpcio says that the connection of a stream whose input ended broke
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -339,7 +340,7 @@ class InvokeStream:
             # A status sent beside a pending write fails (TOO_MANY_OPERATIONS), and the RPC would never end.
             await asyncio.shield(writing)
             if status != "OK":
-                await self._context.abort(grpc.StatusCode[status], text)
+                await end_rpc(self._context, status, text)
         except asyncio.CancelledError:
             self._disconnected("its connection broke")
             raise
@@ -374,8 +375,9 @@ class InvokeStream:
             if peer.state is State.OPENING:
                 self._end("INVALID_ARGUMENT", "the stream ended before its first message: send attach first")
             elif peer.state is not State.CLOSED:
-                if self._held:  # the peer cannot echo; this task is cancelled meanwhile if its connection broke
-                    await asyncio.sleep(CONNECTION_LOST_SECONDS)
+                # grpcio reports the end of input for a broken connection too, and cancels this task a moment later.
+                await asyncio.sleep(CONNECTION_LOST_SECONDS)
+                if self._held:  # the peer cannot echo
                     self._held.release(clock())
                 self._presence.half_closed(peer, clock())
                 self._leave_if_done()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,8 @@ class TraceSettings:
         ValueKind(_url_or_off),
         "the URL of a collector of OpenTelemetry that gets [spans of calls](../start/traces.md), by OTLP over HTTP; "
         "`/v1/traces` is added if it has no path. Default: `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or "
-        "`OTEL_EXPORTER_OTLP_ENDPOINT`; `off` sends no spans. Needs `toolbus[otel]`",
+        "`OTEL_EXPORTER_OTLP_ENDPOINT`, of which one that the bus cannot use is ignored with a warning; `off` sends no "
+        "spans. Needs `toolbus[otel]`",
         check=_check_collector,
     )
     trace_ratio: float = setting(
@@ -89,6 +91,33 @@ class TraceSettings:
         )
         if "traces" in settings or disabled:
             return {}
-        of_traces, of_all = (environ.get(variable, "") for variable in VARIABLES)
-        url = of_traces or (of_all and f"{of_all.rstrip('/')}{TRACES_PATH}")
-        return {"traces": url} if url else {}
+        variable = next((each for each in VARIABLES if environ.get(each)), "")
+        if not variable:
+            return {}
+        written = environ[variable]
+        url = written if variable == VARIABLES[0] else f"{written.rstrip('/')}{TRACES_PATH}"
+        if why := _unusable(environ, url):
+            shown = mask(written)
+            return {"ignored": [f"{variable} is {shown!r:.300}, and {why}; calls are not traced (TOOLBUS_TRACES=off)"]}
+        return {"traces": url}
+
+
+def _unusable(environ: Mapping[str, str], url: str) -> str:
+    """Returns why the bus cannot export to a collector that OpenTelemetry's variables name; empty if it can.
+
+    They are set for all programs of a machine or cluster, so one that the bus cannot use does not stop it.
+    """
+    for variable in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if protocol := environ.get(variable, ""):
+            if not protocol.startswith("http"):
+                return f"{variable} is {protocol!r:.40}; the bus sends http/protobuf: name a port in TOOLBUS_TRACES"
+            break
+    try:
+        _check_collector("", url)
+    except SetupError:
+        return "it is not an address such as http://127.0.0.1:4318: name one in TOOLBUS_TRACES"
+    try:
+        found = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:  # of a package above it
+        found = False
+    return "" if found else "the extra for it is not installed: install 'toolbus[otel]'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import TYPE_CHECKING
 
 from toolbus.bus.core import Core, Room
@@ -43,15 +44,21 @@ class TracesRoom(Room):
             return
         try:
             from toolbus.parts.observability.span_export import SpanExport
+
+            self._export = SpanExport(
+                *(config.url, VERSION, self.core.presence.handshake.boot_id),
+                collect_seconds=self.core.timings.span_seconds,
+            )
         except ImportError as missing:
             raise SetupError(
                 f"traces names a collector, {mask(config.traces)}, and {missing.name} is not installed: install "
                 "'toolbus[otel]', or set traces to off"
             ) from missing
-        self._export = SpanExport(
-            *(config.url, VERSION, self.core.presence.handshake.boot_id),
-            collect_seconds=self.core.timings.span_seconds,
-        )
+        except Exception as problem:  # one of OpenTelemetry's variables, which are set for other programs too
+            read = ", ".join(name for name in sorted(os.environ) if name.startswith("OTEL_")) or "its settings"
+            why = f"{type(problem).__name__}: {mask(str(problem))}"
+            log.warning("calls are not traced: the exporter does not start with %s: %s", read, why)
+            return
         self._export.start()
         self.core.dispatcher.traces.start(self._export.take, ratio=config.trace_ratio, most=config.trace_most)
         log.info("traces go to %s", mask(config.url))

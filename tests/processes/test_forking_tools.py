@@ -1,0 +1,129 @@
+"""Tools that start processes: their own call and the connection of their plugin survive it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import environment
+from tests.support.waiting import HANG_SECONDS
+from toolbus.testing import running_bus
+
+FORKS = """
+import multiprocessing, os, subprocess, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from toolbus import Plugin
+
+plugin = Plugin("forks")
+fork = multiprocessing.get_context("fork")
+
+def square(number):
+    time.sleep(0.02)
+    return number * number
+
+@plugin.tool(timeout=120)
+def pooled() -> int:
+    with ProcessPoolExecutor(4, mp_context=fork) as pool:
+        return sum(pool.map(square, range(45)))
+
+@plugin.tool(timeout=120)
+def children() -> int:
+    begun = [fork.Process(target=square, args=(1,)) for _ in range(45)]
+    for each in begun:
+        each.start()
+    for each in begun:
+        each.join()
+    return sum(each.exitcode for each in begun)
+
+@plugin.tool(timeout=120)
+def forked() -> int:
+    ids = []
+    for _ in range(20):
+        pid = os.fork()
+        if pid == 0:
+            os.execv(sys.executable, [sys.executable, "-c", "pass"])
+        ids.append(pid)
+    return sum(os.waitpid(pid, 0)[1] for pid in ids)
+
+@plugin.tool(timeout=120)
+def spawned() -> str:
+    return subprocess.run(["echo", "hey"], capture_output=True, text=True).stdout.strip()
+
+if __name__ == "__main__":
+    plugin.run()
+"""
+PREFORKS = """
+import os, signal
+from toolbus import Host, Plugin, SyncHost
+
+pid = os.fork()
+if pid == 0:
+    plugin = Plugin("worker")
+
+    @plugin.tool
+    def hello() -> str:
+        return "hey"
+
+    plugin.run()
+    os._exit(0)
+signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+os.waitpid(pid, 0)
+"""
+
+
+async def _started(*words: str, address: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(sys.executable, *words, env=environment({"TOOLBUS_ADDRESS": address}))
+
+
+@pytest.mark.parametrize("way", [[], ["-m", "toolbus.cli", "run"]], ids=["python", "toolbus run"])
+async def test_a_tool_may_start_processes(tmp_path: Path, way: list[str]) -> None:
+    file = tmp_path / "forks.py"
+    file.write_text(FORKS)
+    async with running_bus() as bus:
+        plugin = await _started(*way, str(file), address=bus.grpc_addresses[0])
+        try:
+            await _offered(bus, 4)
+            for _ in range(2):
+                results = await asyncio.gather(
+                    *(bus.call(name, {}, timeout=120) for name in ("pooled", "children", "forked", "spawned"))
+                )
+                assert [each.error for each in results] == [None] * 4
+                assert [each.output for each in results] == [sum(n * n for n in range(45)), 0, 0, "hey"]
+        finally:
+            plugin.terminate()
+            await plugin.wait()
+
+
+async def test_a_plugin_in_the_child_of_a_program_that_forks_first_works(tmp_path: Path) -> None:
+    file = tmp_path / "preforks.py"
+    file.write_text(PREFORKS)
+    async with running_bus() as bus:
+        program = await _started(str(file), address=bus.grpc_addresses[0])
+        try:
+            await _offered(bus, 1)
+            assert (await bus.call("hello", {})).output == "hey"
+        finally:
+            program.terminate()
+            await program.wait()
+
+
+async def _offered(bus: Any, number: int) -> None:
+    async with asyncio.timeout(HANG_SECONDS):
+        async for _ in bus.watch():
+            if len(bus.list()) == number:
+                return
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, "0"), ({"GRPC_ENABLE_FORK_SUPPORT": "1"}, "1")])
+async def test_what_the_user_has_set_for_forks_stays(given: dict[str, str], found: str) -> None:
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", "import os, toolbus; print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])"),
+        env=environment(given),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await program.communicate()
+    assert out.decode().strip() == found
