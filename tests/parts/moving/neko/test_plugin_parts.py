@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import within
-from toolbus.parts.moving.neko.absences import IGNORED, RAISING
+from toolbus.parts.moving.neko.absences import IGNORED, OBJECTS, RAISING
 from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, PluginRouter, outlet_of
 from toolbus.parts.moving.neko.plugin_config import JsonFile, PluginConfig, PluginStore
 from toolbus.parts.moving.neko.plugin_context import PluginContext, describe_message
@@ -233,11 +233,13 @@ def test_every_absence_raises_with_its_purpose_and_its_remedy_and_getattr_takes_
     for name, absence in RAISING.items():
         for owner in (plugin, plugin.ctx):
             with pytest.raises(NotProvided) as caught:
-                getattr(owner, name)
+                getattr(owner, name).anything  # noqa: B018  # an object raises when it is used, a method before
             assert f"self.{name}" in str(caught.value)
             assert absence.purpose in str(caught.value)
             assert absence.remedy in str(caught.value)
-            assert getattr(owner, name, "default") == "default"
+            assert (getattr(owner, name, "default") == "default") is (name not in OBJECTS)
+            assert name not in OBJECTS or not getattr(owner, name)
+            assert getattr(getattr(owner, name, None), "anything", "default") == "default"
     with pytest.raises(AttributeError, match="'NekoPluginBase' object has no attribute 'typo'"):
         plugin.typo  # noqa: B018
 

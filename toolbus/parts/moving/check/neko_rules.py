@@ -14,13 +14,16 @@ from toolbus.parts.moving.check.schema_rule import schemas
 from toolbus.parts.moving.check.source_file import Effect, Finding, SourceFile, constant, dotted, is_installed, keyword
 from toolbus.parts.moving.check.system import System
 from toolbus.parts.moving.neko import entries
-from toolbus.parts.moving.neko.absences import IGNORED, RAISING
+from toolbus.parts.moving.neko.absences import IGNORED, OBJECTS, RAISING
+from toolbus.parts.moving.neko.plugin_base import NekoPluginBase
 from toolbus.parts.moving.neko.plugin_folder import (
     MAIN_PROGRAM,
     MANIFEST,
+    MARKET,
     PLUGINS,
     SERVER,
     SUBMODULES,
+    has_module,
     is_of_sdk,
     is_plugin_folder,
     main_program,
@@ -28,7 +31,7 @@ from toolbus.parts.moving.neko.plugin_folder import (
     read_manifest,
 )
 from toolbus.parts.moving.neko.plugin_lifecycle import NEVER_CALLED
-from toolbus.parts.moving.neko.sdk_names import NAMES, OLDER_MODULES, is_absent
+from toolbus.parts.moving.neko.sdk_names import NAMES, OLDER_MODULES, SETTINGS, is_absent
 from toolbus.processes.child_environment import PLUGIN, variables_read_by
 from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS, NAME
 
@@ -38,6 +41,8 @@ _LINES = {"type": r"^\s*type\s*=", "id": r"^\s*id\s*=", "entry": r"^\s*entry\s*=
 _AWAITED = re.compile(r"self\.(store|config)\.[a-z]\w*")
 _OFFER = "Put @llm_tool above it to offer it to models."
 _OFFER_ENTRY = "Run it with --entries, or put @llm_tool above it, to offer it to models."
+_READ_THEIR_ARGUMENT = ("len", "list", "tuple", "set", "dict", "sorted", "iter", "aiter", "next", "sum")
+_PYDANTIC = "Install pydantic where `toolbus run` is."
 _START_BY_NAME = "Name its folder to run it; of a folder of plugins it is left out."
 
 
@@ -97,9 +102,20 @@ def _imports(source: SourceFile) -> Iterator[Finding]:
                 if is_absent(name):
                     what = f"imports {name}, which raises when it is used: it {NAMES[name].absence.purpose} in N.E.K.O."
                     yield source.finding(each.line, Effect.DIFFERS, what, NAMES[name].absence.remedy)
-            elif name not in ("PluginSettings", "SettingsField"):
+            elif name in SETTINGS:
+                if not is_installed("pydantic"):
+                    yield source.finding(each.line, stops, f"imports {name}, which needs pydantic{without}", _PYDANTIC)
+            elif not (each.module.endswith(".ui") and name in ("action", "context")):
                 what = f"imports {each.module}.{name}, which toolbus does not have{without}"
                 yield source.finding(each.line, stops, what, SERVER.remedy)
+        elif each.module.startswith("."):
+            if not _has_relative(source, each.module, each.name):
+                what = f"imports {each.module}, which is not in the folder{without}"
+                yield source.finding(each.line, stops, what, "Correct the import, or copy the file.")
+        elif (own := _own_module(source, each.module)) is not None:
+            if own and not _has_file(source.root.joinpath(*own)):
+                what = f"imports {each.module}, which is not in the folder{without}"
+                yield source.finding(each.line, stops, what, "Correct the import, or copy the file.")
         elif top == "plugin" and each.module != "plugin" and not f"{each.module}.".startswith(f"{PLUGINS}."):
             what = f"imports {each.module}, which {SERVER.purpose} in N.E.K.O.{without}"
             yield source.finding(each.line, stops, what, SERVER.remedy)
@@ -117,9 +133,41 @@ def _imports(source: SourceFile) -> Iterator[Finding]:
             yield source.finding(each.line, stops, what, f"Install {top} where `toolbus run` is.")
 
 
+def _own_module(source: SourceFile, module: str) -> list[str] | None:
+    """Returns the path in the plugin's folder of a module of the plugin itself; None for any other module."""
+    parts = module.split(".")
+    if parts[0] == MARKET and not has_module(source.root, MARKET):
+        parts = ["plugin", *parts]
+    if parts[:2] != PLUGINS.split(".") or len(parts) < 3:
+        return None
+    try:
+        manifest = read_manifest(source.root)
+    except SetupError:  # the finding of the manifest says why
+        return None
+    return parts[3:] if parts[2] in (manifest.package, manifest.id) else None
+
+
+def _has_relative(source: SourceFile, module: str, name: str) -> bool:
+    """Tells whether a relative import finds its module; beyond the plugin's folder, that is assumed."""
+    path = module.lstrip(".")
+    folder = source.path.parent
+    for _ in range(len(module) - len(path) - 1):
+        folder = folder.parent
+    if not path or not folder.is_relative_to(source.root):
+        return True
+    return _has_file(folder.joinpath(*path.split(".")))
+
+
+def _has_file(module: Path) -> bool:
+    """Tells whether Python finds a module at a path; it may be compiled code."""
+    return module.is_dir() or any(module.parent.glob(f"{module.name}.*"))
+
+
 def _attributes(source: SourceFile) -> Iterator[Finding]:
     for cls in source.classes(*_BASES):
         own = _own_names(cls)
+        used = {id(each) for node in ast.walk(cls) for each in _uses(node)}
+        yield from _unknown_methods(source, cls, own)
         for node in ast.walk(cls):
             if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
                 continue
@@ -130,7 +178,10 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
                     yield source.finding(node, Effect.STOPS, f"self.config.{node.attr} raises", remedy)
                 continue
             shown = f"{owner}.{node.attr}"
-            if node.attr in RAISING:
+            if node.attr in OBJECTS and id(node) not in used:
+                what = f"{shown} raises when it is used: it {RAISING[node.attr].purpose} in N.E.K.O."
+                yield source.finding(node, Effect.DIFFERS, what, RAISING[node.attr].remedy)
+            elif node.attr in RAISING:
                 absence = RAISING[node.attr]
                 yield source.finding(
                     node, Effect.STOPS, f"{shown} raises: it {absence.purpose} in N.E.K.O.", absence.remedy
@@ -143,6 +194,48 @@ def _attributes(source: SourceFile) -> Iterator[Finding]:
             elif node.attr in ("data_path", "cache_path"):
                 what = f"{shown}() is in data/ of the plugin's folder"
                 yield source.finding(node, Effect.NOTE, what, "Copy old files into it.")
+
+
+def _uses(node: ast.AST) -> Iterator[ast.expr]:
+    """Yields the objects that a piece of code uses: a mere name or argument is only handed on."""
+    match node:
+        case (
+            ast.Attribute(value=value) | ast.Subscript(value=value) | ast.Await(value=value) | ast.Starred(value=value)
+        ):
+            yield value
+        case ast.For(iter=value) | ast.AsyncFor(iter=value) | ast.comprehension(iter=value):
+            yield value
+        case ast.withitem(context_expr=value):
+            yield value
+        case ast.Call(func=function, args=arguments):
+            yield function
+            if dotted(function) in _READ_THEIR_ARGUMENT:
+                yield from arguments
+
+
+def _unknown_methods(source: SourceFile, cls: ast.ClassDef, own: set[str]) -> Iterator[Finding]:
+    """Finds methods that a plugin calls on itself and that nothing here defines.
+
+    Only in a class whose base is the SDK's alone, in a file that sets no attributes by computed names.
+    """
+    bases = [dotted(each).rpartition(".")[2] for each in cls.bases]
+    if bases not in (["NekoPluginBase"], ["PluginBase"]) or "setattr(" in source.text or "__getattr__" in source.text:
+        return
+    stored = {
+        each.attr
+        for each in ast.walk(source.tree)
+        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+    }
+    known = {*own, *stored, *dir(NekoPluginBase), *IGNORED, *RAISING}
+    guarded = {
+        each.value for each in ast.walk(cls) if isinstance(each, ast.Constant) and isinstance(each.value, str)
+    }  # names for hasattr and getattr
+    for node in ast.walk(cls):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and dotted(node.func.value) == "self":
+            name = node.func.attr
+            if name not in known and name not in guarded:
+                what = f"self.{name}() does not exist here"
+                yield source.finding(node, Effect.STOPS, what, "Write the method, or do without it.")
 
 
 def _not_awaited(source: SourceFile) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Lists the attributes of N.E.K.O. plugins that toolbus does not have: the purpose of each, and what to use instead.
 
-Those of `RAISING` raise when they are used, since a plugin would continue with a wrong value. Those of `IGNORED` have
-no effect, which is logged once: they only change windows of that system.
+Those of `RAISING` raise when they are used, since a plugin would continue with a wrong value; those of `OBJECTS` may be
+handed on before. Those of `IGNORED` have no effect, which is logged once: they only change windows of that system.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from toolbus.parts.moving.neko.sdk_errors import Absence, NotProvided
 
@@ -43,6 +43,8 @@ RAISING: dict[str, Absence] = {
     "system_info": _SYSTEM,
     "get_system_config": _SYSTEM,
 }
+# Those that are objects there. A plugin hands them on while it starts, and may never use them.
+OBJECTS = frozenset(("plugins", "bus", "memory", "db", "state", "system_info"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,11 @@ IGNORED: dict[str, Ignored] = {
     "list_entries": Ignored(_NO_ENTRIES, ()),
     "collect_entries": Ignored(_NO_ENTRIES, ()),
     "register_music_domains": Ignored(_NO_PLAYER),
+    # Methods that plugins call for pages of their own making, although they are not public there.
+    **dict.fromkeys(
+        ("_notify_host_comm", "_notify_static_ui_registered", "_notify_list_actions_updated"), Ignored(_NO_PAGES)
+    ),
+    **dict.fromkeys(("_notify_dynamic_entry_registered", "_notify_dynamic_entry_unregistered"), Ignored(_NO_ENTRIES)),
     "freeze": Ignored(_NO_FREEZE),
     "unfreeze": Ignored(_NO_FREEZE),
 }
@@ -97,9 +104,11 @@ def find_absent(owner: object, name: str) -> Any:
     """Returns a substitute for an attribute that an object does not have.
 
     Raises:
-        NotProvided: N.E.K.O. has it and toolbus does not; the text says what to use.
+        NotProvided: N.E.K.O. has this method and toolbus does not; the text says what to use.
         AttributeError: neither has it.
     """
+    if name in OBJECTS:
+        return AbsentObject(f"self.{name}", RAISING[name])
     if name in RAISING:
         raise NotProvided(f"self.{name}", RAISING[name])
     if name in IGNORED:
@@ -110,6 +119,38 @@ def find_absent(owner: object, name: str) -> Any:
         name=name,
         obj=owner,
     )
+
+
+class AbsentObject:
+    """An object of N.E.K.O. that toolbus does not have: it may be handed on, is false, and raises when it is used.
+
+    Args:
+        shown: what the plugin wrote for it.
+        absence: its purpose and what to use instead.
+    """
+
+    __slots__ = ("_absence", "_shown")
+
+    def __init__(self, shown: str, absence: Absence) -> None:
+        self._shown = shown
+        self._absence = absence
+
+    def __repr__(self) -> str:
+        return f"<{self._shown} of N.E.K.O., which toolbus does not have>"
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):  # what copies and inspects objects asks for these
+            raise AttributeError(name)
+        raise NotProvided(self._shown, self._absence)
+
+    def _use(self, *args: Any, **options: Any) -> NoReturn:
+        raise NotProvided(self._shown, self._absence)
+
+    __call__ = __getitem__ = __setitem__ = __contains__ = __iter__ = __len__ = _use
+    __await__ = __aiter__ = __enter__ = __exit__ = __aenter__ = __aexit__ = _use
 
 
 def warn_once(owner: object, name: str, reason: str) -> None:

@@ -79,7 +79,7 @@ def _with_entries(loaded: LoadedPlugin, entries: bool) -> LoadedPlugin:
 
 def _of_folder(folder: Path) -> LoadedPlugin:
     manifest = read_manifest(folder)
-    undo = use_sdk(manifest.package, folder)
+    undo = use_sdk(manifest.package, folder, manifest.id)
     added = str(folder) not in sys.path
     if added:
         sys.path.append(str(folder))  # behind the standard library: a package's module may be called types.py

@@ -2,7 +2,7 @@
 
 ``[plugin]`` has `id`, `entry` (``module.path:Class``) and `name`; every other section is the plugin's configuration. A
 ``config.example.toml`` beside it has defaults. The module path of an entry begins with
-``plugin.plugins.NAME``, or with the folder's own name, or is a module in the folder.
+``plugins.NAME`` or ``plugin.plugins.NAME``, or with the folder's own name, or is a module in the folder.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from toolbus.errors import SetupError
+from toolbus.parts.moving.neko.entries import ui
 from toolbus.parts.moving.neko.plugin_base import NekoPluginBase
 from toolbus.parts.moving.neko.plugin_config import merge
 from toolbus.parts.moving.neko.plugin_context import PluginContext
@@ -37,11 +38,14 @@ from toolbus.protocol.tool import plugin_source
 
 
 PLUGINS = "plugin.plugins"
+MARKET = "plugins"  # the same package, as the market of that project and its guide write it
 # The modules of the SDK, for imports such as `from plugin.sdk.shared import core`; all have the same names.
 SUBMODULES = {
     *("adapter", "base", "bus", "config", "constants", "context", "core", "database", "decorators", "errors", "events"),
     *("exceptions", "extension", "i18n", "logger", "logging", "memory", "models", "result", "router", "runtime"),
-    *("settings", "shared", "storage", "store", "types", "plugin", "sdk"),
+    *("settings", "shared", "storage", "store", "types", "plugin", "sdk", "transport", "llm_tool", "ui", "activity"),
+    *("cards", "images", "finish", "reply_tail", "plugins", "state", "system_info", "responses", "version", "hooks"),
+    *("constants", "context", "bus_context", "entry_runtime", "message_plane", "push_message_schema"),
 }
 # Packages of that project's main program, which are beside `plugin` there.
 MAIN_PROGRAM = {"agent", "brain", "config", "main_logic", "main_routers", "main_server", "memory", "utils"}
@@ -55,9 +59,15 @@ MAIN_LOGIC = Absence(
 class _SdkModule(ModuleType):
     """A module of ``plugin.sdk``."""
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in NAMES or name == "plugin":  # a module of that name, once imported, does not hide what it holds
+            super().__setattr__(name, value)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if self.__name__.endswith(".ui") and name in ("action", "context"):
+            return getattr(ui, name)
         if name in SUBMODULES and name not in NAMES:
             return importlib.import_module(f"{self.__name__}.{name}")
         return find_name(self.__name__, name)
@@ -79,17 +89,33 @@ class _Made(Loader):
         """Does nothing: the module is complete."""
 
 
+class _Alias(Loader):
+    """Makes a second name of a module: both are one object."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leaves a module to Python that `exec_module` replaces."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = importlib.import_module(self._module)
+
+
 class SdkFinder(MetaPathFinder):
-    """Finds ``plugin`` and its modules.
+    """Finds ``plugin`` and its modules, and ``plugins`` for the plugin of a folder.
 
     Args:
         name: of the plugin's package in ``plugin.plugins``; empty without one.
         folder: the plugin's; None without one.
+        plugin_id: a second name of the package: in N.E.K.O. the folder is called like the plugin.
     """
 
-    def __init__(self, name: str = "", folder: Path | None = None) -> None:
+    def __init__(self, name: str = "", folder: Path | None = None, plugin_id: str = "") -> None:
         self._package = f"{PLUGINS}.{name}" if name else ""
         self._folder = folder
+        self._second_name = f"{PLUGINS}.{plugin_id}" if plugin_id else self._package
+        self._has_market = folder is not None and not has_module(folder, MARKET)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -99,6 +125,8 @@ class SdkFinder(MetaPathFinder):
         Raises:
             ModuleNotProvided: it is a module of the plugin server, which toolbus does not have.
         """
+        if (module := self._module(fullname)) != fullname:
+            return ModuleSpec(fullname, _Alias(module), is_package=True)
         if fullname == self._package:
             return _package_spec(fullname, self._folder)
         if fullname == "plugin":
@@ -110,6 +138,14 @@ class SdkFinder(MetaPathFinder):
         if fullname.startswith("plugin.") and not fullname.startswith(f"{PLUGINS}."):
             raise ModuleNotProvided(fullname, SERVER)
         return None
+
+    def _module(self, name: str) -> str:
+        """Returns the name under which a module is loaded."""
+        if self._has_market and f"{name}.".startswith(f"{MARKET}."):
+            name = f"plugin.{name}"
+        if self._second_name != self._package and f"{name}.".startswith(f"{self._second_name}."):
+            return self._package + name.removeprefix(self._second_name)
+        return name
 
 
 class _LastFinder(MetaPathFinder):
@@ -135,14 +171,15 @@ def main_program(module: str) -> Absence:
     return MAIN_LOGIC if module.partition(".")[0] == "main_logic" else MAIN
 
 
-def use_sdk(name: str = "", folder: Path | None = None) -> Callable[[], None]:
+def use_sdk(name: str = "", folder: Path | None = None, plugin_id: str = "") -> Callable[[], None]:
     """Makes this process find the SDK, and a plugin's folder as its package; returns a function that undoes it.
 
     Args:
         name: of the package in ``plugin.plugins``.
         folder: the plugin's.
+        plugin_id: a second name of the package.
     """
-    first, last = SdkFinder(name, folder), _LastFinder()
+    first, last = SdkFinder(name, folder, plugin_id), _LastFinder()
     sys.meta_path.insert(0, first)
     sys.meta_path.append(last)
 
@@ -150,8 +187,9 @@ def use_sdk(name: str = "", folder: Path | None = None) -> Callable[[], None]:
         for finder in (first, last):
             if finder in sys.meta_path:
                 sys.meta_path.remove(finder)
-        for module in [each for each in sys.modules if each == "plugin" or each.startswith("plugin.")]:
-            del sys.modules[module]
+        for name, module in list(sys.modules.items()):
+            if f"{getattr(module, '__name__', name)}.".startswith("plugin."):  # under its second name too
+                del sys.modules[name]
 
     return undo
 
@@ -288,13 +326,22 @@ def _is_disabled(folder: Path) -> bool:
 def _module(folder: Path, parts: list[str]) -> str:
     """Returns the name under which an entry's module is imported: always in a package, for its relative imports."""
     prefix = PLUGINS.split(".")
+    if parts[-1] == "__init__" and len(parts) > 1:
+        parts = parts[:-1]
     if parts[:2] == prefix and len(parts) > 2:
         return ".".join(parts)
-    in_folder = (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.py").is_file()
+    in_folder = has_module(folder, parts[0])
+    if not in_folder and parts[0] == MARKET and len(parts) > 1:
+        return ".".join([*prefix, *parts[1:]])
     if not in_folder:  # its first part is the folder's name in N.E.K.O., which may differ from the one here
         return ".".join([*prefix, *parts])
     name = re.sub(r"\W", "_", folder.name)
     return ".".join([*prefix, name if _IDENTIFIER.fullmatch(name) else f"plugin_{name}", *parts])
+
+
+def has_module(folder: Path, name: str) -> bool:
+    """Tells whether a folder has a module, or a folder that is a package."""
+    return (folder / name).is_dir() or (folder / f"{name}.py").is_file()
 
 
 def _text(file: Path, section: Mapping[str, Any], key: str) -> str:

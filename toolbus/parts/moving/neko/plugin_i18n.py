@@ -13,6 +13,7 @@ log = logging.getLogger(__name__)
 
 REFERENCE = "$i18n"
 DEFAULT_LOCALE = "en"
+DEFAULT_FOLDER = "i18n"
 _PLACEHOLDER = re.compile(r"\{\{\s*([\w.-]+)\s*\}\}|\{\s*([A-Za-z_][\w.-]*)\s*\}")
 
 
@@ -54,16 +55,8 @@ class PluginI18n:
             section: ``[plugin.i18n]`` of its plugin.toml, with `locales_dir` (``i18n``) and `default_locale`.
         """
         chosen = section if isinstance(section, Mapping) else {}
-        messages: dict[str, dict[str, object]] = {}
-        for file in sorted((folder / str(chosen.get("locales_dir") or "i18n")).glob("*.json")):
-            try:
-                texts = json.loads(file.read_text(encoding="utf-8"))
-            except (OSError, ValueError) as problem:
-                log.warning("%s cannot be read, so its texts are missing: %s", file, problem)
-                continue
-            if isinstance(texts, dict):
-                messages[file.stem] = texts
-        return cls(messages, default_locale=str(chosen.get("default_locale") or DEFAULT_LOCALE))
+        texts = folder / str(chosen.get("locales_dir") or DEFAULT_FOLDER)
+        return load_plugin_i18n_from_dir(texts, default_locale=str(chosen.get("default_locale") or DEFAULT_LOCALE))
 
     def t(self, key: str, *, locale: str | None = None, default: str = "", **params: object) -> str:
         """Returns a text with its placeholders filled; if no language has it, the default, then the key."""
@@ -75,13 +68,64 @@ class PluginI18n:
 
     def resolve(self, value: Any, *, locale: str | None = None) -> Any:
         """Returns a value in which every reference of `tr` is replaced by its text."""
-        if isinstance(value, Mapping):
-            if isinstance(key := value.get(REFERENCE), str):
-                params = value.get("params")
-                filled = dict(params) if isinstance(params, Mapping) else {}
-                return self.t(key, locale=locale, default=str(value.get("default") or ""), **filled)
-            return {each: self.resolve(inner, locale=locale) for each, inner in value.items()}
-        return [self.resolve(each, locale=locale) for each in value] if isinstance(value, list) else value
+        return resolve_i18n_refs(value, self, locale=locale)
+
+
+# What plugins import beside the class, with the names that they have there.
+
+
+def load_plugin_i18n_from_dir(locales_dir: str | Path, *, default_locale: str = DEFAULT_LOCALE) -> PluginI18n:
+    """Returns the texts of the JSON files in a folder, one for each language; a file that cannot be read is skipped."""
+    messages: dict[str, dict[str, object]] = {}
+    for file in sorted(Path(locales_dir).glob("*.json")):
+        try:
+            texts = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
+            log.warning("%s cannot be read, so its texts are missing: %s", file, problem)
+            continue
+        if isinstance(texts, dict):
+            messages[file.stem] = texts
+    return PluginI18n(messages, default_locale=default_locale)
+
+
+def load_plugin_i18n_from_meta(plugin_meta: Mapping[str, Any]) -> PluginI18n:
+    """Returns the texts of the plugin whose plugin.toml is ``config_path``; none without that key.
+
+    Args:
+        plugin_meta: the section ``[plugin]``, with ``i18n`` in it, and ``config_path``.
+    """
+    path = plugin_meta.get("config_path")
+    return PluginI18n.of_folder(Path(path).parent, plugin_meta.get("i18n")) if path else PluginI18n()
+
+
+def clear_plugin_i18n_cache() -> None:
+    """Does nothing: every call reads the files."""
+
+
+def is_i18n_ref(value: object) -> bool:
+    """Tells whether a value is a reference of `tr`."""
+    return isinstance(value, Mapping) and isinstance(value.get(REFERENCE), str)
+
+
+def resolve_i18n_refs(value: Any, i18n: PluginI18n, *, locale: str | None = None) -> Any:
+    """Returns a value in which every reference of `tr` is replaced by its text."""
+    if isinstance(value, Mapping):
+        if isinstance(key := value.get(REFERENCE), str):
+            params = value.get("params")
+            filled = dict(params) if isinstance(params, Mapping) else {}
+            return i18n.t(key, locale=locale, default=str(value.get("default") or ""), **filled)
+        return {each: resolve_i18n_refs(inner, i18n, locale=locale) for each, inner in value.items()}
+    return [resolve_i18n_refs(each, i18n, locale=locale) for each in value] if isinstance(value, list) else value
+
+
+def locale_candidates(locale: str | None, default_locale: str | None = None) -> list[str]:
+    """Returns the languages in which a text is looked up, the preferred first."""
+    return list(dict.fromkeys(_locales(locale, default_locale)))
+
+
+def interpolate_text(text: str, params: Mapping[str, object] | None = None) -> str:
+    """Returns a text with its placeholders filled."""
+    return _fill(text, params or {})
 
 
 def _locales(*preferred: str | None) -> Iterator[str]:

@@ -14,16 +14,16 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from toolbus.functions import tool_spec
-from toolbus.functions.tool_spec import LlmToolMeta, ToolOptions
-from toolbus.parts.moving.neko import absences, entries, sdk_errors, sdk_results
+from toolbus.functions.tool_spec import LlmToolMeta, ToolOptions, meta_of
+from toolbus.parts.moving.neko import absences, entries, plugin_i18n, sdk_errors, sdk_results
 from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, PluginRouter, neko_plugin, plugin
 from toolbus.parts.moving.neko.plugin_config import PluginConfig, PluginStore
 from toolbus.parts.moving.neko.plugin_context import PluginContext
-from toolbus.parts.moving.neko.plugin_i18n import REFERENCE, PluginI18n, tr
+from toolbus.parts.moving.neko.plugin_i18n import REFERENCE
 from toolbus.parts.moving.neko.plugin_lifecycle import lifecycle, timer_interval
 from toolbus.parts.moving.neko.plugin_logger import PluginLogger, plugin_logger
 from toolbus.parts.moving.neko.sdk_errors import Absence, ModuleNotProvided, NotProvided
-from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS
+from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS, NAME
 
 # Provides `llm_tool` as plugins import it from ``plugin.sdk``, with the options of that decorator.
 
@@ -61,6 +61,53 @@ def adapted(options: Mapping[str, Any]) -> Any:
     if isinstance(description, Mapping) and REFERENCE in description:
         known["description"] = description.get("default") or description[REFERENCE]
     return known
+
+
+def validate_tool_name(name: str) -> str:
+    """Returns a tool's name.
+
+    Raises:
+        ValueError: it breaks the rule.
+    """
+    if not NAME.fullmatch(name):
+        raise ValueError(f"the tool name {name!r:.80} breaks the rule [A-Za-z0-9_.-]{{1,64}}: rename the tool")
+    return name
+
+
+def entry_id_for_tool(tool_name: str) -> str:
+    """Returns the id of the entry that a tool has in N.E.K.O."""
+    return f"{TOOL_ENTRY_PREFIX}{tool_name}"
+
+
+def collect_llm_tool_methods(instance: object) -> list[tuple[LlmToolMeta, Callable[..., Any]]]:
+    """Returns the methods with `llm_tool` of an object, each with its record."""
+    specs = [(meta_of(each.handler), each.handler) for each in tool_spec.collect(instance)]
+    return [(meta, handler) for meta, handler in specs if meta is not None]
+
+
+TOOL_ENTRY_PREFIX = "__llm_tool__"
+
+
+def worker(function: Any = None, **options: Any) -> Any:
+    """Returns the method itself: a plain function runs on a thread of its own here anyway."""
+    return function if callable(function) else lambda inner: inner
+
+
+def _without_effect(*args: Any, **options: Any) -> None:
+    """Does nothing: logs are those of `toolbus run`."""
+
+
+class _ErrorCodes(type):
+    """The class of `ErrorCode`."""
+
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return name
+
+
+class ErrorCode(metaclass=_ErrorCodes):
+    """Codes of failures for `fail`: each is its own name."""
 
 
 # Provides the base class of older N.E.K.O. plugins, from ``plugin.sdk.base``: their store is not awaited.
@@ -195,14 +242,41 @@ class _AbsentKind(type):
 
 
 _ADAPTER = Absence("turns another protocol into entries", "Offer the functions as tools with self.register_llm_tool().")
+_EXTENSION = Absence("runs inside another plugin", "Copy its methods with @llm_tool into that plugin.")
+_CARD = Absence("shows a page in its windows", "Return the text from the tool, or send it with self.push_message().")
+_TRANSPORT = Absence("carries messages of its plugin server", "Send them with self.push_message().")
+_ACTIVITY = Absence("tells what the user does at the machine", "Read it with a package such as psutil.")
+_CHAIN = Absence("follows calls from plugin to plugin", "Remove it: the bus ends chains of calls that are too long.")
 _ABSENT_CLASSES: dict[str, Absence] = {
     "Plugins": absences.RAISING["plugins"],
     "SystemInfo": absences.RAISING["system_info"],
     "MemoryClient": absences.RAISING["memory"],
     "PluginDatabase": absences.RAISING["db"],
     "PluginStatePersistence": absences.RAISING["state"],
+    "StatePersistence": absences.RAISING["state"],
+    **dict.fromkeys(("PluginRef", "EntryRef", "EventRef"), absences.RAISING["plugins"]),
     **dict.fromkeys(
-        ("NekoAdapterPlugin", "AdapterGatewayCore", "DefaultPolicyEngine", "AdapterBase", "AdapterConfig"), _ADAPTER
+        (
+            *("NekoAdapterPlugin", "AdapterGatewayCore", "DefaultPolicyEngine", "AdapterBase", "AdapterConfig"),
+            *("AdapterContext", "AdapterMode", "AdapterMessage", "AdapterResponse", "Protocol"),
+            *("on_adapter_event", "on_adapter_startup", "on_adapter_shutdown"),
+        ),
+        _ADAPTER,
+    ),
+    **dict.fromkeys(
+        (
+            *("NekoExtensionBase", "ExtensionMeta", "ExtensionEntryMeta", "ExtensionHookMeta", "ExtensionRuntime"),
+            *("extension", "extension_entry", "extension_hook"),
+        ),
+        _EXTENSION,
+    ),
+    **dict.fromkeys(("ChatCard", "PluginView", "create_card", "create_view", "card_fields"), _CARD),
+    "ReplyTailClient": _CARD,
+    "MessagePlaneTransport": _TRANSPORT,
+    **dict.fromkeys(("OsActivitySnapshot", "get_os_activity_snapshot"), _ACTIVITY),
+    **dict.fromkeys(
+        ("CallChain", "AsyncCallChain", "get_call_chain", "get_call_depth", "is_in_call_chain"),
+        _CHAIN,
     ),
 }
 _SETTINGS = Absence("checks configuration with pydantic", "Install pydantic, or read self.config.")
@@ -217,14 +291,19 @@ _ERRORS = (
 )
 _RESULTS = (
     *("Ok", "Err", "Result", "is_ok", "is_err", "unwrap", "unwrap_or", "raise_for_err", "must", "map_result"),
-    *("capture", "ok", "fail"),
+    *("capture", "ok", "fail", "map_err_result", "bind_result", "match_result"),
+)
+_TEXTS = (
+    *("PluginI18n", "tr", "load_plugin_i18n_from_dir", "load_plugin_i18n_from_meta", "clear_plugin_i18n_cache"),
+    *("is_i18n_ref", "resolve_i18n_refs", "locale_candidates", "interpolate_text", "DEFAULT_LOCALE"),
 )
 # Older names of the same exceptions.
 _ALIASES = {
     **dict.fromkeys(("InvalidArgumentError", "ConfigPathError", "ConfigValidationError"), "ValidationError"),
     **dict.fromkeys(("CapabilityUnavailableError", "BusError", "BusTransportError"), "TransportError"),
     **dict.fromkeys(("PluginRouterError", "CircularCallError", "CallChainTooDeepError"), "PluginCallError"),
-    "PluginConfigError": "ValidationError",
+    **dict.fromkeys(("PluginConfigError", "ConfigProfileError"), "ValidationError"),
+    "CardSubmissionError": "TransportError",
     "AuthorizationError": "SdkError",
 }
 # Names that only stand in annotations.
@@ -241,6 +320,36 @@ _TYPES: dict[str, Any] = {
     "PluginMeta": dict[str, Any],
     "EntryKind": str,
     "LoggerLike": PluginLogger,
+    **dict.fromkeys(
+        (
+            *("PushMessageFailureReason", "PushMessageSubmitted", "PushMessageRejected", "LogLevel", "PrivacyState"),
+            *("BusProtocol", "BusMessagesProtocol", "BusEventsProtocol", "BusLifecycleProtocol", "BusMemoryProtocol"),
+            *("BusConversationsProtocol", "MutableStateProtocol", "RouterProtocol", "RouteHandler"),
+            *("EventMeta", "EventHandler", "HookMeta", "HookHandler", "HookTiming", "HookDecoratorMeta"),
+            *("PluginConfigBaseView", "PluginConfigProfiles"),
+        ),
+        Any,
+    ),
+}
+# Names of attributes and values, which plugins read and compare.
+_CONSTANTS: dict[str, Any] = {
+    "NEKO_PLUGIN_TAG": "__neko_plugin__",
+    "NEKO_PLUGIN_META_ATTR": "__neko_plugin_meta__",
+    "EVENT_META_ATTR": "__neko_event_meta__",
+    "HOOK_META_ATTR": "__neko_hook_meta__",
+    "PERSIST_ATTR": "_neko_persist",
+    "CHECKPOINT_ATTR": "_neko_persist",
+    "WORKER_MODE_ATTR": "_neko_worker_mode",
+    "UI_CONTEXT_META_ATTR": "__neko_ui_context__",
+    "UI_ACTION_META_ATTR": "__neko_ui_action__",
+    "EXTENSION_ENTRY_META": "__neko_extension_entry__",
+    "EXTENSION_HOOK_META": "__neko_extension_hook__",
+    "LLM_TOOL_META_ATTR": "__neko_llm_tool_meta__",
+    "LLM_TOOL_ENTRY_PREFIX": TOOL_ENTRY_PREFIX,
+    "I18N_REF_KEY": REFERENCE,
+    "DEFAULT_PLUGIN_VERSION": "0.0.0",
+    "SDK_VERSION": "0.0.0",
+    "EXTENDED_TYPES": (),
 }
 
 NAMES: dict[str, Any] = {
@@ -256,22 +365,29 @@ NAMES: dict[str, Any] = {
     "PluginConfig": PluginConfig,
     "PluginStore": PluginStore,
     "PluginRouter": PluginRouter,
-    "PluginI18n": PluginI18n,
-    "tr": tr,
-    "get_plugin_logger": plugin_logger,
-    "get_logger": plugin_logger,
-    "NEKO_PLUGIN_TAG": "__neko_plugin__",
-    "NEKO_PLUGIN_META_ATTR": "__neko_plugin_meta__",
-    "EVENT_META_ATTR": "__neko_event_meta__",
+    **dict.fromkeys(("get_plugin_logger", "get_logger", "get_sdk_logger", "get_extension_logger"), plugin_logger),
+    **dict.fromkeys(
+        ("setup_sdk_logging", "configure_sdk_default_logger", "intercept_standard_logging"), _without_effect
+    ),
+    "worker": worker,
+    "ErrorCode": ErrorCode,
+    "validate_tool_name": validate_tool_name,
+    "entry_id_for_tool": entry_id_for_tool,
+    "collect_llm_tool_methods": collect_llm_tool_methods,
+    "format_log_text": str,
+    "build_component_name": lambda *names: ".".join(map(str, names)),
+    **_CONSTANTS,
     **_TYPES,
     **{name: getattr(entries, name) for name in _DECORATORS},
     **{name: getattr(sdk_errors, name) for name in _ERRORS},
     **{name: getattr(sdk_errors, of) for name, of in _ALIASES.items()},
     **{name: getattr(sdk_results, name) for name in _RESULTS},
+    **{name: getattr(plugin_i18n, name) for name in _TEXTS},
     **{name: _AbsentKind(name, (), {"absence": absence}) for name, absence in _ABSENT_CLASSES.items()},
 }
 
 
+SETTINGS = ("PluginSettings", "SettingsField", "create_settings_safe", "get_hot_fields")  # they need pydantic
 OLDER_MODULES = ("plugin.sdk", "plugin.sdk.base")  # their base class is the older one
 
 
@@ -290,12 +406,15 @@ def find_name(module: str, name: str) -> Any:
         return OlderPluginBase
     if name in NAMES:
         return NAMES[name]
-    if name in ("PluginSettings", "SettingsField"):
+    if name in SETTINGS:
         return _settings(f"{module}.{name}")[name]
     raise ModuleNotProvided(
         f"{module}.{name}",
         Absence("is a part of its plugin server", "Remove the import, or copy what it does into the plugin's folder."),
     )
+
+
+_HOT = ("hot", True)  # on a field
 
 
 def _settings(shown: str) -> dict[str, Any]:
@@ -306,8 +425,23 @@ def _settings(shown: str) -> dict[str, Any]:
         raise ModuleNotProvided(shown, _SETTINGS) from None
 
     def field(default: Any = ..., *, hot: bool = False, **options: Any) -> Any:
-        return pydantic.Field(default, **options)
+        described = pydantic.Field(default, **options)
+        if hot:
+            described.metadata.append(_HOT)
+        return described
+
+    def hot_fields(settings: Any) -> set[str]:
+        return {name for name, each in settings.model_fields.items() if _HOT in each.metadata}
+
+    def create_safe(settings: Any, section: Mapping[str, Any] | None) -> Any:
+        values = dict(section or {})
+        try:
+            return settings.model_validate(values)
+        except pydantic.ValidationError as problem:
+            wrong = {str(each["loc"][0]) for each in problem.errors() if each["loc"]}
+            log.warning("%s: these have their defaults, since their values are wrong: %s", shown, ", ".join(wrong))
+            return settings.model_validate({key: value for key, value in values.items() if key not in wrong})
 
     rules = {"extra": "ignore", "validate_default": True}
     base = type("PluginSettings", (pydantic.BaseModel,), {"__module__": __name__, "model_config": rules})
-    return {"PluginSettings": base, "SettingsField": field}
+    return dict(zip(SETTINGS, (base, field, create_safe, hot_fields), strict=True))

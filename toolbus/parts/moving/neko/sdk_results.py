@@ -143,6 +143,21 @@ def map_result(result: Ok[Any] | Err[Any], function: Callable[[Any], Any]) -> Ok
     return result.map(function)
 
 
+def map_err_result(result: Ok[Any] | Err[Any], function: Callable[[Any], Any]) -> Ok[Any] | Err[Any]:
+    """Returns a failure with what the function makes of the reason, or the success itself."""
+    return result.map_err(function)
+
+
+def bind_result(result: Ok[Any] | Err[Any], function: Callable[[Any], Any]) -> Any:
+    """Returns what the function makes of the value of a success, or the failure itself."""
+    return result.bind(function)
+
+
+def match_result(result: Ok[Any] | Err[Any], on_ok: Callable[[Any], Any], on_err: Callable[[Any], Any]) -> Any:
+    """Returns what one function makes of the value of a success, or the other of the reason of a failure."""
+    return on_ok(result.unwrap()) if is_ok(result) else on_err(result.err())
+
+
 def capture(function: Callable[[], Any]) -> Ok[Any] | Err[Any]:
     """Returns what a function returns as a success, or what it raises as a failure."""
     try:
