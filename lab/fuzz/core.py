@@ -7,9 +7,10 @@ and the tests of the core do.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from toolbus.bus.access.identity import Principal
 from toolbus.bus.calls.call_records import CallRecords
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.policy import Policy
@@ -36,6 +37,7 @@ class CoreOnAClock:
         grace_seconds: float = 5.0,
         repairs: bool = True,
         metrics: bool = True,
+        adopt: Callable[[str, Principal], bool] = lambda role, principal: False,
     ) -> None:
         self.now = 1_000.0
         self.armed_at = math.inf  # when the bus's timer would fire
@@ -64,6 +66,7 @@ class CoreOnAClock:
             identity=("bus", "boot", "0"),
             on_source=self.sources.append,
             on_change=self._changed,
+            adopt=adopt,
         )
 
     def _arm(self, when: float) -> None:

@@ -7,7 +7,7 @@ knows who makes the request, and the body is limited.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from toolbus.bus.access.identity import Identity
 
@@ -20,6 +20,7 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 _API = "api/"
 
 
+@runtime_checkable
 class Cookies(Protocol):
     """Knows which identity the cookie of a browser proves."""
 
@@ -36,14 +37,12 @@ class WebPaths:
 
     Attributes:
         policies: the Content-Security-Policy of each path that is a web page.
-        cookies: None where browsers cannot log in.
     """
 
     def __init__(self) -> None:
         # By the first part of the path, with its slash; below /api by the first two.
         self._applications: dict[str, Application] = {}
         self.policies: dict[str, str] = {}
-        self.cookies: Cookies | None = None
 
     def __repr__(self) -> str:
         return f"<WebPaths {' '.join(self._applications)}>"

@@ -165,12 +165,12 @@ class Bus(EmbeddedBus):
             timings=timings,
             keyring=(keyring := _keyring(config)),
             doorman=Doorman(keyring, _issuers(config, keyring)),
-            roles=Roles(registry, config, audit, signals.catalog_changed),
+            roles=(roles := Roles(registry, config, audit, signals.catalog_changed)),
             registry=registry,
             policy=self.policy,
             view=dispatcher.view,
             dispatcher=dispatcher,
-            presence=self._presence(config, signals, timings, audit, pins),
+            presence=self._presence(config, signals, timings, audit, pins, roles),
             records=self.records,
             metrics=self._metrics,
             audit=audit,
@@ -204,7 +204,9 @@ class Bus(EmbeddedBus):
             metrics=self._metrics if config.metrics else None,
         )
 
-    def _presence(self, config: Config, signals: Signals, timings: Timings, audit: Audit, pins: Pins) -> Presence:
+    def _presence(
+        self, config: Config, signals: Signals, timings: Timings, audit: Audit, pins: Pins, roles: Roles
+    ) -> Presence:
         return Presence(
             self.registry,
             self.dispatcher,
@@ -216,6 +218,7 @@ class Bus(EmbeddedBus):
             timings=timings,
             audit=audit,
             pins=pins,
+            adopt=roles.first_use,
         )
 
     def __repr__(self) -> str:
@@ -244,7 +247,7 @@ class Bus(EmbeddedBus):
         self.core.stalls.start()
         self.core.signals.start()
         self.core.neighbours.check_system()
-        self.dispatcher.admission.settled_at = time.monotonic() + self.core.config.grace_seconds
+        self.dispatcher.admission.settle(time.monotonic() + self.core.config.grace_seconds)
         async with contextlib.AsyncExitStack() as opened:
             opened.callback(self.core.store.close)
             self.core.store.open()  # first: it locks the data directory
@@ -265,7 +268,7 @@ class Bus(EmbeddedBus):
         """
         grace = self.core.config.drain_seconds if grace_seconds is None else grace_seconds
         presence, started = self.core.presence, time.monotonic()
-        presence.drain_ends = started + grace
+        presence.end_drain_at(started + grace)
         for room in self.core.rooms:
             await room.drain()
         if not presence.draining:

@@ -10,9 +10,14 @@ def main() -> None:
     words = sys.argv[1:]
     if words[:1] == ["mcp"]:  # its process stays small: nothing of the other commands is loaded
         from toolbus.common.part import load, parts
+        from toolbus.errors import SetupError
 
         home = next(each.home for part in parts() for each in part.commands if each.name == "mcp")
-        load(home)(words[1:])
+        try:
+            command = load(home)
+        except SetupError as missing:
+            sys.exit(_refuse(str(missing)))
+        command(words[1:])
         return
     from toolbus.cli import terminal
 
@@ -25,6 +30,11 @@ def main() -> None:
         from toolbus.cli import command_line
 
         command_line.main()
+
+
+def _refuse(text: str) -> int:
+    sys.stderr.write(f"toolbus: {text}\n")
+    return 2
 
 
 __all__ = ["main"]

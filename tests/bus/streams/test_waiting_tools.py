@@ -189,7 +189,6 @@ def test_a_key_cannot_wait_for_a_role_outside_its_scope_nor_go_on_waiting_when_t
 
 
 def test_a_role_is_adopted_by_a_tool_that_is_good_and_allowed_and_by_no_other() -> None:
-    core = Core(denied=frozenset({"silenced"}))
     adopted: list[tuple[str, str]] = []
 
     def adopt(role: str, principal: Principal) -> bool:
@@ -197,7 +196,7 @@ def test_a_role_is_adopted_by_a_tool_that_is_good_and_allowed_and_by_no_other() 
         core.registry.add_role(role)
         return True
 
-    core.presence.review.adopt = adopt
+    core = Core(denied=frozenset({"silenced"}), adopt=adopt)
     core.attached("silenced", tool("t", role="r1"))
     core.attached("plugin", tool("bad name", role="r2"), tool("t", role=ROLE), tool("u", role=ROLE))
     assert adopted == [(ROLE, "plugin")]

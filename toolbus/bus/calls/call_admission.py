@@ -55,6 +55,10 @@ class CallAdmission:
         self._current: Callable[[Identity], Identity] = _unchanged  # see `follow_identities`
         self.settled_at = 0.0
 
+    def settle(self, until: float) -> None:
+        """Sets `settled_at`, by the monotonic clock: a bus has started."""
+        self.settled_at = until
+
     def follow_identities(self, current: Callable[[Identity], Identity]) -> None:
         """Sets how to look up the present identity of a caller whose call goes on as a task: `Doorman.current`."""
         self._current = current

@@ -20,7 +20,7 @@ from toolbus.bus.access.identity import ANONYMOUS, LOCAL, Identity
 from toolbus.bus.gateway.http_connection import CERTIFICATE, PROBE_PATHS, peer_of
 from toolbus.bus.keys.doorman import Doorman
 from toolbus.bus.loopback import is_own_origin, mask
-from toolbus.bus.web_paths import WebPaths
+from toolbus.bus.web_paths import Cookies, WebPaths
 from toolbus.common.text import quote
 from toolbus.errors import NotOffered, NotPermitted, Unauthenticated
 
@@ -231,11 +231,15 @@ class RemoteAccess:
 
     Args:
         metadata: shows MCP clients where they get a token.
-        web: identifies browsers by their cookies.
+        web: the paths that rooms serve.
+        cookies: identifies browsers; None where they cannot log in.
     """
 
-    def __init__(self, doorman: Doorman, metadata: ResourceMetadata, web: WebPaths) -> None:
+    def __init__(
+        self, doorman: Doorman, metadata: ResourceMetadata, web: WebPaths, cookies: Cookies | None = None
+    ) -> None:
         self.metadata = metadata
+        self._cookies = cookies
         self._web = web
         self._doorman = doorman
         self._open: dict[asyncio.Task[Any], _Request] = {}  # those that are being answered
@@ -283,7 +287,7 @@ class RemoteAccess:
         """
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         header = "; ".join(value.decode("latin-1") for name, value in headers if name == b"cookie")
-        cookies = self._web.cookies
+        cookies = self._cookies
         identity = cookies.identity_in(header) if header and cookies is not None else None
         if identity is not None:
             # A browser adds the cookie to every request to the bus, also to those of other pages.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
 from toolbus.bus.core import Core, Room
 from toolbus.bus.rooms.callbacks_room import CallbacksRoom
+from toolbus.bus.web_paths import Cookies
 from toolbus.errors import SetupError
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class GatewayRoom(Room):
             registrations = callbacks.registrations if callbacks is not None else None
             has_mcp = self.core.web.find(RESOURCE) is not None
             metadata = ResourceMetadata([each.issuer for each in self.core.config.issuers] if has_mcp else [])
-            self._remote = RemoteAccess(self.core.doorman, metadata, self.core.web)
+            self._remote = RemoteAccess(self.core.doorman, metadata, self.core.web, self.core.rooms.provider(Cookies))
             own_url = self.own_url if self._server is not None else None
             served = application(GatewayParts(self.core, registrations, own_url, self._remote))
             policies = {DOCS_PATH: DocsPage().policy, **self.core.web.policies}

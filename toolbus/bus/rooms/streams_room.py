@@ -25,7 +25,6 @@ class StreamsRoom(Room):
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
-        core.presence.review.adopt = core.roles.first_use
         self.health = Health(
             lambda: core.takes_calls,
             core.rooms.serving,

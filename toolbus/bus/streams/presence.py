@@ -133,17 +133,16 @@ class Presence(SessionTable):
         timings: Timings = DEFAULT_TIMINGS,
         audit: Audit | None = None,
         pins: Pins | None = None,
+        adopt: Callable[[str, Principal], bool] = lambda role, principal: False,
     ) -> None:
         super().__init__()
         self.audit = audit or Audit()
-        self._registry = registry
-        self._dispatcher = dispatcher
-        self._policy = policy
-        self._limits = limits
+        self._registry, self._dispatcher = registry, dispatcher
+        self._policy, self._limits = policy, limits
         self._on_source = on_source
         self._on_change = on_change
         self._timings = timings
-        self.review = ToolReview(registry, policy, limits, self.audit, pins or Pins())
+        self.review = ToolReview(registry, policy, limits, self.audit, pins or Pins(), adopt)
         self.handshake = ServerHandshake(registry, dispatcher, policy, limits, identity, self, self.review)
         self.watchers = CatalogWatchers(dispatcher.view)
         self.notifications = NotificationBoard(dispatcher.view)

@@ -76,6 +76,10 @@ class SessionTable:
         counts = f"sessions={len(self.sessions)} sources={len(self.by_source)} in_grace={len(self._grace_ends)}"
         return f"<{type(self).__name__} {counts}>"
 
+    def end_drain_at(self, moment: float) -> None:
+        """Sets when a drain ends what is left then, by the monotonic clock."""
+        self.drain_ends = moment
+
     def session(self, session_id: str) -> Peer:
         """Returns the live session with an id.
 

@@ -176,17 +176,27 @@ class Judgement:
 class ToolReview:
     """Judges the declarations of the sessions of one bus, and holds the refusals.
 
+    Args:
+        adopt: adds a role that a tool of a principal names, where the configuration says so; returns whether it exists
+            now.
+
     Attributes:
         refused: the refusals of attached sessions.
         pins: the trusted declarations of pinned sources.
-        adopt: adds a role that a tool of a principal names, where the configuration says so; returns whether it exists
-            now.
     """
 
-    def __init__(self, registry: Registry, policy: Policy, limits: Limits, audit: Audit, pins: Pins) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        policy: Policy,
+        limits: Limits,
+        audit: Audit,
+        pins: Pins,
+        adopt: Callable[[str, Principal], bool] = lambda role, principal: False,
+    ) -> None:
         self.refused = SessionRefusals()
         self.pins = pins
-        self.adopt: Callable[[str, Principal], bool] = lambda role, principal: False
+        self._adopt = adopt
         self._registry = registry
         self._policy = policy
         self._limits = limits
@@ -290,7 +300,7 @@ class ToolReview:
         identity = principal.identity
         if identity.scopes is not None and not identity.scopes.has_role(role):
             raise NotPermitted(_beyond_scope(identity, role))
-        if self.adopt(role, principal):
+        if self._adopt(role, principal):
             return
         if all_or_none:
             raise UnknownRole(role)

@@ -42,18 +42,24 @@ class ConsoleRoom(Room):
         """Returns the tool that answers with digests."""
         return [self.digest]
 
+    def provides(self) -> Iterable[object]:
+        """Returns itself, where browsers log in: it tells whom a cookie proves."""
+        return (self,) if self._is_served and self.core.config.https is not None else ()
+
+    @property
+    def _is_served(self) -> bool:
+        config = self.core.config
+        return config.part(ConsoleSettings).console and (config.http != "off" or config.https is not None)
+
     async def open(self) -> None:
         """Adds the paths."""
-        config = self.core.config
-        if not config.part(ConsoleSettings).console or (config.http == "off" and config.https is None):
+        if not self._is_served:
             return
         from toolbus.parts.console.app import HOME, PAGE_PATH, POLICY
 
         self.core.web.add(PAGE_PATH, self._serve)
         self.core.web.add("/api/console", self._serve)
         self.core.web.policies[HOME] = POLICY
-        if config.https is not None:
-            self.core.web.cookies = self
 
     async def stop(self) -> None:
         """Ends the streams of digests."""

@@ -1,0 +1,87 @@
+"""Each part goes with its folder: the rest imports, a bus runs, and a command of the part says what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import toolbus
+from tests.support.waiting import HANG_SECONDS
+from toolbus.common.part import Part
+from toolbus.parts import PARTS
+
+PACKAGE = Path(str(toolbus.__file__)).parent
+_IMPORTS = """
+import importlib, pkgutil, sys
+import toolbus, toolbus.parts
+from toolbus.common.part import installed, parts
+
+gone = {part.name for part in parts()} - {part.name for part in installed()}
+facades = {"toolbus." + name for name in ("dialects", "dropin", "extension", "loop", "openapi", "search", "tools")}
+failed = []
+for found in pkgutil.walk_packages(toolbus.__path__, "toolbus."):
+    name = found.name
+    if name in facades or name.endswith("__main__") or name.split(".")[2:3] and name.split(".")[2] in gone:
+        continue
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        failed.append(f"{name}: {error}")
+print(sorted(gone), failed)
+"""
+_SERVES = """
+import asyncio
+from toolbus import Bus, Config
+
+async def main():
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="127.0.0.1:0")) as bus:
+        @bus.tool
+        def add(a: int, b: int) -> int:
+            return a + b
+        reader, writer = await asyncio.open_connection(*bus.http_address.split(":"))
+        writer.write(b"GET /healthz HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n")
+        status = (await reader.readline()).split()[1].decode()
+        writer.close()
+        print((await bus.call("add", {"a": 1, "b": 2})).output, status)
+
+asyncio.run(main())
+"""
+
+
+def _without(part: Part, folder: Path) -> Path:
+    """Makes a package of links to this one's files, without a part."""
+    package = folder / "toolbus"
+    (package / "parts").mkdir(parents=True)
+    for entry in PACKAGE.iterdir():
+        if entry.name not in ("parts", "__pycache__"):
+            (package / entry.name).symlink_to(entry)
+    for entry in (PACKAGE / "parts").iterdir():
+        if entry.name not in (part.name, "__pycache__"):
+            (package / "parts" / entry.name).symlink_to(entry)
+    return folder
+
+
+def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    path = {"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin", "HOME": str(folder), "TOOLBUS_DATA_DIR": str(folder)}
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, cwd=folder, env=path, timeout=HANG_SECONDS
+    )
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+def test_without_a_part_the_rest_imports_and_a_bus_runs(part: Part, tmp_path: Path) -> None:
+    folder = _without(part, tmp_path)
+    ran = _run(folder, "-c", _IMPORTS + _SERVES)
+    gone = sorted({part.name} | {each.name for each in PARTS if part.name in each.needs})
+    assert (ran.stdout.splitlines(), ran.returncode) == ([f"{gone} []", "3 200"], 0), ran.stderr
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part.commands], ids=lambda part: part.name)
+def test_a_command_of_a_part_that_is_missing_says_so(part: Part, tmp_path: Path) -> None:
+    ran = _run(_without(part, tmp_path), "-m", "toolbus.cli", *part.commands[0].name.split())
+    assert ran.returncode == 2
+    assert f"lacks its part {part.name!r}" in ran.stderr
+    assert "Traceback" not in ran.stderr
