@@ -76,6 +76,11 @@ class Journal:
     def __repr__(self) -> str:
         return f"<Journal changes={len(self._changes)} since={self._floor}>"
 
+    def begin_at(self, revision: int) -> None:
+        """Forgets the changes so far: a watcher that knows an earlier revision gets the whole catalog."""
+        self._changes.clear()
+        self._floor = revision
+
     def note(self, revision: int, name: str, source: str, existed: bool) -> None:
         """Adds the change of a name of a source, and whether it was listed before."""
         if len(self._changes) == MAX_CHANGES:

@@ -206,6 +206,12 @@ class Lookups:
             raise UnknownRole(role)
         return build([self._configured[role]] if role is not None else self._shown)
 
+    def begin_after(self, revision: int) -> None:
+        """Goes on after a revision of an earlier run, if that is higher; before anything is served."""
+        if revision >= self.revision:
+            self.revision = revision + 1
+            self._journal.begin_at(self.revision)
+
     def since(self, revision: int) -> CatalogChanges:
         """Returns the changes that a watcher which knows a revision has missed."""
         with self._lock:

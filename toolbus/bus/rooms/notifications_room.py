@@ -1,7 +1,8 @@
-"""Offers the tool with which plugins notify users outside a call."""
+"""Offers the tool with which plugins notify users outside a call, and persists how far the numbers of the bus are."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,9 +10,19 @@ from typing import Any
 from toolbus.bus.access.identity import Principal, principal_of
 from toolbus.bus.calls.tripwire import Tripwire
 from toolbus.bus.core import Core, Room
+from toolbus.bus.storage.store import Kind
 from toolbus.common.text import dump_json, quote
 from toolbus.errors import InvalidRequest, NotPermitted
 from toolbus.sdk import ToolScope, llm_tool
+
+log = logging.getLogger("toolbus")
+
+# Catalog revisions and notification numbers begin with the time, and rise over restarts also where the clock went back.
+# So a number is stored that is above all in use, and the next one long before it is reached. Each is about 1,000
+# seconds of the clock ahead: after a kill the numbers are ahead of it for that long.
+NUMBERS = Kind("numbers", needed=False, without="begin the numbers of the catalog and of notifications with the time")
+REVISIONS_AHEAD = 1_000_000
+NOTIFICATIONS_AHEAD = 1_000_000_000
 
 
 class NotificationsRoom(Room):
@@ -20,14 +31,48 @@ class NotificationsRoom(Room):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._board = core.presence.notifications
+        self._stored: dict[str, int] | None = None  # the numbers in the store; None before it is open
+        core.signals.on_change(self._store_numbers)
+
+    async def open(self) -> None:
+        """Lets the numbers go on after those of earlier runs."""
+        stored = self.core.store.load(NUMBERS)
+        numbers = {name: number for name, number in stored.items() if isinstance(number, int)}
+        self.core.registry.begin_after(numbers.get("revision", 0))
+        self._board.begin_after(numbers.get("notification", 0))
+        self._stored = {}
+        self._store_numbers()
+
+    def _store_numbers(self) -> None:
+        """Stores numbers that are far above those in use, when they come near to the stored ones."""
+        if self._stored is None:
+            return
+        uses = (
+            ("revision", self.core.registry.revision, REVISIONS_AHEAD),
+            ("notification", self._board.newest, NOTIFICATIONS_AHEAD),
+        )
+        due = {name: now + ahead for name, now, ahead in uses if self._stored.get(name, 0) < now + ahead // 2}
+        if due:
+            self._write(due)
+
+    def _write(self, numbers: dict[str, int]) -> None:
+        if self._stored is not None:
+            self._stored |= numbers
+        try:
+            self.core.store.write(NUMBERS, numbers)
+        except Exception as problem:  # of any database; the next start then begins with the time
+            log.warning("the numbers of the catalog and of notifications cannot be stored: %s", problem)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the tool that notifies."""
         return [self.notify]
 
     async def stop(self) -> None:
-        """Ends the streams of followers."""
+        """Ends the streams of followers, and stores the numbers as they are."""
         self._board.close()
+        if self._stored is not None:
+            self._write({"revision": self.core.registry.revision, "notification": self._board.newest})
+            self._stored = None
 
     @llm_tool(
         description="Says something to a user outside a call: hosts that follow show it, or give it to the model."
@@ -49,6 +94,7 @@ class NotificationsRoom(Room):
         if self.core.policy.is_untrusted(source):
             self._check_secrets(source, dump_json([text, data]))  # a text may be JSON too
         hosts = self._board.publish(source, user, text, data_json, time.monotonic())
+        self._store_numbers()
         return {"number": self._board.newest, "hosts": hosts}
 
     def _check_secrets(self, source: str, content: str) -> None:

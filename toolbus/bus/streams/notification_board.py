@@ -76,7 +76,8 @@ class NotificationBoard:
         self._clock = clock
         self._newest: deque[BoardEntry] = deque()  # the newest, oldest first
         self._stored_bytes = 0
-        # Numbers begin with the time in µs, so that they rise over restarts: no bus gets one each µs.
+        # Numbers begin with the time in µs, so that they rise over restarts of a bus that persists nothing: no bus gets
+        # one each µs. A bus with a data directory also continues after what it stored: the clock may be wrong.
         self.newest = self._first = int(clock() * 1e6)
         self._dropped = self.newest  # the number of the newest that is not stored any more
         self._peers: dict[Peer, int] = {}  # subscribers → how many they have lost since the last that they got
@@ -86,6 +87,11 @@ class NotificationBoard:
 
     def __repr__(self) -> str:
         return f"<NotificationBoard stored={len(self._newest)} followers={len(self._peers) + len(self._readers)}>"
+
+    def begin_after(self, number: int) -> None:
+        """Goes on after a number of an earlier run, if that is higher; before anything is published."""
+        if number >= self.newest:
+            self.newest = self._first = self._dropped = number + 1
 
     def publish(self, source: str, user_id: str, text: str, data_json: str, now: float) -> int:
         """Passes a notification on.
