@@ -74,7 +74,7 @@ async def test_the_server_of_the_page_is_mounted_without_a_bus_and_offered_at_on
     data = tmp_path / "data"
     options = ["--data-dir", str(data), "--json"]
     monkeypatch.chdir(tmp_path)
-    done = await asyncio.to_thread(toolbus, words[1], *options, *words[2:])
+    done = await asyncio.to_thread(toolbus, *words[1:3], *options, *words[3:])
     assert done.returncode == 0, done.stderr
     [shown] = json.loads(done.stdout)["mounts"]
     assert [each["name"] for each in shown["declared"]] == ["add_note"]

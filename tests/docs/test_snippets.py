@@ -130,7 +130,7 @@ def test_every_option_that_a_text_of_the_program_names_is_one_of_its_command() -
     assert named, "this test finds no text any more"
     for where, command in named:
         subcommand, _ = choose(command.split())
-        options = {option for parameter in subcommand.params for option in parameter.opts}
+        options = {option for parameter in subcommand.params for option in parameter.opts} | {"--help"}
         unknown = set(re.findall(r"--[a-z][a-z-]*", command.partition(" -- ")[0])) - options
         assert not unknown, f"{where}: `toolbus {command}`: there is no option {', '.join(sorted(unknown))}"
 
