@@ -122,3 +122,28 @@ async def test_a_call_at_a_terminal_asks_what_its_tool_asks(typed: bytes, output
             os.close(ours)
         assert b"the tool asks: Who?" in shown
         assert out.decode().strip() == output
+
+
+@pytest.mark.parametrize(
+    ("field", "prompt", "typed", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "x (Enter: leave it out):", "a", "a"),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "x (whole number; Enter: leave it out):", "3", 3),
+        ({"oneOf": [{"type": "null"}, {"type": "boolean"}]}, "x (yes or no; Enter: leave it out):", "yes", True),
+        ({"type": ["integer", "null"]}, "x (whole number; Enter: leave it out):", "3", 3),
+        ({"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]}, "x (one of a, b; Enter: leave it out):", "b", "b"),
+        ({"type": "string", "enum": ["a", None]}, "x (one of a; Enter: leave it out):", "a", "a"),
+        (
+            {"type": "string", "oneOf": [{"const": "a", "title": "A"}, {"const": "b", "title": "B"}]},
+            *("x (one of a (A), b (B); Enter: leave it out):", "b", "b"),
+        ),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "x (Enter: leave it out):", "a", "a"),
+    ],
+)
+async def test_a_field_that_may_be_null_is_asked_without_it(
+    field: dict[str, Any], prompt: str, typed: str, value: object
+) -> None:
+    person = Typed(typed)
+    answer = await ask_person(question_of(x=field), person)
+    assert person.prompts[0] == prompt
+    assert answer in (Answer(content={"x": value}), DECLINED)  # the rules of forms may not know such a field

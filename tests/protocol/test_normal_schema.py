@@ -219,3 +219,48 @@ def test_any_object_is_read_or_refused_and_reading_twice_changes_nothing(schema:
     assert json.dumps(schema) == before
     assert (form.schema == schema) or form.warnings
     assert normal_form(form.schema) == (form.schema, [], False)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (
+            {"type": "array", "items": {"type": "integer"}, "enum": [1, 2]},
+            {"type": "array", "items": {"type": "integer", "enum": [1, 2]}},
+        ),
+        ({"type": "array", "enum": ["a"]}, {"type": "array", "items": {"enum": ["a"]}}),
+        (
+            {"type": ["array", "null"], "items": {"type": "integer"}, "enum": ["1"]},
+            {"type": ["array", "null"], "items": {"type": "integer", "enum": [1]}},
+        ),
+        ({"type": "integer", "enum": ["1", "2"]}, {"type": "integer", "enum": [1, 2]}),
+        ({"type": "number", "enum": ["1.5", 2]}, {"type": "number", "enum": [1.5, 2]}),
+        ({"type": "boolean", "enum": ["true", "False"]}, {"type": "boolean", "enum": [True, False]}),
+        ({"type": "string", "enum": [1, "a"]}, {"type": "string", "enum": ["1", "a"]}),
+        ({"type": "integer", "const": "1"}, {"type": "integer", "const": 1}),
+        ({"type": ["integer", "null"], "enum": ["1", None]}, {"type": ["integer", "null"], "enum": [1, None]}),
+        ({"type": "integer", "enum": ["a"]}, {"type": "integer"}),  # no call could be right
+        ({"type": "integer", "enum": [1, "a"]}, {"type": "integer", "enum": [1, "a"]}),
+        ({"type": "string", "pattern": "^a{,3}$"}, {"type": "string", "pattern": "^a{,3}$"}),
+    ],
+)
+def test_values_that_the_type_does_not_allow_are_read_as_meant_or_warned_of(written: Any, read: Any) -> None:
+    form = normal_form({"type": "object", "properties": {"x": written}})
+    assert form.schema["properties"]["x"] == read
+    assert form.warnings
+    assert len(set(form.warnings)) == len(form.warnings)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "enum": ["a", None]},
+        {"type": "integer", "enum": [1, 2.0]},
+        {"type": "array", "enum": [["a"], ["b"]]},
+        {"type": ["string", "integer"], "enum": ["a", 1]},
+        {"not": {"type": "integer", "enum": ["a"]}},
+        {"type": "string", "pattern": r"^a\{,3}$"},
+    ],
+)
+def test_values_of_the_type_are_not_warned_of(schema: Any) -> None:
+    assert normal_form({"type": "object", "properties": {"x": schema}}).warnings == []

@@ -52,10 +52,30 @@ async def ask_person(question: Question, read: ReadLine = read_line) -> Answer:
     return Answer(content=content)
 
 
+def _plain(field: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a field without null, which is an answer that is left out: of a type, an enum, or alternatives."""
+    for key in ("anyOf", "oneOf"):
+        rest = [
+            each for each in field.get(key) or () if not (each.get("type") == "null" or each.get("const", 0) is None)
+        ]
+        if key in field and len(rest) == 1 and "const" not in rest[0]:
+            return _plain({**{name: value for name, value in field.items() if name != key}, **rest[0]})
+        if key in field:
+            field = {**field, key: rest}
+    if isinstance(types := field.get("type"), list):
+        rest = [each for each in types if each != "null"]
+        field = {**field, "type": rest[0] if len(rest) == 1 else rest}
+    if None in (field.get("enum") or ()):
+        field = {**field, "enum": [each for each in field["enum"] if each is not None]}
+    return field
+
+
 def _prompt(name: str, field: Mapping[str, Any], is_required: bool) -> str:
+    field = _plain(field)
     choices = _choices(field)
     about = [str(field["description"])] if field.get("description") else []
-    about += [_TYPES[field["type"]]] if field.get("type") in _TYPES else []
+    kind = field.get("type")
+    about += [_TYPES[kind]] if isinstance(kind, str) and kind in _TYPES else []
     about += [f"one of {', '.join(choices)}"] if choices else []
     if "default" in field:
         about.append(f"Enter: {_shown(field['default'])}")
@@ -66,14 +86,18 @@ def _prompt(name: str, field: Mapping[str, Any], is_required: bool) -> str:
 
 def _choices(field: Mapping[str, Any]) -> list[str]:
     """Returns what can be chosen, each with its title where it has one."""
-    options = field["items"] if field.get("type") == "array" and isinstance(field.get("items"), Mapping) else field
+    options = (
+        _plain(field["items"]) if field.get("type") == "array" and isinstance(field.get("items"), Mapping) else field
+    )
     names = options.get("enumNames") or ()
     listed = [
         f"{value} ({names[index]})" if index < len(names) else str(value)
         for index, value in enumerate(options.get("enum") or ())
     ]
-    titled = options.get("oneOf") or options.get("anyOf") or ()
-    return listed or [f"{each.get('const')} ({each.get('title')})" for each in titled]
+    titled = [each for each in options.get("oneOf") or options.get("anyOf") or () if "const" in each]
+    return listed or [
+        f"{each['const']} ({each['title']})" if "title" in each else str(each["const"]) for each in titled
+    ]
 
 
 def _shown(value: object) -> str:
@@ -84,7 +108,7 @@ def _shown(value: object) -> str:
 
 def _value(text: str, field: Mapping[str, Any]) -> Any:
     """Returns a text as the field has it; as it is where it cannot be read so, which the rules of the form refuse."""
-    word = text.strip()
+    word, field = text.strip(), _plain(field)
     match field.get("type"):
         case "boolean":
             return True if word.lower() in _YES else False if word.lower() in _NO else word
@@ -107,6 +131,6 @@ def _fault(question: Question, name: str, field: Mapping[str, Any], value: Any) 
         check_answer(alone, Answer(content={name: value}).to_json())
     except InvalidInput as error:
         return str(error)
-    except KeyError:  # a type that forms do not have: the tool may know it
+    except (KeyError, TypeError):  # a type that forms do not have: the tool may know it
         return ""
     return ""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from toolbus.common.text import nearest
@@ -237,9 +237,10 @@ def normal_form(schema: dict[str, Any]) -> NormalForm:
             result = normalizer.root(form.schema)
         except RecursionError:
             raise SchemaFault("schema at #: it is nested too deep to be read: move inner parts to $defs") from None
-        if not normalizer.warnings:
+        news = [each for each in normalizer.warnings if each not in form.warnings]
+        if not news:
             break
-        form = NormalForm(result, form.warnings + normalizer.warnings, form.left_out or normalizer.left_out)
+        form = NormalForm(result, form.warnings + news, form.left_out or normalizer.left_out)
     return form
 
 
@@ -258,6 +259,33 @@ def limited(warnings: list[str]) -> tuple[str, ...]:
         return tuple(warnings)
     more = f"schema: {len(warnings) - MAX_WARNINGS} more of this kind: correct the ones above first"
     return (*warnings[:MAX_WARNINGS], more)
+
+
+_AMBIGUOUS = re.compile(r"(?<=[^\\(|^])(?<!\\\\)(\{,([0-9]*)\})")
+
+
+def _fits(value: Any, types: Iterable[str]) -> bool:
+    return any(of_type(value, kind) for kind in types)
+
+
+def _as_type(value: Any, types: Iterable[str]) -> Any:
+    """Returns a value as one of a type, where that is plain: a number as text, or the text of a number or a flag."""
+    if isinstance(value, str):
+        try:
+            read = json.loads(value.strip().lower())
+        except (ValueError, RecursionError):
+            return value
+        return read if read is not None and not isinstance(read, (str, list, dict)) and _fits(read, types) else value
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return json.dumps(value) if is_number and "string" in types else value
+
+
+def _unique(values: list[Any]) -> Iterator[Any]:
+    seen: set[str] = set()
+    for value in values:
+        if (key := json.dumps(value, sort_keys=True)) not in seen:
+            seen.add(key)
+            yield value
 
 
 class _Normalizer:
@@ -319,9 +347,40 @@ class _Normalizer:
         for keyword, rest in _RESTS:
             if keyword in schema and keyword not in result:
                 result.pop(rest, None)  # it would refuse what the other one was to allow
+        if "type" in result and not {"not", "if"} & {*place}:  # there, allowing more would forbid more
+            self._fit_values(result, place)
         if names := self._required_by_themselves(schema.get("properties"), place):
             result["required"] = list(dict.fromkeys([*result.get("required", ()), *names]))
         return result
+
+    def _fit_values(self, schema: dict[str, Any], place: Place) -> None:
+        """Reads an enum or a const whose values are not of the schema's type as what is meant."""
+        types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
+        for keyword in ("enum", "const"):
+            values = schema.get(keyword) if keyword == "enum" else [schema["const"]] if "const" in schema else None
+            if not isinstance(values, list) or all(each is None or _fits(each, types) for each in values):
+                continue
+            here = (*place, keyword)
+            items = schema.get("items", {})
+            if "array" in types and isinstance(items, dict) and not any(isinstance(each, list) for each in values):
+                if keyword in items:
+                    continue
+                inner = {**items, keyword: schema.pop(keyword)}
+                self._warn(here, f"{show(values)} is read as the values of the items: write it in items")
+                schema["items"] = inner
+                if "type" in inner:
+                    self._fit_values(inner, (*place, "items"))
+                continue
+            meant = [each if each is None or _fits(each, types) else _as_type(each, types) for each in values]
+            if all(each is None or _fits(each, types) for each in meant):
+                self._warn(here, f"{show(values)} is read as {show(meant)}, values of the type: write these")
+                schema[keyword] = list(_unique(meant)) if keyword == "enum" else meant[0]
+            elif any(_fits(each, types) for each in meant):
+                wrong = [each for each in values if each is not None and not _fits(each, types)]
+                self._warn(here, f"no call can have {show(wrong)}, which the type does not allow: correct one of them")
+            else:
+                del schema[keyword]
+                self._left_out(values, f"none of it is of the type {show(schema['type'])}", here)
 
     def _read(self, schema: dict[str, Any], keyword: str, value: Any, here: Place) -> dict[str, Any]:
         """Returns the meaning of a keyword, as keywords; those that the schema has itself go before."""
@@ -361,6 +420,12 @@ class _Normalizer:
         if keyword in ("exclusiveMinimum", "exclusiveMaximum") and isinstance(value, bool):
             return value  # draft 04
         check = CHECKS.get(keyword)
+        if keyword == "pattern" and isinstance(value, str) and (ambiguous := _AMBIGUOUS.search(value)):
+            self._warn(
+                here,
+                f"{show(value)} means two things: {ambiguous[1]} is a repetition for Python, and these characters "
+                f"themselves for others: write {{0,{ambiguous[2]}}}, or escape the brace",
+            )
         if check is None or check(value):
             return value
         if keyword == "enum" and isinstance(value, dict) and value:

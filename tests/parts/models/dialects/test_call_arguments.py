@@ -18,7 +18,7 @@ from toolbus.parts.models.dialects.call_arguments import (
     joined_pieces,
     resolved,
 )
-from toolbus.parts.models.dialects.conversation import Json, Turn
+from toolbus.parts.models.dialects.conversation import Json, ModelCall, Turn
 from toolbus.parts.models.dialects.dialect import Dialect
 from toolbus.parts.models.dialects.openai_chat import OpenAIChat
 from toolbus.parts.models.dialects.openai_realtime import OpenAIRealtime
@@ -290,8 +290,8 @@ def test_calls_of_sessions_have_the_arguments_of_the_event_that_has_them(
         *({"type": "response.function_call_arguments.delta", **ids, "delta": each} for each in deltas),
         {"type": "response.function_call_arguments.done", **ids, "name": "get_weather", "arguments": stated},
     ]
-    read = [parsed for event in events for parsed in parser.feed(event) if hasattr(parsed, "arguments_json")]
+    read = [parsed for event in events for parsed in parser.feed(event) if isinstance(parsed, ModelCall)]
     assert calls_of(Turn(calls=tuple(read))) == calls
     late = {"type": "response.output_item.done", **ids, "item": item("a", PARIS)}
     ended = {"type": "response.done", "response": {"id": "r", "status": "completed", "output": []}}
-    assert not [each for event in (late, ended, late) for each in parser.feed(event) if hasattr(each, "arguments_json")]
+    assert not [each for event in (late, ended, late) for each in parser.feed(event) if isinstance(each, ModelCall)]

@@ -114,7 +114,7 @@ class BlockStream(TurnStream):
         return _deltas(block)
 
     def finish(self) -> Turn:
-        blocks = []
+        blocks: list[Json] = []
         faults: dict[int, str] = {}  # of calls that must not be made, by their place in `blocks`
         for block in sorted(self._blocks, key=lambda block: block.index):
             # Where a stream broke off, incomplete thinking has no signature and an incomplete call must not be made.

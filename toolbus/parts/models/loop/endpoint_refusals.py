@@ -115,11 +115,13 @@ class Halving:
     Attributes:
         found: tools that are refused alone.
         undecided: groups with refused tools that MAX_PROBES requests could not separate.
+        accepted: the number of tools in the largest group that the endpoint accepted.
     """
 
     def __init__(self, refuses: Refuses) -> None:
         self.found: list[Tool] = []
         self.undecided: list[Tool] = []
+        self.accepted = 0
         self._refuses = refuses
         self._left = MAX_PROBES  # requests
 
@@ -148,7 +150,10 @@ class Halving:
             self.undecided += group
             return False
         self._left -= 1
-        return await self._refuses(group)
+        is_refused = await self._refuses(group)
+        if not is_refused:
+            self.accepted = max(self.accepted, len(group))
+        return is_refused
 
 
 def without(dialect: Dialect, export: Export, whys: Mapping[Tool, str]) -> Export:

@@ -207,6 +207,15 @@ class _Request:
                 return None
             tools = [*halving.found, *halving.undecided]
             self._undecided.update(halving.undecided)
+            if not tools and MIN_TOOLS <= halving.accepted < len(export.tools):
+                self._refused.max_tools = halving.accepted
+                log.warning(
+                    "%r refuses %d tools only together: %d are offered at once, and the model searches the others",
+                    self._client.endpoint,
+                    len(export.tools),
+                    halving.accepted,
+                )
+                return without(self._client.endpoint.dialect, await renew(), self._whys)
             if not tools:
                 self._refused.give_up(export)
         if not tools or set(chosen_names(self._choice)) & {tool.name for tool in tools}:

@@ -666,9 +666,7 @@ class RealtimeSession:
 
     def _take(self, call: ModelCall) -> None:
         """Makes a call, or refuses it."""
-        if session_id := call.extra.get(
-            "id"
-        ):  # Gemini's ids are of the session: a message that comes twice repeats them
+        if session_id := call.extra.get("id"):  # Gemini's ids are of the session: a message may come twice
             if session_id in self._seen:
                 return
             self._seen[session_id] = None

@@ -70,7 +70,7 @@ _UNNAMED = tuple(
         r"FunctionDeclaration in the request exceeds the maximum allowed nesting depth",  # Gemini
         r"json schema contains features not supported by|\bgrammar error: ",  # vLLM
         r"failed to transform json schema to a grammar",  # xgrammar, behind vLLM and SGLang
-        r"\bunimplemented keys: \[",  # llguidance
+        r"\bunimplemented keys: \[|\boneOf constraints are not supported",  # llguidance
         r"invalid tool schema",  # Mistral
         r"invalid function schema",  # xAI
     )

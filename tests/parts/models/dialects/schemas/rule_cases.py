@@ -46,7 +46,6 @@ ONLY_FOR = {
 
 ANYTHING = {
     "type": ["string", "number", "boolean", "object", "array", "null"],
-    "properties": {},
     "additionalProperties": True,
     "items": {},
 }

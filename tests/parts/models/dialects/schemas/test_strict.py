@@ -283,3 +283,22 @@ def test_an_export_restores_the_meaning_of_a_call() -> None:
     assert export.without_added_nulls("optional", {"a": None}) == {}
     assert export.without_added_nulls("open", {"a": None}) == {"a": None}
     assert export.without_added_nulls("unknown", {"a": None}) == {"a": None}
+
+
+@pytest.mark.parametrize(
+    ("optional", "nullable"),
+    [
+        ({"type": ["string", "null"], "enum": ["a", "b"]}, {"type": ["string", "null"], "enum": ["a", "b", None]}),
+        ({"type": "string", "enum": ["a", None]}, {"type": ["string", "null"], "enum": ["a", None]}),
+        ({"type": "string", "enum": ["a"]}, {"type": ["string", "null"], "enum": ["a", None]}),
+        ({"type": ["integer", "null"], "enum": [1]}, {"type": ["integer", "null"], "enum": [1, None]}),
+        ({"type": "string"}, {"type": ["string", "null"]}),
+        ({"anyOf": [TEXT, {"type": "integer"}]}, {"anyOf": [TEXT, {"type": "integer"}, {"type": "null"}]}),
+    ],
+)
+def test_a_type_or_an_enum_that_takes_null_already_gets_it_once(optional: Json, nullable: Json) -> None:
+    written = rewritten(closed((), a=optional))
+    assert written["properties"]["a"] == nullable
+    jsonschema_rs.meta.validate(written)
+    validator = jsonschema_rs.validator_for(written)
+    assert validator.is_valid({"a": None})

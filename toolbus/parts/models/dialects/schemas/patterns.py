@@ -15,6 +15,7 @@ from toolbus.common.text import shorten
 
 MAX_DEPTH = 50  # of groups in groups
 _REPETITION = re.compile(r"\{([0-9]+)(?:(,)([0-9]*))?\}")
+_AMBIGUOUS = re.compile(r"\{,([0-9]*)\}")
 _NAME = re.compile(r"[^\W0-9]\w{0,99}>")
 _HEX = {"x": re.compile("[0-9a-fA-F]{2}"), "u": re.compile("[0-9a-fA-F]{4}")}
 _CODE_POINT = re.compile(r"\{([0-9a-fA-F]{1,6})\}")
@@ -77,7 +78,8 @@ class Pattern:
     Attributes:
         alternatives: its pieces.
         features: parts that not every engine knows: ``lookaround``, ``backreference``, ``boundary``, ``property``,
-            ``spelling`` (the same can be written in another way), ``foreign`` (it is not ECMAScript).
+            ``spelling`` (the same can be written in another way), ``ambiguous`` (engines read it in two ways),
+            ``foreign`` (it is not ECMAScript).
         rules: how many rules a grammar for it needs, with each limited repetition written out.
     """
 
@@ -171,6 +173,8 @@ class _Reader:
             if limit is not None and limit < low:
                 raise Unreadable(f"{match[0]} has its limits in the wrong order")
         else:
+            if _AMBIGUOUS.match(self.text, self.place):
+                self.features.add("ambiguous")
             return piece
         if piece.kind in ("start", "end", "boundary", "look"):
             raise Unreadable("what matches no character is repeated")
@@ -342,6 +346,7 @@ _WHY = {
     "backreference": "it refers back to a group",
     "boundary": "it names the boundary of a word",
     "property": "it names a property of Unicode",
+    "ambiguous": "{,n} is up to n times for Python and these characters themselves for ECMAScript: write {0,n}",
 }
 
 
@@ -354,14 +359,14 @@ def in_words(pattern: str, keyword: str = "pattern") -> str:
 def common_pattern(text: str) -> str:
     """Writes patterns for Python's `re`, RE2 and engines that build automata."""
     pattern = read_pattern(text)
-    _refuse(pattern, "lookaround", "backreference", "property")
+    _refuse(pattern, "ambiguous", "lookaround", "backreference", "property")
     return _Writer().alternatives(pattern.alternatives) if "spelling" in pattern.features else _unless(pattern, text)
 
 
 def re2_pattern(text: str) -> str:
     """Writes patterns for RE2."""
     pattern = read_pattern(text)
-    _refuse(pattern, "lookaround", "backreference")
+    _refuse(pattern, "ambiguous", "lookaround", "backreference")
     if _repeated(pattern.alternatives) > _MAX_RE2_REPETITIONS:
         raise Unreadable(f"it repeats more than {_MAX_RE2_REPETITIONS} times")
     written = _Writer().alternatives(pattern.alternatives)
@@ -377,7 +382,7 @@ def grammar_pattern(text: str) -> str:
     that need an escape stand in brackets.
     """
     pattern = read_pattern(text)
-    _refuse(pattern, "lookaround", "backreference", "boundary", "property")
+    _refuse(pattern, "ambiguous", "lookaround", "backreference", "boundary", "property")
     if pattern.rules >= MAX_REPETITIONS:
         raise Unreadable(f"it repeats {MAX_REPETITIONS} times or more")
     rows = pattern.alternatives

@@ -84,6 +84,8 @@ class _Sanitizing:
 
     def root(self, root: dict[str, Any]) -> dict[str, Any]:
         sanitized = self.schema(root)
+        if _has_type(sanitized, "object"):
+            sanitized.setdefault("properties", {})  # OpenAI and others require it here
         definitions: dict[str, Any] = {}
         while len(definitions) < len(self._moved):  # moved schemas may refer to others that must be moved
             for reference, name in list(self._moved.items())[len(definitions) :]:
@@ -117,10 +119,11 @@ class _Sanitizing:
                 sanitized[keyword] = self._keyword(schema, keyword, value, notes)
         valid = {keyword: value for keyword, value in sanitized.items() if value is not None or keyword not in _KNOWN}
         self._keep_rest_open(schema, valid, notes)
-        types = valid.get("type")
-        if types == "object" or (isinstance(types, list) and "object" in types):
+        if _has_type(valid, "object") and valid.get("additionalProperties") is False:
             valid.setdefault("properties", {})
-        if types == "array" or (isinstance(types, list) and "array" in types):
+        elif self._rules.grammar and valid.get("properties") == {}:
+            del valid["properties"]  # outlines-core and lm-format-enforcer would admit no other properties
+        if _has_type(valid, "array"):
             valid.setdefault("items", _any_value() if self._rules.grammar else {})
         if self._rules.grammar and isinstance(valid.get("items"), bool):
             _open_items(valid)
@@ -178,8 +181,10 @@ class _Sanitizing:
             return self._reference(schema, value)
         if keyword == "pattern":
             return self._pattern(schema, keyword, value, notes)
-        if self._rules.grammar and keyword in _BOUNDS and value >= MAX_REPETITIONS:
-            why = f"servers that write grammars refuse {MAX_REPETITIONS} or more, so the description states {value}"
+        # Of maxItems the parser of llama.cpp counts one more.
+        most = MAX_REPETITIONS - (keyword == "maxItems")
+        if self._rules.grammar and keyword in _BOUNDS and value >= most:
+            why = f"servers that write grammars refuse {most} or more, so the description states {value}"
             self._report.lose(schema, keyword, why)
             notes.append(rule_in_words(keyword, value))
             return None
@@ -284,7 +289,12 @@ def _open_items(schema: dict[str, Any]) -> None:
 
 
 def _any_value() -> dict[str, Any]:
-    return {"type": [*_ALL_TYPES], "properties": {}, "additionalProperties": True, "items": {}}
+    return {"type": [*_ALL_TYPES], "additionalProperties": True, "items": {}}
+
+
+def _has_type(schema: dict[str, Any], kind: str) -> bool:
+    types = schema.get("type")
+    return types == kind or (isinstance(types, list) and kind in types)
 
 
 def _write_types(schema: dict[str, Any]) -> None:
@@ -296,5 +306,5 @@ def _write_types(schema: dict[str, Any]) -> None:
     if _TYPED.isdisjoint(schema) and schema.get("additionalProperties", True) is True:
         for keyword, value in _any_value().items():
             schema.setdefault(keyword, value)
-    elif (schema.get("properties") == {} or "patternProperties" in schema) and "unevaluatedProperties" not in schema:
+    elif "patternProperties" in schema and "unevaluatedProperties" not in schema:
         schema.setdefault("additionalProperties", True)

@@ -162,13 +162,21 @@ class _Rewriter:
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
-    if "anyOf" in schema:
-        return {**schema, "anyOf": [*schema["anyOf"], _NULL]}
-    if "type" not in schema or "const" in schema or "properties" in schema:
+    """Returns a schema that also takes null, which one of its keywords may take already."""
+    if "const" in schema or "properties" in schema or not schema.keys() & {"type", "anyOf"}:
         return {"anyOf": [schema, _NULL]}
-    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    nullable = {**schema, "type": [*types, "null"]}
-    return {**nullable, "enum": [*schema["enum"], None]} if "enum" in schema else nullable
+    nullable = dict(schema)
+    if "anyOf" in schema:
+        nullable["anyOf"] = _with(schema["anyOf"], _NULL)
+    if "type" in schema:
+        nullable["type"] = _with(schema["type"] if isinstance(schema["type"], list) else [schema["type"]], "null")
+    if "enum" in schema:
+        nullable["enum"] = _with(schema["enum"], None)
+    return nullable
+
+
+def _with(values: list[Any], value: Any) -> list[Any]:
+    return values if value in values else [*values, value]
 
 
 def _allows_null(schema: dict[str, Any], root: dict[str, Any], level: int = 0) -> bool:
