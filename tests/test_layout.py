@@ -124,7 +124,6 @@ LONG_FUNCTIONS: dict[str, str] = {
     "toolbus/bus/calls/dispatcher.py:calls": "the hot path, one flat function a frame: a call costs as much as a check",
     "toolbus/bus/calls/dispatcher.py:results": "the hot path, for the same reason",
     "toolbus/parts/mcp/commands/mount_command.py:mount": "one parameter for each option, and their mapping to an entry",
-    "toolbus/cli/serve_command.py:serve": "one parameter for each option of the command, and nothing else",
 }
 # Reasons for a name that two public classes have. Users import, write or read these names.
 SHARED_CLASSES = {

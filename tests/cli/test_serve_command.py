@@ -16,11 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.bus.gateway.free_port import free_port
+from tests.support.commands import find_command
 from tests.support.processes import Running, environment, toolbus
 from tests.support.served_bus import PLUGIN, address_of, addresses_of, register, start_bus, start_http_bus
 from tests.support.waiting import WAIT_SECONDS, until_sync
 from toolbus.bus import Bus, Config
 from toolbus.cli.command_line import app
+from toolbus.cli.serve_command import read_flags
 from toolbus.errors import SetupError
 
 BUS_LOG = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{4} info toolbus\S*: ", re.MULTILINE)
@@ -116,6 +118,9 @@ def test_an_http_port_in_use_ends_serve() -> None:
         (("--tools-dir", "a", "--tools-dir", "b"), "copy the tools into one folder"),
         (("--config", "/nowhere.toml"), "cannot read the configuration"),
         (("--log-level", "loud"), "must be one of debug"),
+        (("--heartbeat-seconds", "0"), "heartbeat_seconds is 0, it must be from 0.1"),
+        (("--missed-heartbeats", "0"), "missed_heartbeats is 0, it must be at least 1"),
+        (("--missed-heartbeats", "few"), "Invalid value for '--missed-heartbeats'"),
         (("--no-such-flag",), "--no-such-flag"),
     ],
 )
@@ -124,6 +129,21 @@ def test_serve_refuses_invalid_settings_with_exit_code_2(words: tuple[str, ...],
     assert ended.returncode == 2
     assert ended.stdout == ""
     assert error in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        ((), {}),
+        (("--role", "a", "--role", "b"), {"roles": ("a", "b")}),
+        (("--no-roles", "--ephemeral"), {"roles": (), "data_dir": None}),
+        (("--no-repair", "--require-manifest"), {"repair_arguments": False, "require_manifest": True}),
+        (("--offer", "tasks", "--grpc", "127.0.0.1:0"), {"grpc": ("127.0.0.1:0",), "offered": ("tasks",)}),
+        (("--heartbeat-seconds", "2", "--missed-heartbeats", "3"), {"heartbeat_seconds": 2.0, "missed_heartbeats": 3}),
+    ],
+)
+def test_options_set_the_settings_that_declare_them(words: tuple[str, ...], changed: dict[str, Any]) -> None:
+    assert read_flags(find_command("serve").make_context("serve", list(words)).params) == changed
 
 
 def test_a_start_that_fails_leaves_the_garbage_collector_on() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import json
 import logging
 import os
@@ -11,20 +12,23 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from toolbus.bus.serve_settings import ServeSettings, serve_settings, settle
 from toolbus.cli import terminal
 from toolbus.cli.help_text import epilog
 from toolbus.cli.steady_output import json_note, steady_output, text_note
 from toolbus.common.cancellation import wait_first
+from toolbus.common.setting import FLAG, Option, ValueKind
 from toolbus.common.text import clean_line, clean_lines, escape_unsafe
+from toolbus.errors import SetupError
 
 if TYPE_CHECKING:
     from toolbus.bus.config import Config
-    from toolbus.bus.serve_settings import ServeSettings
 
 
 # Writes the log of ``toolbus serve`` to standard error, as text or as JSON lines.
@@ -92,6 +96,18 @@ def log_to_stderr(settings: ServeSettings) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)  # at debug it logs which selector it uses
 
 
+_KEYS = [
+    name
+    for each in serve_settings()
+    if each.kind.of_text is not None
+    for name in (each.name, *((each.switch.name,) if each.switch is not None else ()))
+]
+_TABLES = [  # a list of tables has two brackets
+    f"[[{each.name}]]" if each.default == () else f"[{each.name}]"
+    for each in serve_settings()
+    if each.kind.of_text is None
+]
+
 EPILOG = epilog(
     (
         "toolbus serve",
@@ -107,11 +123,7 @@ EPILOG = epilog(
     """
     Settings: a flag overrides the environment, which overrides the file, which overrides the default. Each setting has
     a variable TOOLBUS_NAME (TOOLBUS_GRPC, TOOLBUS_ROLES … with commas between items, TOOLBUS_NO_ROLES=1) and a key in
-    the file: grpc, http, https, keys, neighbours, roles, no_roles, adopt_roles, data_dir, ephemeral, upstream,
-    grace_seconds, drain_seconds, heartbeat_seconds, idle_heartbeat_seconds, missed_heartbeats, missed_heartbeats_gone,
-    silenced, guarded, tripwire, slow_seconds, offered, council, mcp_secrets, mcp_servers, tools_dir, require_manifest,
-    record_contents, audit, audit_required, audit_calls, background_after_seconds, grpc_reflection, console, log_level,
-    log_json, the tables [limits], [permissions] and [tripwire_allow], and [[issuers]]. Without --http and TOOLBUS_HTTP
+    the file: KEYS, and the tables TABLES. Without --http and TOOLBUS_HTTP
     the HTTP port is NEKO_MAIN_SERVER_PORT, else MAIN_SERVER_PORT, else that of the file, else 48911.
 
     The data directory stores tools that were registered with a callback URL, results of tasks, the rules of `toolbus
@@ -139,164 +151,42 @@ EPILOG = epilog(
     When the bus is ready, it prints one line to standard output: toolbus ready grpc=ADDR[,ADDR] http=ADDR|off, and
     https=ADDR where that is served. The log goes to standard error. SIGINT and SIGTERM drain the bus, a second signal
     ends it at once.
-    """,
+    """.replace("KEYS", ", ".join(_KEYS)).replace("TABLES", ", ".join(_TABLES)),
     "0 ended as requested, 1 it could not start (an address is in use, for example), 2 wrong usage.",
 )
 
 
+def _options() -> Iterator[inspect.Parameter]:
+    """Yields a parameter of `serve` for each option that a setting declares, and for each switch."""
+    for each in serve_settings():
+        if each.option is not None:
+            yield _parameter(each.name, each.kind, each.option)
+        if each.switch is not None:
+            yield _parameter(each.switch.name, FLAG, each.switch.option)
+
+
+def _parameter(name: str, kind: ValueKind, option: Option) -> inspect.Parameter:
+    value: Any = kind.of_word
+    info = typer.Option(option.word(name), metavar=option.metavar or None, help=option.help)
+    if kind.of_word is not bool:
+        value = (list[value] if kind.repeats or option.only_once else value) | None
+    default = False if kind.of_word is bool else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[value, info])
+
+
 def serve(
     context: typer.Context,
-    grpc: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[tls:|mtls:]HOST:PORT|unix:PATH",
-            help="Listen here for gRPC; may be repeated. Port 0 picks a free port (default: 127.0.0.1:48930). With "
-            "tls: or mtls: for other machines, whose programs need a key.",
-        ),
-    ] = None,
-    http: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT|off", help="Listen here for HTTP, or not at all (default: see below)."),
-    ] = None,
-    https: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="Also listen here for HTTPS, for programs with a key (default: no HTTPS)."
-        ),
-    ] = None,
-    keys: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The keys of `toolbus keys` (default: keys in the data directory)."),
-    ] = None,
-    neighbours: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="self|any|USER",
-            help="Which users of this machine may connect, beside this one and root; may be repeated (default: self).",
-        ),
-    ] = None,
-    role: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME", help="A role that tools can be registered for; may be repeated (default: the role default)."
-        ),
-    ] = None,
-    no_roles: Annotated[bool, typer.Option("--no-roles", help="Start without any role.")] = False,
-    adopt_roles: Annotated[
-        str | None,
-        typer.Option(
-            metavar="off|first-use|upstream",
-            help="Add roles that are not configured: first-use, when a tool is registered for one or the main server "
-            "has it; upstream, when the main server has it (default: off).",
-        ),
-    ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Store here what outlives a restart; for one bus at a time (default: the platform's data folder).",
-        ),
-    ] = None,
-    ephemeral: Annotated[
-        bool,
-        typer.Option("--ephemeral", help="Store nothing: tools with a callback URL, tasks and rules end with the bus."),
-    ] = False,
-    upstream: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Also register the tools with the main server at http://HOST:PORT."),
-    ] = None,
-    offer: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="tasks|search", help="Offer this group of the bus's own tools to models; may be repeated."
-        ),
-    ] = None,
-    council: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Run the council of this file for hosts that call over HTTP.")
-    ] = None,
-    mcp_servers: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also mount the MCP servers of this JSON file, and follow its changes."),
-    ] = None,
-    mcp_secrets: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Take ${VAR} of mounted MCP servers from this TOML file (0600)."),
-    ] = None,
-    tools_dir: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="Also run the drop-in tools of this folder, and follow its changes."),
-    ] = None,
-    require_manifest: Annotated[
-        bool, typer.Option("--require-manifest", help="Load nothing from --tools-dir without a _manifest.json.")
-    ] = False,
-    no_repair: Annotated[
-        bool,
-        typer.Option(
-            "--no-repair", help="Refuse arguments that break a tool's schema as they are, and fill in no defaults."
-        ),
-    ] = False,
-    record_contents: Annotated[
-        bool,
-        typer.Option(
-            "--record-contents", help="Record arguments and outputs of the newest calls, shortened and without secrets."
-        ),
-    ] = False,
-    heartbeat_seconds: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Between heartbeats of a peer that runs calls (default: 1)."),
-    ] = None,
-    missed_heartbeats: Annotated[
-        int | None,
-        typer.Option(metavar="COUNT", help="After so many without an echo the calls of a peer end (default: 4)."),
-    ] = None,
+    *,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Read settings from this TOML file.")] = None,
-    log_level: Annotated[
-        str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error (default: info).")
-    ] = None,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Write the log as JSON lines.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print events (ready, draining, stopped) as JSON lines.")
     ] = False,
+    **given: Any,
 ) -> None:
     """Run a bus."""
     gc.disable()  # until the bus is ready: what a start makes lives until the end, and passes over it took a seventh
     context.call_on_close(gc.enable)  # where it does not get ready
-    if role and no_roles:
-        terminal.fail("--role and --no-roles contradict each other: remove one", terminal.USAGE)
-    if tools_dir and len(tools_dir) > 1:
-        terminal.fail(
-            f"--tools-dir is given {len(tools_dir)} times, a bus has one: copy the tools into one folder",
-            terminal.USAGE,
-        )
-    if data_dir and ephemeral:
-        terminal.fail("--data-dir and --ephemeral contradict each other: remove one", terminal.USAGE)
-    flags = _set_flags(
-        grpc=tuple(grpc or ()),
-        http=http,
-        https=https,
-        keys=keys,
-        neighbours=tuple(neighbours or ()),
-        adopt_roles=adopt_roles,
-        upstream=upstream,
-        offered=tuple(offer or ()),
-        council=council,
-        mcp_secrets=mcp_secrets,
-        mcp_servers=mcp_servers,
-        tools_dir=tools_dir[0] if tools_dir else None,
-        require_manifest=require_manifest,
-        record_contents=record_contents,
-        heartbeat_seconds=heartbeat_seconds,
-        missed_heartbeats=missed_heartbeats,
-        log_level=log_level,
-        log_json=log_json,
-    )
-    if role or no_roles:
-        flags["roles"] = tuple(role or ())
-    if no_repair:
-        flags["repair_arguments"] = False
-    if data_dir or ephemeral:
-        flags["data_dir"] = data_dir
-    settings = _read_settings(flags, config)
+    settings = _read_settings(read_flags(given), config)
     note = json_note("message", level="warning", logger="toolbus") if settings.log_json else text_note
     with steady_output(note):
         log_to_stderr(settings)
@@ -308,16 +198,45 @@ def serve(
             raise typer.Exit(terminal.INTERRUPTED) from None
 
 
-def _set_flags(**flags: Any) -> dict[str, Any]:
-    """Returns the flags that are set on the command line."""
-    return {name: value for name, value in flags.items() if value not in (None, (), False)}
+# Typer reads the options from here: those of the settings, and the command's own.
+_own = inspect.signature(serve, eval_str=True)
+serve.__signature__ = _own.replace(  # type: ignore[attr-defined]  # functions have it where it is set
+    parameters=[
+        *(each for each in _own.parameters.values() if each.name == "context"),
+        *_options(),
+        *(each for each in _own.parameters.values() if each.name in ("config", "as_json")),
+    ]
+)
+
+
+def read_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings that the command line sets, by name."""
+    flags: dict[str, Any] = {}
+    for each in serve_settings():
+        if each.option is None:
+            continue
+        value, word = given[each.name], each.option.word(each.name)
+        is_set = not (value is None or value is False or value in ([], ()))
+        if each.switch is not None and given[each.switch.name]:
+            if is_set:
+                switch = each.switch.option.word(each.switch.name)
+                terminal.fail(f"{word} and {switch} contradict each other: remove one", terminal.USAGE)
+            flags[each.name] = each.switch.empty
+        elif is_set and each.option.only_once:
+            if len(value) > 1:
+                terminal.fail(
+                    f"{word} is given {len(value)} times, a bus has one: {each.option.only_once}", terminal.USAGE
+                )
+            flags[each.name] = value[0]
+        elif is_set:
+            flags[each.name] = tuple(value) if each.kind.repeats else value
+            if each.kind is FLAG:
+                flags[each.name] = not word.startswith("--no-")
+    return flags
 
 
 def _read_settings(flags: dict[str, Any], file: Path | None) -> ServeSettings:
     try:
-        from toolbus.bus.serve_settings import settle
-        from toolbus.errors import SetupError
-
         return settle(flags, os.environ, file)
     except ModuleNotFoundError as missing:
         _fail_without_extra(missing)
@@ -344,7 +263,6 @@ async def _serve(config: Config, as_json: bool) -> None:
         from toolbus.bus import Bus
     except ModuleNotFoundError as missing:
         _fail_without_extra(missing)
-    from toolbus.errors import SetupError
 
     stopping, at_once = asyncio.Event(), asyncio.Event()
 
