@@ -26,7 +26,6 @@ from tests.parts.models.dialects.sample_tools import CHINESE, PLAIN, SAMPLES
 from tests.support.providers import OfficialType, anthropic
 from toolbus.errors import Code
 from toolbus.parts.models.dialects.conversation import Answered, Delta, Json, Turn
-from toolbus.parts.models.dialects.dialect import EndpointError
 from toolbus.parts.models.dialects.wire_names import PLAIN_NAMES
 from toolbus.protocol.tool import CallError, Result
 
@@ -113,31 +112,10 @@ def test_text_thinking_and_calls_of_a_whole_answer_are_distinguished() -> None:
         assert turn.raw == ({"role": "assistant", "content": answer["content"]},)
 
 
-def test_an_invented_name_is_a_call_that_is_not_known() -> None:
-    turn = DIALECT.parse(whole([use("toolu_1", "no_such")]), NAMES)
-    assert [(model_call.name, model_call.wire_name, model_call.known) for model_call in turn.calls] == [
-        ("no_such", "no_such", False)
-    ]
-
-
-def test_a_call_without_a_name_is_dropped_and_not_echoed() -> None:
-    turn = DIALECT.parse(whole([use("toolu_1", "")]), NAMES)
-    assert (turn.calls, turn.raw) == ((), ())
-
-
 def test_input_that_is_not_an_object_stays_visible_and_is_echoed_as_an_empty_object() -> None:
     turn = DIALECT.parse(whole([use("toolu_1", arguments=["Paris"])]), NAMES)
     assert turn.calls[0].arguments_json == '["Paris"]'
     assert turn.raw[0]["content"][0]["input"] == {}
-
-
-def test_an_error_instead_of_an_answer_is_raised_with_its_message() -> None:
-    error = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-    with pytest.raises(EndpointError, match="Overloaded") as caught:
-        DIALECT.parse(error, NAMES)
-    assert caught.value.raw == error
-    with pytest.raises(EndpointError, match="Overloaded"):
-        DIALECT.stream(NAMES).feed(error)
 
 
 def test_a_field_that_the_sdk_adds_to_a_text_is_not_echoed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 
 from tests.parts.models.dialects.anthropic_rules import (
@@ -158,22 +157,6 @@ def test_a_conversation_that_the_assistant_begins_gets_an_opening() -> None:
     assert [message["role"] for message in messages] == ["user", "assistant", "user"]
 
 
-def test_the_beginning_of_a_history_stays_the_same_as_it_grows() -> None:
-    turn = DIALECT.parse(whole([use("call_0")]), NAMES)
-    items: list[HistoryItem] = [HELLO, turn, answers((turn.calls[0], 1)), Turn("Sun."), Message("user", "again"), turn]
-    messages = DIALECT.history(items, NAMES)
-    for length in (1, 4, 5):
-        start_of_it = DIALECT.history(items[:length], NAMES)
-        assert messages[: len(start_of_it)] == start_of_it
-
-
-def test_a_history_does_not_change_its_turns() -> None:
-    turn = DIALECT.parse(whole([use("call_0"), {"type": "text", "text": " "}]), NAMES)
-    before = repr(turn)
-    DIALECT.history([HELLO, turn, turn, HELLO], NAMES)
-    assert repr(turn) == before
-
-
 # -- requests --------------------------------------------------------------------------------------------------------
 
 
@@ -207,12 +190,6 @@ def test_without_declared_tools_calls_become_text() -> None:
     assistant_blocks, user_blocks = (blocks_of(message) for message in request["messages"][1:])
     assert [block["text"] for block in assistant_blocks] == ["Hm.", '[called get_weather with {"city": "巴黎"}]']
     assert [block.get("text") for block in user_blocks] == ["[get_weather answered]", "sun", None, "and?"]
-
-
-def test_the_export_of_another_dialect_is_refused() -> None:
-    export = replace(DIALECT.export([]), dialect="openai")
-    with pytest.raises(ValueError, match="openai"):
-        DIALECT.request([HELLO], export)
 
 
 # -- any history -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ from tests.parts.models.dialects.sample_tools import CHINESE, EMPTY, PLAIN, QUAL
 from tests.support.providers import genai, genai_types
 from toolbus.errors import Code
 from toolbus.parts.models.dialects.conversation import Answered, Delta, HistoryItem, Json, Message, Turn
-from toolbus.parts.models.dialects.dialect import EndpointError
 from toolbus.parts.models.dialects.gemini import Gemini
 from toolbus.parts.models.dialects.wire_names import GEMINI_NAMES
 from toolbus.protocol.tool import CallError, Result
@@ -173,17 +172,6 @@ def test_calls_without_an_id_get_one_that_no_other_turn_has() -> None:
     assert all(model_call.startswith("call_") for model_call in ids)
 
 
-def test_an_invented_name_is_a_call_that_is_not_known() -> None:
-    assert [(model_call.name, model_call.known) for model_call in parsed(whole(call_part("no_such"))).calls] == [
-        ("no_such", False)
-    ]
-
-
-def test_a_call_without_a_name_is_dropped_and_not_echoed() -> None:
-    turn = parsed(whole({"functionCall": {"args": {}}}, {"text": "Hm."}))
-    assert (turn.calls, turn.raw) == ((), ({"role": "model", "parts": [{"text": "Hm."}]},))
-
-
 def test_a_call_without_arguments_has_an_empty_text_as_arguments() -> None:
     assert parsed(whole({"functionCall": {"name": "now"}})).calls[0].arguments_json == ""
 
@@ -204,11 +192,6 @@ def test_a_blocked_prompt_is_a_refusal_with_the_reason(whole_answer: bool) -> No
 
 def test_feedback_without_a_block_reason_is_not_an_error() -> None:
     assert parsed({**whole({"text": "hi"}), "promptFeedback": {"safetyRatings": []}}).text == "hi"
-
-
-def test_an_error_instead_of_an_answer_is_raised_with_its_message() -> None:
-    with pytest.raises(EndpointError, match="quota"):
-        DIALECT.parse({"error": {"code": 429, "message": "quota", "status": "RESOURCE_EXHAUSTED"}}, NAMES)
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
@@ -315,11 +298,6 @@ def test_the_sdk_does_not_call_tools_by_itself() -> None:
     assert config["automatic_function_calling"] == {"disable": True}
 
 
-def test_a_request_without_tools_and_system_has_an_empty_config() -> None:
-    assert checked(DIALECT.request([HELLO], None))["config"] == {}
-    assert checked(DIALECT.request([HELLO], DIALECT.export([])))["config"] == {}
-
-
 def test_forbidden_tools_stay_declared_only_where_the_history_has_calls() -> None:
     export = DIALECT.export([PLAIN])
     turn = parsed(whole(call_part()))
@@ -327,9 +305,3 @@ def test_forbidden_tools_stay_declared_only_where_the_history_has_calls() -> Non
     assert request["config"]["tools"] == [{"function_declarations": list(export.tools)}]
     assert sent(request)["toolConfig"] == {"functionCallingConfig": {"mode": "NONE"}}
     assert checked(DIALECT.request([HELLO], export, "none"))["config"] == {}
-
-
-def test_the_export_of_another_dialect_is_refused() -> None:
-    export = replace(DIALECT.export([]), dialect="openai")
-    with pytest.raises(ValueError, match="openai"):
-        DIALECT.request([HELLO], export)

@@ -21,10 +21,7 @@ from toolbus.parts.models.dialects.conversation import (
     ModelCall,
     Turn,
 )
-from toolbus.parts.models.dialects.dialect import EndpointError
-from toolbus.parts.models.dialects.export import Export
 from toolbus.parts.models.dialects.ollama import Ollama
-from toolbus.parts.models.dialects.wire_names import NameTable
 from toolbus.protocol.tool import Result, Tool
 
 EXPORT = Ollama().export(SAMPLES)
@@ -89,11 +86,6 @@ def test_a_request_holds_messages_and_tools_unless_text_is_required(tools: Any, 
     ]
 
 
-def test_an_export_of_another_dialect_is_refused() -> None:
-    with pytest.raises(ValueError, match="exported for 'mcp'"):
-        Ollama().request([], Export("mcp", ({"name": "x"},), NameTable.empty(), {}))
-
-
 def test_a_whole_answer_is_read_and_its_calls_get_ids() -> None:
     answer = chunk(
         "stop", content="Look.", thinking="Hm", tool_calls=[tool_call("now"), tool_call(NAMES.to_wire[CHINESE.name])]
@@ -151,16 +143,6 @@ def test_a_stream_is_assembled_from_text_thinking_and_whole_calls() -> None:
         "thinking": "Hm.",
         "tool_calls": [tool_call("now"), tool_call("draw", {"n": 1})],
     }
-
-
-@pytest.mark.parametrize("error", ["model not found", {"message": "model not found"}])
-def test_an_error_is_raised_wherever_it_comes(error: Any) -> None:
-    with pytest.raises(EndpointError, match="model not found"):
-        Ollama().parse({"error": error}, NAMES)
-    stream = Ollama().stream(NAMES)
-    stream.feed(chunk(content="Hi"))
-    with pytest.raises(EndpointError, match="model not found"):
-        stream.feed({"error": error})
 
 
 def test_results_are_identified_by_the_name_of_the_tool() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -29,9 +28,7 @@ from tests.parts.models.dialects.random_histories import CallNames, histories
 from tests.parts.models.dialects.sample_tools import DOTTED, PLAIN, SAMPLES, UNDERSCORED
 from toolbus.errors import Code, Stage
 from toolbus.parts.models.dialects.conversation import Answered, Answers, HistoryItem, Json, Message, ModelCall, Turn
-from toolbus.parts.models.dialects.export import Export
 from toolbus.parts.models.dialects.openai_chat import OpenAIChat
-from toolbus.parts.models.dialects.wire_names import NameTable
 from toolbus.protocol.tool import CallError, Result
 
 TOOL = sdk_type("ChatCompletionFunctionToolParam", closed=True)
@@ -63,21 +60,6 @@ def test_a_request_offers_the_tools_of_its_export() -> None:
     }
 
 
-@pytest.mark.parametrize("export", [None, CHAT.export([])])
-def test_a_request_without_tools_has_no_key_for_them(export: Export | None) -> None:
-    assert CHAT.request([Message("user", "Hi")], export).keys() == {"messages"}
-
-
-def test_a_request_with_tools_none_holds_no_tools() -> None:
-    assert CHAT.request([Message("user", "Hi")], EXPORT, "none").keys() == {"messages"}
-
-
-def test_an_export_of_another_dialect_is_refused_with_the_fix() -> None:
-    other = Export("anthropic", ({"name": "x"},), NameTable.empty(), {})
-    with pytest.raises(ValueError, match="exported for 'anthropic', the request is for 'openai': export them"):
-        CHAT.request([], other)
-
-
 # -- history
 
 
@@ -101,13 +83,6 @@ def test_an_answered_turn_goes_back_unchanged_with_an_answer_to_each_call() -> N
         ANSWER.validate_python(official(message))
 
 
-def test_an_echoed_turn_is_a_copy() -> None:
-    turn = turn_of(entry(None, "a", "now", "{}"))
-    before = json.dumps(turn.raw)
-    CHAT.history([turn], NAMES)[0]["tool_calls"][0]["function"]["name"] = "changed"
-    assert json.dumps(turn.raw) == before
-
-
 def test_unknown_keys_of_a_call_are_echoed() -> None:
     signature = {"extra_content": {"google": {"thought_signature": "s"}}}
     turn, _ = streamed(chunk(tool_calls=[entry(0, "a", "now", "{}") | signature]))
@@ -121,15 +96,6 @@ def test_arguments_that_are_not_an_object_are_echoed_as_an_empty_object(broken: 
     assert turn.calls[0].arguments_json == broken
     for item in (turn, Turn(calls=turn.calls)):
         assert CHAT.history([item], NAMES)[0]["tool_calls"][0]["function"]["arguments"] == "{}"
-
-
-def test_a_turn_whose_calls_were_not_answered_gets_errors_as_answers() -> None:
-    turn = turn_of(entry(None, "a", "now"), entry(None, "b", "draw"))
-    history = CHAT.history([turn, Message("user", "Never mind.")], NAMES)
-    assert [text.split(",")[0] for _, text in paired(history)] == [
-        "Error: the result of this call was not recorded"
-    ] * 2
-    assert history[-1] == {"role": "user", "content": "Never mind."}
 
 
 def test_answers_are_sorted_by_their_calls_and_missing_answers_are_generated() -> None:
@@ -155,18 +121,6 @@ def test_ids_that_a_server_repeats_in_every_turn_are_made_unique() -> None:
         item for number, turn in enumerate(turns) for item in (turn, answered(turn, Result(output_json=str(number))))
     ]
     assert paired(CHAT.history(items, NAMES)) == [("call_0", "0"), ("call_0_1", "1"), ("call_0_2", "2")]
-
-
-def test_a_history_that_grows_keeps_its_beginning() -> None:
-    turns = [turn_of(entry(None, "x", "now"), entry(None, "x", "draw")) for _ in range(4)]
-    items: list[Turn | Answers] = []
-    before: list[Json] = []
-    for turn in turns:
-        items += [turn, answered(turn, SUNNY, SUNNY)]
-        history = CHAT.history(items, NAMES)
-        paired(history)
-        assert history[: len(before)] == before
-        before = history
 
 
 @pytest.mark.parametrize("call_id", ["x" * 200, "functions.now:0", "调用", "\ud800", ""])

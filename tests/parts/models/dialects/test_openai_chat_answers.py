@@ -100,18 +100,9 @@ def test_arguments_may_be_an_object_already(arguments: Any) -> None:
     assert CHAT.history([turn], NAMES)[0]["tool_calls"][0]["function"]["arguments"] == PARIS
 
 
-@pytest.mark.parametrize(
-    ("failed", "why"),
-    [
-        ({"error": {"message": "out of memory", "code": 500}}, "out of memory"),
-        ({"error": "model not found"}, "model not found"),
-        ({"error": {"code": "overloaded"}}, "overloaded"),
-        ({"choices": []}, "without choices"),
-        ({}, "without choices"),
-    ],
-)
-def test_an_error_instead_of_an_answer_is_raised_with_its_text(failed: Json, why: str) -> None:
-    with pytest.raises(EndpointError, match=why) as caught:
+@pytest.mark.parametrize("failed", [{"choices": []}, {}])
+def test_an_answer_without_choices_is_an_error(failed: Json) -> None:
+    with pytest.raises(EndpointError, match="without choices") as caught:
         CHAT.parse(failed, NAMES)
     assert caught.value.raw == failed
 
@@ -249,22 +240,6 @@ def test_chunks_of_the_official_class_are_read_even_invalid_ones() -> None:
     turn, deltas = streamed(whole, bent, thinking)
     assert [call.id for call in turn.calls] == ["a", "b"]
     assert (turn.calls[1].arguments_json, deltas) == (PARIS, [Delta("reasoning", "Hm")])
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"error": {"message": "CUDA out of memory", "type": "server_error"}},
-        {"error": "CUDA out of memory"},
-        {"choices": [{"index": 0, "delta": {}, "error": {"message": "CUDA out of memory"}}]},
-    ],
-)
-def test_an_error_inside_a_stream_is_raised(event: Json) -> None:
-    stream = CHAT.stream(NAMES)
-    stream.feed(chunk(content="Hi"))
-    with pytest.raises(EndpointError, match="CUDA out of memory"):
-        stream.feed(event)
-    assert stream.finish().text == "Hi"
 
 
 def test_a_refusal_is_shown_as_text_and_goes_back_as_a_refusal() -> None:

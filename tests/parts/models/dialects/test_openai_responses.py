@@ -22,9 +22,7 @@ from toolbus.parts.models.dialects.conversation import (
     Turn,
 )
 from toolbus.parts.models.dialects.dialect import EndpointError
-from toolbus.parts.models.dialects.export import Export
 from toolbus.parts.models.dialects.openai_responses import OpenAIResponses
-from toolbus.parts.models.dialects.wire_names import NameTable
 from toolbus.protocol.tool import Result
 
 RESPONSES = OpenAIResponses()
@@ -142,16 +140,6 @@ def test_leading_system_messages_become_the_instructions() -> None:
     paired(request["input"])
 
 
-@pytest.mark.parametrize(("export", "tools"), [(None, "auto"), (RESPONSES.export([]), "auto"), (EXPORT, "none")])
-def test_a_request_without_tools_has_no_key_for_them(export: Export | None, tools: Any) -> None:
-    assert RESPONSES.request([Message("user", "Hi")], export, tools).keys() == {"input"}
-
-
-def test_an_export_of_another_dialect_is_refused() -> None:
-    with pytest.raises(ValueError, match="exported for 'openai'"):
-        RESPONSES.request([], Export("openai", ({"name": "x"},), NameTable.empty(), {}))
-
-
 # -- answers
 
 
@@ -186,19 +174,6 @@ def test_a_refusal_is_text() -> None:
     turn = RESPONSES.parse(response(refused), NAMES)
     assert turn.text == "I will not."
     assert RESPONSES.history([turn], NAMES) == [refused]
-
-
-@pytest.mark.parametrize(
-    "failed",
-    [
-        response(status="failed", error={"code": "server_error", "message": "it broke"}),
-        {"error": {"message": "it broke"}},
-        {"error": "it broke"},
-    ],
-)
-def test_a_failed_answer_is_raised(failed: Json) -> None:
-    with pytest.raises(EndpointError, match="it broke"):
-        RESPONSES.parse(failed, NAMES)
 
 
 # -- streams
@@ -290,21 +265,6 @@ def test_deltas_of_items_that_were_not_announced_are_collected() -> None:
     assert [delta.text for delta in deltas] == ["Hi", "!", "No."]
     assert turn.text == "Hi!No."
     assert [(call.id, call.name, call.arguments_json) for call in turn.calls] == [("fc", "now", "{}")]
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        {"type": "response.failed", "response": response(status="failed", error={"message": "it broke"})},
-        {"type": "error", "code": "x", "message": "it broke", "param": None},
-        {"type": "error", "error": {"message": "it broke"}},
-        {"error": "it broke"},
-    ],
-)
-def test_an_error_inside_a_stream_is_raised(event: Json) -> None:
-    stream = RESPONSES.stream(NAMES)
-    with pytest.raises(EndpointError, match="it broke"):
-        stream.feed(event)
 
 
 def test_official_error_events_are_raised() -> None:
