@@ -208,7 +208,7 @@ async def test_a_call_past_its_deadline_ends_and_the_plugin_gets_a_cancel(
 
 
 async def test_progress_makes_a_call_accepted_and_resets_its_idle_timeout(connect: Connect) -> None:
-    plugin = await connect("plugin", tool("t", idle_timeout_seconds=0.2))
+    plugin = await connect("plugin", tool("t", idle_timeout_seconds=2.0))
     host = await connect("host")
     (future,) = await host.start(host.ask("t"))
     (call,) = await plugin.received()
@@ -216,7 +216,7 @@ async def test_progress_makes_a_call_accepted_and_resets_its_idle_timeout(connec
         host.progress.clear()
         await plugin.send(progress=[pb.ToolProgress(call_id=call.call_id)])
         await until(lambda: host.progress, "the progress")
-        await asyncio.wait([future], timeout=0.06)
+        await asyncio.wait([future], timeout=0.4)  # six of them are longer than the idle timeout
     assert not future.done()
     result = await one_result(future)
     assert (result.error.code, result.error.stage) == (pb.ERROR_CODE_DEADLINE_EXCEEDED, pb.CALL_STAGE_ACCEPTED)
