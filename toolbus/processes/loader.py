@@ -23,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from toolbus.common.part import HOW_TO_INSTALL, installed, is_installed, load, parts
+from toolbus.common.part import HOW_TO_INSTALL, Part, load, parts
 from toolbus.errors import SetupError, ToolBusError
 from toolbus.functions.tool_spec import ToolSet, ToolSpec, meta_of, spec_of
 from toolbus.protocol.tool import plugin_source
@@ -198,12 +198,17 @@ def _nothing() -> None:
 
 def loaders() -> list[Loader]:
     """Returns the loaders of the parts that are installed, in the order of the parts."""
-    return [load(home)() for part in installed() for home in part.loaders]
+    return [load(home)() for part in parts() if part.loaders and _is_there(part) for home in part.loaders]
+
+
+def _is_there(part: Part) -> bool:
+    """Tells whether a part's own folder is there: a loader uses no other part, also where others of its part do."""
+    return importlib.util.find_spec(f"toolbus.parts.{part.name}") is not None
 
 
 def missing_loaders() -> str:
     """Returns which parts with loaders are not installed, as the end of an error text; empty if none is missing."""
-    missing = [part.name for part in parts() if part.loaders and not is_installed(part)]
+    missing = [part.name for part in parts() if part.loaders and not _is_there(part)]
     if not missing:
         return ""
     return f"; this installation of toolbus lacks its part {' and '.join(map(repr, missing))}: {HOW_TO_INSTALL}"
