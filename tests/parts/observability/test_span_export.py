@@ -135,6 +135,7 @@ async def test_a_bus_that_stops_does_not_wait_for_a_collector_that_stands_still(
             await until(lambda: not export.waiting)
             export.take(span(2))
         assert "1 spans or more were not exported" in caplog.text
+        assert export.dropped == 2  # that of the request that runs too
         seen.held.set()
 
 

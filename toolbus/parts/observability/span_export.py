@@ -67,6 +67,7 @@ class SpanExport:
         self._thread = threading.Thread(target=self._run, name="toolbus-traces", daemon=True)
         self._overflowed = 0  # spans that found the queue full; the loop's
         self._lost = 0  # spans that could not be sent; the thread's
+        self._in_hand = 0  # spans of the request that runs
         self.exported = 0  # spans
 
     def __repr__(self) -> str:
@@ -80,7 +81,8 @@ class SpanExport:
     @property
     def dropped(self) -> int:
         """How many spans were not exported."""
-        return self._overflowed + self._lost
+        unsent = self._in_hand + len(self._waiting) if self._given_up else 0
+        return self._overflowed + self._lost + unsent
 
     def start(self) -> None:
         """Starts the thread."""
@@ -130,7 +132,10 @@ class SpanExport:
     def _export_waiting(self) -> None:
         while self._waiting and not self._given_up:
             batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
-            if not self._export(batch):
+            self._in_hand = len(batch)
+            sent = self._export(batch)
+            self._in_hand = 0
+            if not sent:
                 self._lost += len(batch)
                 pause = min(LONGEST_PAUSE, 2.0 ** min(self._failures, 6) / 2)
                 if self._stopping.wait(pause):  # the bus stops: the rest is lost
