@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tests.bus.storage.store_cases import earlier_file
 from tests.bus.streams.test_tool_review import attach, attached, reasons, reviews
 from tests.support.core_model import Core, StreamDouble, names
-from toolbus.bus.pins.pins import FILE, FIRST_SECONDS, MAX_SOURCES, MAX_TOOLS, FingerprintFile, Pins, pending
+from toolbus.bus.pins.pins import (
+    FIRST_SECONDS,
+    MAX_SOURCES,
+    MAX_TOOLS,
+    Fingerprints,
+    Pinned,
+    Pins,
+    pending,
+)
 from toolbus.bus.serve_settings import settle
+from toolbus.bus.storage.store import Store
 from toolbus.errors import Code, NotPermitted, SetupError
 from toolbus.protocol.tool import Annotations, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -150,8 +162,10 @@ def test_who_is_not_named_is_neither_compared_nor_remembered(tmp_path: Path) -> 
     }
     assert pins.review("weather2", [Tool("t")]) == pins.review("weather2", [Tool("t", "changed")]) == {}
     assert pins.sources() == []
-    Pins().open(tmp_path)
-    assert not list(tmp_path.iterdir())
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        Pins().open(store)
+        assert FINGERPRINTS.name not in repr(store), "nothing was read"
 
 
 @pytest.mark.parametrize(
@@ -201,22 +215,41 @@ def test_fingerprints_survive_a_restart_and_the_first_minute_does_not(tmp_path: 
         ([Tool("t", "x"), Tool("u")], [("t", ""), ("u", "")]),
         ([Tool("t", "x")], []),
     ):
+        with closing(Store.of(tmp_path)) as store:
+            store.open()
+            pins = Pins({"s": "block"})
+            pins.open(store)
+            assert list(pins.review("s", declared)) == waiting
+            pins.approve("s", ["tool:t"])
+
+
+@pytest.mark.parametrize("damage", ["UPDATE pins SET value = '{}'", "UPDATE pins SET key = 'x'"])
+def test_after_damage_nothing_is_trusted_unseen(tmp_path: Path, damage: str) -> None:
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        Fingerprints(store).save_fingerprints("s", "", {"tool:t": Pinned("{}")})
+    with closing(sqlite3.connect(tmp_path / "bus.db", isolation_level=None)) as connection:
+        connection.execute(damage)
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
         pins = Pins({"s": "block"})
-        pins.open(tmp_path)
-        assert list(pins.review("s", declared)) == waiting
-        pins.approve("s", ["tool:t"])
-        pins.close()
+        pins.open(store)
+        assert list(pins.review("s", [Tool("t")])) == [("t", "")]
+        assert "u" not in str(pins.review("s", [Tool("v")], accepted=True)), "it was accepted before"
 
 
-def test_after_a_damaged_file_nothing_is_trusted_unseen(tmp_path: Path) -> None:
-    FingerprintFile(tmp_path / FILE).close()
-    content = (tmp_path / FILE).read_bytes()
-    (tmp_path / FILE).write_bytes(content[:200] + b"\xff" * (len(content) - 200))
-    pins = Pins({"s": "block"})
-    pins.open(tmp_path)
-    assert list(pins.review("s", [Tool("t")])) == [("t", "")]
-    assert pins.review("s", [Tool("u")], accepted=True) == {}, "it was accepted before, as the store of callbacks says"
-    pins.close()
+def test_after_a_damaged_file_of_an_earlier_release_nothing_is_trusted_unseen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "pins.db").write_bytes(earlier_file(0x54427069))
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        pins = Pins({"s": "block"})
+        pins.open(store)
+        assert list(pins.review("s", [Tool("t")])) == [("t", "")]
+        assert pins.review("s", [Tool("u")], accepted=True) == {}, "as the store of callbacks says"
+    assert "pins.db is damaged" in caplog.text
+    assert "pinned to block wait for `toolbus approve`" in caplog.text
 
 
 def test_what_does_not_fit_is_refused_where_changes_are_blocked() -> None:

@@ -22,15 +22,19 @@ from tests.bus.storage.store_cases import edit_file
 from tests.support.examples import TIMES
 from tests.support.processes import environment
 from toolbus.bus.operators.grants import PERMISSIONS
+from toolbus.bus.pins.pins import FINGERPRINTS
 from toolbus.bus.roles import ROLES
 from toolbus.bus.storage.registration_store import REGISTRATIONS, RegistrationStore
 from toolbus.bus.storage.store import KEPT, Kind, Store
 from toolbus.bus.tasks.task import Status, Task
 from toolbus.bus.tasks.task_store import TASKS, TaskStore
 from toolbus.errors import SetupError
+from toolbus.parts.mcp.client.offer import MOUNTS, MountManifest
+from toolbus.parts.mcp.server.mcp_listing import NAMES
+from toolbus.parts.moving.upstream.ownership import UPSTREAM
 
 DATA = Path(__file__).parent / "data"
-KINDS: tuple[Kind, ...] = (REGISTRATIONS, PERMISSIONS, ROLES, TASKS)
+KINDS: tuple[Kind, ...] = (REGISTRATIONS, PERMISSIONS, ROLES, TASKS, FINGERPRINTS, MOUNTS, UPSTREAM, NAMES)
 
 
 def unpacked(directory: Path, name: str) -> dict[str, Any]:
@@ -77,6 +81,24 @@ def test_roles_and_permissions_are_those_of_the_earlier_release(tmp_path: Path, 
         table, row = json.loads(key)
         tables.setdefault(table, {})[row] = value
     assert tables == expected["permissions"]
+
+
+def test_fingerprints_mounts_and_names_are_those_of_the_earlier_release(tmp_path: Path, name: str) -> None:
+    expected = unpacked(tmp_path / "data", name)
+    found = everything(tmp_path / "data")
+    for kind, table in (("pins", "pins"), ("mounts", "mcp_pins")):
+        rows = [[*json.loads(key), *each.values()] for key, each in found[kind].items() if "approved" in each]
+        assert rows == expected[table]
+    assert any(row[4] for row in expected["pins"]), "one waits for an approval"
+    with closing(opened(tmp_path / "data")) as store:
+        manifest = MountManifest(store)
+        for mount, command, peer, declarations in expected["mcp_servers"]:
+            server = manifest.load(mount, command)
+            assert server is not None
+            assert (server.peer, server.declarations) == (json.loads(peer), json.loads(declarations))
+            assert not manifest.is_new(mount, command)
+    assert found["upstream"] == expected["upstream"]
+    assert found["mcp_names"] == expected["mcp-names"]
 
 
 def as_listed(task: Task) -> dict[str, Any]:

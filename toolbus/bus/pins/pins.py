@@ -14,15 +14,16 @@ import shlex
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from toolbus.bus.audit.audit import Audit
-from toolbus.bus.storage.database import Database, checksum_of, transaction
+from toolbus.bus.storage.database import checksum_of
+from toolbus.bus.storage.store import Earlier, Kind, Store, earlier_database
 from toolbus.common.text import escape_surrogates, escape_unsafe, list_names, quote
 from toolbus.protocol.tool import HINTS, Tool
 
@@ -30,7 +31,7 @@ from toolbus.protocol.tool import HINTS, Tool
 #
 # The first declarations are trusted. A later change is offered and marked (`warn`), or waits for an approval (`block`).
 # The fingerprint covers what a model reads: name, title, description, schemas, hints; not icons and `_meta`. Pure:
-# `fingerprint_file` stores fingerprints.
+# `Fingerprints` stores them.
 
 
 Pin = Literal["warn", "block"]
@@ -168,78 +169,80 @@ def _lines(canonical: str) -> list[str]:
     return escape_unsafe(text).splitlines()
 
 
-# Persists the fingerprints of sources in a database; subclasses may store more in it.
-#
-# A write of `save_fingerprints` that has returned survives a kill -9 (a write-ahead log, `synchronous=NORMAL`: a power
-# cut may lose the last moments). A damaged file is moved aside, with an error in the log; a row whose checksum fails
-# reads as never approved.
+# Persists the fingerprints of sources. A damaged one reads as never approved.
 
 
 log = logging.getLogger("toolbus.pins")
 
-FILE = "pins.db"
-APPLICATION_ID = 0x54427069  # "TBpi"
-# Script i lifts a file from version i to i + 1. Never edit one that was released.
-MIGRATIONS: tuple[str, ...] = (
-    """
-    CREATE TABLE fingerprints (
-        source TEXT NOT NULL,
-        command TEXT NOT NULL,  -- digest of the command line of a mount; empty: of other sources
-        subject TEXT NOT NULL,
-        approved TEXT NOT NULL,  -- the text that is trusted; empty: none yet
-        pending TEXT NOT NULL,  -- the text that is declared instead; empty: none
-        checksum INTEGER NOT NULL,  -- of the columns above
-        PRIMARY KEY (source, command, subject)
-    ) STRICT, WITHOUT ROWID;
-    """,
+
+def _read_earlier(path: Path) -> Mapping[str, Any]:
+    """Reads ``pins.db`` of earlier releases."""
+    with earlier_database(path, application_id=0x54427069, versions=1) as connection:
+        return earlier_fingerprints(connection, path)
+
+
+def earlier_fingerprints(connection: sqlite3.Connection, path: Path) -> dict[str, Any]:
+    """Returns the rows of a table of earlier releases, by the key that they have in the store."""
+    rows = {}
+    for *key, approved, pending, checksum in connection.execute("SELECT * FROM fingerprints"):
+        texts = (*key, approved, pending)
+        if checksum != checksum_of(*(each.encode("utf-8", "surrogatepass") for each in texts)):
+            log.error("the fingerprint of %s of source %s in %s is damaged", key[2], key[0], path)
+            approved = ""
+        rows[json.dumps(key)] = {"approved": approved, "pending": pending}
+    return rows
+
+
+FINGERPRINTS = Kind(  # by source, command and subject, as JSON
+    "pins",
+    needed=False,
+    without="start without the approvals of plugins: those pinned to block wait for `toolbus approve`",
+    blank={},
+    earlier=Earlier("pins.db", _read_earlier),
 )
-_PUT = "INSERT INTO fingerprints (source, command, subject, approved, pending, checksum) VALUES (?,?,?,?,?,?)"
 
 
-class FingerprintFile:
-    """The fingerprints of one file; without a path they last as long as the process.
+class Fingerprints:
+    """The fingerprints in a store, read once; subclasses may store more with them.
 
     Its methods may be called from any thread; those of a large source take some milliseconds to be written.
 
     Args:
-        path: created (0600) if it does not exist, with its directory.
+        store: None: they last as long as the process.
 
     Attributes:
-        application_id, migrations: of the file, see `Database`.
-        contents, lost: what the file holds, and what is lost with a damaged one; for messages.
+        kind: of the rows.
 
     Raises:
-        SetupError: from the constructor; the file cannot be used now, or is another program's.
+        SetupError: from the constructor; a file of an earlier release cannot be used now, or is another program's.
     """
 
-    application_id = APPLICATION_ID
-    migrations = MIGRATIONS
-    contents = "fingerprints"
-    lost = "the approvals of plugins are lost, those pinned to block wait for `toolbus approve`"
+    kind = FINGERPRINTS
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self.was_damaged = False  # whether earlier fingerprints were lost
-        self._guard = threading.Lock()
-        self._connection = self._open(path) if path is not None else self._in_memory()
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store or Store.of(None)
+        self._guard = threading.RLock()
+        self._known: dict[tuple[str, str], dict[str, Pinned]] = {}  # by source and command, then by subject
+        for key, fields in self._store.load(self.kind).items():
+            with suppress(ValueError, TypeError):  # a damaged key
+                self._read(tuple(json.loads(key)), fields)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.path or 'in memory'}>"
+        return f"<{type(self).__name__} {self._store.place}>"
+
+    @property
+    def was_damaged(self) -> bool:
+        """Whether earlier fingerprints were lost."""
+        return self.kind.name in self._store.lost
 
     def fingerprints(self, source: str, command: str = "") -> dict[str, Pinned]:
-        """Returns the fingerprints of a source, by subject; a damaged row reads as never approved."""
+        """Returns the fingerprints of a source, by subject.
+
+        Args:
+            command: the digest of the command line of a mount; empty: of other sources.
+        """
         with self._guard:
-            rows = self._connection.execute(
-                "SELECT subject, approved, pending, checksum FROM fingerprints WHERE source = ? AND command = ?",
-                (source, command),
-            ).fetchall()
-        known = {}
-        for subject, approved, pending, checksum in rows:
-            if checksum != _checksum(source, command, subject, approved, pending):
-                log.error("the fingerprint of %s of source %s in %s is damaged", subject, source, self.path)
-                approved = ""
-            known[subject] = Pinned(approved, pending)
-        return known
+            return dict(sorted(self._known.get((source, command), {}).items()))
 
     def save_fingerprints(self, source: str, command: str, known: Mapping[str, Pinned]) -> None:
         """Replaces the fingerprints of a source.
@@ -247,59 +250,26 @@ class FingerprintFile:
         Raises:
             sqlite3.Error: they could not be written; the earlier ones stay.
         """
-        before = self.fingerprints(source, command)
-        rows = [
-            (source, command, subject, *texts, _checksum(source, command, subject, *texts))
-            for subject, each in known.items()
-            if before.get(subject) != each
-            for texts in [(each.approved, each.pending)]
-        ]
-        stale = [(source, command, subject) for subject in before if before[subject] != known.get(subject)]
-        if not rows and not stale:
-            return
-        with self._transaction() as connection:
-            connection.executemany("DELETE FROM fingerprints WHERE source = ? AND command = ? AND subject = ?", stale)
-            connection.executemany(_PUT, rows)
+        with self._guard:
+            before = self._known.get((source, command), {})
+            rows = {
+                json.dumps([source, command, subject]): {"approved": each.approved, "pending": each.pending}
+                for subject, each in known.items()
+                if before.get(subject) != each
+            }
+            stale = [json.dumps([source, command, subject]) for subject in before if subject not in known]
+            self._store.write(self.kind, rows, stale)
+            self._known[source, command] = dict(known)
 
     def sources(self) -> list[str]:
         """Returns the sources that have fingerprints."""
         with self._guard:
-            return [name for (name,) in self._connection.execute("SELECT DISTINCT source FROM fingerprints")]
+            return list(dict.fromkeys(source for (source, _), known in self._known.items() if known))
 
-    def close(self) -> None:
-        """Closes the file; may be called again."""
-        with self._guard:
-            self._connection.close()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._guard, transaction(self._connection) as connection:
-            yield connection
-
-    def _open(self, path: Path) -> sqlite3.Connection:
-        file = Database(
-            path,
-            self.application_id,
-            self.migrations,
-            elsewhere="use another --data-dir",
-            restore=f"move {path.name} away ({self.lost}); or use another --data-dir",
-            label=f"the file of {self.contents} ",
-        )
-
-        def damaged(what: str, aside: Path) -> None:
-            self.was_damaged = True
-            log.error("%s is damaged (%s): moved to %s; %s", path, what, aside, self.lost)
-
-        return file.open_or_replace(self.contents, damaged)
-
-    def _in_memory(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        connection.executescript(";".join(self.migrations))
-        return connection
-
-
-def _checksum(*texts: str) -> int:
-    return checksum_of(*(each.encode("utf-8", "surrogatepass") for each in texts))
+    def _read(self, key: tuple[str, ...], fields: Mapping[str, Any]) -> None:
+        source, command, subject = key
+        pinned = Pinned(fields.get("approved", ""), fields.get("pending", ""))
+        self._known.setdefault((source, command), {})[subject] = pinned
 
 
 FIRST_SECONDS = 60.0  # so long all tools of a new source are trusted: it may register them one by one
@@ -330,7 +300,7 @@ class Pins:
         self._patterns = {name.rstrip("*"): (rules or {})[name] for name in patterns}
         self._audit = audit or Audit()
         self._clock = clock
-        self._file: FingerprintFile | None = None  # None until the first fingerprint
+        self._stored: Fingerprints | None = None  # None until the first fingerprint
         self._first_seen: dict[str, float] = {}  # by source, when its first tool was seen; of this run
 
     def __repr__(self) -> str:
@@ -339,19 +309,14 @@ class Pins:
     def __bool__(self) -> bool:
         return bool(self._exact or self._patterns)
 
-    def open(self, directory: Path) -> None:
+    def open(self, store: Store) -> None:
         """Persists fingerprints from now on. Does nothing the second time, or where no source is pinned.
 
         Raises:
-            SetupError: the file cannot be used.
+            SetupError: a file of an earlier release cannot be used.
         """
-        if self and self._file is None:
-            self._file = FingerprintFile(directory / FILE)
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._file is not None:
-            self._file.close()
+        if self and self._stored is None:
+            self._stored = Fingerprints(store)
 
     def pin_of(self, source: str) -> Pin | None:
         """Returns what happens to a source's changes; None where it is not pinned."""
@@ -428,10 +393,10 @@ class Pins:
     # -- storing -------------------------------------------------------------------------------------------------
 
     @property
-    def _store(self) -> FingerprintFile:
-        if self._file is None:
-            self._file = FingerprintFile(None)
-        return self._file
+    def _store(self) -> Fingerprints:
+        if self._stored is None:
+            self._stored = Fingerprints()
+        return self._stored
 
     def _is_first(self, source: str, known: Mapping[str, Pinned]) -> bool:
         """Tells whether a source is new, and its fingerprints are not just lost."""

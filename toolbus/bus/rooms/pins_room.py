@@ -60,7 +60,7 @@ class PluginApprover:
 
 
 class PinsRoom(Room):
-    """The approvals of one bus, and the file of plugins' fingerprints."""
+    """The approvals of one bus, and the fingerprints of plugins."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -72,13 +72,8 @@ class PinsRoom(Room):
         return [self.approvals, self.approve]
 
     async def open(self) -> None:
-        """Opens the file, where a source is pinned and the bus has a data directory."""
-        if self.core.config.data_dir is not None:
-            self.core.pins.open(self.core.config.data_dir)
-
-    async def stop(self) -> None:
-        """Closes the file."""
-        self.core.pins.close()
+        """Restores the fingerprints of pinned sources, and persists those to come."""
+        self.core.pins.open(self.core.store)
 
     @llm_tool(
         description="Shows what sources (plugins that the configuration pins, mounted MCP servers) declare otherwise "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from toolbus.bus.access.identity import Globs, Identity, Scopes
 from toolbus.bus.calls.call_records import RecordFilter
 from toolbus.bus.catalog.entry import compile_tools
 from toolbus.bus.catalog.policy import AccessRules
+from toolbus.bus.storage.store import Store
 from toolbus.errors import SetupError
 from toolbus.functions.tool_spec import llm_tool, spec_of
 from toolbus.parts.mcp.messages.jsonrpc import McpCode
 from toolbus.parts.mcp.server import mcp_listing
-from toolbus.parts.mcp.server.mcp_listing import STATE_FILE, ToolNames, declare
+from toolbus.parts.mcp.server.mcp_listing import ToolNames, declare
 from toolbus.parts.mcp.settings import McpSettings, Profile
 from toolbus.protocol.tool import Limits, Tool
 
@@ -74,26 +76,30 @@ def test_a_source_that_is_bare_is_not_in_the_names_of_its_tools() -> None:
     assert name_of(names, "other:read", bare) == "other_read"
 
 
-def test_a_name_means_the_same_tool_after_a_restart_in_any_order(tmp_path: Path) -> None:
-    names = ToolNames(tmp_path / STATE_FILE)
+def test_a_name_means_the_same_tool_after_a_restart_in_any_order() -> None:
+    store = Store.of(None)
+    names = ToolNames(store)
     before = [name_of(names, "a:b"), name_of(names, "a_b")]
     names.save()
-    names = ToolNames(tmp_path / STATE_FILE)
+    names = ToolNames(store)
     assert [name_of(names, "a_b"), name_of(names, "a:b")] == before[::-1]
     assert not names.unsaved
 
 
-def test_the_name_of_a_tool_that_is_gone_stays_taken_after_a_restart(tmp_path: Path) -> None:
-    names = ToolNames(tmp_path / STATE_FILE)
+def test_the_name_of_a_tool_that_is_gone_stays_taken_after_a_restart() -> None:
+    store = Store.of(None)
+    names = ToolNames(store)
     assert name_of(names, "a:b") == "a_b"
     names.save()
-    assert name_of(ToolNames(tmp_path / STATE_FILE), "a_b") != "a_b"
+    assert name_of(ToolNames(store), "a_b") != "a_b"
 
 
-def test_a_file_of_names_that_cannot_be_read_is_no_reason_not_to_serve(tmp_path: Path) -> None:
-    for text in ("{", "[]", '{"default": 1}'):
-        (tmp_path / STATE_FILE).write_text(text)
-        assert name_of(ToolNames(tmp_path / STATE_FILE), "a:b") == "a_b"
+@pytest.mark.parametrize("text", ["{", "[]", '{"default": 1}'])
+def test_a_file_of_names_that_cannot_be_read_is_no_reason_not_to_serve(tmp_path: Path, text: str) -> None:
+    (tmp_path / "mcp-names.json").write_text(text)
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        assert name_of(ToolNames(store), "a:b") == "a_b"
 
 
 def test_names_of_tools_that_are_gone_are_forgotten_only_where_there_are_too_many(

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
-from toolbus.parts.moving.upstream.ownership import OwnershipFile
+from toolbus.bus.storage.store import Store
+from toolbus.parts.moving.upstream.ownership import StoredOwnership
 from toolbus.parts.moving.upstream.sync import MAX_RESPONSE_BYTES, Upstream
 from toolbus.parts.moving.upstream.sync_state import UpstreamTimings
 from toolbus.protocol.tool import Tool
@@ -68,7 +70,7 @@ class Side:
         self._warned.set()
         self.changed()
 
-    async def connect(self, url: str, base: str = BASE, directory: Path | None = None) -> Upstream:
+    async def connect(self, url: str, base: str = BASE, store: Store | None = None) -> Upstream:
         self.upstream = Upstream(
             url,
             self.registry,
@@ -77,7 +79,7 @@ class Side:
             bus_id="b1",
             changed=self.watch,
             on_warning=self._on_warning,
-            ownership_file=OwnershipFile(directory, url) if directory is not None else None,
+            ownership_file=StoredOwnership(store, url) if store is not None else None,
             timings=self.timings,
             max_response_bytes=self.max_response_bytes,
         )
@@ -101,6 +103,14 @@ class Side:
 async def server() -> AsyncIterator[MainServer]:
     async with MainServer() as running:
         yield running
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """The store of a data directory."""
+    with closing(Store.of(tmp_path / "data")) as opened:
+        opened.open()
+        yield opened
 
 
 @pytest.fixture

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from toolbus.bus.storage.store import Store
 from toolbus.errors import SetupError
 from toolbus.parts.moving.upstream.ownership import (
-    FILE,
     KEEP_SECONDS,
     MAX_SERVERS,
+    UPSTREAM,
     Ownership,
-    OwnershipFile,
     Registration,
+    StoredOwnership,
 )
 from toolbus.parts.moving.upstream.upstream_responses import UpstreamListing, UpstreamTool
 
@@ -49,15 +50,25 @@ def test_a_registration_that_is_neither_planned_nor_listed_is_forgotten_after_a_
     assert ownership.registrations == []
 
 
-def test_the_file_holds_the_registrations_of_each_main_server(tmp_path: Path) -> None:
-    OwnershipFile(tmp_path, SERVER).save([MINE, FOR_ONE])
-    OwnershipFile(tmp_path, "http://127.0.0.1:2").save([MINE])
-    assert OwnershipFile(tmp_path, SERVER).earlier == [MINE, FOR_ONE]
-    OwnershipFile(tmp_path, SERVER).save([])
-    assert list(json.loads((tmp_path / FILE).read_text())) == ["http://127.0.0.1:2"]
+def test_the_store_holds_the_registrations_of_each_main_server(tmp_path: Path) -> None:
+    store = Store.of(None)
+    StoredOwnership(store, SERVER).save([MINE, FOR_ONE])
+    StoredOwnership(store, "http://127.0.0.1:2").save([MINE])
+    assert StoredOwnership(store, SERVER).earlier == [MINE, FOR_ONE]
+    StoredOwnership(store, SERVER).save([])
+    assert list(store.load(UPSTREAM)) == ["http://127.0.0.1:2"]
     for number in range(2 * MAX_SERVERS):
-        OwnershipFile(tmp_path, f"http://127.0.0.1:{number + 10}").save([MINE])
-    assert len(json.loads((tmp_path / FILE).read_text())) == MAX_SERVERS
+        StoredOwnership(store, f"http://127.0.0.1:{number + 10}").save([MINE])
+    newest = [f"http://127.0.0.1:{number + 10}" for number in range(MAX_SERVERS, 2 * MAX_SERVERS)]
+    assert list(store.load(UPSTREAM)) == newest
+
+
+@pytest.mark.parametrize("rows", [1, [["t", None, "s"]], [["t", None, "s", "http://a.example/"]]], ids=str)
+def test_a_damaged_row_keeps_the_bus_from_starting(rows: object) -> None:
+    store = Store.of(None)
+    store.put(UPSTREAM, SERVER, rows)
+    with pytest.raises(SetupError, match="a row of upstream cannot be read"):
+        StoredOwnership(store, SERVER)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +76,9 @@ def test_the_file_holds_the_registrations_of_each_main_server(tmp_path: Path) ->
 )
 def test_a_damaged_file_keeps_the_bus_from_starting_and_stays_as_it_is(tmp_path: Path, text: str) -> None:
     text = text.replace("URL", SERVER)
-    (tmp_path / FILE).write_text(text)
-    with pytest.raises(SetupError, match="is damaged"):
-        OwnershipFile(tmp_path, SERVER)
-    assert (tmp_path / FILE).read_text() == text
+    (tmp_path / "upstream.json").write_text(text)
+    with closing(Store.of(tmp_path)) as store:
+        store.open()
+        with pytest.raises(SetupError, match=r"upstream.json is damaged"):
+            StoredOwnership(store, SERVER)
+    assert (tmp_path / "upstream.json").read_text() == text

@@ -11,6 +11,7 @@ from tests.parts.moving.upstream.main_server import MainServer
 from tests.parts.moving.upstream.upstream_cases import FOREIGN, logged, quiet
 from tests.support.core_model import offered, tool
 from toolbus.bus import Bus, Config
+from toolbus.bus.storage.store import Store
 from toolbus.errors import SetupError
 from toolbus.parts.moving.upstream.plan import CALLBACK_PATH
 from toolbus.parts.moving.upstream.sync import Upstream
@@ -149,19 +150,19 @@ async def _stop_as_if_killed(side: Side, server: MainServer) -> None:
 
 @pytest.mark.parametrize("base", [BASE, ELSEWHERE])
 async def test_what_a_killed_bus_left_behind_is_taken_over_or_withdrawn_also_from_another_port(
-    base: str, server: MainServer, side: Side, tmp_path: Path
+    base: str, server: MainServer, side: Side, store: Store
 ) -> None:
     killed = Side()
     killed.offer("a", tool("t"), tool("old"))
     killed.offer("gone", tool("older"))
-    await killed.connect(server.url, directory=tmp_path)
+    await killed.connect(server.url, store=store)
     await server.until(lambda: server.names() == ["t", "old", "older"])
     await quiet(server)
     await _stop_as_if_killed(killed, server)
     foreign = FOREIGN | {"name": "theirs", "source": "plugin:a", "callback_url": f"{BASE}{CALLBACK_PATH}a/theirs"}
     server.tools["default"]["theirs"] = foreign
     side.offer("a", tool("t"))
-    await side.connect(server.url, base, tmp_path)
+    await side.connect(server.url, base, store)
     await server.until(lambda: server.names() == ["t", "theirs"] and server.counted("register") == 4)
     await quiet(server)
     assert server.tools["default"]["t"]["callback_url"] == f"{base}{CALLBACK_PATH}a/t"
@@ -169,18 +170,18 @@ async def test_what_a_killed_bus_left_behind_is_taken_over_or_withdrawn_also_fro
 
 
 async def test_a_program_that_listens_at_our_former_port_keeps_the_tools_there(
-    server: MainServer, side: Side, tmp_path: Path
+    server: MainServer, side: Side, store: Store
 ) -> None:
     async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as plugin_server:
         base = f"http://127.0.0.1:{plugin_server.sockets[0].getsockname()[1]}"
         killed = Side()
         killed.offer("a", tool("t"))
-        await killed.connect(server.url, base, tmp_path)
+        await killed.connect(server.url, base, store)
         await server.until(lambda: server.names() == ["t"])
         await quiet(server)
         await _stop_as_if_killed(killed, server)
         side.offer("a", tool("t"), tool("u"))
-        await side.connect(server.url, directory=tmp_path)
+        await side.connect(server.url, store=store)
         await server.until(lambda: server.names() == ["t", "u"])
         await quiet(server)
         assert server.tools["default"]["t"]["callback_url"].startswith(base)
@@ -200,17 +201,15 @@ async def test_tools_that_lead_to_us_and_that_we_did_not_register_are_left_alone
 
 
 async def test_a_file_that_cannot_be_written_is_logged_once_and_stops_nothing(
-    server: MainServer, side: Side, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    server: MainServer, side: Side, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = tmp_path / "data"
-    directory.mkdir()
-    await side.connect(server.url, directory=directory)
-    directory.rmdir()
+    await side.connect(server.url, store=store)
+    (tmp_path / "data").rename(tmp_path / "away")
     side.offer("a", tool("t"))
     await server.until(lambda: server.names() == ["t"])
     side.offer("a", tool("u"))
     await server.until(lambda: server.names() == ["t", "u"])
-    assert logged(caplog, "cannot write upstream.json") == 1
+    assert logged(caplog, "cannot store ownership") == 1
 
 
 async def test_the_tools_of_a_plugin_on_its_way_back_keep_their_place(server: MainServer) -> None:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -25,8 +26,9 @@ from toolbus.bus.catalog.entry import CompiledTool, compile_tool
 from toolbus.bus.catalog.schema import compile_output_schema
 from toolbus.bus.core import Core
 from toolbus.bus.pins import pins
-from toolbus.bus.pins.pins import FingerprintFile, tool_subject
+from toolbus.bus.pins.pins import Fingerprints, earlier_fingerprints, tool_subject
 from toolbus.bus.storage.database import checksum_of, time_bytes
+from toolbus.bus.storage.store import Earlier, Kind, Store, earlier_database
 from toolbus.common.text import list_names, mark_unsafe, quote
 from toolbus.errors import InvalidTool
 from toolbus.parts.mcp.client.calls import MountHandler
@@ -437,37 +439,29 @@ def _visible(value: Any, key: str = "") -> Any:
 
 # -- what is stored ----------------------------------------------------------------------------------------------------
 
-FILE = "mcp.db"
-APPLICATION_ID = 0x5442746D  # "TBtm"
 MAX_COMMANDS = 4  # command lines of one mount that are stored
 KINDS = ("tools", "prompts", "resources", "templates")
 
-# Script i lifts a file from version i to i + 1. Never edit one that was released.
-MIGRATIONS: tuple[str, ...] = (
-    """
-    CREATE TABLE servers (
-        mount TEXT NOT NULL,
-        command TEXT NOT NULL,  -- digest of its command line
-        peer TEXT NOT NULL,  -- what it said of itself, its era included, as JSON
-        declarations TEXT NOT NULL,  -- lists by kind, as JSON
-        saved REAL NOT NULL,
-        checksum INTEGER NOT NULL,  -- of the columns above
-        PRIMARY KEY (mount, command)
-    ) STRICT, WITHOUT ROWID;
-    CREATE TABLE fingerprints (
-        mount TEXT NOT NULL,
-        command TEXT NOT NULL,
-        subject TEXT NOT NULL,
-        approved TEXT NOT NULL,  -- the text that is trusted; empty: none yet
-        pending TEXT NOT NULL,  -- the text that is declared instead; empty: none
-        checksum INTEGER NOT NULL,  -- of the columns above
-        PRIMARY KEY (mount, command, subject)
-    ) STRICT, WITHOUT ROWID;
-    """,
-    "ALTER TABLE fingerprints RENAME COLUMN mount TO source;",  # as in other files of fingerprints
-)
-_PUT_SERVER = (
-    "INSERT OR REPLACE INTO servers (mount, command, peer, declarations, saved, checksum) VALUES (?,?,?,?,?,?)"
+
+def _read_earlier(path: Path) -> Mapping[str, Any]:
+    """Reads ``mcp.db`` of earlier releases; the row of a server that is damaged is left out."""
+    with earlier_database(path, application_id=0x5442746D, versions=2) as connection:
+        rows = earlier_fingerprints(connection, path)
+        for mount, command, *texts, saved, checksum in connection.execute("SELECT * FROM servers"):
+            if checksum != checksum_of(*(each.encode() for each in (mount, command, *texts)), time_bytes(saved)):
+                log.error("%s: the row of mount %s is damaged and left out: its checksum is wrong", path, mount)
+                continue
+            peer, declarations = map(json.loads, texts)
+            rows[json.dumps([mount, command])] = {"peer": peer, "declarations": declarations, "saved": saved}
+    return rows
+
+
+MOUNTS = Kind(  # by mount, command and subject; of a server by mount and command
+    "mounts",
+    needed=False,
+    without="let servers list their tools again, without approvals: those with pin = block wait for `toolbus approve`",
+    blank={},
+    earlier=Earlier("mcp.db", _read_earlier),
 )
 
 
@@ -484,16 +478,14 @@ class StoredServer:
     declarations: Mapping[str, list[Any]] = field(default_factory=dict)
 
 
-class MountManifest(FingerprintFile):
-    """The file of mounts in one data directory: declarations and fingerprints."""
+class MountManifest(Fingerprints):
+    """The mounts in a store: declarations and fingerprints."""
 
-    application_id = APPLICATION_ID
-    migrations = MIGRATIONS
-    contents = "mounts"
-    lost = (
-        "servers list their tools again; the approvals of mounts are lost, those with pin = block wait for "
-        "`toolbus approve`"
-    )
+    kind = MOUNTS
+
+    def __init__(self, store: Store | None = None) -> None:
+        self._servers: dict[tuple[str, str], Mapping[str, Any]] = {}  # by mount and command
+        super().__init__(store)
 
     def load(self, mount: str, command: str) -> StoredServer | None:
         """Returns the declarations of a server; None if none are stored, or the row is damaged.
@@ -502,20 +494,8 @@ class MountManifest(FingerprintFile):
             command: the digest of its command line (`MountEntry.command_digest`).
         """
         with self._guard:
-            row = self._connection.execute(
-                "SELECT peer, declarations, saved, checksum FROM servers WHERE mount = ? AND command = ?",
-                (mount, command),
-            ).fetchone()
-        if row is None:
-            return None
-        peer, declarations, saved, checksum = row
-        try:
-            if checksum != _server_checksum(mount, command, peer, declarations, saved):
-                raise ValueError("its checksum is wrong")
-            return StoredServer(json.loads(peer), json.loads(declarations))
-        except ValueError as error:
-            log.error("%s: the row of mount %s is damaged and left out: %s", self.path, mount, error)
-            return None
+            fields = self._servers.get((mount, command))
+        return StoredServer(fields["peer"], fields["declarations"]) if fields else None
 
     def save(self, mount: str, command: str, remembered: StoredServer) -> None:
         """Persists the declarations of a server.
@@ -523,23 +503,26 @@ class MountManifest(FingerprintFile):
         Raises:
             sqlite3.Error: they could not be written; the earlier ones stay.
         """
-        peer, declarations = (json.dumps(dict(each)) for each in (remembered.peer, remembered.declarations))
-        saved = time.time()
-        checksum = _server_checksum(mount, command, peer, declarations, saved)
-        with self._transaction() as connection:
-            connection.execute(_PUT_SERVER, (mount, command, peer, declarations, saved, checksum))
-            old = connection.execute(
-                "SELECT command FROM servers WHERE mount = ? ORDER BY saved DESC LIMIT -1 OFFSET ?",
-                (mount, MAX_COMMANDS),
-            ).fetchall()
-            stale = [(mount, each) for (each,) in old]
-            connection.executemany("DELETE FROM servers WHERE mount = ? AND command = ?", stale)
-            connection.executemany("DELETE FROM fingerprints WHERE source = ? AND command = ?", stale)
+        fields = {"peer": dict(remembered.peer), "declarations": dict(remembered.declarations), "saved": time.time()}
+        with self._guard:
+            servers = {**self._servers, (mount, command): fields}
+            of_mount = sorted((key for key in servers if key[0] == mount), key=lambda key: -servers[key]["saved"])
+            stale = of_mount[MAX_COMMANDS:]
+            subjects = [json.dumps([*key, subject]) for key in stale for subject in self._known.get(key, ())]
+            self._store.write(
+                self.kind, {json.dumps([mount, command]): fields}, [*subjects, *(json.dumps(key) for key in stale)]
+            )
+            for key in stale:
+                del servers[key]
+                self._known.pop(key, None)
+            self._servers = servers
 
     def is_new(self, mount: str, command: str) -> bool:
-        """Tells whether a server without fingerprints is new; it is not after the file was damaged."""
+        """Tells whether a server without fingerprints is new; it is not after rows were lost."""
         return not self.was_damaged and self.load(mount, command) is None
 
-
-def _server_checksum(mount: str, command: str, peer: str, declarations: str, saved: float) -> int:
-    return checksum_of(mount.encode(), command.encode(), peer.encode(), declarations.encode(), time_bytes(saved))
+    def _read(self, key: tuple[str, ...], fields: Mapping[str, Any]) -> None:
+        if len(key) != 2:
+            super()._read(key, fields)
+        elif fields:  # not damaged
+            self._servers[key[0], key[1]] = fields

@@ -85,7 +85,6 @@ class McpClientRoom(Room):
             await asyncio.gather(self._following, return_exceptions=True)
         if self.mounts is not None:
             await self.mounts.stop()
-        self._tools.close()
 
     def serving(self, source: str) -> bool | None:
         """Tells whether a mount can be called; None for another source."""
@@ -114,11 +113,10 @@ class McpClientRoom(Room):
 
     def _open_mounts(self) -> Mounts:
         from toolbus.parts.mcp.client.mounts import Mounts, open_remote
-        from toolbus.parts.mcp.client.offer import FILE, MountManifest
+        from toolbus.parts.mcp.client.offer import MountManifest
 
-        directory = self.core.config.data_dir
-        manifest = MountManifest(directory / FILE if directory is not None else None)
-        mounts = Mounts(self.core, manifest, partial(open_remote, directory))
+        manifest = MountManifest(self.core.store)
+        mounts = Mounts(self.core, manifest, partial(open_remote, self.core.config.data_dir))
         self._tools.follow(mounts, manifest)
         return mounts
 
@@ -146,11 +144,6 @@ class MountTools:
     def follow(self, mounts: Mounts, manifest: MountManifest) -> None:
         """Takes the mounts of the bus."""
         self._mounts, self._manifest = mounts, manifest
-
-    def close(self) -> None:
-        """Closes the manifest, after the mounts have ended."""
-        if self._manifest is not None:
-            self._manifest.close()
 
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""

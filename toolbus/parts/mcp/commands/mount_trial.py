@@ -9,10 +9,11 @@ import functools
 import math
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolbus.bus.storage.store import LOCK
+from toolbus.bus.storage.store import LOCK, Store
 from toolbus.cli import terminal
 from toolbus.cli.bus_client import BusTarget, with_host
 from toolbus.errors import SetupError
@@ -123,8 +124,7 @@ async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
     from toolbus.bus.serve_settings import settle
     from toolbus.parts.mcp.client.files import FILE, MountsFollower, variables_for
     from toolbus.parts.mcp.client.mounts import Mounts, open_remote
-    from toolbus.parts.mcp.client.offer import FILE as MANIFEST
-    from toolbus.parts.mcp.client.offer import MountManifest
+    from toolbus.parts.mcp.client.offer import MOUNTS, MountManifest
     from toolbus.parts.mcp.client.room import MountTools
     from toolbus.parts.mcp.settings import McpConfig
 
@@ -133,7 +133,12 @@ async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
     async with Bus(Config(http="off"), rooms=()) as bus:  # it listens nowhere
         tools = MountTools(bus.core.audit)
         tools.configured, tools.file = configured, str(data_dir / FILE)
-        manifest = MountManifest(data_dir / MANIFEST)
+        with closing(Store.of(data_dir)) as store:  # locked for a moment only: a bus may start meanwhile
+            store.open()
+            before = store.load(MOUNTS)
+        trial = Store.of(None)
+        trial.write(MOUNTS, before)
+        manifest = MountManifest(trial)
         mounts = Mounts(bus.core, manifest, functools.partial(open_remote, data_dir))
         tools.follow(mounts, manifest)
         try:
@@ -146,4 +151,7 @@ async def _start_once(name: str, data_dir: Path) -> dict[str, Any]:
             return {**answer, "log": [] if entry is None else (await tools.mount_logs(name))["lines"]}
         finally:
             await mounts.stop()
-            tools.close()
+            with suppress(SetupError), closing(Store.of(data_dir)) as store:  # a bus that has started lists it itself
+                store.open()
+                after = trial.load(MOUNTS)
+                store.write(MOUNTS, after, before.keys() - after.keys())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,9 @@ from toolbus.bus.access.identity import Identity, Principal, Scopes
 from toolbus.bus.catalog.entry import Entry, ToolListing
 from toolbus.bus.core import Core
 from toolbus.bus.keys.seal import BrokenSeal, Sealer
-from toolbus.bus.storage.database import read_state, write_state
+from toolbus.bus.storage.store import Earlier, Kind, Store, read_state
 from toolbus.common.newest import NewestCache
-from toolbus.errors import ToolBusError, UnknownRole
+from toolbus.errors import UnknownRole
 from toolbus.parts.mcp.messages import headers
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.messages.tools import write_declaration
@@ -39,7 +40,13 @@ from toolbus.protocol.tool import Tool
 
 log = logging.getLogger("toolbus.mcp")
 
-STATE_FILE = "mcp-names.json"  # in the data directory
+NAMES = Kind(  # by profile: by its name towards clients the name of a tool on the bus
+    "mcp_names",
+    needed=False,
+    without="start without the names of tools towards MCP clients, so tools may get other names",
+    synced=True,
+    earlier=Earlier("mcp-names.json", lambda path: _read_earlier(path)),
+)
 MAX_NAMES = 200_000  # of all profiles; beyond it, names of tools that are not offered are removed, oldest first
 _HASH_LENGTH = 8
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_-]")
@@ -49,17 +56,19 @@ class ToolNames:
     """The names of the tools of all profiles.
 
     Args:
-        path: of the file of names; None: a restart loses them.
+        store: None: a restart loses the names.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store or Store.of(None)
         self._listed: dict[tuple[str, str], str] = {}  # the name on the bus by profile and wire name, oldest first
         self._wire: dict[tuple[str, str], str] = {}  # the current wire name by profile and name on the bus
         self._missing: set[tuple[str, str]] = set()  # profile and name on the bus of tools not seen since the start
         self.unsaved = False  # whether names are not persisted yet
-        if path is not None:
-            self._load(path)
+        for profile, names in self._store.load(NAMES).items():
+            for wire, name in names.items():
+                self._put(profile, name, wire)
+                self._missing.add((profile, name))
 
     def __repr__(self) -> str:
         return f"<ToolNames {len(self._wire)}>"
@@ -100,16 +109,14 @@ class ToolNames:
         self.unsaved = False
         if len(self._listed) > MAX_NAMES:
             self._forget(set(offered))
-        if self._path is None:
-            return
         tables: dict[str, dict[str, str]] = {}
         for (profile, wire), name in list(self._listed.items()):
             tables.setdefault(profile, {})[wire] = name
         try:
-            write_state(self._path, tables)
-        except OSError as error:
+            self._store.write(NAMES, tables)
+        except sqlite3.Error as error:
             self.unsaved = True
-            log.warning("names of tools could not be persisted in %s: %s", self._path, error)
+            log.warning("names of tools could not be persisted in %s: %s", self._store.place, error)
 
     def _forget(self, offered: set[tuple[str, str]]) -> None:
         unused = [(profile, wire) for (profile, wire), name in self._listed.items() if (profile, name) not in offered]
@@ -131,17 +138,10 @@ class ToolNames:
         self._wire[profile, name] = wire
         self._listed[profile, wire] = name
 
-    def _load(self, path: Path) -> None:
-        try:
-            tables = read_state(path)
-            for profile, names in tables.items():
-                for wire, name in names.items():
-                    self._put(str(profile), str(name), str(wire))
-                    self._missing.add((str(profile), str(name)))
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, AttributeError, ToolBusError) as error:
-            log.warning("names of tools in %s cannot be read, so tools may get other names: %s", path, error)
+
+def _read_earlier(path: Path) -> dict[str, dict[str, str]]:
+    tables = read_state(path)
+    return {profile: {wire: str(name) for wire, name in names.items()} for profile, names in tables.items()}
 
 
 MAX_PAGE_TOOLS = 1_000

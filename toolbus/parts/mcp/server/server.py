@@ -28,7 +28,7 @@ from toolbus.parts.mcp.messages.eras import META_CAPABILITIES, META_VERSION, MOD
 from toolbus.parts.mcp.messages.jsonrpc import JsonRpcMessage, McpCode, RpcError
 from toolbus.parts.mcp.server.calls import Calls
 from toolbus.parts.mcp.server.feature_view import FeatureView
-from toolbus.parts.mcp.server.mcp_listing import STATE_FILE, Listings, TargetTool, ToolNames
+from toolbus.parts.mcp.server.mcp_listing import Listings, TargetTool, ToolNames
 from toolbus.parts.mcp.server.mcp_request import PARAMS, McpRequest, Meta, Params
 from toolbus.parts.mcp.server.sessions import Channel, ClientCapabilities, McpSession, Sessions
 from toolbus.parts.mcp.server.subscriptions import Subscriptions
@@ -110,7 +110,7 @@ class McpServer:
         self.core = core
         self.settings = core.config.part(McpConfig).mcp
         self.sealer = Sealer.of(data_dir)
-        self.names = ToolNames(data_dir / STATE_FILE if data_dir is not None else None)
+        self.names = ToolNames(core.store)
         self.listings = Listings(core, self.names, self.sealer)
         self.returning = Returning(core, self.names, self.listings)
         self.calls = Calls(core)

@@ -7,21 +7,20 @@ may run the same plugin.
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from toolbus.bus.callback_url import parse_callback_url
-from toolbus.bus.storage.database import read_state, write_state
-from toolbus.errors import SetupError
+from toolbus.bus.storage.store import Earlier, Kind, Store, read_state
 from toolbus.parts.moving.upstream.upstream_responses import UpstreamListing, UpstreamTool
 
 log = logging.getLogger("toolbus.upstream")
 
-FILE = "upstream.json"
 # A registration whose response was lost may still arrive there; after this time it counts as lost.
 KEEP_SECONDS = 60.0
-MAX_SERVERS = 8  # main servers that the file remembers, those of earlier configurations included
+MAX_SERVERS = 8  # main servers that are remembered, those of earlier configurations included
 
 Address = tuple[str, str, int]  # scheme, host, port
 
@@ -115,49 +114,52 @@ class Ownership:
             del self._needed_at[registration.name]
 
 
-class OwnershipFile:
-    """The file of one data directory, with the registrations at each main server.
+UPSTREAM = Kind(  # by URL of the main server
+    "upstream",
+    needed=True,
+    without="start without them; tools that an earlier run left at a main server are then left alone",
+    synced=True,
+    earlier=Earlier("upstream.json", lambda path: _read_earlier(path)),
+)
+
+
+class StoredOwnership:
+    """The stored registrations at each main server.
 
     Args:
         url: of the main server.
 
     Raises:
-        SetupError: from the constructor; the file cannot be read.
+        SetupError: from the constructor; they are damaged.
     """
 
-    def __init__(self, directory: Path, url: str) -> None:
-        self._path = directory / FILE
+    def __init__(self, store: Store, url: str) -> None:
+        self._store = store
         self._url = url
         self._broken = False  # whether the last write failed
-        self._content: dict[str, list[Any]] = {}
+        content = store.load(UPSTREAM)
+        self._urls = list(content)  # the newest last
         try:
-            content = read_state(self._path)
             self.earlier = [_registration(row) for row in content.get(url, [])]
-            self._content = {key: list(rows) for key, rows in content.items() if key != url}
-        except FileNotFoundError:
-            self.earlier = []
-        except OSError as error:
-            raise SetupError(f"cannot read {self._path}: {error.strerror}: let this user read it") from error
-        except (ValueError, AttributeError, TypeError) as error:
-            raise SetupError(
-                f"{self._path} is damaged ({error}): restore it, or move it away; tools that an earlier run left at a "
-                "main server are then left alone"
-            ) from error
+        except (ValueError, TypeError) as error:
+            raise store.damaged(UPSTREAM, error) from error
 
     def save(self, registrations: list[Registration]) -> None:
         """Writes the registrations; a failure is logged once, and they are known in this run only."""
-        self._content.pop(self._url, None)
-        if registrations:
-            self._content[self._url] = [list(each) for each in registrations]
-        for url in list(self._content)[:-MAX_SERVERS]:
-            del self._content[url]
+        urls = [url for url in self._urls if url != self._url] + [self._url] * bool(registrations)
+        rows = {self._url: [list(each) for each in registrations]} if registrations else {}
         try:
-            write_state(self._path, self._content)
-            self._broken = False
-        except (OSError, ValueError) as error:
+            self._store.write(UPSTREAM, rows, [self._url, *urls[:-MAX_SERVERS]])
+            self._urls, self._broken = urls[-MAX_SERVERS:], False
+        except (sqlite3.Error, ValueError) as error:
             if not self._broken:
-                log.warning("cannot write %s (%s): after a restart the bus leaves its own tools alone", FILE, error)
+                log.warning("cannot store ownership (%s): after a restart the bus leaves its own tools alone", error)
             self._broken = True
+
+
+def _read_earlier(path: Path) -> dict[str, Any]:
+    content = read_state(path)
+    return {url: [list(_registration(row)) for row in rows] for url, rows in content.items()}
 
 
 def _registration(row: Any) -> Registration:

@@ -33,10 +33,9 @@ class UpstreamRoom(Room):
             return
         if parse_callback_url(url).meets(gateway.own_url):
             raise SetupError(f"upstream {url} is this bus: name the main server, or choose another port with --http")
-        from toolbus.parts.moving.upstream.ownership import OwnershipFile
+        from toolbus.parts.moving.upstream.ownership import StoredOwnership
         from toolbus.parts.moving.upstream.sync import Upstream
 
-        data_dir = self.core.config.data_dir
         self._upstream = Upstream(
             url,
             self.core.registry,
@@ -46,7 +45,7 @@ class UpstreamRoom(Room):
             changed=self.core.signals.watch,
             on_warning=self.core.signals.catalog_changed,
             on_roles=self.core.roles.from_upstream,
-            ownership_file=OwnershipFile(data_dir, url) if data_dir is not None else None,
+            ownership_file=StoredOwnership(self.core.store, url) if self.core.store.persistent else None,
         )
 
     async def start(self) -> None:

@@ -23,7 +23,7 @@ from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.gateway.callback import accepts_connections
 from toolbus.bus.outbound import open_session
 from toolbus.common.text import list_names
-from toolbus.parts.moving.upstream.ownership import Address, Ownership, OwnershipFile
+from toolbus.parts.moving.upstream.ownership import Address, Ownership, StoredOwnership
 from toolbus.parts.moving.upstream.plan import CALLBACK_PATH, UpstreamPlan, make_plan
 from toolbus.parts.moving.upstream.sync_state import (
     DEFAULT_TIMINGS,
@@ -134,7 +134,7 @@ class Upstream:
         changed: Callable[[], AsyncIterator[object]],
         on_warning: Callable[[], None],
         on_roles: Callable[[Sequence[str]], object] = lambda roles: None,
-        ownership_file: OwnershipFile | None = None,
+        ownership_file: StoredOwnership | None = None,
         timings: UpstreamTimings = DEFAULT_TIMINGS,
         max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
