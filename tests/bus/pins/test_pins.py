@@ -12,6 +12,7 @@ from tests.bus.storage.store_cases import earlier_file
 from tests.bus.streams.test_tool_review import attach, attached, reasons, reviews
 from tests.support.core_model import Core, StreamDouble, names
 from toolbus.bus.pins.pins import (
+    FINGERPRINTS,
     FIRST_SECONDS,
     MAX_SOURCES,
     MAX_TOOLS,

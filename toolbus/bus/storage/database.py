@@ -1,7 +1,7 @@
 """Opens SQLite files of the bus: checks their owner and version, migrates them, and explains SQLite's errors.
 
-A damaged file is reported as `Damaged`, a `SetupError` like every other refusal, and moved aside only for a user that
-calls `open_or_replace`. No error text repeats values of a row, which may hold passwords.
+A damaged file is reported as `Damaged`, a `SetupError` like every other refusal. No error text repeats values of a row,
+which may hold passwords.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import stat
 import struct
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolbus.bus.path_ownership import check_path, make_directory
+from toolbus.bus.path_ownership import check_path
 from toolbus.common.text import shorten
 from toolbus.errors import SetupError
 
@@ -190,60 +190,6 @@ class Database:
         connection.text_factory = lambda raw: raw.decode(errors="replace")
         return connection
 
-    def connect_migrated(self, *, exclusive: bool = False) -> sqlite3.Connection:
-        """Opens a file that exists for writing, and migrates it to this version.
-
-        Args:
-            exclusive: locks it, as long as the connection is open.
-
-        Raises:
-            Damaged: it cannot be read any more.
-            SetupError: it cannot be used now, or a newer version wrote it.
-        """
-        with self.errors():
-            connection = self.connect("rw")
-            try:
-                if exclusive:
-                    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-                self.version(connection, "quick_check")
-                self.migrate(connection)
-                connection.execute("PRAGMA journal_mode = WAL")  # only now that the header has the application_id
-                connection.execute("PRAGMA synchronous = NORMAL")
-                if exclusive:
-                    connection.executescript("BEGIN IMMEDIATE; SELECT count(*) FROM sqlite_schema; COMMIT")  # locks it
-            except BaseException:
-                connection.close()
-                raise
-        return connection
-
-    def open_or_replace(
-        self, contents: str, on_damage: Callable[[str, Path], object], *, exclusive: bool = False
-    ) -> sqlite3.Connection:
-        """Opens the file as `connect_migrated` does, a new one where there is none; a damaged one is moved aside.
-
-        Args:
-            contents: what the file holds, for errors.
-            on_damage: called with what is wrong with a damaged file, and where it is now.
-
-        Raises:
-            SetupError: the file or its directory cannot be used.
-        """
-        try:
-            make_directory(self.path.parent, f"the directory {self.path.parent} of the {contents}")
-            with suppress(FileExistsError):
-                self.create()
-            if not self.path.is_file() or self.path.stat().st_size:  # a kill at its start leaves an empty one
-                self.check_owner()
-            self.make_private()
-            try:
-                return self.connect_migrated(exclusive=exclusive)
-            except Damaged as damage:
-                on_damage(shorten(damage.what, MAX_SHOWN), self.move_aside())
-            self.create()
-            return self.connect_migrated(exclusive=exclusive)
-        except OSError as error:
-            raise self.inaccessible(error) from error
-
     def version(self, connection: sqlite3.Connection, check: str) -> int:
         """Returns the version of the file, after SQLite has checked its structure.
 
@@ -318,22 +264,6 @@ def time_bytes(seconds: float) -> bytes:
 
 def _fix(error: sqlite3.Error) -> str | None:
     return _FIXES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)  # the low byte is the primary error code
-
-
-# Reads and replaces small JSON files in the data directory, such as the changes of operators.
-
-
-def read_state(path: Path) -> Any:
-    """Returns the content of a file.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-        OSError: it cannot be read.
-        ValueError: it is not JSON.
-        SetupError: another user could have written it.
-    """
-    check_path(path, str(path))
-    return json.loads(path.read_text("utf-8"))
 
 
 def write_state(path: Path, content: Any) -> None:
