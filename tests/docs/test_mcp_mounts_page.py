@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import re
 import shlex
@@ -78,7 +79,8 @@ async def test_the_server_of_the_page_is_mounted_without_a_bus_and_offered_at_on
     assert done.returncode == 0, done.stderr
     [shown] = json.loads(done.stdout)["mounts"]
     assert [each["name"] for each in shown["declared"]] == ["add_note"]
-    assert not (data / LOCK).exists()  # it was not taken for a bus
+    with open(data / LOCK, "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it: it was not taken for a bus
     async with Bus(Config(http="off", data_dir=data), rooms=(McpClientRoom,)) as bus:
         assert bus.core.view.listings(None)[0].tool.name == "notes:add_note"  # known before its process runs
         (data / "mcp.json").write_text('{"mcpServers": {}}')
