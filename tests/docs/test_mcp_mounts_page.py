@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import re
 import shlex
 import sys
+from contextlib import closing
 from dataclasses import MISSING, fields
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.support.processes import toolbus
 from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.config import Config
-from toolbus.bus.storage.store import LOCK
+from toolbus.bus.storage.store import Store
 from toolbus.parts.mcp.client.entries import ENTRY_KEYS, OWN_KEYS, MountEntry
 from toolbus.parts.mcp.client.files import read_document
 from toolbus.parts.mcp.client.mount import MountState
@@ -79,8 +79,8 @@ async def test_the_server_of_the_page_is_mounted_without_a_bus_and_offered_at_on
     assert done.returncode == 0, done.stderr
     [shown] = json.loads(done.stdout)["mounts"]
     assert [each["name"] for each in shown["declared"]] == ["add_note"]
-    with open(data / LOCK, "rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it: it was not taken for a bus
+    with closing(Store.of(data)) as store:
+        store.open()  # nobody holds its lock: it was not taken for a bus
     async with Bus(Config(http="off", data_dir=data), rooms=(McpClientRoom,)) as bus:
         assert bus.core.view.listings(None)[0].tool.name == "notes:add_note"  # known before its process runs
         (data / "mcp.json").write_text('{"mcpServers": {}}')
