@@ -117,10 +117,12 @@ def _array_items(tool: SentTool) -> Iterator[str]:
 
 
 def _object_properties(tool: SentTool) -> Iterator[str]:
-    """OpenAI: «object schema missing properties»."""
+    """OpenAI: «object schema missing properties», of the root. Elsewhere grammars then admit nothing but `{}`."""
     for place, schema, _ in schemas(tool.schema):
-        if _has_type(schema, "object") and "properties" not in schema:
+        if place == "" and _has_type(schema, "object") and "properties" not in schema:
             yield f"{place}: an object without properties"
+        if place and schema.get("properties") == {} and schema.get("additionalProperties") is not False:
+            yield f"{place}: an open object whose properties are empty"
 
 
 def _portable_patterns(tool: SentTool) -> Iterator[str]:

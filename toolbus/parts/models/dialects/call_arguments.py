@@ -90,7 +90,7 @@ def _only_object(text: str) -> str | None:
     if not values:
         return None
     if not objects:
-        return "{}" if {} in values else ""
+        return "{}" if {} in values else None
     if any(not isinstance(value, dict) or value != objects[0] for value in objects):
         return None
     place = 0
