@@ -21,7 +21,7 @@ from tests.support.process_state import (
 )
 from tests.support.waiting import HANG_SECONDS
 from tests.support.worker_memory import MAX_VARIABLE
-from toolbus.sdk.loader import load_plugin
+from toolbus.processes.loader import load_plugin
 
 ROOT = Path(__file__).parents[1]
 CONFTEST = """

@@ -14,7 +14,7 @@ from tests.faults.callbacks import CallbackPlugin, Legacy, Start, callback_tool,
 from tests.support.waiting import until
 from toolbus.bus import Bus
 from toolbus.bus.catalog.policy import VERBS_OF_TOOLS
-from toolbus.bus.pins.pins import FILE
+from toolbus.bus.pins.pins import FINGERPRINTS
 from toolbus.cli.command_line import app
 from toolbus.sdk import Plugin
 from toolbus.testing import running_bus
@@ -77,7 +77,7 @@ async def test_a_registration_of_before_is_trusted_and_one_that_waits_now_does_n
         tool = {"name": "buy", "source": "shop", "callback_url": plugin.url()}
         async with start() as bus, Legacy.of(bus) as legacy:
             await legacy.ask("register", **tool)
-        assert not (tmp_path / "data" / FILE).exists(), "nothing is remembered of who is not pinned"
+            assert bus.core.store.load(FINGERPRINTS) == {}, "nothing is remembered of who is not pinned"
         async with start(pins={"shop": "warn"}) as bus, Legacy.of(bus) as legacy:
             assert names(bus) == ["buy"]
             await legacy.ask("register", **tool, description="x")

@@ -13,6 +13,7 @@ from toolbus.parts.mcp.client.entries import MountEntry
 from toolbus.parts.mcp.client.mount import Mount, MountState, MountTimings
 from toolbus.parts.mcp.client.mounts import Mounts
 from toolbus.parts.mcp.client.offer import MountManifest
+from toolbus.parts.mcp.server.room import McpServerRoom
 from toolbus.processes.supervisor import RestartPolicy
 from toolbus.protocol.tool import Result
 
@@ -57,7 +58,7 @@ class House:
 
 @asynccontextmanager
 async def house_of(manifest: MountManifest, timings: MountTimings = QUICK) -> AsyncIterator[House]:
-    async with Bus(Config(grpc=("127.0.0.1:0",), http="off"), rooms=()) as bus:
+    async with Bus(Config(grpc=("127.0.0.1:0",), http="off"), rooms=(McpServerRoom,)) as bus:
         house = House(bus, manifest, timings)
         try:
             yield house

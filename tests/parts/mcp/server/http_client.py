@@ -17,6 +17,7 @@ from toolbus.bus.web_paths import Message
 from toolbus.parts.mcp.messages.eras import META_CAPABILITIES, META_VERSION, NEWEST, NEWEST_LEGACY
 from toolbus.parts.mcp.server.room import McpServerRoom
 from toolbus.parts.mcp.settings import McpSettings, Profile
+from toolbus.parts.models.room import ModelsRoom
 from toolbus.protocol.limits import Timings
 
 Json = dict[str, Any]
@@ -194,7 +195,7 @@ async def serving(
 ) -> AsyncIterator[Bus]:
     """Runs a bus that listens nowhere."""
     settings = McpSettings(profiles={"default": Profile()} | {profile.name: profile for profile in profiles})
-    bus = Bus(Config(data_dir=data_dir, mcp=settings), rooms=(McpServerRoom,), timings=timings)
+    bus = Bus(Config(data_dir=data_dir, mcp=settings), rooms=(McpServerRoom, ModelsRoom), timings=timings)
     await within(bus.start())
     try:
         yield bus

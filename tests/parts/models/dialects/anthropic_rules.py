@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 
 from tests.parts.models.dialects.sample_tools import SAMPLES
-from tests.support.images import PNG
+from tests.support.images import PNG as PNG
 from tests.support.providers import OfficialType, anthropic
 from toolbus.parts.models.dialects.anthropic import Anthropic
 from toolbus.parts.models.dialects.conversation import Answered, Answers, Json, Message, ModelCall

@@ -22,6 +22,7 @@ from toolbus.bus.pins import pins
 from toolbus.common.text import clean_line, list_names, quote
 from toolbus.errors import InvalidRequest
 from toolbus.parts.mcp.client.files import ConfiguredMounts
+from toolbus.parts.mcp.features import features_of
 from toolbus.parts.mcp.settings import McpConfig
 from toolbus.protocol.tool import HINTS
 from toolbus.sdk import ToolScope, llm_tool
@@ -44,12 +45,14 @@ class McpClientRoom(Room):
         self.mounts: Mounts | None = None  # None until the first mount
         self.configured: ConfiguredMounts | None = None  # the content of the files; None where none can exist
         self._tools = MountTools(core.audit)
+        self._features = features_of(core)  # what the endpoint for clients shows, or these where it is missing
         self._follower: MountsFollower | None = None  # None where no file can exist
         self._following: asyncio.Task[None] | None = None  # None until started
 
     def provides(self) -> Iterable[object]:
-        """Returns what approves changes of the servers, and their output."""
-        return (self._tools,) if self.mounts is None else (self._tools, self.mounts.output)
+        """Returns what approves changes of the servers, their features, and their output."""
+        own = (self._tools, self._features)
+        return own if self.mounts is None else (*own, self.mounts.output)
 
     def tools(self) -> Iterable[Callable[..., Any]]:
         """Returns the operators' tools for mounts."""
