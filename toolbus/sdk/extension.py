@@ -140,6 +140,8 @@ class Extension(Plugin):
         if handler is None and existing is not None and existing.handler != self._answer:
             handler, takes_dict = existing.handler, existing.takes_dict
             host_args = host_args or existing.prepare is not None
+        if takes_dict:  # its one parameter is not one of the tool
+            options.setdefault("parameters", {"type": "object"})
         if handler is None:
             spec = _spec_answered_by(self._answer, options)
         else:
