@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # the process of a plugin needs neither to start, and grpc co
     from toolbus.sdk.credential import Credential
     from toolbus.sdk.plugin_client import PluginObject
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.sdk.loader")
 
 # Files whose part of a traceback does not help the author: those that only lead to the import.
 _NOT_THE_AUTHORS = (__file__, str(Path(__file__).parent.parent / "parts"), importlib.__file__, "<frozen")

@@ -220,6 +220,6 @@ async def test_a_cancelled_call_ends_with_the_code_cancelled(tmp_path: Path, exe
 
 async def test_a_failure_is_logged_with_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     await result_of(tmp_path, "raise ValueError('boom')")
-    (record,) = [each for each in caplog.records if each.name == "toolbus.parts.dropin.file_result"]
+    (record,) = [each for each in caplog.records if each.name == "toolbus.dropin.file_result"]
     assert record.getMessage() == "tool t failed"
     assert record.exc_info is not None

@@ -30,7 +30,7 @@ from toolbus.parts.dropin.file_result import unknown_tool
 from toolbus.parts.dropin.manifest import EXTENSION, FILE, Manifest, load_manifest
 from toolbus.protocol.tool import Result
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.dropin.file_loader")
 
 Guard: TypeAlias = Callable[[str], AbstractContextManager[object]]
 

@@ -27,7 +27,7 @@ from toolbus.parts.dropin.manifest import FILE
 from toolbus.protocol.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.dropin.file_result")
 
 _MAX_ERROR = 4000  # characters of an error: a model needs a sentence, not a dump
 _SDK_TYPES = (Reply, Ok, Err, Result, pb.ContentBlock)

@@ -33,7 +33,7 @@ from toolbus.sdk.extension import FAILED, invocation_spec, result_value
 from toolbus.sdk.incoming_calls import ToolInvocation
 from toolbus.sdk.lent_model import MAX_TOKENS
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.dropin.script_group")
 
 _LOAD_SECONDS = 15.0  # for what a module waits for at its top level
 _MAX_LOGGED = 4000  # characters of one line of a script's log

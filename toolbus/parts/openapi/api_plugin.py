@@ -33,7 +33,7 @@ from toolbus.parts.openapi.document import Document
 from toolbus.parts.openapi.document_loader import fetch_document, load_document, source_of_url, url_of
 from toolbus.sdk.plugin_client import Plugin
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.openapi.api_plugin")
 
 FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0  # between attempts to get a document
 

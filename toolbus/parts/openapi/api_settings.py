@@ -30,7 +30,7 @@ from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS, SOURCE
 # Credentials are read when a request is sent. They are in no schema, log or error, and models never see them.
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.openapi.api_settings")
 
 Secret: TypeAlias = str | Callable[[], str | Awaitable[str]]
 """A secret, or a function, plain or async, that returns it for each request."""

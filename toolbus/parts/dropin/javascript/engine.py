@@ -28,7 +28,7 @@ from toolbus.common.text import parse_json
 from toolbus.errors import SetupError
 from toolbus.protocol.tool import MIB
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.dropin.javascript.engine")
 
 EXTRA = "pip install 'toolbus[javascript]'"
 _HERE = Path(__file__).parent

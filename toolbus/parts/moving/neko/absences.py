@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from toolbus.parts.moving.neko.sdk_errors import Absence, NotProvided
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.neko.absences")
 
 _WARNED = "_toolbus_warned"  # on a plugin object: the names of IGNORED that were logged
 _STORE = "Store the values in self.store, or in a file at self.data_path(name)."

@@ -125,7 +125,7 @@ def _mark(function: Any, mark: Mark) -> Any:
     return function
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.neko.entries")
 
 _CONTEXT = "_ctx"  # the parameter for the context, which that system adds to the arguments
 

@@ -30,7 +30,7 @@ from toolbus.parts.moving.neko.plugin_logger import plugin_logger
 from toolbus.processes.loader import FoundPlugins, LoadedPlugin, Loader, distinct, explain, safe_id, source_in
 from toolbus.protocol.tool import plugin_source
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.neko.neko_loader")
 
 
 class NekoLoader(Loader):

@@ -271,7 +271,7 @@ def _made(base: Path, parts: tuple[str, ...]) -> Path:
     return base.joinpath(*parts)
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.neko.plugin_base")
 
 C = TypeVar("C", bound=type)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.neko.plugin_i18n")
 
 REFERENCE = "$i18n"
 DEFAULT_LOCALE = "en"

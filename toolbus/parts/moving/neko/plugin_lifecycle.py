@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from toolbus.errors import SetupError
 from toolbus.functions.reply import Err
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.neko.plugin_lifecycle")
 
 F = TypeVar("F", bound=Callable[..., Any])
 RunSync = Callable[[Callable[[], Any]], Awaitable[Any]]

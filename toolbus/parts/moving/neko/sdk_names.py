@@ -28,7 +28,7 @@ from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS, NAME
 # Provides `llm_tool` as plugins import it from ``plugin.sdk``, with the options of that decorator.
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("toolbus.neko.sdk_names")
 
 
 def llm_tool(function: Any = None, /, **options: Any) -> Any:
