@@ -21,6 +21,8 @@ from toolbus.common.part import installed, parts
 
 gone = {part.name for part in parts()} - {part.name for part in installed()}
 facades = {"toolbus." + name for name in ("dialects", "dropin", "extension", "loop", "openapi", "search", "tools")}
+if "mcp" in gone:
+    facades.add("toolbus.parts.models.dialects.mcp")  # of both parts: `find_dialect` says what is missing
 failed = []
 for found in pkgutil.walk_packages(toolbus.__path__, "toolbus."):
     name = found.name

@@ -127,4 +127,4 @@ def test_the_command_lists_what_comes_along_and_knows_no_others() -> None:
     unknown = toolbus("tools", "add", "nothing")
     assert unknown.returncode == 2
     assert "unknown bundled tool 'nothing': use one of archive_search, directory, relay_message" in unknown.stderr
-    assert "toolbus tools add relay_message --dir tools/" in toolbus("tools", "add", "--help").stdout
+    assert "toolbus plugins tools add relay_message --dir tools/" in toolbus("tools", "add", "--help").stdout

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from toolbus.common.part import load
 from toolbus.common.text import quote
 from toolbus.errors import InvalidRequest
 
@@ -34,11 +34,10 @@ def find_dialect(name: str) -> Dialect | RealtimeDialect:
 
     Raises:
         InvalidRequest: no dialect has that name.
+        SetupError: it is that of a part that was removed from this installation.
     """
     if name not in _CLASSES:
         raise InvalidRequest(f"there is no dialect {quote(name)}; the dialects are {', '.join(DIALECTS)}")
     module, class_name = _CLASSES[name]
-    dialect: Dialect | RealtimeDialect = getattr(
-        importlib.import_module(f"toolbus.parts.models.dialects.{module}"), class_name
-    )()
+    dialect: Dialect | RealtimeDialect = load(f"toolbus.parts.models.dialects.{module}:{class_name}")()
     return dialect
