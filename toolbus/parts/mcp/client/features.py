@@ -1,4 +1,4 @@
-"""Provides prompts, resources, templates and completions of a mounted server to `Core.features`.
+"""Provides prompts, resources, templates and completions of a mounted server to `toolbus.parts.mcp.features`.
 
 A modern server reports changes on one `subscriptions/listen`, which is opened again whenever it ends.
 """
