@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import WAIT_SECONDS, within
+from toolbus.errors import PeerLost
 from toolbus.sdk.shared_loop import SharedLoop
 
 
@@ -264,3 +266,55 @@ async def test_a_loop_may_be_stopped_from_within(shared: SharedLoop) -> None:
 
     await within(ended())
     assert shared.loop.is_closed()
+
+
+async def test_what_the_end_of_the_loop_cuts_off_says_so_and_nothing_waits_for_ever() -> None:
+    shared = SharedLoop("ends")
+    shared.start()
+    busy = threading.Event()
+
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    running = shared.submit(wait())
+    shared.loop.call_soon_threadsafe(busy.wait, WAIT_SECONDS)
+    queued = [shared.submit(wait()) for _ in range(20)]  # their tasks are not made yet
+    cancelled = shared.submit(wait())
+    cancelled.cancel()
+    shared.stop(wait=0)
+    queued.append(shared.submit(wait()))
+    busy.set()
+    for each in (running, *queued):
+        with pytest.raises(PeerLost, match="closed: make a new one"):
+            await within(asyncio.wrap_future(each))
+    assert cancelled.cancelled()
+    await asyncio.to_thread(shared.stop)
+    with pytest.raises(PeerLost, match="closed: make a new one"):
+        shared.submit(wait())
+
+
+async def test_whoever_submits_while_the_loop_ends_gets_an_answer() -> None:
+    async def step() -> int:
+        await asyncio.sleep(0)
+        return 1
+
+    for _ in range(20):
+        shared = SharedLoop("ends")
+        shared.start()
+        outcomes: list[Any] = []
+
+        def submit(shared: SharedLoop = shared, outcomes: list[Any] = outcomes) -> None:
+            while True:
+                try:
+                    outcomes.append(shared.submit(step()))
+                    time.sleep(0)
+                except PeerLost:
+                    return
+
+        thread = threading.Thread(target=submit)
+        thread.start()
+        await asyncio.sleep(0.002)
+        await asyncio.to_thread(shared.stop)
+        await asyncio.to_thread(thread.join, WAIT_SECONDS)
+        results = await within(asyncio.gather(*map(asyncio.wrap_future, outcomes), return_exceptions=True))
+        assert {type(each) for each in results} <= {int, PeerLost}

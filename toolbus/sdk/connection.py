@@ -37,7 +37,7 @@ from toolbus.sdk.attempt import FATAL, Attempt, AttemptEnd, Delegate, IncomingCa
 from toolbus.sdk.bus_address import BusAddress
 from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings, ConnectionTimings
 from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
-from toolbus.sdk.shared_loop import SharedLoop
+from toolbus.sdk.shared_loop import CLOSED, SharedLoop
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -624,7 +624,7 @@ class Connection:
             return
         if not self._inbox.put(begin, calls):
             for out in calls:
-                out.fail(Code.UNAVAILABLE, "this connection is closed: make a new one", Stage.NOT_DISPATCHED)
+                out.fail(Code.UNAVAILABLE, CLOSED, Stage.NOT_DISPATCHED)
 
     def cancel(self, *calls: OutgoingCall) -> None:
         """Cancels calls; nothing is delivered for them afterwards."""
@@ -665,12 +665,9 @@ class Connection:
         """Runs one of the coroutines below on the connection's loop.
 
         Raises:
-            PeerLost: the connection is closed.
+            PeerLost: the connection is closed; the future raises it too where the connection closes meanwhile.
         """
-        try:
-            return self.shared.submit(coroutine)
-        except RuntimeError:
-            raise PeerLost("this connection is closed: make a new one") from None
+        return self.shared.submit(coroutine)
 
     def stop_thread(self) -> None:
         """Ends the thread; for after `close`."""

@@ -10,6 +10,7 @@ program's loop requests it again. So heartbeats are answered whatever the progra
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import os
 import selectors
@@ -21,10 +22,12 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any, TypeVar
 
+from toolbus.errors import PeerLost
 from toolbus.functions.workers import submit_to
 
 T = TypeVar("T")
 
+CLOSED = "this connection is closed: make a new one"
 GUARD_SECONDS = 0.1  # the guard notices a blocked loop after one to two of these: far below a stall
 
 _CAN_SHARE = hasattr(selectors.DefaultSelector, "fileno")  # epoll and kqueue: another loop can wait for its events
@@ -80,6 +83,9 @@ class SharedLoop:
         self._due = 0.0  # when a turn is due at the latest, by the same clock
         self._turns = 0  # so far; the guard sees by them that the program's loop runs
         self._stopped = threading.Event()
+        self._submitted: dict[
+            Future[Any], Coroutine[Any, Any, Any]
+        ] = {}  # what `submit` began and nobody has the answer of yet
         self._finishing = False  # whether the loop only runs its last tasks
         self._context = Context()  # of the program's turns, without any variable of a caller
 
@@ -96,9 +102,34 @@ class SharedLoop:
         """Runs a coroutine on the loop; any other thread may wait for the future.
 
         Raises:
-            RuntimeError: the loop is closed.
+            PeerLost: the loop is closed; the future raises it too where the loop's end cut the coroutine off, or came
+                before it began: whoever waits was not cancelled, and is not left waiting.
         """
-        return submit_to(self.loop, coroutine)
+        try:
+            if self._finishing:
+                coroutine.close()
+                raise RuntimeError
+            inner, outer = submit_to(self.loop, coroutine), Future[T]()
+        except RuntimeError:
+            raise PeerLost(CLOSED) from None
+        self._submitted[inner] = coroutine
+        inner.add_done_callback(functools.partial(self._hand_over, outer))
+        outer.add_done_callback(lambda done: inner.cancel() if done.cancelled() else None)
+        if self.loop.is_closed():  # just now: nothing runs it any more
+            self._cut_off()
+        return outer
+
+    def _hand_over(self, outer: Future[T], inner: Future[T]) -> None:
+        """Passes on how a submitted coroutine ended."""
+        self._submitted.pop(inner, None)
+        if not outer.set_running_or_notify_cancel():
+            return
+        if inner.cancelled():
+            outer.set_exception(PeerLost(CLOSED))
+        elif problem := inner.exception():
+            outer.set_exception(problem)
+        else:
+            outer.set_result(inner.result())
 
     def join(self, program: asyncio.AbstractEventLoop) -> None:
         """Lets the running loop run this one in its turns; only the first loop that joins, until it is closed."""
@@ -278,6 +309,7 @@ class SharedLoop:
         self._selector.end_turn = None
         asyncio.set_event_loop(self.loop)
         try:
+            self.loop.run_until_complete(asyncio.sleep(0))  # what was submitted last may begin
             tasks = asyncio.all_tasks(self.loop)
             for task in tasks:
                 task.cancel()
@@ -285,3 +317,12 @@ class SharedLoop:
         finally:
             asyncio.set_event_loop(None)
             self.loop.close()
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Ends what was submitted and never began."""
+        while self._submitted:
+            with suppress(KeyError):  # another thread took it
+                inner, coroutine = self._submitted.popitem()
+                coroutine.close()
+                inner.cancel()
