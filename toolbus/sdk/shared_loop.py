@@ -83,9 +83,7 @@ class SharedLoop:
         self._due = 0.0  # when a turn is due at the latest, by the same clock
         self._turns = 0  # so far; the guard sees by them that the program's loop runs
         self._stopped = threading.Event()
-        self._submitted: dict[
-            Future[Any], Coroutine[Any, Any, Any]
-        ] = {}  # what `submit` began and nobody has the answer of yet
+        self._submitted: dict[Future[Any], Coroutine[Any, Any, Any]] = {}  # what has not ended yet
         self._finishing = False  # whether the loop only runs its last tasks
         self._context = Context()  # of the program's turns, without any variable of a caller
 
