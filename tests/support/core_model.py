@@ -16,7 +16,7 @@ from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call import ArgumentBudget, Call
 from toolbus.bus.calls.call_records import Row
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.entry import CompiledTool, Entry, Slots, compile_tools
+from toolbus.bus.catalog.entry import CompiledTool, Entry, Slots, Trust, compile_tools
 from toolbus.errors import Code, Stage
 from toolbus.protocol.tool import Annotations, CallError, Limits, Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -43,8 +43,10 @@ class PeerDouble:
         trusted: bool = True,
         qualified: bool = False,
         max_item_bytes: int = 1 << 40,
+        trust: Trust = Trust.OWN,
     ) -> None:
         self.kind = "peer"
+        self.trust = trust
         self.source = source
         self.instance = instance
         self.max_in_flight = max_in_flight

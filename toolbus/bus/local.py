@@ -23,7 +23,7 @@ from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.call_log import call_fields
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.catalog.changes import CatalogChanges
-from toolbus.bus.catalog.entry import Entry, Slots, ToolListing, compile_tools
+from toolbus.bus.catalog.entry import Entry, Slots, ToolListing, Trust, compile_tools
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.signals import Signals
 from toolbus.errors import Stage
@@ -61,6 +61,7 @@ class LocalHandler:
         run_sync: runs a plain function off the loop.
     """
 
+    trust = Trust.OWN
     kind = "function"
     instance = ""
     shares = False

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from tests.bus.catalog.registry_cases import V1, V2, current, names, offers
 from tests.support.core_model import PeerDouble, offered, tool
 from toolbus.bus.catalog.catalog_view import CatalogView
 from toolbus.bus.catalog.changes import ChangeOutcome
-from toolbus.bus.catalog.entry import Entry
+from toolbus.bus.catalog.entry import Entry, Trust
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.errors import UnknownRole
@@ -24,6 +25,49 @@ def test_the_last_writer_wins_keeps_the_place_and_the_owner_is_notified() -> Non
     assert current(registry) == ("two", V2)
     (notice,) = outcome.lost
     assert (notice.handler, notice.name, notice.roles, notice.by_source) == (first, "t", ("default",), "two")
+
+
+@pytest.mark.parametrize("has", Trust)
+@pytest.mark.parametrize("wants", Trust)
+def test_no_source_takes_a_name_from_one_that_is_trusted_more(has: Trust, wants: Trust) -> None:
+    registry = Registry()
+    offers(registry, "one", V1, tool("free"), trust=has)
+    two = PeerDouble("two", trust=wants)
+    outcome = registry.register(two, offered(V2, tool("own")))
+    assert outcome.accepted
+    if wants >= has:
+        assert current(registry) == ("two", V2)
+        assert not outcome.held
+        return
+    assert current(registry) == ("one", V1)
+    assert names(registry) == ["t", "free", "two:t", "own"]
+    assert outcome.held == {"t": "one"}
+    assert not outcome.lost
+    entry = registry.find("two:t")
+    assert entry is not None
+    (warning,) = entry.all_warnings
+    assert warning == "it is listed as 'two:t': 'one', which is trusted more, has the name 't'"
+    registry.unregister("t", source="two")  # by the name that it was declared with
+    assert names(registry) == ["t", "free", "own"]
+
+
+def test_a_name_of_a_trusted_source_is_kept_while_that_reconnects_and_is_free_when_it_is_gone() -> None:
+    registry = Registry(grace_seconds=5.0)
+    one = offers(registry, "one", V1)
+    registry.lose(one, "killed", 10.0)
+    two = offers(registry, "two", V2, trust=Trust.SANDBOXED)
+    assert names(registry) == ["two:t"]
+    registry.expire(16.0)
+    registry.register(two, offered(V2), declare=True)
+    assert current(registry) == ("two", V2)
+    assert names(registry) == ["t"]
+
+
+def test_what_waits_for_a_role_is_not_taken_by_a_source_that_is_trusted_less() -> None:
+    registry = Registry(("r1",))
+    offers(registry, "one", replace(V1, role="later"))
+    offers(registry, "two", V2, trust=Trust.MOUNT)
+    assert [each.source for each in registry.waiting("later")] == ["one"]
 
 
 def test_an_overwritten_tool_never_comes_back_by_itself() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -31,6 +32,10 @@ async def bus() -> AsyncIterator[Bus]:
     async with running_bus() as bus:
         bus.dispatcher.admission.settled_at = 0.0  # a bus that has just started calls unknown names UNAVAILABLE
         yield bus
+
+
+def _says(text: str) -> Callable[[pb.ToolCall], pb.ToolResult]:
+    return lambda call: pb.ToolResult(call_id=call.call_id, output_json=json.dumps(text))
 
 
 async def _refusal(answer: Any) -> tuple[grpc.StatusCode, str]:
@@ -71,6 +76,19 @@ async def test_an_untrusted_source_offers_answers_registers_and_withdraws(bus: B
         assert (await bus.call("b", {"x": 1})).output == {"x": 1}
         await peer.stub.Unregister(wire.UnregisterRequest(session_id=session, name="a"))
         assert [each.entry.name for each in bus.list()] == ["b"]
+
+
+async def test_an_untrusted_source_gets_no_call_that_is_meant_for_a_trusted_one(bus: Bus) -> None:
+    async with (
+        RawPeer(bus.grpc_addresses[0], answer=_says("trusted")) as own,
+        RawPeer(await bus.dropin_address(), answer=_says("untrusted")) as peer,
+    ):
+        await own.attach("own", tool("a"))
+        session = (await peer.attach("dropin", tool("a"), token="t")).session_id
+        await peer.stub.Register(wire.RegisterRequest(session_id=session, tools=[tool("a")]))
+        assert [each.entry.name for each in bus.list()] == ["a", "dropin:a"]
+        assert (await bus.call("a", {})).output == "trusted"
+        assert (await bus.call("dropin:a", {})).output == "untrusted"
 
 
 async def test_list_clear_and_requests_without_a_session_of_an_untrusted_source_are_refused(bus: Bus) -> None:

@@ -7,6 +7,7 @@ declare the tool; the newest that has a handler is offered. The entry keeps olde
 
 from __future__ import annotations
 
+import enum
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -210,9 +211,19 @@ def is_operators(source: str) -> bool:
     return source == BUS_SOURCE or source.startswith(RUN_SOURCES)
 
 
+class Trust(enum.IntEnum):
+    """How far a source is trusted: a listed name is never taken from a source that is trusted more."""
+
+    SANDBOXED = 0  # see `Policy.is_untrusted`
+    MOUNT = 1  # a server of others
+    KEY = 2  # a peer with scopes
+    OWN = 3  # a program of this machine's user, or of the operator
+
+
 class Handler(Protocol):
     """Runs tools: a stream, a local function or a callback URL."""
 
+    trust: Trust  # of its source
     kind: str  # what it is, for operators: peer, callback, function or mount
     source: str
     instance: str
@@ -327,11 +338,12 @@ class Entry:
 
     __slots__ = (
         *("bare_name", "counts", "current", "declarations", "former", "last_error", "levels", "listing", "name"),
-        *("place", "shared_listing", "source", "suspended", "table", "warnings"),
+        *("place", "shared_listing", "source", "suspended", "table", "trust", "warnings"),
     )
 
     def __init__(self, table: RoleTable, name: str, bare_name: str, source: str, place: int) -> None:
         self.table = table
+        self.trust = Trust.SANDBOXED  # of its source, as of the newest handler
         self.place = place  # its position in listings: names stand in the order in which they came
         self.name = name
         self.bare_name = bare_name

@@ -410,6 +410,7 @@ class Registry(Lookups):
             affected: dict[str, None] = {}
             failed: list[tuple[str, str, str]] = []
             lost: Lost = {}
+            held: dict[str, str] = {}
             taken: dict[str, None] = {}
             waiting: dict[tuple[str, str], None] = {}
             refused: list[CompiledTool] = []
@@ -419,7 +420,7 @@ class Registry(Lookups):
                 for table in tables.targets(item.tool.role or None) if roles is None else tables.exactly(roles):
                     if table.role not in self._configured and needs_role and not is_taken:
                         continue
-                    entry = self._offer_in(table, handler, item, qualified, lost)
+                    entry = self._offer_in(table, handler, item, qualified, lost, held)
                     if entry is None:
                         if table.role is None or table.role in self._configured:
                             failed.append((table.role or "", item.tool.name, tables.full_text()))
@@ -444,6 +445,7 @@ class Registry(Lookups):
                 roles=tables.in_order(affected),
                 failed=tuple(failed),
                 lost=self._lost_tools(lost, handler.source),
+                held=held,
                 refused=tuple(refused),
                 waiting=tuple(waiting),
             )
@@ -658,7 +660,13 @@ class Registry(Lookups):
     # -- inside the lock ------------------------------------------------------------------------------------------
 
     def _offer_in(
-        self, table: RoleTable, handler: Handler, item: CompiledTool, qualified: bool, lost: Lost
+        self,
+        table: RoleTable,
+        handler: Handler,
+        item: CompiledTool,
+        qualified: bool,
+        lost: Lost,
+        held: dict[str, str],
     ) -> Entry | None:
         tool = item.tool
         name = _listed_name(handler, item, qualified)
@@ -666,6 +674,14 @@ class Registry(Lookups):
         visible = self._visible(entry) if entry is not None else None
         if entry is None and self.tables.is_full(table, handler.source):
             return None
+        if entry is not None and entry.source != handler.source and entry.trust > handler.trust:
+            held[item.tool.name] = entry.source
+            own = self._offer_in(table, handler, item, True, lost, held)
+            if own is not None:
+                text = f"it is listed as {own.name!r}: {entry.source!r}, which is trusted more, has the name {name!r}"
+                own.warnings = {**own.warnings, "name": text}
+                log.warning("held tool=%r source=%r %s", item.tool.name, handler.source, clean_line(text))
+            return own
         if entry is not None and entry.source != handler.source:
             self._journalize(entry, visible)  # removed, for watchers that knew it as its old source's
             for owner in entry.handlers():
@@ -686,6 +702,7 @@ class Registry(Lookups):
         declaration = Declaration(tool, item.checker, item.strips, item.warnings, item.output_checker)
         self.checks_outputs = self.checks_outputs or item.output_checker is not None
         changed = entry.add(declaration, handler)
+        entry.trust = handler.trust
         table.put(entry)
         self._index.add(entry)
         self._index.link(handler, entry)

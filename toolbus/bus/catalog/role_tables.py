@@ -336,6 +336,8 @@ class RoleTables:
             if entry is None:
                 continue
             is_own = entry.source == handler.source
+            if not is_own and entry.trust > handler.trust:
+                continue
             for owner in entry.handlers():
                 if is_own and owner is not handler and owner.shares and handler.shares:
                     continue

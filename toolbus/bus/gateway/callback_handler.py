@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.callback_url import CallbackUrl
 from toolbus.bus.calls.call import Call
-from toolbus.bus.catalog.entry import CompiledTool, Slots
+from toolbus.bus.catalog.entry import CompiledTool, Slots, Trust
 from toolbus.bus.gateway.callback_context import wants_context
 from toolbus.common.local_users import listener_id
 from toolbus.errors import Stage
@@ -134,6 +134,7 @@ class CallbackHandler:
         "wants_context",
     )
 
+    trust = Trust.OWN
     kind = "callback"
     instance = ""
     shares = False

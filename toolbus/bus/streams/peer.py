@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from toolbus.bus.access.identity import LOCAL, Identity, Principal
 from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call import TRACE_BYTES, ArgumentBudget, Call
-from toolbus.bus.catalog.entry import Entry, Slots
+from toolbus.bus.catalog.entry import Entry, Slots, Trust
 from toolbus.errors import Stage
 from toolbus.protocol.limits import DEFAULT_TIMINGS, Timings
 from toolbus.protocol.session import Session, Side, State
@@ -84,6 +84,13 @@ class Peer(Session[wire.InvokeResponse]):
 
     def __repr__(self) -> str:
         return f"<Peer {self.source}/{self.instance} {super().__repr__()}>"
+
+    @property
+    def trust(self) -> Trust:
+        """How far its source is trusted."""
+        if self.untrusted:
+            return Trust.SANDBOXED
+        return Trust.OWN if self.principal.identity.scopes is None else Trust.KEY
 
     @property
     def may_set_context(self) -> bool:

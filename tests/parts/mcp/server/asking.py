@@ -13,7 +13,7 @@ from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.calls.call import Call
-from toolbus.bus.catalog.entry import Slots, compile_tools
+from toolbus.bus.catalog.entry import Slots, Trust, compile_tools
 from toolbus.bus.rooms.tasks_room import TasksRoom
 from toolbus.errors import Stage
 from toolbus.parts.mcp.features import OnUpdate, Requester
@@ -143,6 +143,7 @@ class Scripted:
 
     kind = "function"
     instance = ""
+    trust = Trust.OWN
     shares = awaits_roles = remote = persisted = False
     takes_calls = True
     session_state = wire.SESSION_STATE_LIVE

@@ -26,7 +26,7 @@ import msgspec
 from toolbus.bus.access.quota import Quota
 from toolbus.bus.calls.call import Call, Trace
 from toolbus.bus.calls.dispatcher import Dispatcher
-from toolbus.bus.catalog.entry import Slots
+from toolbus.bus.catalog.entry import Slots, Trust
 from toolbus.bus.catalog.schema import ArgumentChecker, load_output
 from toolbus.common.text import clean_line, dump_json, shorten
 from toolbus.errors import Code, Stage
@@ -107,6 +107,7 @@ class MountHandler:
         used_at: when it last sent or ended a call.
     """
 
+    trust = Trust.MOUNT
     kind = "mount"
     instance = ""
     shares = False
