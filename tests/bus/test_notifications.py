@@ -11,11 +11,13 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from tests.faults.raw_peer import RawPeer
 from tests.support.waiting import WAIT_SECONDS, until, within
 from toolbus.bus import Bus
 from toolbus.errors import CallFailed
 from toolbus.sdk import Host, NekoPluginBase, Notification, Plugin, SyncHost, lifecycle
 from toolbus.testing import running_bus
+from toolbus.v1 import tool_bus_service_pb2 as wire
 
 
 @pytest_asyncio.fixture
@@ -166,3 +168,28 @@ async def test_a_notification_of_an_untrusted_source_that_may_hold_a_secret_is_r
     async with running_bus(guarded=["rogue"]) as bus, Plugin("rogue", address=bus.grpc_addresses[0]) as plugin:
         with pytest.raises(CallFailed, match="may hold a secret"):
             await plugin.notify("ann", said["text"], said.get("data"))
+
+
+async def test_a_guarded_session_that_follows_gets_what_its_own_source_says_and_nothing_else() -> None:
+    async with (
+        running_bus(guarded=["rogue"]) as bus,
+        Plugin("kitchen", address=bus.grpc_addresses[0]) as kitchen,
+        Following(bus) as following,
+        RawPeer(bus.grpc_addresses[0]) as rogue,
+    ):
+        await kitchen.notify("ann", "before")
+        after = await until_number(following, 1)
+        await kitchen.notify("ann", "meanwhile")
+        await rogue.attach("rogue", subscribe=[wire.SUBSCRIPTION_NOTIFICATIONS], notifications_after=after)
+        assert await kitchen.notify("ann", "for ann") == 1
+        said = await rogue.call("toolbus:notify", {"text": "own", "user": "ann"})
+        assert json.loads(said.output_json)["hosts"] == 2
+        await until_number(following, 4)
+        await until(lambda: bool(rogue.events), "its own notification")
+        assert [(each.notification.source, each.notification.text) for each in rogue.events] == [("rogue", "own")]
+
+
+async def until_number(following: Following, count: int) -> int:
+    """Waits until a host has so many notifications; returns the number of the newest."""
+    await until(lambda: len(following.got) >= count, f"{count} notifications")
+    return following.got[-1].number

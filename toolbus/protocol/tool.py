@@ -300,7 +300,8 @@ class Tool:
     """One function that a model may call, as its author declared it. Field meanings: proto/toolbus/v1/tool.proto.
 
     Attributes:
-        hints_trusted: whether the annotations are believed; those of foreign servers are shown only. Not on the wire.
+        hints_trusted: whether the annotations are believed; those of mounted servers and guarded sources are shown only.
+            Not on the wire.
 
     Raises:
         InvalidTool: from the constructor, naming every broken rule.
@@ -384,6 +385,11 @@ class Tool:
         """The JSON Schema of the arguments, parsed anew at each access."""
         parsed: dict[str, Any] = json.loads(self.parameters_json)
         return parsed
+
+    @property
+    def reads_only(self) -> bool:
+        """Whether running the tool changes nothing, as far as its source is believed."""
+        return self.hints_trusted and self.annotations.read_only is True
 
     @property
     def repeatable(self) -> bool:

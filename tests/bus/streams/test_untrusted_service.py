@@ -91,6 +91,20 @@ async def test_an_untrusted_source_gets_no_call_that_is_meant_for_a_trusted_one(
         assert (await bus.call("dropin:a", {})).output == "untrusted"
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["at the attach", "registered later"])
+async def test_the_hints_of_an_untrusted_source_are_shown_and_not_believed(bus: Bus, late: bool) -> None:
+    hints = pb.ToolAnnotations(read_only=True, idempotent=True)
+    async with RawPeer(await bus.dropin_address()) as peer:
+        declared = tool("a", annotations=hints)
+        session = (await peer.attach("dropin", *([] if late else [declared]), token="t")).session_id
+        if late:
+            await peer.stub.Register(wire.RegisterRequest(session_id=session, tools=[declared]))
+        (listing,) = bus.list()
+        assert listing.tool.annotations.read_only
+        assert not listing.tool.reads_only
+        assert not listing.tool.repeatable
+
+
 async def test_list_clear_and_requests_without_a_session_of_an_untrusted_source_are_refused(bus: Bus) -> None:
     url = tool("t", callback_url="http://127.0.0.1:9/call")
     async with RawPeer(bus.grpc_addresses[0]) as host, RawPeer(await bus.dropin_address()) as peer:

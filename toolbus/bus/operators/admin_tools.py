@@ -189,7 +189,7 @@ def _tool(listing: ToolListing) -> Row:
         "name": tool.name,
         "source": listing.source,
         "description": tool.description[:MAX_DESCRIPTION],
-        "read_only": bool(tool.annotations.read_only),
+        "read_only": tool.reads_only,
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.catalog.catalog_view import CatalogView
@@ -32,7 +33,7 @@ _BEST_FIRST = (
 NO_CALLS = {wire.SESSION_STATE_UNCONFIRMED, wire.SESSION_STATE_OFFLINE}  # states in which a handler takes no call
 
 
-def read_tool(message: pb.Tool, limits: Limits, *, qualified: bool = False) -> CompiledTool:
+def read_tool(message: pb.Tool, limits: Limits, *, qualified: bool = False, hints_trusted: bool = True) -> CompiledTool:
     """Reads, checks and compiles a tool that a session declares, and copies it out of its frame.
 
     Raises:
@@ -45,7 +46,10 @@ def read_tool(message: pb.Tool, limits: Limits, *, qualified: bool = False) -> C
                 "stream: leave callback_url empty, or register without session_id"
             ]
         )
-    return compile_tool(Tool.from_wire(message, limits), limits, qualified=qualified)
+    tool = Tool.from_wire(message, limits)
+    if not hints_trusted:
+        tool = replace(tool, hints_trusted=False)
+    return compile_tool(tool, limits, qualified=qualified)
 
 
 def registered(*outcomes: ChangeOutcome) -> wire.RegisterResponse:

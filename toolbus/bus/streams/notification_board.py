@@ -117,7 +117,7 @@ class NotificationBoard:
         self.newest += 1
         notification = BoardEntry(self.newest, source, user_id, text, data_json, self._clock())
         self._store(notification)
-        peers = [peer for peer in self._peers if self.shows(notification, peer.principal)]
+        peers = [peer for peer in self._peers if self._shows_to(peer, notification)]
         readers = [read for read, (principal, _) in self._readers.items() if self.shows(notification, principal)]
         for read in readers:
             read(notification)
@@ -134,7 +134,8 @@ class NotificationBoard:
         elif peer not in self._peers:
             self._peers[peer] = self.lost_after(after)
             for notification in self.since(after, peer.principal):
-                self._send(peer, notification, room=peer.outbox.max_bytes // 2)
+                if self._shows_to(peer, notification):
+                    self._send(peer, notification, room=peer.outbox.max_bytes // 2)
 
     def drop(self, peer: Peer) -> None:
         """Drops a session."""
@@ -173,6 +174,12 @@ class NotificationBoard:
         if notification.user_id and not scopes.users.match(notification.user_id):
             return False
         return not self._view.hides_source(notification.source, scopes.level, principal)
+
+    def _shows_to(self, peer: Peer, notification: BoardEntry) -> bool:
+        """Tells whether a session may see a notification: one of a guarded source sees those of its source only."""
+        if peer.untrusted and notification.source != peer.source:
+            return False
+        return self.shows(notification, peer.principal)
 
     def _send(self, peer: Peer, notification: BoardEntry, room: int = _WAITING_BYTES) -> bool:
         if peer.outbox.waiting_bytes > room:

@@ -229,7 +229,7 @@ class ToolReview:
         """
         judgement, faults = Judgement(), []
         names, seen, new_roles = set(offered), set[tuple[str, str]](), set[str]()
-        may_offer = self._policy.may_offer(source)
+        may_offer, believed = self._policy.may_offer(source), not self._policy.is_untrusted(source)
         beyond = set(identity.refused_offers(tool.name for tool in declared))
         for message in declared:
             try:
@@ -237,7 +237,7 @@ class ToolReview:
                 if (key := (message.name, message.role)) in seen:
                     raise declared_twice(message.name)
                 seen.add(key)
-                tool = catalog_messages.read_tool(message, self._limits, qualified=qualified)
+                tool = catalog_messages.read_tool(message, self._limits, qualified=qualified, hints_trusted=believed)
                 principal = Principal(source, identity=identity)
                 self.check_role(principal, message.role, all_or_none=all_or_none, new=new_roles)
                 waits = message.role and message.role not in self._registry.roles

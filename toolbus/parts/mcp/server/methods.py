@@ -383,9 +383,7 @@ async def _search(server: McpServer, request: McpRequest, arguments: bytes) -> b
         return _failed(request, str(error))
     results = answer["results"]
     assert isinstance(results, list)  # `ToolIndex.search` says so
-    tools = [
-        {**each, "read_only": catalog.listings[each["name"]].tool.annotations.read_only is True} for each in results
-    ]
+    tools = [{**each, "read_only": catalog.listings[each["name"]].tool.reads_only} for each in results]
     output = {"tools": tools}
     text = encode(output).decode()
     return request.complete(
@@ -401,8 +399,9 @@ def _called(server: McpServer, request: McpRequest, params: CallParams) -> CallP
     target = server.listings.find(request.profile, request.identity, inner.name)
     if target is None:
         return _failed(request, f"there is no tool {inner.name!r:.80}: find one with {SEARCH_TOOLS}")
-    if params.name == CALL_READ_ONLY and target.tool.annotations.read_only is not True:
-        return _failed(request, f"tool {inner.name!r:.80} is not read_only: use {CALL_TOOL}")
+    if params.name == CALL_READ_ONLY and not target.tool.reads_only:
+        why = "its source is not believed to be" if target.tool.annotations.read_only else "is not"
+        return _failed(request, f"tool {inner.name!r:.80} {why} read_only: use {CALL_TOOL}")
     if bytes(inner.arguments)[:1] != b"{":
         return _failed(request, "arguments must be an object")
     return msgspec.structs.replace(params, name=inner.name, arguments=inner.arguments)
