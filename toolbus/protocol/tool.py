@@ -300,8 +300,8 @@ class Tool:
     """One function that a model may call, as its author declared it. Field meanings: proto/toolbus/v1/tool.proto.
 
     Attributes:
-        hints_trusted: whether the annotations are believed; those of mounted servers and guarded sources are shown only.
-            Not on the wire.
+        hints_trusted: whether the annotations are believed; those of mounted servers and guarded sources are only
+            shown. Not on the wire.
 
     Raises:
         InvalidTool: from the constructor, naming every broken rule.

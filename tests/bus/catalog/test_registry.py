@@ -37,11 +37,9 @@ def test_no_source_takes_a_name_from_one_that_is_trusted_more(has: Trust, wants:
     assert outcome.accepted
     if wants >= has:
         assert current(registry) == ("two", V2)
-        assert not outcome.held
         return
     assert current(registry) == ("one", V1)
     assert names(registry) == ["t", "free", "two:t", "own"]
-    assert outcome.held == {"t": "one"}
     assert not outcome.lost
     entry = registry.find("two:t")
     assert entry is not None
@@ -61,6 +59,23 @@ def test_a_name_of_a_trusted_source_is_kept_while_that_reconnects_and_is_free_wh
     registry.register(two, offered(V2), declare=True)
     assert current(registry) == ("two", V2)
     assert names(registry) == ["t"]
+
+
+@pytest.mark.parametrize("waited_first", [False, True])
+def test_a_role_that_is_added_later_gives_the_name_to_the_source_that_is_trusted_more(waited_first: bool) -> None:
+    registry = Registry(("r1",))
+    rogue = PeerDouble("two", trust=Trust.SANDBOXED)
+    if waited_first:
+        registry.register(rogue, offered(replace(V2, role="later")))
+    offers(registry, "one", V1)
+    if not waited_first:
+        registry.register(rogue, offered(replace(V2, role="later")))
+    registry.add_role("later")
+    assert current(registry, role="later") == ("one", V1)
+    if not waited_first:
+        assert current(registry, "two:t", role="later")[0] == "two"
+    registry.register(rogue, offered(V2))
+    assert current(registry, role="later") == ("one", V1)
 
 
 def test_what_waits_for_a_role_is_not_taken_by_a_source_that_is_trusted_less() -> None:

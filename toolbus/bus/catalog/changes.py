@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from toolbus.bus.catalog.entry import LENT_MODEL, CompiledTool, Handler, ToolListing, is_operators
 
@@ -47,7 +46,6 @@ class ChangeOutcome:
         failed: (role, tool, error) where a role could not take a tool.
         count: tools withdrawn, each counted once per role.
         lost: the handlers that lost a tool, each with the tool and the roles.
-        held: by bare name, the more trusted source that has the name: the tool is listed as ``source:name`` instead.
         refused: the tools that no role took.
         waiting: (name, role) of the tools that wait for a role that does not exist.
         forgotten: refused declarations that were forgotten.
@@ -58,7 +56,6 @@ class ChangeOutcome:
     failed: tuple[tuple[str, str, str], ...] = ()
     count: int = 0
     lost: tuple[LostTool, ...] = ()
-    held: Mapping[str, str] = field(default_factory=dict)
     refused: tuple[CompiledTool, ...] = ()
     waiting: tuple[tuple[str, str], ...] = ()
     forgotten: int = 0

@@ -223,7 +223,6 @@ class Trust(enum.IntEnum):
 class Handler(Protocol):
     """Runs tools: a stream, a local function or a callback URL."""
 
-    trust: Trust  # of its source
     kind: str  # what it is, for operators: peer, callback, function or mount
     source: str
     instance: str
@@ -238,6 +237,10 @@ class Handler(Protocol):
     max_item_bytes: int  # the largest call that it can receive
     remote: bool  # whether the tool runs outside the bus's process
     persisted: bool  # whether its offers outlive the bus: the registry collects changes of them for a store
+
+    @property
+    def trust(self) -> Trust:
+        """How far its source is trusted."""
 
     @property
     def takes_calls(self) -> bool:

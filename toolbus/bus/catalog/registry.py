@@ -410,7 +410,6 @@ class Registry(Lookups):
             affected: dict[str, None] = {}
             failed: list[tuple[str, str, str]] = []
             lost: Lost = {}
-            held: dict[str, str] = {}
             taken: dict[str, None] = {}
             waiting: dict[tuple[str, str], None] = {}
             refused: list[CompiledTool] = []
@@ -420,7 +419,7 @@ class Registry(Lookups):
                 for table in tables.targets(item.tool.role or None) if roles is None else tables.exactly(roles):
                     if table.role not in self._configured and needs_role and not is_taken:
                         continue
-                    entry = self._offer_in(table, handler, item, qualified, lost, held)
+                    entry = self._offer_in(table, handler, item, qualified, lost)
                     if entry is None:
                         if table.role is None or table.role in self._configured:
                             failed.append((table.role or "", item.tool.name, tables.full_text()))
@@ -445,7 +444,6 @@ class Registry(Lookups):
                 roles=tables.in_order(affected),
                 failed=tuple(failed),
                 lost=self._lost_tools(lost, handler.source),
-                held=held,
                 refused=tuple(refused),
                 waiting=tuple(waiting),
             )
@@ -660,13 +658,7 @@ class Registry(Lookups):
     # -- inside the lock ------------------------------------------------------------------------------------------
 
     def _offer_in(
-        self,
-        table: RoleTable,
-        handler: Handler,
-        item: CompiledTool,
-        qualified: bool,
-        lost: Lost,
-        held: dict[str, str],
+        self, table: RoleTable, handler: Handler, item: CompiledTool, qualified: bool, lost: Lost
     ) -> Entry | None:
         tool = item.tool
         name = _listed_name(handler, item, qualified)
@@ -675,8 +667,7 @@ class Registry(Lookups):
         if entry is None and self.tables.is_full(table, handler.source):
             return None
         if entry is not None and entry.source != handler.source and entry.trust > handler.trust:
-            held[item.tool.name] = entry.source
-            own = self._offer_in(table, handler, item, True, lost, held)
+            own = self._offer_in(table, handler, item, True, lost)
             if own is not None:
                 text = f"it is listed as {own.name!r}: {entry.source!r}, which is trusted more, has the name {name!r}"
                 own.warnings = {**own.warnings, "name": text}

@@ -282,7 +282,7 @@ class RoleTables:
         table, index = RoleTable(role), self._index
         for future in self.future.entries.values():
             entry = Entry(table, future.name, future.bare_name, future.source, future.place)
-            entry.former, entry.last_error = dict(future.former), future.last_error
+            entry.former, entry.last_error, entry.trust = dict(future.former), future.last_error, future.trust
             for declaration in future.declarations.values():
                 for handler in declaration.handlers:
                     entry.add(declaration.for_handler(), handler)
@@ -313,6 +313,9 @@ class RoleTables:
                         offer(table, handler, item, entry.name != entry.bare_name, {})
                 self._index.forget(entry)
                 continue
+            if other is not None and other.source != entry.source and other.trust > entry.trust:
+                entry.name, entry.listing, entry.shared_listing = f"{entry.source}:{entry.bare_name}", None, None
+                other = table.entries.get(entry.name)
             if other is not None:
                 for handler in other.handlers():
                     self._index.unlink(handler, other)
