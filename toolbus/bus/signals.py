@@ -38,6 +38,7 @@ class Signals:
         self._on_source: list[Callable[[str], object]] = []
         self._on_readiness: list[Callable[[], object]] = []
         self._on_keys: list[Callable[[bool], object]] = []
+        self._on_close: list[Callable[[], object]] = []
         self._watchers: set[asyncio.Event] = set()
         self._call_ended: asyncio.Event | None = None  # shared by all who wait for the next call; None: no one waits
         self.closed = False  # whether watchers are to end
@@ -67,6 +68,10 @@ class Signals:
         """Calls a listener when keys may have ended or changed, with whether the server's certificate did."""
         self._on_keys.append(listener)
 
+    def on_close(self, listener: Callable[[], object]) -> None:
+        """Calls a listener when the bus stops, while its connections are still open."""
+        self._on_close.append(listener)
+
     def start(self) -> None:
         """Belongs to the running loop from now on."""
         self._loop = asyncio.get_running_loop()
@@ -79,6 +84,8 @@ class Signals:
             self._timer.cancel()
         for event in self._watchers:
             event.set()
+        for listener in self._on_close:
+            listener()
         self._wake_followers()
 
     def source_changed(self, source: str) -> None:

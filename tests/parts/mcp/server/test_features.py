@@ -12,7 +12,7 @@ from toolbus.bus.access.identity import LOCAL, Globs, Identity, Scopes
 from toolbus.bus.catalog.policy import AccessRules, Policy
 from toolbus.parts.mcp.features import Features, features_of
 from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
-from toolbus.parts.mcp.server import mcp_listing
+from toolbus.parts.mcp.server import mcp_listing, mcp_request
 from toolbus.parts.mcp.server.feature_view import FeatureView, matches
 from toolbus.parts.mcp.server.mcp_listing import ToolNames
 from toolbus.parts.mcp.settings import Profile
@@ -143,7 +143,9 @@ async def test_completions_go_to_the_mount_that_has_the_prompt_or_the_template()
 async def test_long_lists_come_in_pages_and_a_cursor_of_another_list_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mcp_listing, "MAX_PAGE_TOOLS", 2)
+    monkeypatch.setattr(
+        mcp_listing, "MAX_PAGE_BYTES", 2 * len(mcp_request.encode(Mounted("m", resources=["x://0"]).resources()[0])) + 2
+    )
     async with mcp_bench() as bench:
         mounted = Mounted("m", prompts=["a"], resources=[f"x://{number}" for number in range(5)])
         features_of(bench.bus.core).add(mounted)
@@ -162,9 +164,10 @@ async def test_long_lists_come_in_pages_and_a_cursor_of_another_list_is_refused(
             with pytest.raises(RpcError) as raised:
                 await bench.ask(method, {"cursor": cursor})
             assert raised.value.code == McpCode.INVALID_PARAMS
-        mounted.uris.append("x://new")
-        with pytest.raises(RpcError, match="has changed"):
-            await bench.ask("resources/list", {"cursor": cursors[0]})
+        del mounted.uris[:2]  # the last of the first page, too
+        mounted.uris.append("x://9")
+        page = await bench.ask("resources/list", {"cursor": cursors[0]})
+        assert _names(page, "resources", "uri") == ["x://2", "x://3"]
 
 
 def test_a_profile_and_an_identity_see_what_their_patterns_allow() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -233,28 +234,84 @@ async def test_a_tool_is_declared_with_all_that_its_author_said() -> None:
         assert tool["inputSchema"]["properties"] == {"a": {"type": "integer"}}
 
 
-async def test_a_long_list_comes_in_pages_whose_cursor_ends_with_the_next_change(
-    monkeypatch: pytest.MonkeyPatch,
+async def pages(client: HttpClient) -> AsyncIterator[list[str]]:
+    """Yields the names of each page of a list."""
+    cursor: str | None = None
+    while True:
+        page = (await client.ask("tools/list", {} if cursor is None else {"cursor": cursor})).result
+        yield [tool["name"] for tool in page["tools"]]
+        cursor = page.get("nextCursor")
+        if cursor is None:
+            return
+
+
+async def test_thousands_of_tools_are_one_page_since_some_clients_ask_for_the_first_only() -> None:
+    async with serving() as bus:
+        tools = compile_tools([Tool(f"t{number}", "Does something. " * 10) for number in range(2_500)], Limits())
+        bus.registry.register(Scripted("x", bus, lambda call: None), tools)
+        assert [len(page) async for page in pages(HttpClient(bus))] == [2_500]
+
+
+@pytest.mark.parametrize("modern", [True, False])
+async def test_a_list_of_several_pages_is_complete_while_tools_come_and_go_between_them(
+    monkeypatch: pytest.MonkeyPatch, modern: bool
 ) -> None:
-    monkeypatch.setattr(mcp_listing, "MAX_PAGE_TOOLS", 2)
+    monkeypatch.setattr(mcp_listing, "MAX_PAGE_BYTES", 400)
+    async with serving() as bus:
+        staying = [f"x_t{number}" for number in range(20)]
+        for name in staying:
+            offer(bus, "x", name.removeprefix("x_"))
+        client = HttpClient(bus)
+        if not modern:
+            await client.initialize()
+        for _ in range(10):
+            listed: list[str] = []
+            turns = 0
+            async for page in pages(client):
+                listed += page
+                turns += 1
+                offer(bus, "moving", f"m{turns % 3}")  # names in the middle, at pages that were and that come
+                offer(bus, "x", f"t1{turns % 5}_")
+                bus.remove_tool(f"m{(turns + 1) % 3}", "moving")
+                bus.remove_tool(f"t1{(turns + 2) % 5}_", "x")
+            assert turns > 3
+            assert len(set(listed)) == len(listed)
+            assert set(staying) <= set(listed)
+
+
+async def test_a_cursor_outlives_the_tool_that_it_names_and_the_bus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(mcp_listing, "MAX_PAGE_BYTES", 200)
+    async with serving(data_dir=tmp_path) as bus:
+        for number in range(5):
+            offer(bus, "x", f"t{number}")
+        page = (await HttpClient(bus).ask("tools/list")).result
+        last = page["tools"][-1]["name"]
+    async with serving(data_dir=tmp_path) as bus:
+        for number in range(5):
+            if f"x_t{number}" != last:
+                offer(bus, "x", f"t{number}")
+        rest = (await HttpClient(bus).ask("tools/list", {"cursor": page["nextCursor"]})).result["tools"]
+        assert rest[0]["name"] == f"x_t{int(last[-1]) + 1}"
+
+
+async def test_a_cursor_of_another_list_or_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp_listing, "MAX_PAGE_BYTES", 200)
     async with serving(Profile(name="other")) as bus:
         for number in range(5):
             offer(bus, "x", f"t{number}")
-        client, names, cursor = HttpClient(bus), list[str](), None
-        while True:
-            page = (await client.ask("tools/list", {} if cursor is None else {"cursor": cursor})).result
-            names += [tool["name"] for tool in page["tools"]]
-            if "nextCursor" not in page:
-                break
-            cursor = page["nextCursor"]
-        assert names == [f"x_t{number}" for number in range(5)]
+        client = HttpClient(bus)
+        cursor = (await client.ask("tools/list")).result["nextCursor"]
         other = await HttpClient(bus, "/mcp/other").ask("tools/list", {"cursor": cursor})
         assert other.error["code"] == McpCode.INVALID_PARAMS
         for forged in ("x", f"A{cursor}"):
             assert (await client.ask("tools/list", {"cursor": forged})).error["code"] == McpCode.INVALID_PARAMS
-        offer(bus, "x", "t5")
-        stale = await client.ask("tools/list", {"cursor": cursor})
-        assert (stale.error["code"], "changed" in stale.error["message"]) == (McpCode.INVALID_PARAMS, True)
+
+
+async def test_a_client_that_caches_lists_sees_a_new_tool_within_a_second() -> None:
+    async with serving() as bus:
+        assert (await HttpClient(bus).ask("tools/list")).result["ttlMs"] <= 1_500
 
 
 async def test_one_list_is_the_same_text_until_something_in_it_changes() -> None:

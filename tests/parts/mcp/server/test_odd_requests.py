@@ -112,6 +112,37 @@ async def test_a_call_with_null_for_its_arguments_has_none(client: Client) -> No
     assert answer["result"]["structuredContent"] == 3
 
 
+NULLS: list[str] = [
+    '"params":null',
+    '"params":{"_meta":null}',
+    '"params":{"_meta":{"progressToken":null,"traceparent":null,"tracestate":null}}',
+    '"params":{"cursor":null,"_meta":null}',
+]
+
+
+@pytest.mark.parametrize("params", NULLS)
+async def test_what_is_null_counts_as_left_out_in_every_method(client: Client, params: str) -> None:
+    opening = b'{"jsonrpc":"2.0","id":1,"method":"initialize",%b}' % params.encode()
+    assert "protocolVersion" in (await client.post(opening))[1]["error"]["message"]  # what it still lacks
+    await client.initialize()
+    for method in ("ping", "tools/list", "prompts/list", "resources/list", "resources/templates/list"):
+        body = b'{"jsonrpc":"2.0","id":1,"method":"%b",%b}' % (method.encode(), params.encode())
+        status, answer = await client.post(body, **client.session)
+        assert (status, "result" in answer) == (200, True), answer
+    notice = b'{"jsonrpc":"2.0","method":"notifications/initialized",%b}' % params.encode()
+    assert await client.post(notice, **client.session) == (202, None)
+    modern = b'{"jsonrpc":"2.0","id":1,"method":"tools/list",%b}' % params.encode()
+    headers = {"MCP-Protocol-Version": NEWEST, "Mcp-Method": "tools/list"}
+    assert META_VERSION in (await client.post(modern, **headers))[1]["error"]["message"]
+
+
+async def test_optional_parts_of_a_modern_request_may_be_null(client: Client) -> None:
+    empty = {"cursor": None, "requestState": None, "inputResponses": None}
+    _, answer = await client.ask("tools/call", {"name": "add", "arguments": None, **empty})
+    assert answer["result"]["structuredContent"] == 3
+    assert "result" in (await client.ask("resources/list", empty))[1]
+
+
 NOTICES: list[dict[str, Any]] = [
     {"method": "notifications/cancelled"},
     {"method": "notifications/cancelled", "params": []},

@@ -31,6 +31,7 @@ from toolbus.parts.mcp.server.sessions import (
     Sessions,
     UnknownSession,
 )
+from toolbus.parts.mcp.server.subscriptions import COALESCE_SECONDS
 from toolbus.parts.mcp.settings import Profile
 from toolbus.protocol.limits import MIB, Timings
 
@@ -221,6 +222,61 @@ async def test_a_call_that_the_bus_took_with_it_ends_when_its_client_resumes_the
         await within(stream.task)
 
 
+async def test_a_client_that_never_opens_its_stream_again_hears_once_that_lists_may_have_changed(
+    tmp_path: Path,
+) -> None:
+    async with serving(data_dir=tmp_path) as bus:
+        client = HttpClient(bus)
+        await client.initialize()
+    async with serving(data_dir=tmp_path) as bus:
+
+        @bus.tool
+        def add(a: int = 1) -> int:
+            return a
+
+        again = HttpClient(bus)
+        again.session = client.session
+        plain = await again.call("add", headers={"Accept": "application/json"})
+        assert (plain.is_stream, plain.result["content"][0]["text"]) == (False, "1")
+        first, second = await again.call("add"), await again.call("add")
+        changed = [f"notifications/{kind}/list_changed" for kind in ("tools", "prompts", "resources")]
+        assert [each.get("method") for each in first.messages] == [*changed, None]
+        assert [each.get("method") for each in second.messages] == [None]
+        stream = again.listen()
+        await until(lambda: stream.events, "the first event")
+        assert not stream.messages
+        stream.leave()
+        await within(stream.task)
+
+
+async def test_streams_that_wait_for_changes_end_properly_before_the_bus_stops(tmp_path: Path) -> None:
+    async with serving(data_dir=tmp_path) as bus:
+        modern, legacy = HttpClient(bus), HttpClient(bus)
+        await legacy.initialize()
+        listening = modern.begin("subscriptions/listen", {"notifications": {"toolsListChanged": True}})
+        standing = legacy.listen()
+        await listening.told(1)
+        await until(lambda: standing.events, "the first event")
+
+        @bus.tool
+        def add(a: int) -> int:
+            return a
+
+        await listening.told(2)
+        await standing.told(1)
+        bus.core.presence.draining = True  # as a plugin that leaves at a drain sees it
+        assert bus.remove_tool("add")
+        await asyncio.sleep(5 * COALESCE_SECONDS)
+        bus.core.signals.close()
+        await listening.done()
+        await standing.done()
+        assert listening.result["_meta"]
+        assert [each.get("method", "").rpartition("/")[2] for each in listening.messages] == [
+            "acknowledged", "list_changed", "",
+        ]  # fmt: skip
+        assert len(standing.messages) == 1
+
+
 def test_an_answer_that_is_no_call_is_lost_as_an_error() -> None:
     event = f"r.{base64.urlsafe_b64encode(b'5').decode().rstrip('=')}.1a-1"
     answer = json.loads(lost_answer(event) or b"")
@@ -277,7 +333,12 @@ async def test_a_request_without_the_id_of_its_session_is_refused() -> None:
         client.session = "x"
         assert (await client.ask("ping")).status == 404
         assert (await client.ask("ping", headers={"Mcp-Session-Id": None})).status == 400
-        assert (await client.send(b"", {"Accept": "text/event-stream"}, "GET").done()).status == 400
+        for method in ("GET", "DELETE"):
+            for accept in ("text/event-stream", "application/json", None):
+                refused = await client.send(b"", {"Accept": accept}, method).done()
+                assert (refused.status, refused.headers["allow"]) == (405, "POST")
+                assert "Mcp-Session-Id" in refused.error["message"]
+        assert (await client.send(b"", {}, "PUT").done()).headers["allow"] == "POST, GET, DELETE"
 
 
 async def test_a_failed_handshake_begins_no_session() -> None:

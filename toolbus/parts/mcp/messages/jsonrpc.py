@@ -19,6 +19,7 @@ JsonId = int | str  # of a request; 1 and "1" are different ids
 T = TypeVar("T")
 
 _NOTHING = Raw(b"")
+_NULL = Raw(b"null")
 
 
 class McpCode(IntEnum):
@@ -78,7 +79,7 @@ class JsonRpcMessage(msgspec.Struct, gc=False):
     Attributes:
         id: of a request or response; UNSET in a notification; None in a response to an unreadable request.
         method: of a request or notification; "" in a response.
-        params: as JSON text; empty if the message has none.
+        params: as JSON text; empty if the message has none, or null.
         result: as JSON text; empty in an error response.
     """
 
@@ -119,6 +120,8 @@ def decode(data: bytes) -> JsonRpcMessage:
         raise RpcError(McpCode.INVALID_REQUEST, _no_message(data, str(error))) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise RpcError(McpCode.PARSE_ERROR, f"the message is not JSON: {shorten(str(error), 200)}") from None
+    if message.params == _NULL:  # some clients write each field of a message
+        message.params = _NOTHING
     if message.jsonrpc != "2.0":
         raise RpcError(McpCode.INVALID_REQUEST, 'jsonrpc is missing or not "2.0": send JSON-RPC 2.0')
     if message.method:

@@ -110,7 +110,7 @@ def call_of(request: McpRequest, target: TargetTool) -> pb.ToolCall:
         call.context.attributes["level"] = str(profile.level)
     if params.meta.traceparent:
         call.context.traceparent = params.meta.traceparent
-        call.tracestate = params.meta.tracestate
+        call.tracestate = params.meta.tracestate or ""
     return call
 
 

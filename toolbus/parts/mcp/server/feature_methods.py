@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Raw
 
-from toolbus.bus.keys.seal import BrokenSeal
 from toolbus.common.text import quote
 from toolbus.parts.mcp.features import FeatureProvider, Requester
 from toolbus.parts.mcp.messages.eras import META_SERVER
@@ -17,7 +15,7 @@ from toolbus.parts.mcp.messages.jsonrpc import McpCode, RpcError
 from toolbus.parts.mcp.server.calls import ProgressReport
 from toolbus.parts.mcp.server.feature_view import Declaration
 from toolbus.parts.mcp.server.input import NOT_BOUND, NotAnswered, Questions, run_with_input
-from toolbus.parts.mcp.server.mcp_listing import TTL_MS, pages_of
+from toolbus.parts.mcp.server.mcp_listing import TTL_MS, Pages, open_cursor, seal_cursor
 from toolbus.parts.mcp.server.mcp_request import McpRequest, encode
 from toolbus.parts.mcp.server.server import McpServer
 from toolbus.protocol.input_requests import InvalidInput, check_requests
@@ -37,19 +35,21 @@ async def list_prompts(server: McpServer, request: McpRequest) -> bytes:
     """Lists the prompts that are visible to the client."""
     prompts = server.features.prompts(request.profile, request.identity)
     await server.save_names()
-    return _page(server, request, "prompts", [{**declared, "name": wire} for wire, (_, declared) in prompts.items()])
+    return _page(
+        server, request, "prompts", {wire: {**declared, "name": wire} for wire, (_, declared) in prompts.items()}
+    )
 
 
 async def list_resources(server: McpServer, request: McpRequest) -> bytes:
     """Lists the resources that are visible to the client."""
     resources = server.features.resources(request.profile, request.identity)
-    return _page(server, request, "resources", [declared for _, declared in resources.values()])
+    return _page(server, request, "resources", {uri: declared for uri, (_, declared) in resources.items()})
 
 
 async def list_templates(server: McpServer, request: McpRequest) -> bytes:
     """Lists the templates of resources that are visible to the client."""
     templates = server.features.templates(request.profile, request.identity)
-    return _page(server, request, "resourceTemplates", [declared for _, declared in templates.values()])
+    return _page(server, request, "resourceTemplates", {uri: declared for uri, (_, declared) in templates.items()})
 
 
 async def get_prompt(server: McpServer, request: McpRequest) -> bytes:
@@ -133,23 +133,18 @@ def _prompt(server: McpServer, request: McpRequest, wire: str) -> tuple[FeatureP
     return prompt
 
 
-def _page(server: McpServer, request: McpRequest, key: str, entries: list[Declaration]) -> bytes:
-    """Returns a page of a list, and the cursor of the next."""
-    cursor, number = request.fields.get("cursor"), 0
-    texts = [encode(entry) for entry in entries]
-    pages, digest = pages_of(texts), hashlib.sha256(b"\n".join(texts)).digest()[:8]
-    bound = (CURSOR, key, request.profile.name)
-    if cursor is not None:
-        try:
-            content = server.sealer.open(str(cursor), *bound)
-        except BrokenSeal:
-            raise RpcError(McpCode.INVALID_PARAMS, "cursor is not from this server: list from the start") from None
-        number = int.from_bytes(content[8:], "big")
-        if content[:8] != digest:
-            raise RpcError(McpCode.INVALID_PARAMS, "the list has changed since its first page: list from the start")
-    result: Json = {key: Raw(b"[" + pages[number] + b"]")}
-    if number + 1 < len(pages):
-        result["nextCursor"] = server.sealer.seal(digest + (number + 1).to_bytes(2, "big"), *bound)
+def _page(server: McpServer, request: McpRequest, key: str, entries: Mapping[str, Declaration]) -> bytes:
+    """Returns a page of a list, and the cursor of the next.
+
+    Args:
+        entries: by what names them.
+    """
+    cursor, bound = request.fields.get("cursor"), (CURSOR, key, request.profile.name)
+    after = None if cursor is None else open_cursor(server.sealer, str(cursor), *bound)
+    page, last = Pages({name: encode(entry) for name, entry in entries.items()}).page(after)
+    result: Json = {key: Raw(b"[" + page + b"]")}
+    if last is not None:
+        result["nextCursor"] = seal_cursor(server.sealer, last, *bound)
     if request.modern:
         public = not request.profile.user and not request.profile.level and request.identity.scopes is None
         result |= {"ttlMs": TTL_MS, "cacheScope": "public" if public else "private"}

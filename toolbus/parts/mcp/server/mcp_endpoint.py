@@ -93,9 +93,12 @@ _SINGLE = frozenset({"mcp-protocol-version", "mcp-session-id", "mcp-method", "mc
 class RefusedRequest(Exception):
     """A request is refused before it is read as a message."""
 
-    def __init__(self, status: int, message: str, code: int = McpCode.INVALID_REQUEST) -> None:
+    def __init__(
+        self, status: int, message: str, code: int = McpCode.INVALID_REQUEST, allow: tuple[str, ...] = ()
+    ) -> None:
         super().__init__(message)
         self.status = status
+        self.headers = [(b"allow", ", ".join(allow).encode())] if allow else []
         self.error = RpcError(code, message)
 
 
@@ -116,16 +119,21 @@ class McpEndpoint:
             match scope["method"]:
                 case "POST":
                     await self._post(profile, identity, headers, receive, send)
+                case "GET" | "DELETE" as method if "mcp-session-id" not in headers:
+                    raise RefusedRequest(
+                        405,
+                        f"{method} needs Mcp-Session-Id, which the answer to initialize has: without it, use POST",
+                        allow=("POST",),
+                    )
                 case "GET":
                     await self._listen(profile, identity, headers, receive, send)
                 case "DELETE":
                     self._server.sessions.end(self._session(profile, identity, headers))
                     await _respond(send, 204, b"")
                 case _:
-                    raise RefusedRequest(405, f"the methods of this endpoint are {', '.join(METHODS)}")
+                    raise RefusedRequest(405, f"the methods of this endpoint are {', '.join(METHODS)}", allow=METHODS)
         except RefusedRequest as refused:
-            more = [(b"allow", ", ".join(METHODS).encode())] if refused.status == 405 else []
-            await _respond(send, refused.status, jsonrpc.refusal(None, refused.error), *more)
+            await _respond(send, refused.status, jsonrpc.refusal(None, refused.error), *refused.headers)
         except UnknownSession as error:
             await _respond(send, 404, jsonrpc.refusal(None, RpcError(McpCode.INVALID_REQUEST, str(error))))
         except HTTPException as error:  # the body is too long

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import re
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +65,9 @@ class ToolNames:
         self._wire: dict[tuple[str, str], str] = {}  # the current wire name by profile and name on the bus
         self._missing: set[tuple[str, str]] = set()  # profile and name on the bus of tools not seen since the start
         self.unsaved = False  # whether names are not persisted yet
-        for profile, names in self._store.load(NAMES).items():
+        earlier = self._store.load(NAMES)
+        self._earlier = frozenset(earlier)  # the profiles that had names before the start
+        for profile, names in earlier.items():
             for wire, name in names.items():
                 self._put(profile, name, wire)
                 self._missing.add((profile, name))
@@ -89,6 +91,10 @@ class ToolNames:
     def listed_as(self, profile: Profile, wire: str) -> str | None:
         """Returns the name on the bus for a name towards clients; None if no tool had that name."""
         return self._listed.get((profile.name, wire))
+
+    def had_names(self, profile: Profile) -> bool:
+        """Tells whether a profile had names before the start of this bus."""
+        return profile.name in self._earlier
 
     def has_missing(self, profile: Profile) -> bool:
         """Tells whether a profile had tools before the start of this bus that are still missing."""
@@ -144,9 +150,8 @@ def _read_earlier(path: Path) -> dict[str, dict[str, str]]:
     return {profile: {wire: str(name) for wire, name in names.items()} for profile, names in tables.items()}
 
 
-MAX_PAGE_TOOLS = 1_000
-MAX_PAGE_BYTES = 2 * MIB
-TTL_MS = 5_000  # how long a modern client may cache a list; one that listens gets a notification sooner
+MAX_PAGE_BYTES = 2 * MIB  # some clients ask for the first page only, so nearly every list is one page
+TTL_MS = 1_000  # how long a modern client may cache a list; one that listens gets a notification sooner
 MAX_CATALOGS = 256  # in the cache: one for each profile, era and scope
 MAX_TEXTS = 500_000  # of single tools in the cache
 CURSOR = "cursor"  # the purpose of a sealed cursor
@@ -167,6 +172,57 @@ class TargetTool:
     marked: dict[str, tuple[str, ...]]
 
 
+class Pages:
+    """A list in pages of at most `MAX_PAGE_BYTES`.
+
+    A list of several pages is in the order of names, and a cursor is the last name of a page. So a cursor keeps its
+    place whatever is added and removed meanwhile, and the bus stores nothing for it.
+
+    Args:
+        texts: the entries as JSON text, by their names.
+    """
+
+    def __init__(self, texts: Mapping[str, bytes]) -> None:
+        self._texts = texts
+        self._first = self._page(list(texts))
+
+    def page(self, after: str | None) -> tuple[bytes, str | None]:
+        """Returns the entries after a name as JSON text without the brackets, and the page's last name.
+
+        The name is None on the last page.
+        """
+        return self._first if after is None else self._page([name for name in self._texts if name > after])
+
+    def _page(self, names: list[str]) -> tuple[bytes, str | None]:
+        if sum(len(self._texts[name]) + 1 for name in names) <= MAX_PAGE_BYTES:
+            return b",".join(self._texts[name] for name in names), None
+        names.sort()
+        texts, size = [self._texts[names[0]]], len(self._texts[names[0]])
+        for name in names[1:]:
+            size += len(self._texts[name]) + 1
+            if size > MAX_PAGE_BYTES:
+                return b",".join(texts), names[len(texts) - 1]
+            texts.append(self._texts[name])
+        return b",".join(texts), None
+
+
+def open_cursor(sealer: Sealer, cursor: str, *bound: str) -> str:
+    """Returns the name in a cursor.
+
+    Raises:
+        RpcError: the cursor is not from this server, or of another list.
+    """
+    try:
+        return sealer.open(cursor, *bound).decode("utf-8", "surrogatepass")
+    except BrokenSeal:
+        raise RpcError(McpCode.INVALID_PARAMS, "cursor is not from this server: list from the start") from None
+
+
+def seal_cursor(sealer: Sealer, name: str, *bound: str) -> str:
+    """Returns the cursor for the page after a name."""
+    return sealer.seal(name.encode("utf-8", "surrogatepass"), *bound)
+
+
 @dataclass(frozen=True, slots=True)
 class Catalog:
     """The tools that clients of a profile see at one revision.
@@ -175,13 +231,13 @@ class Catalog:
         revision: of the bus's catalog.
         listings: the tools in their order, by name towards clients.
         digest: of the list.
-        pages: each page's tools as JSON text, without the brackets.
+        pages: the list in pages.
     """
 
     revision: int
     listings: dict[str, ToolListing]
     digest: bytes
-    pages: tuple[bytes, ...]
+    pages: Pages
 
 
 class Listings:
@@ -212,15 +268,13 @@ class Listings:
         """Returns the result of `tools/list` as text.
 
         Raises:
-            RpcError: the cursor is not from this server, or of an older list.
+            RpcError: the cursor is not from this server.
         """
-        catalog = self.catalog(profile, identity, modern=modern)
-        number = 0 if cursor is None else self._page_of(catalog, profile, cursor)
-        following = None
-        if number + 1 < len(catalog.pages):
-            following = self._sealer.seal(b"%d %d" % (catalog.revision, number + 1), CURSOR, profile.name)
+        after = None if cursor is None else open_cursor(self._sealer, cursor, CURSOR, profile.name)
+        tools, last = self.catalog(profile, identity, modern=modern).pages.page(after)
+        following = None if last is None else seal_cursor(self._sealer, last, CURSOR, profile.name)
         private = bool(profile.user or profile.level or identity.scopes is not None)
-        return page_of(catalog.pages[number], modern=modern, private=private, following=following)
+        return page_of(tools, modern=modern, private=private, following=following)
 
     def find(self, profile: Profile, identity: Identity, wire: str) -> TargetTool | None:
         """Returns the tool of a name towards clients; None if the client sees no such tool."""
@@ -258,20 +312,11 @@ class Listings:
             for listing in catalog.listings.values():
                 yield profile, listing.tool.name
 
-    def _page_of(self, catalog: Catalog, profile: Profile, cursor: str) -> int:
-        try:
-            revision, number = map(int, self._sealer.open(cursor, CURSOR, profile.name).split())
-        except (BrokenSeal, ValueError):
-            raise RpcError(McpCode.INVALID_PARAMS, "cursor is not from this server: list from the start") from None
-        if revision != catalog.revision or number >= len(catalog.pages):
-            raise RpcError(McpCode.INVALID_PARAMS, "the list has changed since its first page: list from the start")
-        return number
-
     def _build(self, profile: Profile, identity: Identity, modern: bool) -> Catalog:
         revision = self._core.view.revision  # read first: a change meanwhile raises it
         shown = self._shown(profile, identity)
-        texts = [self._text((profile.name, wire, modern), listing.tool) for wire, listing in shown.items()]
-        return Catalog(revision, shown, hashlib.sha256(b"\n".join(texts)).digest(), pages_of(texts))
+        texts = {wire: self._text((profile.name, wire, modern), each.tool) for wire, each in shown.items()}
+        return Catalog(revision, shown, hashlib.sha256(b"\n".join(texts.values())).digest(), Pages(texts))
 
     def _shown(self, profile: Profile, identity: Identity) -> dict[str, ToolListing]:
         principal = Principal(profile.source, is_admin=profile.administers, identity=identity)
@@ -352,15 +397,3 @@ def _marked(tool: Tool) -> dict[str, tuple[str, ...]]:
         return headers.marked(msgspec.json.decode(tool.parameters_json))
     except (ValueError, RecursionError):
         return {}  # clients ignore such a tool, or send no headers for it
-
-
-def pages_of(texts: list[bytes]) -> tuple[bytes, ...]:
-    """Returns the pages of a list, each with its entries as JSON text without the brackets."""
-    pages, start, size = [], 0, 0
-    for place, text in enumerate(texts):
-        if place > start and (place - start >= MAX_PAGE_TOOLS or size + len(text) > MAX_PAGE_BYTES):
-            pages.append(b",".join(texts[start:place]))
-            start, size = place, 0
-        size += len(text) + 1
-    pages.append(b",".join(texts[start:]))
-    return tuple(pages)

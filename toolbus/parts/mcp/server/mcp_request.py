@@ -43,17 +43,22 @@ class Meta(msgspec.Struct, frozen=True):
     capabilities: msgspec.Raw = msgspec.field(name=META_CAPABILITIES, default_factory=lambda: _NOTHING)
     log_level: str | None = msgspec.field(name=META_LOG_LEVEL, default=None)
     progress_token: str | int | float | None = msgspec.field(name="progressToken", default=None)
-    traceparent: str = ""
-    tracestate: str = ""
+    traceparent: str | None = None
+    tracestate: str | None = None
 
 
 NO_META = Meta()
 
 
 class Params(msgspec.Struct, frozen=True):
-    """The common params of all methods."""
+    """The common params of all methods; null is read as left out."""
 
-    meta: Meta = msgspec.field(name="_meta", default=NO_META)
+    named_meta: Meta | None = msgspec.field(name="_meta", default=None)
+
+    @property
+    def meta(self) -> Meta:
+        """The fields of ``_meta``."""
+        return self.named_meta or NO_META
 
 
 class CallParams(Params, frozen=True):
@@ -106,9 +111,9 @@ class McpRequest:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The params as an object, parsed at each access."""
+        """The params as an object, parsed at each access; what is null counts as left out."""
         fields: dict[str, Any] = msgspec.json.decode(self.raw) if self.raw else {}
-        return fields
+        return {name: value for name, value in fields.items() if value is not None}
 
     @property
     def log_level(self) -> str | None:

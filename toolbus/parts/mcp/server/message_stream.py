@@ -15,8 +15,8 @@ from starlette.types import Send
 
 MAX_EVENTS = 256
 MAX_BYTES = 1024 * 1024
-# After which a client resumes a stream. Official SDKs try twice with this pause: a restart of the bus is faster.
-RETRY_MS = 3_000
+# After which a client resumes a stream. Official SDKs try twice with this pause, and then never again.
+RETRY_MS = 5_000
 POLL_RETRY_MS = 500  # after the bus has closed a long stream
 
 HEADERS = [

@@ -218,6 +218,9 @@ async def listen(server: McpServer, request: McpRequest) -> bytes:
         if task_ids:
             honored["taskIds"] = _follow_tasks(server, request, task_ids, notify, ends)
         notify("notifications/subscriptions/acknowledged", {"notifications": honored})
+        if server.returning.may_have_missed(request.profile):
+            for kind in lists.values():
+                notify(f"notifications/{kind}/list_changed", {})
         await listener.ended.wait()
     except LimitExceeded as error:
         raise RpcError(McpCode.INTERNAL, str(error)) from None
@@ -606,6 +609,8 @@ async def _in_session(server: McpServer, session: McpSession, request: McpReques
     assert task is not None  # it runs in one
     tasks = session.running.setdefault(request.id, set())
     tasks.add(task)
+    if request.method == "tools/call":  # other requests list, or are answered in a fixed form by some clients
+        session.catch_up(request.channel)
     try:
         return await handler(server, request)
     finally:

@@ -53,6 +53,11 @@ class Returning:
     def __repr__(self) -> str:
         return f"<Returning {self._names!r}>"
 
+    def may_have_missed(self, profile: Profile) -> bool:
+        """Tells whether clients of a profile may know lists of an earlier run of this bus, which has ended just now."""
+        settled = time.monotonic() >= self._core.dispatcher.admission.settled_at
+        return not settled and self._names.had_names(profile)
+
     async def wait_for_lists(self, profile: Profile, identity: Identity, *, modern: bool) -> None:
         """Waits until a profile has all its earlier tools, at most until the bus has settled."""
 
@@ -118,6 +123,7 @@ class McpServer:
         self.sessions = Sessions(self.sealer)
         self.subscriptions = Subscriptions(core, self.listings, self.features)
         self._clients: NewestCache[bytes, ClientCapabilities] = NewestCache(MAX_CLIENTS)
+        core.signals.on_close(self._end_listening)
 
     def __repr__(self) -> str:
         return f"<McpServer {self.sessions!r} {self.calls!r}>"
@@ -199,6 +205,11 @@ class McpServer:
         self.subscriptions.close()
         self.sessions.close()
 
+    def _end_listening(self) -> None:
+        """Ends the streams that wait for changes, before the bus ends its connections: clients see a proper end."""
+        self.subscriptions.end_all()
+        self.sessions.end_standing()
+
     def _check_meta(self, meta: Meta, header_version: str | None) -> None:
         """Checks the `_meta` of a modern request.
 
@@ -217,7 +228,7 @@ class McpServer:
         if version not in MODERN_VERSIONS:
             data = {"supported": list(MODERN_VERSIONS), "requested": version}
             raise RpcError(McpCode.UNSUPPORTED_VERSION, "Unsupported protocol version", data)
-        if not bytes(meta.capabilities):
+        if bytes(meta.capabilities) in (b"", b"null"):
             raise RpcError(
                 McpCode.INVALID_PARAMS, f"params._meta needs {META_CAPABILITIES}: send {{}} if the client has none"
             )

@@ -164,15 +164,28 @@ class McpSession:
 
     def stand(self, channel: Channel, follow: FollowChanges) -> None:
         """Takes the channel for messages that belong to no request: changes of lists and updates of resources."""
-        if self._end_following is None:
-            self._end_following = follow(self)
+        self.end_standing()
+        self._end_following = follow(self)
+        self._standing = channel
+        self.catch_up(channel)
+
+    def end_standing(self) -> None:
+        """Ends the standing stream, and the notifications of changes."""
+        if self._end_following is not None:
+            self._end_following()
+            self._end_following = None
         if isinstance(self._standing, MessageStream):
             self._standing.close()
-        self._standing = channel
-        if self.is_restored:  # it may have missed changes
+
+    def catch_up(self, channel: Channel) -> None:
+        """Notifies a client that comes back after an outage once of changes that it may have missed.
+
+        Few clients open their standing stream again when the bus was away for long, so the stream of any request does.
+        """
+        if self.is_restored and channel.takes_messages:
             self.is_restored = False
             for kind in LISTS:
-                self.notify(f"notifications/{kind}/list_changed")
+                channel.send(jsonrpc.notification(f"notifications/{kind}/list_changed"))
 
     def notify(self, method: str, params: Mapping[str, Any] | None = None) -> None:
         """Sends a notification on the standing stream; drops it if the client has opened none."""
@@ -217,9 +230,7 @@ class McpSession:
 
     def end(self) -> None:
         """Ends its requests, streams and subscriptions."""
-        if self._end_following is not None:
-            self._end_following()
-            self._end_following = None
+        self.end_standing()
         for end in self.subscriptions.values():
             end()
         self.subscriptions.clear()
@@ -280,6 +291,11 @@ class Sessions:
         self._ended[session.id] = None
         self._open.pop(session.id, None)
         session.end()
+
+    def end_standing(self) -> None:
+        """Ends the standing streams of all sessions."""
+        for session in self._open.values():
+            session.end_standing()
 
     def close(self) -> None:
         """Ends the requests, streams and subscriptions of all sessions; their ids stay valid."""

@@ -158,11 +158,15 @@ class Subscriptions:
                 f"this would be more than {MAX_WATCHED} subscriptions (limit mcp_watched): end some of them",
             )
 
-    def close(self) -> None:
-        """Ends all listeners."""
-        self._end_features()
+    def end_all(self) -> None:
+        """Ends the notifications of all listeners."""
         for listener in list(self._listeners):
             self.remove(listener)
+
+    def close(self) -> None:
+        """Ends all listeners, for good."""
+        self._end_features()
+        self.end_all()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -171,7 +175,8 @@ class Subscriptions:
             providers = {each.source: each for each in self._all_features.providers}
             for (source, _), watched in list(self._watched.items()):
                 watched.watch(providers.get(source))
-        if not self._listeners:
+        # While the bus shuts down, its tools leave to come back: clients that list then would find no bus.
+        if not self._listeners or self._core.presence.draining:
             return
         self._dirty.add(kind)
         if self._timer is None:
