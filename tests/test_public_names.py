@@ -52,7 +52,7 @@ def test_public_names_are_listed_before_they_are_loaded() -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["sdk", "dropin", "openapi", "loop", "extension", "dialects", "bus", "bus.tasks", "tools"]
+    "package", ["sdk", "dropin", "openapi", "loop", "extension", "dialects", "bus", "parts.tasks", "tools"]
 )
 def test_a_package_lists_what_it_offers_and_offers_what_it_lists(package: str) -> None:
     module = importlib.import_module(f"toolbus.{package}")

@@ -3,9 +3,9 @@
 ``from toolbus.tools import ToolRegistry, ToolDefinition, TaskManager, load_tools, reload_tools``
 """
 
-from toolbus.bus.tasks import TaskManager
 from toolbus.functions.tool_spec import ToolDefinition
 from toolbus.parts.moving.registry.tool_registry import ToolRegistry, load_tools, reload_tools
+from toolbus.parts.tasks import TaskManager
 
 __all__ = [
     "ToolRegistry",

@@ -15,7 +15,7 @@ from lab.fuzz.core import CoreOnAClock, StreamDouble
 from lab.fuzz.target import hold
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.tripwire import Tripwire
-from toolbus.bus.tasks.delivery import TaskCaller
+from toolbus.parts.tasks.delivery import TaskCaller
 from toolbus.protocol.session import FRAME_ITEMS, Pool, State
 from toolbus.protocol.tool import KIB, Limits, Result, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
@@ -105,7 +105,7 @@ class BackgroundCalls:
         self._core = core
         self._room = room
         self.callers: list[TaskCaller] = []  # of the calls that it adopted
-        core.dispatcher.deadlines.background = self
+        core.dispatcher.deadlines.hand_over_to(self)
 
     def adopt(self, call: Call, now: float, cancel: object, calls: object) -> tuple[TaskCaller, str, Result] | None:
         if sum(len(caller.in_flight) for caller in self.callers) >= self._room:

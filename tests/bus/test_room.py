@@ -60,7 +60,11 @@ async def test_a_bus_works_without_any_one_of_its_rooms(missing: type[Room], tmp
         if bus.http_address:
             answers = await _over_http(bus)
             expected = {**dict.fromkeys(answers, 200)}
-            expected |= {"CallbacksRoom": {"register": 501}, "CouncilRoom": {"council": 404}}.get(missing.__name__, {})
+            expected |= {
+                "CallbacksRoom": {"register": 501},
+                "CouncilRoom": {"council": 404},
+                "TasksRoom": {"tasks": 404},
+            }.get(missing.__name__, {})
             assert answers == expected
 
 

@@ -332,12 +332,6 @@ class Config:
         WHOLE,
         "after this number in a row the session of a peer ends; not less than `missed_heartbeats`",
     )
-    background_after_seconds: float = setting(
-        10.0,
-        NUMBER,
-        "how long a call of a `ToolRegistry(bus=…)` waits before it becomes a [task](../start/tasks.md); 0 to 3600",
-        check=_A_WHILE,
-    )
     generation: tuple[str, ...] = setting(
         (),
         TEXTS,
@@ -407,6 +401,7 @@ class Config:
     parts: tuple[Any, ...] = ()
 
     if TYPE_CHECKING:  # the parts' settings: `toolbus.parts` lists the records that declare them, a test compares
+        background_after_seconds: float = 10.0
         console: bool = True
         council: Path | None = None
         mcp: object = None

@@ -28,7 +28,6 @@ from toolbus.bus.roles import Roles
 from toolbus.bus.signals import Signals
 from toolbus.bus.storage.store import Store
 from toolbus.bus.streams.presence import Presence
-from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.bus.web_paths import WebPaths
 from toolbus.common.stall import StallWatch
 from toolbus.errors import InvalidRequest
@@ -55,7 +54,6 @@ class Core:
         metrics: counts of the calls of each tool.
         audit: records who changed what.
         pins: the declarations of pinned sources that are trusted.
-        tasks: calls that outlived their soft deadline.
         local: the bus as its own process uses it.
         signals: notifies rooms of changes.
         stalls: tells when the bus stood still.
@@ -83,7 +81,6 @@ class Core:
     metrics: CallMetrics
     audit: Audit
     pins: Pins
-    tasks: TaskManager
     local: EmbeddedBus
     signals: Signals
     stalls: StallWatch

@@ -44,11 +44,9 @@ from toolbus.bus.rooms.notifications_room import NotificationsRoom
 from toolbus.bus.rooms.operators_room import OperatorsRoom
 from toolbus.bus.rooms.pins_room import PinsRoom
 from toolbus.bus.rooms.streams_room import StreamsRoom
-from toolbus.bus.rooms.tasks_room import TasksRoom
 from toolbus.bus.signals import Signals
 from toolbus.bus.storage.store import Store
 from toolbus.bus.streams.presence import Presence
-from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.bus.web_paths import WebPaths
 from toolbus.common.part import installed, load
 from toolbus.common.stall import StallWatch
@@ -72,7 +70,6 @@ CORE_ROOMS: tuple[type[Room], ...] = (
     LogsRoom,
     GatewayRoom,  # binds before gRPC is served, and stops after the rooms that its requests wait for
     NotificationsRoom,
-    TasksRoom,
     StreamsRoom,
 )
 
@@ -148,7 +145,6 @@ class Bus(EmbeddedBus):
         self.policy = Policy(frozenset(config.silenced), config.permissions, config.guarded, config.generation)
         self.records = CallRecords(contents=config.record_contents, began=time.time() - time.monotonic())
         self._metrics = CallMetrics(config.metrics_tools, counts=config.metrics)
-        self.tasks = TaskManager(config.background_after_seconds)
         self._sweeps = SweepTimer(self._metrics.sweeps)
         dispatcher = self._dispatcher(config, registry, timings)
         audit = Audit()
@@ -175,7 +171,6 @@ class Bus(EmbeddedBus):
             metrics=self._metrics,
             audit=audit,
             pins=pins,
-            tasks=self.tasks,
             local=self,
             signals=signals,
             stalls=StallWatch(timings.tick_seconds, timings.stall_seconds),
@@ -197,7 +192,6 @@ class Bus(EmbeddedBus):
             config.limits,
             arm=self._sweeps.arm,
             tripwire=Tripwire(config.tripwire, config.tripwire_allow),  # type: ignore[arg-type]
-            background=self.tasks,
             stuck_seconds=timings.stuck_seconds,
             first_id=secrets.randbits(48),
             repairs=config.repair_arguments,
@@ -341,6 +335,11 @@ class Bus(EmbeddedBus):
             SetupError: the bus does not listen, or nothing can be bound.
         """
         return await self._room(StreamsRoom).dropin_address(port)
+
+    @property
+    def tasks(self) -> Any:
+        """The tasks of the bus, a `toolbus.tools.TaskManager`; None where the bus has none."""
+        return self.dispatcher.deadlines.background
 
     def add_role(self, role: str) -> None:
         """Adds a role: `Roles.add`."""

@@ -7,6 +7,19 @@ _MCP = "toolbus.parts.mcp.commands"
 
 PARTS: tuple[Part, ...] = (
     Part(
+        "tasks",
+        commands=(
+            PartCommand(
+                "tasks",
+                "toolbus.parts.tasks.tasks_command:tasks",
+                "Background calls: check, await, cancel one",
+                NOUNS,
+            ),
+        ),
+        rooms=(PartRoom("toolbus.parts.tasks.room:TasksRoom", before="StreamsRoom"),),
+        settings=("toolbus.parts.tasks.settings:TaskSettings",),
+    ),
+    Part(
         "mcp",
         commands=(
             PartCommand("mcp", f"{_MCP}.mcp_command:main", "Connect an MCP client with the bus.", raw=True),
@@ -22,6 +35,7 @@ PARTS: tuple[Part, ...] = (
             PartRoom("toolbus.parts.mcp.client.room:McpClientRoom"),
         ),
         settings=("toolbus.parts.mcp.settings:McpConfig",),
+        needs=("tasks",),
     ),
     Part(
         "models",
@@ -42,7 +56,7 @@ PARTS: tuple[Part, ...] = (
         rooms=(PartRoom("toolbus.parts.moving.upstream.room:UpstreamRoom", before="TasksRoom"),),
         loaders=("toolbus.parts.moving.neko.neko_loader:NekoLoader",),
         settings=("toolbus.parts.moving.upstream.settings:UpstreamSettings",),
-        needs=("dropin", "models"),
+        needs=("dropin", "models", "tasks"),
     ),
     Part(
         "dropin",

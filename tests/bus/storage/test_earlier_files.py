@@ -26,12 +26,12 @@ from toolbus.bus.pins.pins import FINGERPRINTS
 from toolbus.bus.roles import ROLES
 from toolbus.bus.storage.registration_store import REGISTRATIONS, RegistrationStore
 from toolbus.bus.storage.store import KEPT, Kind, Store
-from toolbus.bus.tasks.task import Status, Task
-from toolbus.bus.tasks.task_store import TASKS, TaskStore
 from toolbus.errors import SetupError
 from toolbus.parts.mcp.client.offer import MOUNTS, MountManifest
 from toolbus.parts.mcp.server.mcp_listing import NAMES
 from toolbus.parts.moving.upstream.ownership import UPSTREAM
+from toolbus.parts.tasks.task import Status, Task
+from toolbus.parts.tasks.task_store import TASKS, TaskStore
 
 DATA = Path(__file__).parent / "data"
 KINDS: tuple[Kind, ...] = (REGISTRATIONS, PERMISSIONS, ROLES, TASKS, FINGERPRINTS, MOUNTS, UPSTREAM, NAMES)

@@ -151,6 +151,10 @@ class Deadlines:
         self._calls = calls
         self.background = background
 
+    def hand_over_to(self, background: Background | None) -> None:
+        """Sets what takes calls over at their soft deadline; None: callers wait to the end."""
+        self.background = background
+
     def sweep(self, now: float) -> None:
         """Ends calls whose deadline has passed, and arms the next sweep."""
         everything, nearest = self._in_flight, math.inf

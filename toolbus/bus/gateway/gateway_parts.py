@@ -15,7 +15,6 @@ from toolbus.bus.core import Core
 from toolbus.bus.gateway.registrations import Registrations
 from toolbus.bus.gateway.remote_access import RemoteAccess
 from toolbus.bus.local import LocalCaller
-from toolbus.bus.tasks import owner_of
 from toolbus.errors import NotOffered
 from toolbus.protocol.tool import Tool
 
@@ -45,15 +44,6 @@ def principal_of(request: Request, user_id: str = "", level: int = 0) -> Princip
     identity: Identity = request.scope[IDENTITY]
     identity.check_claims(user_id, level)
     return Principal(SOURCE if identity.scopes is None else f"{SOURCE}:{identity.name}", identity=identity)
-
-
-def task_owner(request: Request, user_id: str) -> str:
-    """Returns the owner of a user's tasks; with "" that of clients that name no user over HTTP.
-
-    Raises:
-        NotPermitted: the identity may not act for that user.
-    """
-    return owner_of(user_id, principal_of(request, user_id).account)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from toolbus.bus.catalog.policy import MAX_USER
-from toolbus.bus.gateway.contract_models import Invoked, Text, check_callback_url
 from toolbus.protocol.tool import MAX_LEVEL
 
 UserId = Annotated[
@@ -72,76 +71,6 @@ class FoundTools(BaseModel):
     result_count: int
     results: list[FoundTool]
     error: str | None = None
-
-
-# -- tasks -----------------------------------------------------------------------------------------------------------
-
-
-class TaskProgress(BaseModel):
-    """The last progress."""
-
-    done: float
-    total: float
-    message: str
-
-
-class TaskLine(BaseModel):
-    """The state of a task."""
-
-    task_id: str
-    tool: str
-    status: Annotated[str, Field(examples=["running", "completed", "failed"])]
-    seconds: Annotated[float, Field(description="How long it has run, or ran.")]
-    started: Annotated[float, Field(description="Seconds since the epoch.")]
-    ended: Annotated[float | None, Field(description="Null while it runs.")]
-    progress: Annotated[TaskProgress | None, Field(description="Null where the tool reported none, or has ended.")]
-    error: Annotated[str | None, Field(description="Why it failed, or why its result is lost.")]
-
-
-class TaskLines(BaseModel):
-    """A user's tasks: those that run, then the finished ones, each newest first."""
-
-    ok: bool
-    count: int
-    tasks: list[TaskLine]
-
-
-class TaskShown(TaskLine):
-    """A task with its result."""
-
-    result: Annotated[Invoked | None, Field(description="As an invoke answers it; null where there is none.")]
-
-
-class TaskCancelled(BaseModel):
-    """The result of a cancel; a task that had ended is not an error."""
-
-    ok: bool
-    task_id: str
-    cancelled: bool
-    status: str
-
-
-class RedirectBody(BaseModel):
-    """Where a task's result is posted when it ends. An unknown field is refused, as in an invoke."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        json_schema_extra={"examples": [{"url": "http://127.0.0.1:9876/done", "user_id": "ann"}]},
-    )
-
-    url: Annotated[
-        Annotated[str, Field(min_length=1), AfterValidator(check_callback_url)] | None,
-        Field(description="http or https on 127.0.0.0/8, ::1 or localhost; null: nowhere any more."),
-    ]
-    user_id: Annotated[Text, Field(max_length=MAX_USER, description="Whose task it is.")] = ""
-
-
-class TaskRedirected(BaseModel):
-    """Where a task's result goes."""
-
-    ok: bool
-    task_id: str
-    url: Annotated[str | None, Field(description="As it may be shown: without its password.")]
 
 
 # -- records ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from toolbus.bus.operators.grants import Grants
 from toolbus.bus.streams.catalog_messages import NO_CALLS, best_state
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import Refusal, SessionRefusals
-from toolbus.bus.tasks.task import shown_owner
 from toolbus.common.text import quote
 from toolbus.errors import InvalidRequest
 from toolbus.protocol.tool import HINTS, level_of
@@ -271,7 +270,7 @@ class AdminTools:
     def tools(self) -> list[Callable[..., Any]]:
         """The methods that are tools."""
         return [
-            *(self.drain, self.calls, self.cancel_call, self.all_tasks, self.stats),
+            *(self.drain, self.calls, self.cancel_call, self.stats),
             *(self.role_add, self.role_remove),
             *(self.permit, self.permissions, self.grant, self.revoke, self._introspection.this_bus),
         ]
@@ -286,22 +285,6 @@ class AdminTools:
                 sessions = len(self._presence.sessions)
                 asyncio.get_running_loop().call_soon(self._core.request_stop)  # after this call has been answered
         return {"source": source, "sessions": sessions}
-
-    @llm_tool(description="Lists the background tasks of all users and programs, newest first, without contents.")
-    async def all_tasks(self, task_id: str = "", limit: int = 200) -> dict[str, Any]:
-        """Lists the tasks of all owners, with owner and state; only the owner sees errors and progress.
-
-        Args:
-            task_id: only this one.
-            limit: at most this many.
-        """
-        tasks = [task for task in self._core.tasks.list_tasks(None) if task_id in ("", task.task_id)]
-        now = self._core.tasks.now()
-        lines = [task.described(now) | shown_owner(task.owner) for task in tasks[: max(0, limit)]]
-        for line in lines:
-            for content in ("error", "progress"):
-                line.pop(content, None)
-        return {"count": len(tasks), "tasks": lines}
 
     @llm_tool(description="Lists the newest calls, newest first, or with `since` those after a number, oldest first.")
     async def calls(

@@ -14,7 +14,6 @@ from toolbus.bus import Bus, Config
 from toolbus.bus.access.identity import LOCAL, Identity
 from toolbus.bus.calls.call import Call
 from toolbus.bus.catalog.entry import Slots, Trust, compile_tools
-from toolbus.bus.rooms.tasks_room import TasksRoom
 from toolbus.errors import Stage
 from toolbus.parts.mcp.features import OnUpdate, Requester
 from toolbus.parts.mcp.messages import jsonrpc
@@ -25,6 +24,7 @@ from toolbus.parts.mcp.server.room import McpServerRoom
 from toolbus.parts.mcp.server.server import McpServer
 from toolbus.parts.mcp.server.sessions import ClientCapabilities, McpSession
 from toolbus.parts.mcp.settings import McpSettings, Profile
+from toolbus.parts.tasks.room import TasksRoom
 from toolbus.protocol.tool import Limits, Tool
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb

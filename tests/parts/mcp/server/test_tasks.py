@@ -230,13 +230,13 @@ async def test_a_task_is_on_disk_before_it_is_told(tmp_path: Path, monkeypatch: 
     async with mcp_bench(data_dir=tmp_path) as bench:
         Jobs(bench)
         written: list[str] = []
-        flush = bench.bus.core.tasks.flush
+        flush = bench.bus.tasks.flush
 
         async def flushed() -> None:
             await flush()
             written.append("written")
 
-        monkeypatch.setattr(bench.bus.core.tasks, "flush", flushed)
+        monkeypatch.setattr(bench.bus.tasks, "flush", flushed)
         task_id = (await bench.call("job", capabilities=TASKS))["taskId"]
         assert written == ["written"]
     async with mcp_bench(data_dir=tmp_path) as bench:  # the id is valid after a restart

@@ -12,7 +12,7 @@ import pytest
 
 from tests.parts.moving.registry.example_tools import ANYTHING, BlockedTool
 from tests.support.waiting import WAIT_SECONDS, within
-from toolbus.bus.tasks import Status
+from toolbus.parts.tasks import Status
 from toolbus.sdk import ToolScope
 from toolbus.tools import TaskManager, ToolRegistry
 

@@ -15,7 +15,6 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from toolbus.bus.keys.seal import BrokenSeal
-from toolbus.bus.tasks import Status, Task, owner_of
 from toolbus.common.text import dump_json, quote, shorten
 from toolbus.errors import INTERNAL_DETAIL, Code, LimitExceeded, Stage
 from toolbus.parts.mcp.messages import jsonrpc
@@ -36,6 +35,7 @@ from toolbus.parts.mcp.server.mcp_request import SERVER_INFO, CallParams, McpReq
 from toolbus.parts.mcp.server.server import McpServer
 from toolbus.parts.mcp.server.sessions import ClientCapabilities, McpSession
 from toolbus.parts.mcp.server.subscriptions import LISTS, MAX_WATCHED, Json, Listener, Notify
+from toolbus.parts.tasks import Status, Task, owner_of
 from toolbus.protocol.input_requests import InvalidInput, read_requests
 from toolbus.protocol.limits import MAX_SEARCH_RESULTS
 from toolbus.protocol.questions import ACCEPTS, NEEDS_INPUT
@@ -67,12 +67,12 @@ def task_of(server: McpServer, request: McpRequest, result: Result) -> Task | No
     if not text.startswith(_ENVELOPE):
         return None
     task_id = text[len(_ENVELOPE) :].partition('"')[0]
-    return server.core.tasks.get_result(task_id, owner(server, request))
+    return server.tasks.get_result(task_id, owner(server, request))
 
 
 async def write_created(server: McpServer, request: McpRequest, task: Task) -> bytes:
     """Returns the answer of a call that became a task, after the task is persisted: clients may then read it."""
-    await server.core.tasks.flush()
+    await server.tasks.flush()
     return request.complete(_describe(server, request, task), kind="task")
 
 
@@ -106,7 +106,7 @@ async def update_task(server: McpServer, request: McpRequest) -> bytes:
     if not isinstance(answers, dict):
         raise RpcError(McpCode.INVALID_PARAMS, "tasks/update needs params.inputResponses, an object")
     try:
-        server.core.tasks.answer(task.task_id, answers)
+        server.tasks.answer(task.task_id, answers)
     except InvalidInput as error:
         raise RpcError(McpCode.INVALID_PARAMS, str(error)) from None
     return request.complete({})
@@ -114,7 +114,7 @@ async def update_task(server: McpServer, request: McpRequest) -> bytes:
 
 async def cancel_task(server: McpServer, request: McpRequest) -> bytes:
     """Cancels a task; one that has ended stays as it is."""
-    server.core.tasks.cancel(_find(server, request).task_id)
+    server.tasks.cancel(_find(server, request).task_id)
     return request.complete({})
 
 
@@ -130,7 +130,7 @@ def find_task(server: McpServer, request: McpRequest, signed: str) -> Task | Non
         task_id = server.sealer.verify(signed, TASK, request.profile.name, owned_by)
     except BrokenSeal:
         return None
-    return server.core.tasks.get_result(task_id, owned_by)
+    return server.tasks.get_result(task_id, owned_by)
 
 
 def describe_fully(server: McpServer, request: McpRequest, task: Task) -> Json:
@@ -165,7 +165,7 @@ def _describe(server: McpServer, request: McpRequest, task: Task) -> Json:
         _STATUS[task.status],
         created=task.started,
         updated=task.updated,
-        ttl_ms=max(1, int(server.core.tasks.limits.finished_seconds * 1000)),
+        ttl_ms=max(1, int(server.tasks.limits.finished_seconds * 1000)),
         message=message or task.error,
     )
 
@@ -256,7 +256,7 @@ def _follow_tasks(
         if task.task_id in followed:
             loop.call_soon_threadsafe(report, task)
 
-    ends.append(server.core.tasks.follow(changed, owner(server, request)))
+    ends.append(server.tasks.follow(changed, owner(server, request)))
     for task in tasks.values():  # the current state, since earlier changes were not reported
         loop.call_soon(report, task)
     return list(tasks)

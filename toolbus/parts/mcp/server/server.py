@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Mapping
 
@@ -33,6 +34,7 @@ from toolbus.parts.mcp.server.mcp_request import PARAMS, McpRequest, Meta, Param
 from toolbus.parts.mcp.server.sessions import Channel, ClientCapabilities, McpSession, Sessions
 from toolbus.parts.mcp.server.subscriptions import Subscriptions
 from toolbus.parts.mcp.settings import McpConfig, Profile
+from toolbus.parts.tasks import TaskManager
 
 # Waits after a restart of the bus for tools that it had before: their plugins reconnect within moments.
 #
@@ -124,6 +126,11 @@ class McpServer:
         self.subscriptions = Subscriptions(core, self.listings, self.features)
         self._clients: NewestCache[bytes, ClientCapabilities] = NewestCache(MAX_CLIENTS)
         core.signals.on_close(self._end_listening)
+
+    @functools.cached_property
+    def tasks(self) -> TaskManager:
+        """The background tasks of the bus; an empty manager where the bus has none."""
+        return self.core.rooms.provider(TaskManager) or TaskManager()
 
     def __repr__(self) -> str:
         return f"<McpServer {self.sessions!r} {self.calls!r}>"

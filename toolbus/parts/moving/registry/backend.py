@@ -24,10 +24,10 @@ from toolbus.bus.catalog.entry import BUS_SOURCE, ToolListing
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, OnProgress
-from toolbus.bus.tasks import TaskManager
 from toolbus.common.cancellation import is_being_cancelled
 from toolbus.errors import Code, SetupError, Stage
 from toolbus.functions.workers import Workers
+from toolbus.parts.tasks import TaskManager
 from toolbus.protocol.tool import MAX_LEVEL, MIB, TASK_SECONDS, CallError, Limits, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -136,7 +136,7 @@ class Standalone(Backend):
         with self._lock:
             self.tasks = tasks
             for dispatcher, _ in self._callers.values():
-                dispatcher.deadlines.background = tasks
+                dispatcher.deadlines.hand_over_to(tasks)
 
     def changed(self) -> None:
         """Does nothing: it has no watchers, and listings are rebuilt for a new revision."""

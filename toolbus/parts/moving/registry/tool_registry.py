@@ -21,7 +21,6 @@ from toolbus.bus.calls.call_records import CallRecord
 from toolbus.bus.catalog.entry import BUS_SOURCE, ToolListing, compile_tools
 from toolbus.bus.catalog.policy import EVERYONE, AccessRules
 from toolbus.bus.local import LocalHandler, OnProgress
-from toolbus.bus.tasks import TaskManager, TaskTools
 from toolbus.errors import Code, InvalidTool, SetupError, Stage
 from toolbus.functions.call_context import CallContext, CallOptions
 from toolbus.functions.hints import description_of
@@ -41,6 +40,7 @@ from toolbus.parts.dropin.manifest import load_manifest
 from toolbus.parts.models.dialects.export import Export
 from toolbus.parts.models.dialects.openai_chat import OpenAIChat
 from toolbus.parts.moving.registry.backend import BUS_HAS_TASKS, SOURCE, Backend, OnBus, Standalone
+from toolbus.parts.tasks import TaskManager, TaskTools
 from toolbus.protocol.tool import TASK_SECONDS, CallError, Progress, Result, Tool, dump_arguments, is_source
 from toolbus.sdk.tracing import in_span
 

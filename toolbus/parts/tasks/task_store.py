@@ -23,8 +23,8 @@ from google.protobuf.message import DecodeError
 
 from toolbus.bus.storage.database import Damaged, Database, checksum_of, time_bytes
 from toolbus.bus.storage.store import Earlier, Kind, SqliteDriver, Store, earlier_database
-from toolbus.bus.tasks.task import Status, Task
 from toolbus.common.text import shorten
+from toolbus.parts.tasks.task import Status, Task
 from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
 

@@ -20,11 +20,11 @@ from toolbus.bus.catalog.entry import compile_tools
 from toolbus.bus.catalog.policy import Policy
 from toolbus.bus.catalog.registry import Registry
 from toolbus.bus.local import LocalCaller, LocalHandler
-from toolbus.bus.tasks import Status, Task, TaskCaller, TaskManager
-from toolbus.bus.tasks.delivery import MAX_MESSAGE
 from toolbus.errors import Code
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.tool_spec import spec_of
+from toolbus.parts.tasks import Status, Task, TaskCaller, TaskManager
+from toolbus.parts.tasks.delivery import MAX_MESSAGE
 from toolbus.protocol.tool import Limits, Progress, Result
 from toolbus.sdk import ToolScope, llm_tool
 from toolbus.v1 import tool_pb2 as pb

@@ -14,17 +14,20 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from toolbus.bus.callback_url import parse_callback_url
+from toolbus.bus.catalog.policy import MAX_USER
 from toolbus.bus.gateway.call_response import describe_raw_result
-from toolbus.bus.gateway.contract_models import Problem
+from toolbus.bus.gateway.contract_models import Invoked, Problem, Text, check_callback_url
 from toolbus.bus.gateway.event_stream import RETRY, EventStream, disconnected_response, event, unless_disconnected
-from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, task_owner
-from toolbus.bus.gateway.host_models import RedirectBody, TaskCancelled, TaskLines, TaskRedirected, TaskShown, UserId
+from toolbus.bus.gateway.gateway_parts import GatewayParts, parts_of, principal_of
+from toolbus.bus.gateway.host_models import UserId
 from toolbus.bus.gateway.json_response import json_bytes_response, json_response, write_json
 from toolbus.bus.gateway.tool_routes import REFUSALS, refuse_own_address
-from toolbus.bus.tasks import Task
 from toolbus.common.text import quote
+from toolbus.errors import NotOffered
+from toolbus.parts.tasks import Task, TaskManager, owner_of
 from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS
 
 AWAIT_SECONDS = 30.0  # less than the timeouts of common clients
@@ -32,6 +35,79 @@ AWAIT_SECONDS = 30.0  # less than the timeouts of common clients
 TaskId = Annotated[str, Path(description="As the call was answered with it.", examples=["task_0123456789abcdef"])]
 OneStatus = Annotated[Literal["", "running", "completed", "failed"], Query(description="Empty for all.")]
 NO_TASK: dict[int | str, dict[str, Any]] = {404: {"model": Problem, "description": "That user has no such task."}}
+
+
+# -- bodies ---------------------------------------------------------------------------------------------------------
+
+
+class TaskProgress(BaseModel):
+    """The last progress."""
+
+    done: float
+    total: float
+    message: str
+
+
+class TaskLine(BaseModel):
+    """The state of a task."""
+
+    task_id: str
+    tool: str
+    status: Annotated[str, Field(examples=["running", "completed", "failed"])]
+    seconds: Annotated[float, Field(description="How long it has run, or ran.")]
+    started: Annotated[float, Field(description="Seconds since the epoch.")]
+    ended: Annotated[float | None, Field(description="Null while it runs.")]
+    progress: Annotated[TaskProgress | None, Field(description="Null where the tool reported none, or has ended.")]
+    error: Annotated[str | None, Field(description="Why it failed, or why its result is lost.")]
+
+
+class TaskLines(BaseModel):
+    """A user's tasks: those that run, then the finished ones, each newest first."""
+
+    ok: bool
+    count: int
+    tasks: list[TaskLine]
+
+
+class TaskShown(TaskLine):
+    """A task with its result."""
+
+    result: Annotated[Invoked | None, Field(description="As an invoke answers it; null where there is none.")]
+
+
+class TaskCancelled(BaseModel):
+    """The result of a cancel; a task that had ended is not an error."""
+
+    ok: bool
+    task_id: str
+    cancelled: bool
+    status: str
+
+
+class RedirectBody(BaseModel):
+    """Where a task's result is posted when it ends. An unknown field is refused, as in an invoke."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"url": "http://127.0.0.1:9876/done", "user_id": "ann"}]},
+    )
+
+    url: Annotated[
+        Annotated[str, Field(min_length=1), AfterValidator(check_callback_url)] | None,
+        Field(description="http or https on 127.0.0.0/8, ::1 or localhost; null: nowhere any more."),
+    ]
+    user_id: Annotated[Text, Field(max_length=MAX_USER, description="Whose task it is.")] = ""
+
+
+class TaskRedirected(BaseModel):
+    """Where a task's result goes."""
+
+    ok: bool
+    task_id: str
+    url: Annotated[str | None, Field(description="As it may be shown: without its password.")]
+
+
+# -- endpoints ------------------------------------------------------------------------------------------------------
 
 
 def router() -> APIRouter:
@@ -48,8 +124,8 @@ def _lists(routes: APIRouter) -> None:
         """Lists a user's tasks, without their results."""
         parts = parts_of(request)
         owner = task_owner(request, user_id)
-        tasks = [task for task in parts.core.tasks.list_tasks(owner) if status in ("", task.status.shown)]
-        now = parts.core.tasks.now()
+        tasks = [task for task in tasks_of(parts).list_tasks(owner) if status in ("", task.status.shown)]
+        now = tasks_of(parts).now()
         return json_response({"ok": True, "count": len(tasks), "tasks": [_describe(task, now) for task in tasks]})
 
     @routes.get(
@@ -71,7 +147,7 @@ def _one(routes: APIRouter) -> None:
     async def get_task(task_id: TaskId, request: Request, user_id: UserId = "") -> Response:
         """Shows the state of a task, with its result once it has ended."""
         parts = parts_of(request)
-        task = parts.core.tasks.get_result(task_id, task_owner(request, user_id))
+        task = tasks_of(parts).get_result(task_id, task_owner(request, user_id))
         return await _task_response(parts, task_id, task)
 
     @routes.get("/{task_id}/await", responses={200: {"model": TaskShown}, **NO_TASK})
@@ -95,8 +171,8 @@ def _changes(routes: APIRouter) -> None:
         """Ends a task that is still running; what it has done stays done."""
         parts = parts_of(request)
         owner = task_owner(request, user_id)
-        cancelled = parts.core.tasks.cancel(task_id, owner)
-        task = parts.core.tasks.get_result(task_id, owner)
+        cancelled = tasks_of(parts).cancel(task_id, owner)
+        task = tasks_of(parts).get_result(task_id, owner)
         if task is None:
             return _not_found(task_id)
         return json_response({"ok": True, "task_id": task_id, "cancelled": cancelled, "status": task.status.shown})
@@ -113,29 +189,50 @@ def _changes(routes: APIRouter) -> None:
             target = parse_callback_url(body.url)
             refuse_own_address(parts, "url", target)
             shown = target.shown
-        if not parts.core.tasks.set_output_redirect(task_id, body.url, task_owner(request, body.user_id)):
+        if not tasks_of(parts).set_output_redirect(task_id, body.url, task_owner(request, body.user_id)):
             return _not_found(task_id)
         return json_response({"ok": True, "task_id": task_id, "url": shown})
 
 
+def tasks_of(parts: GatewayParts) -> TaskManager:
+    """Returns the tasks of the bus that a request came to.
+
+    Raises:
+        NotOffered: the bus has none.
+    """
+    tasks = parts.core.rooms.provider(TaskManager)
+    if tasks is None:  # another bus of this process has them
+        raise NotOffered("this bus has no background tasks: it was made without TasksRoom")
+    return tasks
+
+
+def task_owner(request: Request, user_id: str) -> str:
+    """Returns the owner of a user's tasks; with "" that of clients that name no user over HTTP.
+
+    Raises:
+        NotPermitted: the identity may not act for that user.
+    """
+    return owner_of(user_id, principal_of(request, user_id).account)
+
+
 async def _follow(parts: GatewayParts, owner: str) -> AsyncGenerator[bytes]:
-    events = parts.core.tasks.events(owner, results=False)  # a slow client would hold the results in memory
+    events = tasks_of(parts).events(owner, results=False)  # a slow client would hold the results in memory
     try:
         yield RETRY  # a client that has read this misses no task from now on
         async for task in events:
-            yield event("task", _describe(task, parts.core.tasks.now()))
+            yield event("task", _describe(task, tasks_of(parts).now()))
     finally:
         events.close()
 
 
 async def _await_task(parts: GatewayParts, task_id: str, seconds: float, owner: str) -> Response:
-    return await _task_response(parts, task_id, await parts.core.tasks.await_result(task_id, seconds, owner))
+    return await _task_response(parts, task_id, await tasks_of(parts).await_result(task_id, seconds, owner))
 
 
 async def _task_response(parts: GatewayParts, task_id: str, task: Task | None) -> Response:
     if task is None:
         return _not_found(task_id)
-    return json_bytes_response(await asyncio.to_thread(_task_body, task, parts.core.tasks.now()))
+    return json_bytes_response(await asyncio.to_thread(_task_body, task, tasks_of(parts).now()))
 
 
 def _task_body(task: Task, now: float) -> bytes:

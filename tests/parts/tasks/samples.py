@@ -6,9 +6,9 @@ from typing import Any
 
 from aiohttp import web
 
-from toolbus.bus.tasks.task import Task
 from toolbus.functions.call_context import CallContext
 from toolbus.functions.scope import ToolScope
+from toolbus.parts.tasks.task import Task
 from toolbus.protocol.tool import Result
 
 

@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolbus.bus.storage.store import Store
-from toolbus.bus.tasks.delivery import (
+from toolbus.common.text import dump_json
+from toolbus.errors import SetupError
+from toolbus.parts.tasks.delivery import (
     Delivery,
     OnFinished,
     Target,
@@ -34,7 +36,7 @@ from toolbus.bus.tasks.delivery import (
     owner_of_call,
     target_of,
 )
-from toolbus.bus.tasks.task import (
+from toolbus.parts.tasks.task import (
     CANCELLED,
     ENDED_WITH_PROCESS,
     Status,
@@ -45,9 +47,7 @@ from toolbus.bus.tasks.task import (
     result_of,
     text_of,
 )
-from toolbus.bus.tasks.task_store import TaskStore
-from toolbus.common.text import dump_json
-from toolbus.errors import SetupError
+from toolbus.parts.tasks.task_store import TaskStore
 from toolbus.protocol.input_requests import InvalidInput, check_answers, read_requests
 from toolbus.protocol.tool import KIB, MAX_TIMEOUT_SECONDS, MIB, TASK_SECONDS, Result
 from toolbus.v1 import tool_pb2 as pb

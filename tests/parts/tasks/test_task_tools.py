@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from tests.bus.tasks.samples import Clock, scope_of
+from tests.parts.tasks.samples import Clock, scope_of
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus.access.identity import Principal
-from toolbus.bus.tasks import TaskManager, TaskTools
 from toolbus.errors import Code
 from toolbus.functions.reply import image
 from toolbus.functions.runner import run_handler
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec, spec_of
+from toolbus.parts.tasks import TaskManager, TaskTools
 from toolbus.protocol.tool import Result
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.bus.tasks.samples import Clock, running
-from tests.bus.tasks.task_cases import SOON, Work, awaited, begin, clock, task_of, tasks
+from tests.parts.tasks.samples import Clock, running
+from tests.parts.tasks.task_cases import SOON, Work, awaited, begin, clock, task_of, tasks
 from tests.support.waiting import until
-from toolbus.bus.tasks import Status, TaskManager
-from toolbus.bus.tasks.task_store import TaskStore
 from toolbus.errors import SetupError
+from toolbus.parts.tasks import Status, TaskManager
+from toolbus.parts.tasks.task_store import TaskStore
 from toolbus.protocol.tool import KIB
 
 # ── restarts ──

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.bus.tasks.samples import finished, running
-from toolbus.bus.tasks.task import (
+from tests.parts.tasks.samples import finished, running
+from toolbus.common.text import dump_json
+from toolbus.errors import Code
+from toolbus.parts.tasks.task import (
     MAX_ERROR,
     Status,
     envelope,
@@ -19,8 +21,6 @@ from toolbus.bus.tasks.task import (
     shown_owner,
     text_of,
 )
-from toolbus.common.text import dump_json
-from toolbus.errors import Code
 from toolbus.protocol.tool import CallError, Progress, Result
 
 

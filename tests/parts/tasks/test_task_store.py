@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.bus.tasks.samples import finished, running
+from tests.parts.tasks.samples import finished, running
 from tests.support.examples import examples
 from toolbus.bus.storage.store import APPLICATION_ID, Store
-from toolbus.bus.tasks.task import Task
-from toolbus.bus.tasks.task_store import TASKS, TaskStore
 from toolbus.errors import SetupError
 from toolbus.functions.reply import image
+from toolbus.parts.tasks.task import Task
+from toolbus.parts.tasks.task_store import TASKS, TaskStore
 from toolbus.protocol.tool import KIB, Result
 
 

@@ -17,7 +17,7 @@ import pytest_asyncio
 from tests.bus.gateway.calling import Connection, client, events, invoke, legacy_plugin
 from tests.support.waiting import WAIT_SECONDS, Stopwatch, until
 from toolbus.bus import Bus
-from toolbus.bus.gateway.host_models import TaskCancelled, TaskLines, TaskRedirected, TaskShown
+from toolbus.parts.tasks.task_routes import TaskCancelled, TaskLines, TaskRedirected, TaskShown
 from toolbus.protocol.tool import Result
 from toolbus.sdk import ToolScope
 from toolbus.testing import running_bus

@@ -13,8 +13,8 @@ from tests.parts.mcp.server.asking import Json, accepted, answers_of, asks, mcp_
 from tests.support.waiting import WAIT_SECONDS
 from toolbus.bus.calls.call import Call
 from toolbus.bus.local import LocalCaller
-from toolbus.bus.tasks import Status, Task, TaskManager, task_manager
-from toolbus.bus.tasks.task import ENDED_WITH_PROCESS
+from toolbus.parts.tasks import Status, Task, TaskManager, task_manager
+from toolbus.parts.tasks.task import ENDED_WITH_PROCESS
 from toolbus.protocol.input_requests import InvalidInput
 from toolbus.protocol.tool import Result
 from toolbus.v1 import tool_pb2 as pb
@@ -38,7 +38,7 @@ async def begun(bench: object, run: Callable[[Call], pb.ToolResult] = greet) -> 
     call.context.user_id = "ann"
     caller = LocalCaller("desk", bus.dispatcher)
     task_id = str((await caller.call(call)).output["task_id"])
-    tasks: TaskManager = bus.core.tasks
+    tasks: TaskManager = bus.tasks
     async with asyncio.timeout(WAIT_SECONDS):
         while task_of(tasks, task_id).status is Status.RUNNING:
             await asyncio.sleep(0)
@@ -135,7 +135,7 @@ async def test_a_task_may_ask_several_times() -> None:
 async def test_a_task_whose_caller_cannot_be_asked_fails() -> None:
     tasks = TaskManager()
     async with mcp_bench() as bench:
-        bench.bus.dispatcher.deadlines.background = tasks
+        bench.bus.dispatcher.deadlines.hand_over_to(tasks)
         call = pb.ToolCall(name="greet", background_after_seconds=5.0)
         bench.offer("greet", greet, always_background=True)
         caller = LocalCaller("desk", bench.bus.dispatcher)
@@ -164,5 +164,5 @@ async def test_a_task_that_asked_when_its_bus_ended_has_failed_after_the_restart
     async with mcp_bench(data_dir=tmp_path) as bench:
         _, task_id = await begun(bench)
     async with mcp_bench(data_dir=tmp_path) as bench:
-        task = task_of(bench.bus.core.tasks, task_id)
+        task = task_of(bench.bus.tasks, task_id)
         assert (task.status, task.error) == (Status.FAILED, ENDED_WITH_PROCESS)

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from toolbus.bus.access.identity import principal_of
-from toolbus.bus.tasks.task import Task, envelope, owner_of
-from toolbus.bus.tasks.task_manager import TaskManager
 from toolbus.common.text import quote
 from toolbus.functions.reply import Err, Reply
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import llm_tool
+from toolbus.parts.tasks.task import Task, envelope, owner_of
+from toolbus.parts.tasks.task_manager import TaskManager
 from toolbus.protocol.tool import MAX_TIMEOUT_SECONDS
 
 MAX_LISTED = 50  # a model that has more wants one of the newest

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.bus.tasks.samples import Clock
+from tests.parts.tasks.samples import Clock
 from tests.support.waiting import WAIT_SECONDS
-from toolbus.bus.tasks import Task, TaskManager
+from toolbus.parts.tasks import Task, TaskManager
 
 SOON = 0.001  # a soft timeout that passes at once
 

@@ -1,9 +1,9 @@
 """Runs background tasks: calls, and other work, that go on after their soft deadline; results are fetched later."""
 
-from toolbus.bus.tasks.delivery import TaskCaller, TaskEvents
-from toolbus.bus.tasks.task import Status, Task, owner_of
-from toolbus.bus.tasks.task_manager import TaskManager
-from toolbus.bus.tasks.task_tools import TaskTools
+from toolbus.parts.tasks.delivery import TaskCaller, TaskEvents
+from toolbus.parts.tasks.task import Status, Task, owner_of
+from toolbus.parts.tasks.task_manager import TaskManager
+from toolbus.parts.tasks.task_tools import TaskTools
 
 __all__ = [
     # holding tasks

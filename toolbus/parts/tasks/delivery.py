@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from toolbus.bus.access.identity import Principal
 from toolbus.bus.access.quota import Quota
 from toolbus.bus.callback_url import CallbackUrl, parse_callback_url
-from toolbus.bus.tasks.task import Task, owner_of
 from toolbus.common.mailbox import Mailbox
 from toolbus.common.text import dump_json
 from toolbus.functions.workers import LoopThread
+from toolbus.parts.tasks.task import Task, owner_of
 from toolbus.protocol.tool import TASK_SECONDS, Progress, Result
 from toolbus.v1 import tool_pb2 as pb
 

@@ -10,11 +10,11 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from tests.bus.tasks.samples import Receiver, finished, running
+from tests.parts.tasks.samples import Receiver, finished, running
 from tests.support.waiting import until
 from toolbus.bus.callback_url import parse_callback_url
-from toolbus.bus.tasks.delivery import MAX_TEXT, Delivery, target_of
-from toolbus.bus.tasks.task import Task
+from toolbus.parts.tasks.delivery import MAX_TEXT, Delivery, target_of
+from toolbus.parts.tasks.task import Task
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 from tests.support.processes import Running, toolbus
 from tests.support.served_bus import in_flight, run_json
 from tests.support.waiting import until_sync
-from toolbus.cli import tasks_command
+from toolbus.parts.tasks import tasks_command
 from toolbus.sdk import Host
 
 

@@ -9,10 +9,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.bus.tasks.samples import finished, running
+from tests.parts.tasks.samples import finished, running
 from tests.support.examples import examples
-from toolbus.bus.tasks.task import Task
-from toolbus.bus.tasks.task_manager import MAX_OWNER, TaskIndex, TaskLimits
+from toolbus.parts.tasks.task import Task
+from toolbus.parts.tasks.task_manager import MAX_OWNER, TaskIndex, TaskLimits
 
 LIMITS = TaskLimits(running=4, running_per_owner=2, finished_kept=3, finished_seconds=10.0, finished_bytes=60)
 

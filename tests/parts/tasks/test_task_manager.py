@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.bus.tasks.samples import Clock, Receiver
-from tests.bus.tasks.task_cases import SOON, Work, awaited, begin, clock, task_of, tasks
+from tests.parts.tasks.samples import Clock, Receiver
+from tests.parts.tasks.task_cases import SOON, Work, awaited, begin, clock, task_of, tasks
 from tests.support.waiting import WAIT_SECONDS, until
-from toolbus.bus.tasks import Status, Task, TaskEvents, TaskManager
 from toolbus.errors import Code
+from toolbus.parts.tasks import Status, Task, TaskEvents, TaskManager
 from toolbus.protocol.tool import CallError, Result
 
 # ── what ends in time ──

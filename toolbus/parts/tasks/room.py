@@ -1,0 +1,64 @@
+"""Offers the tools with which models use their tasks, and persists tasks in the data directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from toolbus.bus.core import Core, Room
+from toolbus.functions.tool_spec import llm_tool
+from toolbus.parts.tasks.settings import TaskSettings
+from toolbus.parts.tasks.task import shown_owner
+from toolbus.parts.tasks.task_manager import TaskManager
+from toolbus.parts.tasks.task_tools import TaskTools
+
+
+class TasksRoom(Room):
+    """The tasks of one bus, for operators and models; without it callers wait to the end."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
+        self.manager = TaskManager(core.config.part(TaskSettings).background_after_seconds)
+        self._tools = TaskTools(self.manager).tools()
+        core.dispatcher.deadlines.hand_over_to(self.manager)
+
+    def tools(self) -> Iterable[Callable[..., Any]]:
+        """Returns the tools for tasks."""
+        return [*self._tools, self.all_tasks]
+
+    def offered(self, group: str) -> Iterable[Callable[..., Any]]:
+        """Returns the tools for tasks, for models too."""
+        return self._tools if group == "tasks" else []
+
+    def provides(self) -> Iterable[object]:
+        """Returns the tasks."""
+        return [self.manager]
+
+    def routes(self) -> Iterable[str]:
+        """Names the endpoints of tasks."""
+        return ["toolbus.parts.tasks.task_routes:router"]
+
+    async def open(self) -> None:
+        """Restores the stored tasks, and persists those to come."""
+        if self.core.store.persistent:
+            self.manager.persist_in(self.core.store)
+
+    async def stop(self) -> None:
+        """Ends every task; clients that wait for one are answered."""
+        self.manager.close()
+
+    @llm_tool(description="Lists the background tasks of all users and programs, newest first, without contents.")
+    async def all_tasks(self, task_id: str = "", limit: int = 200) -> dict[str, Any]:
+        """Lists the tasks of all owners, with owner and state; only the owner sees errors and progress.
+
+        Args:
+            task_id: only this one.
+            limit: at most this many.
+        """
+        tasks = [task for task in self.manager.list_tasks(None) if task_id in ("", task.task_id)]
+        now = self.manager.now()
+        lines = [task.described(now) | shown_owner(task.owner) for task in tasks[: max(0, limit)]]
+        for line in lines:
+            for content in ("error", "progress"):
+                line.pop(content, None)
+        return {"count": len(tasks), "tasks": lines}
