@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.waiting import until, within
+from tests.support.processes import ROOT
+from tests.support.waiting import HANG_SECONDS, until, within
 from toolbus.processes.plugin_process import main
 from toolbus.processes.program_starter import CANNOT_START
 from toolbus.processes.supervisor import Command
@@ -69,6 +71,32 @@ def test_a_file_that_cannot_start_ends_with_a_code_and_its_reason(
 ) -> None:
     assert main([written(tmp_path, text)]) == code
     assert shown in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "variable", "shown"),
+    [
+        (".", "", "from the working directory, {here}, unless PYTHONPATH names it (--env PYTHONPATH=…)"),
+        (".", "{here}", "it was imported"),
+        ("plugins", "", "it was imported"),
+        (".", "", "put it beside the file"),
+    ],
+)
+def test_a_plugin_imports_what_is_beside_its_file_and_nothing_of_the_working_directory(
+    tmp_path: Path, place: str, variable: str, shown: str
+) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / place / "optional_of_author.py").write_text("")
+    text = "import optional_of_author\nfrom toolbus.errors import RequestError\nraise RequestError('it was imported')"
+    file = written(tmp_path / "plugins", text)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), variable.format(here=tmp_path)))),
+    }
+    command = Command.of_file(Path(file), environment).arguments
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=HANG_SECONDS)
+    assert ran.returncode == CANNOT_START
+    assert shown.format(here=tmp_path) in ran.stderr
 
 
 def test_without_a_path_it_shows_its_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -306,10 +306,18 @@ def explain(file: Path, problem: BaseException, step: str = "imported") -> str:
     if isinstance(remedy, str) and remedy:
         fix = remedy[0].lower() + remedy[1:].rstrip(".")
     elif isinstance(problem, ModuleNotFoundError):
-        fix = f"install {problem.name}, or put it beside the file{missing_loaders()}"
+        fix = f"install {problem.name}, or put it beside the file{_is_here(problem.name)}{missing_loaders()}"
     elif isinstance(problem, SystemExit):
         fix = 'it ends the process while it is imported: guard that part with `if __name__ == "__main__":`'
     return f"{file} could not be {step}: {fix}\n{shown}"
+
+
+def _is_here(name: str | None) -> str:
+    """Returns how to import a module that is in the working directory, as the end of a sentence; "" for others."""
+    here = Path.cwd()
+    if not name or importlib.machinery.PathFinder.find_spec(name.partition(".")[0], [str(here)]) is None:
+        return ""
+    return f": nothing is imported from the working directory, {here}, unless PYTHONPATH names it (--env PYTHONPATH=…)"
 
 
 def _is_plugin(value: object) -> bool:

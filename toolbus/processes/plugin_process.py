@@ -58,7 +58,6 @@ def main(arguments: list[str] | None = None) -> int:
     from toolbus.processes.loader import load_plugin
     from toolbus.sdk import plugin_client  # noqa: F401  # before a module of the author's can hide a standard one
 
-    sys.path.append(os.getcwd())  # last: plugins import modules of the working directory
     try:
         _run(load_plugin(arguments[0], entries=os.environ.get(ENTRIES_VARIABLE) == "1"))
     except (SetupError, RequestError) as error:
