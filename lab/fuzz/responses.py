@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from lab.fuzz.choices import Choices, block_of
@@ -33,33 +32,22 @@ OUTPUTS = ("1", "", "no json", '"' + "z" * 70_000 + '"')
 SECONDS = (0.01, 0.2, 2.0, 31.0, 302.0)
 
 
-class NoStream:
-    """Stands for the channel's stream: can be cancelled, and nothing else."""
+class NoTransport:
+    """Stands for an attempt's transport: it reaches nothing, and ends when it is told to."""
 
-    def __init__(self, metadata: object) -> None:
-        pass
+    reached = False
 
-    def cancel(self) -> None:
-        """Does nothing."""
+    def wake(self) -> None:
+        """Does nothing: `Model.write` takes what waits."""
 
-
-class NoChannel:
-    """Stands for an attempt's channel: makes streams that lead nowhere."""
-
-    def stream_stream(self, *_: Any, **__: Any) -> Any:
-        return NoStream
-
-    def unary_unary(self, *_: Any, **__: Any) -> Any:
-        return None
-
-    unary_stream = unary_unary
+    half_close = cancel = wake
 
 
 class Line(Attempt):
-    """An attempt without a channel; what waits is read by `Model.write`."""
+    """An attempt without a transport; what waits is read by `Model.write`."""
 
-    def _open_channel(self) -> Any:
-        return NoChannel()
+    def _open_transport(self) -> Any:
+        return NoTransport()
 
 
 class PluginDouble(Delegate):
@@ -113,7 +101,7 @@ class Model:
         self.loop.run_forever()
 
     def feed(self, raw: bytes) -> None:
-        """Takes in the bytes of a message, as `Attempt.read` does; what is not a message ends the stream."""
+        """Takes in the bytes of a message, as `Attempt.run` does; what is not a message ends the stream."""
         try:
             frame = wire.InvokeResponse.FromString(raw)
             for field, value in self.line.session.receive(frame, self.loop.time()):
@@ -124,7 +112,7 @@ class Model:
     def lose(self) -> None:
         """Ends the attempt and begins another, as `Reconnect.run` does."""
         self.write()
-        code = grpc.StatusCode.OK if self.line.drain_reason else grpc.StatusCode.UNAVAILABLE
+        code = "OK" if self.line.drain_reason else "UNAVAILABLE"
         self.line.all_read = bool(self.line.drain_reason) and self.line.drain_reason != "replaced"
         self.connection._lose(self.line)
         self.connection._reconnect.lost(AttemptEnd(code, "it broke", 1.0))

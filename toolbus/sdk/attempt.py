@@ -1,24 +1,17 @@
-"""Runs one attempt to connect: a channel, the Invoke stream on it, one read loop and one write loop.
+"""Runs one attempt to connect: a transport, the Invoke stream on it, and its session.
 
-`connection.py` handles the fields of each message; `reconnect.py` decides what follows the end of an attempt. Each
-attempt has a channel of its own: a channel that failed waits for a backoff of its own, which on loopback is far too
-long.
+`connection.py` handles the fields of each message, and decides what follows the end of an attempt.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-import grpc
-import grpc.aio
-
-from toolbus.common.cancellation import is_being_cancelled
 from toolbus.common.stall import StallWatch
 from toolbus.common.text import clean_line, list_names, quote
 from toolbus.errors import (
@@ -33,10 +26,10 @@ from toolbus.errors import (
     Unauthenticated,
 )
 from toolbus.protocol.session import Side, State
-from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings
+from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.outgoing_calls import PeerSession
+from toolbus.sdk.transport import Transport
 from toolbus.v1 import tool_bus_service_pb2 as wire
-from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 from toolbus.v1 import tool_pb2 as pb
 
 if TYPE_CHECKING:
@@ -45,33 +38,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a connection
 
-OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_send_message_length", -1),  # we check the bus's limits ourselves, with an error text
-    ("grpc.use_local_subchannel_pool", 1),  # else all peers of a process share one TCP connection and its backoff
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.http2.max_pings_without_data", 0),  # no limit: the keepalive time below decides how many
-)
-UNANSWERED_MS = 40_000  # after which a stopped bus is given up
-KEEPALIVE_MS = 30_000
-# Without its event engine, grpc's client often overlooks a connection that is reset right after a write. The next ping
-# notices it.
-KEEPALIVE_WITHOUT_ENGINE_MS = 2_000
-
-# Statuses that waiting does not fix, and the exceptions for them.
-FATAL: dict[grpc.StatusCode, type[ToolBusError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
-    grpc.StatusCode.FAILED_PRECONDITION: RequestError,
-    grpc.StatusCode.NOT_FOUND: RequestError,
-    grpc.StatusCode.PERMISSION_DENIED: NotPermitted,
-    grpc.StatusCode.ALREADY_EXISTS: AlreadyAttached,
-    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
-    grpc.StatusCode.UNIMPLEMENTED: NotOffered,
+# Statuses that waiting does not fix, by name, and the exceptions for them.
+FATAL: dict[str, type[ToolBusError]] = {
+    "INVALID_ARGUMENT": InvalidRequest,
+    "FAILED_PRECONDITION": RequestError,
+    "NOT_FOUND": RequestError,
+    "PERMISSION_DENIED": NotPermitted,
+    "ALREADY_EXISTS": AlreadyAttached,
+    "UNAUTHENTICATED": Unauthenticated,
+    "UNIMPLEMENTED": NotOffered,
 }
-
-# The text of grpcio in place of a stream's status where a write failed before the status was read (grpc issue 36066).
-HIDDEN_STATUS = "Internal error from Core"
 
 # Parts of grpc's texts where the two sides do not agree about TLS or its certificates, or where a server just ended.
 _UNEXPLAINED = ("Socket closed", "handshake", "erification", "reset", "EOF")
@@ -79,8 +55,6 @@ _UNEXPLAINED = ("Socket closed", "handshake", "erification", "reset", "EOF")
 MAX_LATE_SECONDS = 1.0  # of a timer; later means that this process stood still: a suspended machine, a debugger
 READ_SECONDS = 0.1  # to read the messages that wait in the socket, where this process was busy
 EXPIRY_WARNING_SECONDS = 7 * 86_400.0  # before a key expires
-
-_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing from grpcio's stubs
 
 Handlers = Mapping[str, Callable[["Attempt", Any], None]]
 
@@ -90,13 +64,13 @@ class AttemptEnd:
     """How an attempt ended.
 
     Attributes:
-        code: the status; OK where the bus ended the stream in good order.
+        code: the name of the status; OK where the bus ended the stream in good order.
         text: the text of the status.
         seconds: how long the session was live; below 0 where it never was.
         probed: whether the text is the result of a probe of the server.
     """
 
-    code: grpc.StatusCode
+    code: str
     text: str
     seconds: float
     probed: bool = False
@@ -104,41 +78,35 @@ class AttemptEnd:
     @property
     def cause(self) -> str:
         """The text without the words that grpc puts before it."""
-        return self.text.rpartition("last error: ")[2].removeprefix("UNKNOWN: ") or self.code.name
+        return self.text.rpartition("last error: ")[2].removeprefix("UNKNOWN: ") or self.code
 
     @property
     def unexplained(self) -> bool:
         """Whether a server is there, and grpc does not know why it ended the connection."""
-        if self.code is not grpc.StatusCode.UNAVAILABLE or self.seconds >= 0:
+        if self.code != "UNAVAILABLE" or self.seconds >= 0:
             return False
         return "refused" not in self.text and any(word in self.text for word in _UNEXPLAINED)
 
 
 class Attempt:
-    """One attempt: a channel, the stream on it and its session. Everything runs on the connection's loop."""
+    """One attempt: a transport, the stream on it and its session. Everything runs on the connection's loop."""
 
     __slots__ = (
         "_allowed",
         "_expiry_timer",
-        "_finish",
         "_loop",
         "_settings",
         "_silence_timer",
-        "_wake",
-        "_writer",
         "all_read",
         "attached",
         "attaching",
-        "channel",
         "credential",
         "drain_reason",
         "fatal_error",
         "live_at",
-        "metadata",
         "remaining_tools",
         "session",
-        "stream",
-        "stub",
+        "transport",
     )
 
     def __init__(
@@ -147,12 +115,8 @@ class Attempt:
         self._settings = settings
         self._loop = loop
         self.credential = credential
-        self.metadata = credential.metadata if credential is not None else ()  # of every RPC
-        self.channel = self._open_channel()
-        stub: Any = rpc.ToolBusServiceStub(self.channel)
-        self.stub = stub
-        self.stream: Any = stub.Invoke(metadata=self.metadata)
         self.session: PeerSession = PeerSession(Side.PEER, wire.InvokeRequest, loop.time())
+        self.transport = self._open_transport()
         self.attached: wire.Attached | None = None  # the bus's last answer to an attach
         self.attaching = False  # whether an attach is on its way
         self.remaining_tools: list[list[pb.Tool]] = []  # those that did not fit into the attach, for Register
@@ -160,36 +124,26 @@ class Attempt:
         self.drain_reason = ""  # the reason of the bus's drain; empty while it sent none
         self.fatal_error: ToolBusError | None = None  # why no further attempt may follow; None where one may
         self.all_read = False  # whether the bus has answered every call that it read; known when the stream has ended
-        self._wake = asyncio.Event()  # wakes the writer
-        self._finish = False  # whether the writer half-closes once everything is written
-        self._writer: asyncio.Task[None] | None = None  # None before the start
         self._silence_timer: asyncio.TimerHandle | None = None  # None before the start
         self._allowed = settings.timings.handshake  # seconds without a message after which the bus counts as lost
         self._expiry_timer: asyncio.TimerHandle | None = None  # None while no key is known to expire
-        self.session.outbox.wake = self._wake.set
+        self.session.outbox.wake = self.transport.wake
 
-    def _open_channel(self) -> grpc.aio.Channel:
-        bus = self._settings.bus
-        if not bus.tls:
-            return grpc.aio.insecure_channel(bus.target, options=_options())
-        from toolbus.sdk.credential import tls_credentials
+    def _open_transport(self) -> Transport:
+        from toolbus.sdk.grpc_transport import GrpcTransport  # grpc takes a third of a program's start
 
-        return grpc.aio.secure_channel(bus.target, tls_credentials(self.credential), options=_options())
+        settings = self._settings
+        return GrpcTransport(settings.bus, self.credential, self.session.outbox, settings.timings.writer, self._loop)
 
     @property
     def reached(self) -> bool:
         """Whether this attempt reached the bus, which may then have read the attach."""
-        return self.attached is not None or self.channel.get_state() is grpc.ChannelConnectivity.READY
+        return self.attached is not None or self.transport.reached
 
     @property
     def over(self) -> bool:
         """Whether its session has ended."""
         return self.session.state is State.CLOSED
-
-    def start(self) -> None:
-        """Starts the writer and the handshake timeout."""
-        self._writer = self._loop.create_task(self._write())
-        self._watch_silence()
 
     def opened(self, attached: wire.Attached) -> None:
         """Takes the bus's answer to the first attach; from then on the bus has to send a message in each interval."""
@@ -201,55 +155,41 @@ class Attempt:
             delay = max(attached.expires_seconds - EXPIRY_WARNING_SECONDS, 0.0)
             self._expiry_timer = self._loop.call_later(delay, self._warn_of_expiry, attached, self.live_at)
 
-    async def read(self, handlers: Handlers, stalls: StallWatch) -> AttemptEnd:
+    async def run(self, handlers: Handlers, stalls: StallWatch) -> AttemptEnd:
         """Passes each field of each message to its handler until the stream ends; returns how it ended."""
-        session, stream, clock = self.session, self.stream, stalls.clock
-        code, text = grpc.StatusCode.OK, "the bus ended the stream"
+        session, clock, now = self.session, stalls.clock, self._loop.time
+
+        def receive(frame: wire.InvokeResponse) -> None:
+            if clock() > stalls.due:
+                stalls.notice()
+            for field, value in session.receive(frame, now()):
+                handlers[field](self, value)
+            if session.state is State.LEAVING:
+                self.half_close_if_idle()
+
+        self.transport.start(receive)
+        self._watch_silence()
         try:
-            while (frame := await stream.read()) is not _EOF:
-                if clock() > stalls.due:
-                    stalls.notice()
-                for field, value in session.receive(frame, self._loop.time()):
-                    handlers[field](self, value)
-                if session.state is State.LEAVING:
-                    self.half_close_if_idle()
-        except grpc.aio.AioRpcError as error:
-            code, text = status_of(error)
+            code, text = await self.transport.ended()
         except ProtocolError as error:
-            code, text = grpc.StatusCode.INTERNAL, str(error)
-        except asyncio.CancelledError:
-            if is_being_cancelled():
-                raise
-            code, text = grpc.StatusCode.UNAVAILABLE, "the bus stopped answering"
-        seconds = self._loop.time() - self.live_at if self.attached is not None else -1.0
-        if code is grpc.StatusCode.OK and self.drain_reason:
+            code, text = "INTERNAL", str(error)
+        seconds = now() - self.live_at if self.attached is not None else -1.0
+        if code == "OK" and self.drain_reason:
             text = f"the bus disconnected this peer: {self.drain_reason}"
             self.all_read = self.drain_reason != "replaced"
         return AttemptEnd(code, text, seconds)
 
     async def close(self) -> None:
-        """Ends writer, stream and channel."""
+        """Ends timers and transport."""
         for timer in (self._silence_timer, self._expiry_timer):
             if timer is not None:
                 timer.cancel()
-        self.stream.cancel()
-        self.half_close()
-        if self._writer is not None:
-            # A writer is never cancelled while its stream lives: it ends with the stream. But in grpcio a write that
-            # waits for the first metadata never ends if the stream is cancelled before they arrive.
-            await asyncio.wait([self._writer], timeout=self._settings.timings.writer)
-            self._writer.cancel()
-        await self.channel.close(None)
-
-    def half_close(self) -> None:
-        """Lets the writer end our direction once everything is written."""
-        self._finish = True
-        self._wake.set()
+        await self.transport.close()
 
     def half_close_if_idle(self) -> None:
         """Half-closes if no call is pending or in flight; for a session that the bus drains."""
         if not self.session.pending and not self.session.in_flight:
-            self.half_close()
+            self.transport.half_close()
 
     def _warn_of_expiry(self, attached: wire.Attached, attached_at: float) -> None:
         """Warns some days before the key of this peer expires."""
@@ -260,25 +200,6 @@ class Attempt:
             "copy the file here; it is read whenever this peer attaches",
             *(place, quote(attached.identity), left / 86_400, attached.identity or "NAME"),
         )
-
-    async def _write(self) -> None:
-        """Writes the frames of the outbox until `half_close` or the end of the stream; the stream's one writer."""
-        outbox, stream = self.session.outbox, self.stream
-        try:
-            while True:
-                frame = outbox.take()
-                if frame is not None:
-                    await stream.write(frame)
-                elif self._finish:
-                    await stream.done_writing()
-                    return
-                else:
-                    self._wake.clear()
-                    await self._wake.wait()
-        except (Exception, asyncio.CancelledError) as error:
-            # Of any type: the connection is lost, and the read loop reports why.
-            log.debug("writing ended: %r", error)
-            stream.cancel()
 
     def _watch_silence(self) -> None:
         if self._silence_timer is not None:
@@ -304,37 +225,16 @@ class Attempt:
             if self.attached is not None:
                 silent = now - session.last_heard
                 log.warning("the bus at %s has sent nothing for %.1f s", self._settings.address, silent)
-            self.stream.cancel()
+            self.transport.cancel()
             return
         self._watch_silence()
 
 
-def _options() -> list[tuple[str, int]]:
-    """Returns the options of a channel."""
-    without_engine = "-event_engine_client" in os.environ.get("GRPC_EXPERIMENTS", "")
-    every = KEEPALIVE_WITHOUT_ENGINE_MS if without_engine else KEEPALIVE_MS
-    answer = UNANSWERED_MS - every
-    return [
-        *OPTIONS,
-        ("grpc.keepalive_time_ms", every),
-        ("grpc.keepalive_timeout_ms", answer),
-        ("grpc.http2.ping_timeout_ms", answer),  # grpc's own is 60 s
-    ]
-
-
-def status_of(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str]:
-    """Returns how a stream ended, as a status and its text."""
-    if error.details() == HIDDEN_STATUS:
-        text = "the stream ended while something was written to it; grpc hides why, the bus's log has the reason"
-        return grpc.StatusCode.UNAVAILABLE, text
-    return error.code(), error.details() or ""
-
-
-def error_of(code: grpc.StatusCode, text: str) -> ToolBusError:
-    """Returns the exception for a status of the bus, with the bus's text."""
-    if code is grpc.StatusCode.UNAVAILABLE:
+def error_of(code: str, text: str) -> ToolBusError:
+    """Returns the exception for a status of the bus, by its name, with the bus's text."""
+    if code == "UNAVAILABLE":
         return PeerLost(text)
-    return FATAL.get(code, ToolBusError)(text or code.name)
+    return FATAL.get(code, ToolBusError)(text or code)
 
 
 # Tracks which of a peer's declared tools the bus has refused or lets wait for a role.

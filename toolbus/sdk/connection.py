@@ -20,10 +20,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-import grpc
-import grpc.aio
-
-from toolbus.common.cancellation import is_being_cancelled
 from toolbus.common.local_users import Address, listener_owner, show_user, unmapped_uid
 from toolbus.common.stall import StallWatch
 from toolbus.common.text import clean_line
@@ -38,6 +34,7 @@ from toolbus.sdk.bus_address import BusAddress
 from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings, ConnectionTimings
 from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
 from toolbus.sdk.shared_loop import CLOSED, SharedLoop
+from toolbus.sdk.transport import RpcError
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -53,7 +50,7 @@ log = logging.getLogger("toolbus.sdk.connection")  # one logger for all of a con
 PROBE_SECONDS = 15.0  # for all of a probe
 
 # Statuses of a bus that cannot take this peer now; all others also come from gRPC libraries and proxies.
-_LONG_PAUSES = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL)
+_LONG_PAUSES = ("RESOURCE_EXHAUSTED", "INTERNAL")
 
 # Reasons of the bus's drain after which this peer must not come back.
 _FINAL_DRAINS = {
@@ -160,13 +157,13 @@ class Reconnect:
         key_ended_again = end.seconds >= 0 and self._key_ended_again(end)
         if end.code not in FATAL:
             return None
-        if end.code is grpc.StatusCode.UNAUTHENTICATED and end.seconds >= 0 and not key_ended_again:
+        if end.code == "UNAUTHENTICATED" and end.seconds >= 0 and not key_ended_again:
             return None
-        text = end.text or end.code.name
-        if end.code is grpc.StatusCode.UNAUTHENTICATED:
+        text = end.text or end.code
+        if end.code == "UNAUTHENTICATED":
             of = attempt.credential
             text += f" ({of.place})" if of is not None else " (no credential: name its file in TOOLBUS_CREDENTIAL)"
-        if end.code is grpc.StatusCode.UNIMPLEMENTED:
+        if end.code == "UNIMPLEMENTED":
             text = f"the server at {address} is not a toolbus: check the address ({text})"
         error = error_of(end.code, text)
         log.error("the bus at %s refuses %s: %s", address, source, clean_line(str(error)))
@@ -179,7 +176,7 @@ class Reconnect:
         After the first one the peer attaches once more, with the credential file as it is then.
         """
         before = self._key_ended and end.seconds < self._settings.timings.steady
-        self._key_ended = end.code is grpc.StatusCode.UNAUTHENTICATED
+        self._key_ended = end.code == "UNAUTHENTICATED"
         return before and self._key_ended
 
     def _renewed_credential(self) -> Credential | None:
@@ -470,17 +467,17 @@ class ClientHandshake:
                 request = wire.RegisterRequest(
                     session_id=attempt.attached.session_id, tools=tools, all_or_none=self._settings.all_or_none
                 )
-                self._delegate.registered(await attempt.stub.Register(request, metadata=attempt.metadata))
-        except grpc.aio.AioRpcError as error:
+                self._delegate.registered(await attempt.transport.unary("Register", request))
+        except RpcError as error:
             if attempt.over:
                 return
-            text = error.details() or error.code().name
+            text = error.text or error.code
             source, shown = self._settings.source, clean_line(text)
             log.error("the bus at %s refused tools of %s: %s", self._settings.address, source, shown)
             self._delegate.refused([tool.name for tools in attempt.remaining_tools for tool in tools], text)
-            if error.code() in FATAL:
-                attempt.fatal_error = error_of(error.code(), text)
-            attempt.stream.cancel()
+            if error.code in FATAL:
+                attempt.fatal_error = error_of(error.code, text)
+            attempt.transport.cancel()
             return
         if not attempt.over:
             self._finish(attempt)
@@ -719,14 +716,10 @@ class Connection:
             attempt = self._attempt
             assert attempt is not None  # connected, and nothing ran since
             try:
-                rpc = getattr(attempt.stub, method)
-                return await rpc(request, timeout=max(left, 0.001), metadata=attempt.metadata)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE and attempt is self._attempt:
-                    raise error_of(error.code(), error.details() or "") from None
-            except asyncio.CancelledError:  # the channel was closed under it
-                if attempt is self._attempt or is_being_cancelled():
-                    raise
+                return await attempt.transport.unary(method, request, max(left, 0.001))
+            except RpcError as error:
+                if error.code != "UNAVAILABLE" and attempt is self._attempt:
+                    raise error_of(error.code, error.text) from None
             await asyncio.sleep(self.settings.timings.first_pause)
 
     async def close(self, reason: str = "closed", grace_seconds: float = 0.0) -> None:
@@ -744,10 +737,10 @@ class Connection:
             await self._finish_in_flight(attempt, grace_seconds)
         self.calls.close(self._closed_text, Code.CANCELLED)
         if attempt is not None and attempt is self._attempt:
-            attempt.half_close()
+            attempt.transport.half_close()
             if attempt.reached and not attempt.session.in_flight:
                 await self._until_over(attempt, self.settings.timings.half_close)
-            attempt.stream.cancel()
+            attempt.transport.cancel()
         if self._task is not None:
             await asyncio.wait([self._task])
 
@@ -755,9 +748,8 @@ class Connection:
         """Runs one attempt from its handshake to its end, for `Reconnect`."""
         self._attempt = attempt
         self._handshake.attach(attempt)
-        attempt.start()
         try:
-            return await attempt.read(self._handlers, self.stalls)
+            return await attempt.run(self._handlers, self.stalls)
         finally:
             self._lose(attempt)
             await attempt.close()
