@@ -1,6 +1,6 @@
 """Serves the RPCs of the bus over gRPC: the shell around the sessions.
 
-`InvokeStream` serves one stream; unary RPCs change and read the catalog. ``_abort`` is the one place where an error
+`GrpcCarrier` carries one stream; unary RPCs change and read the catalog. ``_abort`` is the one place where an error
 becomes a gRPC status.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from toolbus.bus.access.identity import Identity, Principal
@@ -27,7 +28,7 @@ from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.doors import Door, Doors, OpenDoor, end_rpc, rpc_identity
 from toolbus.bus.streams.health import SERVICE, Health
-from toolbus.bus.streams.invoke_stream import HeldBudget, HeldOutboxes, InvokeStream, SharedParts
+from toolbus.bus.streams.invoke_stream import Carrier, HeldBudget, HeldOutboxes, InvokeStream, SharedParts
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import to_listing
@@ -43,6 +44,7 @@ log = logging.getLogger("toolbus.grpc")
 
 STREAMS_PER_SESSION = 2  # that an identity may have open: one may be replacing another
 READ_AHEAD_BYTES = 1 << 19
+CONNECTION_LOST_SECONDS = 0.05  # until grpcio says that the connection of a stream whose input ended broke
 # so_reuseport: two buses would otherwise share a port without an error. Plugins may ping to keep connections alive.
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
@@ -59,6 +61,71 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
+
+
+class GrpcCarrier:
+    """Carries one Invoke RPC: one read loop and one write loop around its stream."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._idle: asyncio.Future[None] | None = None  # what the writer waits for while nothing is to be written
+
+    def wake(self) -> None:
+        """Lets the writer look again."""
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def run(self, stream: InvokeStream) -> None:
+        """Runs both loops until the stream has ended, then ends the RPC.
+
+        Not a TaskGroup: it would cancel a blocked write, which poisons every later one, and wait for it. A writer that
+        is stuck on a peer that never reads is left behind; the RPC ends with the connection.
+        """
+        reading = self._loop.create_task(self._read(stream))
+        writing = self._loop.create_task(self._write(stream))
+        try:
+            # Until the stream has ended. A status sent beside a pending write fails (TOO_MANY_OPERATIONS), and the RPC
+            # would never end.
+            await asyncio.shield(writing)
+            reading.cancel()
+            if stream.ended is not None and stream.ended[0] != "OK":
+                await end_rpc(self._context, *stream.ended)
+        except asyncio.CancelledError:
+            stream.disconnected()
+            raise
+        finally:
+            reading.cancel()
+            stream.drop()
+            self.wake()
+
+    async def _read(self, stream: InvokeStream) -> None:
+        read, receive = self._context.read, stream.receive
+        try:
+            while stream.ended is None and (frame := await read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # the published stubs lag
+                receive(frame)
+            # grpcio reports the end of input for a broken connection too, and cancels this task a moment later.
+            await asyncio.sleep(CONNECTION_LOST_SECONDS)
+            stream.half_close()
+        except DecodeError as error:
+            stream.undecodable(error)
+        except Exception:  # of grpcio
+            stream.disconnected()
+
+    async def _write(self, stream: InvokeStream) -> None:
+        write, next_frame = self._context.write, stream.next_frame
+        try:
+            await self._context.send_initial_metadata(())  # clients such as tonic's wait for it before they write
+            while True:
+                if (frame := next_frame()) is not None:
+                    await write(frame)
+                elif stream.ended is not None:
+                    return
+                else:
+                    self._idle = self._loop.create_future()
+                    await self._idle
+        except Exception:  # whatever a write raises means that the peer has disconnected
+            stream.disconnected()
 
 
 class ToolBusService(wire_grpc.ToolBusServiceServicer):
@@ -79,15 +146,14 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self._limits = limits
         self._timings = timings
         self._stalls = stalls
-        self._open: set[InvokeStream] = set()  # the streams that are served now
+        self._open: dict[InvokeStream, str] = {}  # the streams that are served now, zombies included, by identity
         self._holding: set[InvokeStream] = set()  # those among them that hold calls since the newest stall
         stalls.listen(self._stalled, self._settled)
         outboxes = HeldOutboxes(lambda after, do: asyncio.get_running_loop().call_later(after, do))
         budget = HeldBudget(limits.held_bytes)
         self._shared = SharedParts(presence, dispatcher, self._attach, stalls, budget, outboxes)
         self._pool = Pool(limits.held_bytes)  # bounds what waits for all peers together
-        self._streams = 0  # open Invoke RPCs, zombies included
-        self._streams_of: Counter[str] = Counter()  # the same by identity
+        self._streams_of: Counter[str] = Counter()  # how many of them each identity has
 
     async def Register(self, request: wire.RegisterRequest, context: Context) -> wire.RegisterResponse:
         """Offers tools of a live session."""
@@ -111,16 +177,22 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
     async def _respond(
         self, function: Callable[[Request, Identity], Response], request: Request, context: Context
     ) -> Response:
-        identity = rpc_identity()
         try:
-            return function(request, identity)
+            return self._answer(function, request, rpc_identity())
         except Exception as error:
-            if isinstance(error, NotPermitted):
-                rpc = type(request).__name__.removesuffix("Request")
-                principal = Principal(identity=identity)
-                self._presence.audit.record("denied", principal, target=rpc, outcome="refused", why=str(error))
             await _abort(context, error)
             raise  # never reached: abort raises
+
+    def _answer(
+        self, function: Callable[[Request, Identity], Response], request: Request, identity: Identity
+    ) -> Response:
+        try:
+            return function(request, identity)
+        except NotPermitted as error:
+            rpc = type(request).__name__.removesuffix("Request")
+            principal = Principal(identity=identity)
+            self._presence.audit.record("denied", principal, target=rpc, outcome="refused", why=str(error))
+            raise
 
     async def Unregister(self, request: wire.UnregisterRequest, context: Context) -> wire.UnregisterResponse:
         """Withdraws one tool."""
@@ -162,34 +234,50 @@ class ToolBusService(wire_grpc.ToolBusServiceServicer):
         self, request_iterator: AsyncIterator[wire.InvokeRequest], context: Context
     ) -> None:
         """Carries one peer's session."""
-        if self._streams >= self._limits.sessions:
+        carrier = GrpcCarrier(context)
+        try:
+            stream = self.open_stream(carrier, rpc_identity(), context.peer())
+        except LimitExceeded as error:
+            await _abort(context, error)
+            raise  # never reached: abort raises
+        try:
+            await carrier.run(stream)
+        finally:
+            self.close_stream(stream)
+
+    def open_stream(self, carrier: Carrier, identity: Identity, address: str) -> InvokeStream:
+        """Opens the stream of one peer; whoever does so closes it with `close_stream`.
+
+        Args:
+            address: of the other end, for operators.
+
+        Raises:
+            LimitExceeded: the bus, or the identity, has too many.
+        """
+        if len(self._open) >= self._limits.sessions:
             limit = self._limits.sessions
-            await _abort(context, LimitExceeded("sessions", limit, f"the bus has {limit} streams and accepts no more"))
-        identity = rpc_identity()
+            raise LimitExceeded("sessions", limit, f"the bus has {limit} streams and accepts no more")
         own, most = self._streams_of[identity.name], identity.scopes.sessions if identity.scopes is not None else None
         if most is not None and own >= most * STREAMS_PER_SESSION:
             what = f"{identity.shown} has {own} streams, and its scope sessions allows no more"
-            await _abort(context, LimitExceeded("sessions", most, what))
-        self._streams += 1
+            raise LimitExceeded("sessions", most, what)
+        peer = Peer(self._limits, time.monotonic(), self._timings, identity)
+        peer.address = address
+        peer.outbox.pool = self._pool
+        stream = InvokeStream(self._shared, peer, carrier)
         self._streams_of[identity.name] += 1
-        try:
-            peer = Peer(self._limits, time.monotonic(), self._timings, identity)
-            peer.address = context.peer()
-            peer.outbox.pool = self._pool
-            stream = InvokeStream(self._shared, peer, context)
-            self._open.add(stream)
-            if self._stalls.unsettled:
-                self._hold(stream)
-            try:
-                await stream.run()
-            finally:
-                self._open.discard(stream)
-                self._holding.discard(stream)
-        finally:
-            self._streams -= 1
-            self._streams_of[identity.name] -= 1
-            if not self._streams_of[identity.name]:
-                del self._streams_of[identity.name]
+        self._open[stream] = identity.name
+        if self._stalls.unsettled:
+            self._hold(stream)
+        return stream
+
+    def close_stream(self, stream: InvokeStream) -> None:
+        """Forgets a stream that has ended."""
+        name = self._open.pop(stream)
+        self._holding.discard(stream)
+        self._streams_of[name] -= 1
+        if not self._streams_of[name]:
+            del self._streams_of[name]
 
     def _attach(self, peer: Peer, attach: wire.Attach, now: float) -> None:
         self._presence.attach(peer, attach, now)

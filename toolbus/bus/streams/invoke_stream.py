@@ -1,6 +1,7 @@
-"""Serves one Invoke RPC: one read loop and one write loop around a session.
+"""Serves one Invoke stream: what follows each of its messages, and what is written to it.
 
-Session, presence and dispatcher decide what happens between them; none of these ever waits.
+Session, presence and dispatcher decide; nothing here ever waits. A carrier, of gRPC or of the lane, brings the messages
+and takes those that wait.
 """
 
 from __future__ import annotations
@@ -10,15 +11,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from toolbus.bus.calls.call import Call
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.calls.refusals import Refused, bad_call_id
-from toolbus.bus.streams.doors import end_rpc
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.common.stall import StallWatch
@@ -248,10 +247,6 @@ class JoinedResults:
 
 log = logging.getLogger("toolbus.grpc")
 
-CONNECTION_LOST_SECONDS = 0.05  # until grpcio says that the connection of a stream whose input ended broke
-
-Context = grpc.aio.ServicerContext[Any, Any]
-
 _COUNTED = frozenset({"calls", "results"})  # the fields whose items the traffic counts
 
 
@@ -267,19 +262,30 @@ class SharedParts:
     held_outboxes: HeldOutboxes
 
 
-class InvokeStream:
-    """One Invoke RPC: reads frames into the session, writes what waits in its outbox."""
+class Carrier(Protocol):
+    """Carries one stream. It passes on what it reads, and writes what `InvokeStream.next_frame` returns."""
 
-    def __init__(self, shared: SharedParts, peer: Peer, context: Context) -> None:
+    def wake(self) -> None:
+        """Notes that a frame waits or that the stream has ended; it then calls `next_frame` soon, not at once."""
+
+
+class InvokeStream:
+    """One Invoke stream, from its opening to its end.
+
+    Attributes:
+        ended: status and text with which it ended; None before.
+    """
+
+    def __init__(self, shared: SharedParts, peer: Peer, carrier: Carrier) -> None:
         presence, dispatcher = shared.presence, shared.dispatcher
+        self.ended: tuple[str, str] | None = None
         self._presence = presence
         self._peer = peer
         self._held = HeldCalls(peer, dispatcher, shared.stalls, shared.held_budget)
         self._stalls = shared.stalls
-        self._context = context
+        self._wake = carrier.wake
         self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()  # how the RPC is to end
-        self._idle: asyncio.Future[None] | None = None  # what the writer waits for while the outbox is empty
+        self._opening = self._loop.call_later(peer.timings.attach_seconds, self._never_attached)
         peer.close = self._close
         peer.outbox.wake = self._wake
         peer.outbox.flooded = self._flooded
@@ -325,110 +331,81 @@ class InvokeStream:
         if not self._held.holding:
             self._handle.update(self._plain)
 
-    async def run(self) -> None:
-        """Runs both loops until the session has ended, then ends the RPC.
-
-        Not a TaskGroup: it would cancel a blocked write, which poisons every later one, and wait for it. A writer that
-        is stuck on a peer that never reads is left behind; the RPC ends with the connection.
-        """
-        reading = self._loop.create_task(self._read())
-        writing = self._loop.create_task(self._write())
-        opening = self._loop.call_later(self._peer.timings.attach_seconds, self._never_attached)
+    def receive(self, frame: wire.InvokeRequest) -> None:
+        """Handles a message of the peer; what breaks a rule ends the stream."""
+        peer, traffic, handle = self._peer, self._presence.traffic, self._handle
+        self._note_stall()
+        now = time.monotonic()
+        suspect = peer.suspect
+        traffic.frames_in += 1
         try:
-            status, text = await self._ended
-            reading.cancel()
-            # A status sent beside a pending write fails (TOO_MANY_OPERATIONS), and the RPC would never end.
-            await asyncio.shield(writing)
-            if status != "OK":
-                await end_rpc(self._context, status, text)
-        except asyncio.CancelledError:
-            self._disconnected("its connection broke")
-            raise
-        finally:
-            opening.cancel()
-            reading.cancel()
-            self._peer.outbox.discard()
-            self._wake()
-            self._held.drop()
-
-    async def _read(self) -> None:
-        peer, read, handle, stalls = self._peer, self._context.read, self._handle, self._stalls
-        clock, stall_clock, traffic = time.monotonic, stalls.clock, self._presence.traffic
-        try:
-            while True:
-                frame = await read()
-                if stall_clock() > stalls.due:
-                    stalls.notice()
-                now = clock()
-                if frame is grpc.aio.EOF:  # type: ignore[attr-defined]  # the published stubs lag behind
-                    break
-                suspect = peer.suspect
-                traffic.frames_in += 1
-                for field, value in peer.receive(frame, now):
-                    if field in _COUNTED:
-                        traffic.items_in += len(value)
-                    handle[field](value, now)
-                if suspect:
-                    self._presence.recovered(peer)
-                if peer.state is State.LEAVING:
-                    self._leave_if_done()
-            if peer.state is State.OPENING:
-                self._end("INVALID_ARGUMENT", "the stream ended before its first message: send attach first")
-            elif peer.state is not State.CLOSED:
-                # grpcio reports the end of input for a broken connection too, and cancels this task a moment later.
-                await asyncio.sleep(CONNECTION_LOST_SECONDS)
-                if self._held:  # the peer cannot echo
-                    self._held.release(clock())
-                self._presence.half_closed(peer, clock())
+            for field, value in peer.receive(frame, now):
+                if field in _COUNTED:
+                    traffic.items_in += len(value)
+                handle[field](value, now)
+            if suspect:
+                self._presence.recovered(peer)
+            if peer.state is State.LEAVING:
                 self._leave_if_done()
         except ToolBusError as error:
-            self._end(*grpc_status(error))
-        except DecodeError as error:
-            self._end("INVALID_ARGUMENT", f"a message cannot be decoded as InvokeRequest: {error}")
-        except asyncio.CancelledError:
-            raise
+            self.end(*grpc_status(error))
         except Exception as error:
-            if type(error).__module__.startswith("grpc"):
-                self._disconnected("its connection broke")
-            else:
-                log.exception("a fault of the bus ended the session of %s", peer.source or "a new peer")
-                self._end(*grpc_status(error))
+            log.exception("a fault of the bus ended the session of %s", peer.source or "a new peer")
+            self.end(*grpc_status(error))
 
-    async def _write(self) -> None:
-        peer, outbox, write = self._peer, self._peer.outbox, self._context.write
+    def undecodable(self, error: DecodeError) -> None:
+        """Ends the stream, because something is not a message."""
+        self.end("INVALID_ARGUMENT", f"a message cannot be decoded as InvokeRequest: {error}")
+
+    def half_close(self) -> None:
+        """Handles that the peer has ended its direction in good order."""
+        peer, now = self._peer, time.monotonic()
+        self._note_stall()
+        if peer.state is State.OPENING:
+            self.end("INVALID_ARGUMENT", "the stream ended before its first message: send attach first")
+        elif peer.state is not State.CLOSED:
+            if self._held:  # the peer cannot echo
+                self._held.release(now)
+            self._presence.half_closed(peer, now)
+            self._leave_if_done()
+
+    def disconnected(self) -> None:
+        """Ends the stream, because its connection broke."""
+        self.end("UNAVAILABLE", "its connection broke")
+
+    def next_frame(self) -> wire.InvokeResponse | None:
+        """Returns the next message to write; None if none waits, and after the last one of a stream that has ended."""
+        peer, outbox = self._peer, self._peer.outbox
+        frame = None if outbox.held else outbox.take()
+        if frame is None:
+            if peer.state is State.LEAVING:
+                self._leave_if_done()
+            return None
+        if peer.traced:
+            peer.note_sent(time.monotonic())
         traffic = self._presence.traffic
-        try:
-            await self._context.send_initial_metadata(())  # clients such as tonic's wait for it before they write
-            while True:
-                frame = None if outbox.held else outbox.take()
-                if frame is not None:
-                    if peer.traced:
-                        peer.note_sent(time.monotonic())
-                    traffic.frames_out += 1
-                    traffic.items_out += len(frame.calls) + len(frame.results)
-                    await write(frame)
-                    continue
-                if self._peer.state is State.LEAVING:
-                    self._leave_if_done()
-                if self._peer.state is State.CLOSED:
-                    return
-                self._idle = self._loop.create_future()
-                await self._idle
-        except Exception:  # whatever a write raises means that the peer has disconnected
-            self._disconnected("its connection broke")
+        traffic.frames_out += 1
+        traffic.items_out += len(frame.calls) + len(frame.results)
+        return frame
 
-    def _wake(self) -> None:
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+    def drop(self) -> None:
+        """Drops what still waits; for the end of its carrier."""
+        self._opening.cancel()
+        self._peer.outbox.discard()
+        self._held.drop()
+
+    def _note_stall(self) -> None:
+        if self._stalls.clock() > self._stalls.due:
+            self._stalls.notice()
 
     def _never_attached(self) -> None:
         if self._peer.state is State.OPENING:
             seconds = self._peer.timings.attach_seconds
-            self._disconnected(f"no attach arrived within {seconds:g} s: send it as the first message")
+            self.end("UNAVAILABLE", f"no attach arrived within {seconds:g} s: send it as the first message")
 
     def _leave_if_done(self) -> None:
         if self._peer.idle and not self._held:
-            self._end("OK", "its stream ended" if self._peer.half_closed else "it left")
+            self.end("OK", "its stream ended" if self._peer.half_closed else "it left")
 
     def _flooded(self) -> None:
         outbox = self._peer.outbox
@@ -441,16 +418,14 @@ class InvokeStream:
             )
         text = f"the peer reads too slowly: {why} (limit {limit})"
         # Later: the dispatcher is in the middle of a frame.
-        self._loop.call_soon(self._end, "RESOURCE_EXHAUSTED", text)
+        self._loop.call_soon(self.end, "RESOURCE_EXHAUSTED", text)
 
-    def _disconnected(self, why: str) -> None:
-        self._end("UNAVAILABLE", why)
-
-    def _end(self, status: str, text: str) -> None:
+    def end(self, status: str, text: str) -> None:
+        """Ends the stream with a status, by its name, and a text."""
         self._presence.end(self._peer, text, time.monotonic(), status=status)
 
     def _close(self, status: str, text: str) -> None:
-        if not self._ended.done():
-            self._ended.set_result((status, text))
+        if self.ended is None:
+            self.ended = status, text
         self._peer.outbox.held = False
         self._wake()
