@@ -28,7 +28,7 @@ from toolbus.errors import (
 from toolbus.protocol.session import Side, State
 from toolbus.sdk.connection_settings import ConnectionSettings
 from toolbus.sdk.outgoing_calls import PeerSession
-from toolbus.sdk.transport import Transport
+from toolbus.sdk.transport import PeerTransport
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -129,7 +129,7 @@ class Attempt:
         self._expiry_timer: asyncio.TimerHandle | None = None  # None while no key is known to expire
         self.session.outbox.wake = self.transport.wake
 
-    def _open_transport(self) -> Transport:
+    def _open_transport(self) -> PeerTransport:
         from toolbus.sdk.grpc_transport import GrpcTransport  # grpc takes a third of a program's start
 
         settings = self._settings

@@ -29,7 +29,7 @@ class RpcError(Exception):
         self.text = text
 
 
-class Transport(Protocol):
+class PeerTransport(Protocol):
     """Carries one stream. Everything runs on the connection's loop."""
 
     @property
