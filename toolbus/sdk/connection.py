@@ -34,7 +34,7 @@ from toolbus.sdk.bus_address import BusAddress
 from toolbus.sdk.connection_settings import MESSAGE_BYTES, ConnectionSettings, ConnectionTimings
 from toolbus.sdk.outgoing_calls import OutgoingCall, OutgoingCalls, PeerSession
 from toolbus.sdk.shared_loop import CLOSED, SharedLoop
-from toolbus.sdk.transport import RpcError
+from toolbus.sdk.transport import UnaryFailed
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
 
@@ -468,7 +468,7 @@ class ClientHandshake:
                     session_id=attempt.attached.session_id, tools=tools, all_or_none=self._settings.all_or_none
                 )
                 self._delegate.registered(await attempt.transport.unary("Register", request))
-        except RpcError as error:
+        except UnaryFailed as error:
             if attempt.over:
                 return
             text = error.text or error.code
@@ -717,7 +717,7 @@ class Connection:
             assert attempt is not None  # connected, and nothing ran since
             try:
                 return await attempt.transport.unary(method, request, max(left, 0.001))
-            except RpcError as error:
+            except UnaryFailed as error:
                 if error.code != "UNAVAILABLE" and attempt is self._attempt:
                     raise error_of(error.code, error.text) from None
             await asyncio.sleep(self.settings.timings.first_pause)

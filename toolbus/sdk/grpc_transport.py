@@ -18,7 +18,7 @@ from toolbus.common.cancellation import is_being_cancelled
 from toolbus.protocol.session import Outbox
 from toolbus.sdk.bus_address import BusAddress
 from toolbus.sdk.connection_settings import MESSAGE_BYTES
-from toolbus.sdk.transport import STOPPED, Receive, RpcError
+from toolbus.sdk.transport import STOPPED, Receive, UnaryFailed
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_bus_service_pb2_grpc as rpc
 
@@ -111,15 +111,15 @@ class GrpcTransport:
         self._stream.cancel()
 
     async def unary(self, method: str, request: Any, timeout: float | None = None) -> Any:
-        """Sends a request to a unary RPC; raises RpcError."""
+        """Sends a request to a unary RPC; raises UnaryFailed."""
         try:
             return await getattr(self._stub, method)(request, timeout=timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise RpcError(error.code().name, error.details() or "") from None
+            raise UnaryFailed(error.code().name, error.details() or "") from None
         except asyncio.CancelledError:
             if is_being_cancelled():
                 raise
-            raise RpcError("UNAVAILABLE", "the channel was closed") from None
+            raise UnaryFailed("UNAVAILABLE", "the channel was closed") from None
 
     async def close(self) -> None:
         """Ends writer, stream and channel."""

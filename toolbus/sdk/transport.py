@@ -15,7 +15,7 @@ Receive = Callable[[wire.InvokeResponse], None]
 STOPPED = "UNAVAILABLE", "the bus stopped answering"  # how a stream ends that this end cancels
 
 
-class RpcError(Exception):
+class UnaryFailed(Exception):
     """A unary RPC failed.
 
     Attributes:
@@ -58,7 +58,7 @@ class PeerTransport(Protocol):
         """Sends a request to a unary RPC of the service; returns the response.
 
         Raises:
-            RpcError: it failed. UNAVAILABLE where the transport was closed under it.
+            UnaryFailed: it failed. UNAVAILABLE where the transport was closed under it.
         """
 
     async def close(self) -> None:
