@@ -88,13 +88,21 @@ def resource(uri: str, body: str | bytes, mime: str = "") -> pb.ContentBlock:
 
 
 def pictures_of(returned: Mapping[str, Any]) -> tuple[pb.ContentBlock, ...] | None:
-    """Returns the pictures of a dict with `output` and `images`, each below its text; None for any other dict.
-
-    In place of a picture that is not base64 there is a text that says so, since the output is still useful.
-    """
-    images = returned["images"]
+    """Returns the pictures of a dict with `output` and `images`, as `pictures` does; None for any other dict."""
     if "output" not in returned or not returned.keys() <= {"output", "images", "is_error", "error"}:
         return None
+    return pictures(returned["images"])
+
+
+def pictures(images: Any) -> tuple[pb.ContentBlock, ...] | None:
+    """Returns the pictures of a list of `{"data_b64", "mime"?, "vision_prompt"?}`, each below its text.
+
+    Base64 may be broken into lines, or be a data URL. Without a type the bytes decide. In place of a picture that is
+    not base64 there is a text that says so, since the output is still useful.
+
+    Returns:
+        None for anything that is not such a list.
+    """
     if not isinstance(images, list) or not all(isinstance(each, dict) and "data_b64" in each for each in images):
         return None
     content = []
@@ -102,12 +110,24 @@ def pictures_of(returned: Mapping[str, Any]) -> tuple[pb.ContentBlock, ...] | No
         if prompt := each.get("vision_prompt"):
             content.append(text(str(prompt)))
         try:
-            content.append(
-                image(base64.b64decode(each["data_b64"], validate=True), str(each.get("mime") or "image/jpeg"))
-            )
-        except (ValueError, TypeError):
+            head, _, body = each["data_b64"].rpartition(",")
+            data = base64.b64decode("".join(body.split()), validate=True)
+            mime = each.get("mime") or (head.removeprefix("data:").partition(";")[0] if head else "")
+            content.append(image(data, str(mime or _picture_type(data))))
+        except (ValueError, TypeError, AttributeError):
             content.append(text(f"[image {number} is not base64]"))
     return tuple(content)
+
+
+def _picture_type(data: bytes) -> str:
+    """Returns the MIME type of a picture by its first bytes; of others JPEG, as readers of that notation assume."""
+    brand = data[8:12] if data[:4] == b"RIFF" or data[4:8] == b"ftyp" else b""
+    by_start = (mime for start, mime in _STARTS.items() if data.startswith(start))
+    return _BRANDS.get(brand) or next(by_start, "image/jpeg")
+
+
+_BRANDS = {b"WEBP": "image/webp", b"avif": "image/avif", b"heic": "image/heic"}
+_STARTS = {b"\x89PNG": "image/png", b"GIF8": "image/gif", b"BM": "image/bmp", b"<svg": "image/svg+xml"}
 
 
 def dump_output(value: Any, *, with_bytes: bool = False) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import codecs
 import gzip
 import json
@@ -16,7 +17,7 @@ from toolbus.bus.catalog.argument_repair import RepairedArguments
 from toolbus.bus.gateway.callback_messages import NO_REASON, callback_body, decompress, envelope, read_response
 from toolbus.bus.gateway.json_response import write_json
 from toolbus.errors import Code, Stage
-from toolbus.functions.reply import Err, Reply
+from toolbus.functions.reply import Err, Reply, image, text
 from toolbus.functions.runner import run_handler
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import LlmToolMeta, spec_of
@@ -322,6 +323,49 @@ def test_an_answer_that_cannot_be_parsed_is_text(body: bytes) -> None:
 # -- what the plugin host answers (REST-50) ----------------------------------------------------------------------
 
 
+PNG, WEBP = b"\x89PNG\r\n\x1a\nrest", b"RIFF\x00\x00\x00\x00WEBPVP8 "
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize("is_error", [False, True])
+@pytest.mark.parametrize(
+    ("image_of", "content"),
+    [
+        ({"data_b64": _b64(PNG), "mime": "image/png"}, (image(PNG, "image/png"),)),
+        ({"data_b64": _b64(PNG)}, (image(PNG, "image/png"),)),
+        ({"data_b64": _b64(b"\xff\xd8\xff\xe0"), "mime": ""}, (image(b"\xff\xd8\xff\xe0", "image/jpeg"),)),
+        ({"data_b64": _b64(WEBP), "mime": None}, (image(WEBP, "image/webp"),)),
+        ({"data_b64": _b64(b"GIF89a.")}, (image(b"GIF89a.", "image/gif"),)),
+        ({"data_b64": f"data:image/bmp;base64,{_b64(b'??')}"}, (image(b"??", "image/bmp"),)),
+        ({"data_b64": base64.encodebytes(PNG * 20).decode()}, (image(PNG * 20, "image/png"),)),
+        ({"data_b64": _b64(PNG), "vision_prompt": "Look."}, (text("Look."), image(PNG, "image/png"))),
+        ({"data_b64": 5}, (text("[image 1 is not base64]"),)),
+    ],
+)
+def test_pictures_of_a_callback_are_content_and_go_on_to_a_main_server(
+    image_of: dict[str, Any], content: tuple[pb.ContentBlock, ...], is_error: bool
+) -> None:
+    body = {"output": {"shot": 7}, "is_error": is_error, "error": "X" if is_error else None, "images": [image_of]}
+    result = Result.from_wire(read_response(200, json.dumps(body).encode(), "utf-8", "shoot"))
+    assert (result.output, result.content, result.is_error) == ({"shot": 7}, content, is_error)
+    sent = envelope(result)
+    again = Result.from_wire(read_response(200, write_json(sent), "utf-8", "shoot"))
+    assert again.output == {"shot": 7}
+    assert [each for each in again.content if each.HasField("image")] == [
+        each for each in content if each.HasField("image")
+    ]
+
+
+@pytest.mark.parametrize("images", [["a.png"], {"data_b64": "cG5n"}, None, [{"url": "x"}], []])
+def test_images_of_another_form_are_left_to_the_output(images: Any) -> None:
+    body = json.dumps({"output": 1, "images": images}).encode()
+    result = read_response(200, body, "utf-8", "shoot")
+    assert (result.output_json, list(result.content), result.is_error) == ("1", [], False)
+
+
 def _failed(code: Code, message: str, reason: str = "", output_json: str = "null") -> Result:
     return Result("c", output_json, is_error=True, error=CallError(code, message, Stage.ACCEPTED, reason=reason))
 
@@ -347,7 +391,10 @@ IMAGE = pb.ContentBlock(image=pb.ImageContent(data=b"x", mime_type="image/png"))
     ],
 )
 def test_success_is_its_output(result: Result, output: Any) -> None:
-    assert envelope(result) == {"output": output, "is_error": False}
+    sent = envelope(result)
+    pictures = [{"data_b64": "eA==", "mime": "image/png"}] if IMAGE in result.content else None
+    assert sent.pop("images", None) == pictures
+    assert sent == {"output": output, "is_error": False}
 
 
 @pytest.mark.parametrize(

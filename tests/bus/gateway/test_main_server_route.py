@@ -14,7 +14,7 @@ from tests.faults.raw_peer import RawPeer, echo, tool
 from tests.support.waiting import WAIT_SECONDS, until
 from toolbus.bus import Bus
 from toolbus.errors import Code
-from toolbus.sdk import Plugin, ToolScope
+from toolbus.sdk import Plugin, Reply, ToolScope, image, text
 from toolbus.testing import running_bus
 
 Envelope = dict[str, Any]
@@ -105,6 +105,26 @@ async def test_every_way_in_which_a_tool_ends_has_its_envelope(bus: Bus, http: h
         assert said["error"] == "TOOL_NOT_REGISTERED"
         assert "'nothing'" in said["output"]["error"]
         assert (await _post(http, "weather", "typed", {"days": "two"}))["error"] == "INVALID_ARGUMENTS"
+
+
+async def test_pictures_of_a_tool_reach_the_main_server(bus: Bus, http: httpx.AsyncClient) -> None:
+    async with Plugin("plugin:camera", address=bus.grpc_addresses[0]) as plugin:
+
+        @plugin.tool
+        def shoot(kind: str) -> Any:
+            if kind == "reply":
+                return Reply(output=7, content=[text("Look."), image(b"png", "image/png")])
+            if kind == "content":
+                return [text("Look."), image(b"png", "image/png")]
+            return {"output": 7, "images": [{"data_b64": "cG5n", "mime": "image/png", "vision_prompt": "Look."}]}
+
+        await plugin.ready()
+        picture = {"data_b64": "cG5n", "mime": "image/png"}
+        for kind in ("reply", "dict", "content"):
+            body = {"name": "shoot", "arguments": {"kind": kind}, "call_id": "c", "raw_arguments": ""}
+            answer = (await http.post(_path("camera", "shoot"), json=body)).json()
+            output, images = ("Look.", [picture]) if kind == "content" else (7, [picture | {"vision_prompt": "Look."}])
+            assert answer == {"output": output, "is_error": False, "images": images}
 
 
 async def test_an_absent_plugin_is_not_running_for_whatever_reason(bus: Bus, http: httpx.AsyncClient) -> None:

@@ -136,6 +136,73 @@ async def test_a_plugin_that_answers_that_it_has_no_such_tool_loses_it_until_it_
             assert names(bus, away=False) == ["y", "x"]
 
 
+@pytest.mark.parametrize("answer", DISOWNED.values(), ids=DISOWNED.keys())
+async def test_a_server_that_was_started_again_without_its_tools_loses_each_at_its_first_call(
+    start: Start, answer: tuple[str, bytes]
+) -> None:
+    """Also those that were never called before, and those of a server that has answered for one tool already."""
+    tools = ("called", "idle", "still_there")
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            for name in tools:
+                await legacy.ask("register", name=name, callback_url=plugin.url(name))
+            assert not (await bus.call("called")).is_error
+            restart(plugin)
+            plugin.answers |= dict.fromkeys(("called", "idle"), answer)
+            assert not (await bus.call("still_there")).is_error
+            for gone in ("called", "idle"):
+                assert (await error_of(bus, gone)).code is Code.TOOL
+            assert names(bus) == ["still_there"]
+            assert await legacy.listed() == {"A": ["still_there"], "B": ["still_there"]}
+            del plugin.answers["called"]
+            await legacy.ask("register", name="called", callback_url=plugin.url("called"))
+            assert names(bus, away=False) == ["still_there", "called"], "its watchdog brings it back at once"
+            assert (await bus.call("called", {"n": 1})).output == {"n": 1}
+        async with start() as bus:
+            assert names(bus, away=False) == ["still_there", "called"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "has_answered", "calls"),
+    [
+        ("TOOL_NOT_REGISTERED", True, 1),
+        ("TOOL_NOT_REGISTERED", False, 3),
+        ("404", True, 3),
+        ("410", True, 3),
+        ("404", False, 0),  # its URL may be wrong from the start (REST-42)
+    ],
+)
+async def test_a_server_that_goes_on_loses_a_tool_that_it_does_not_have_any_more(
+    start: Start, answer: str, has_answered: bool, calls: int
+) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url("x"))
+            if has_answered:
+                await bus.call("x")
+            for number in range(1, 5):
+                assert names(bus, away=False) == ["x"]
+                plugin.answers["x"] = DISOWNED[answer]
+                await error_of(bus)
+                if number == calls:
+                    assert names(bus) == []
+                    return
+            assert calls == 0
+
+
+async def test_a_tool_that_does_not_find_what_it_looks_for_now_and_then_stays(start: Start) -> None:
+    with CallbackPlugin().come() as plugin:
+        async with start() as bus, Legacy.of(bus) as legacy:
+            await legacy.ask("register", name="x", callback_url=plugin.url("x"))
+            for _ in range(3):
+                plugin.answers.clear()
+                assert not (await bus.call("x")).is_error
+                plugin.answers["x"] = DISOWNED["404"]
+                for _ in range(2):
+                    await error_of(bus)
+            assert names(bus, away=False) == ["x"]
+
+
 async def test_a_404_after_a_result_is_the_answer_of_the_tool(start: Start) -> None:
     with CallbackPlugin().come() as plugin:
         async with start() as bus, Legacy.of(bus) as legacy:

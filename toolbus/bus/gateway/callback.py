@@ -48,7 +48,8 @@ LISTEN_SECONDS = 60.0  # until a registered plugin listens; after that its first
 PROOF_SECONDS = 5.0  # for the answer to a challenge
 LOAD_SECONDS = 1.0  # until the client is loaded: after the start of bus and plugin
 PROBES = 64  # at the same time
-NOT_FOUND = (404, 410)  # as the first answer of a restored tool: its plugin does not have it any more
+NOT_FOUND = (404, 410)  # also of a tool that did not find what it looked for
+ANSWERS_TO_WITHDRAWAL = 3  # in a row, where one answer may mean something else
 OTHER_LISTENER = "another program may listen there than registered the tool: let its plugin register again"
 NO_DESCRIPTORS = "the bus has no file descriptor left to find out who listens there: retry later"
 NO_LISTENER = "no program listens there any more: let its plugin register again"
@@ -63,7 +64,7 @@ class CallbackSignals:
         confirmation_changed: handlers were confirmed, where the text is empty; or another program may listen at their
             URL, for the reason in the text.
         listener_changed: the plugin of an origin listens with a new socket.
-        disowned: a restored tool is not its plugin's any more; the text is the plugin's answer.
+        disowned: a tool is not its plugin's any more; the text is the plugin's answer.
     """
 
     origin_changed: Callable[[Origin], None]
@@ -243,26 +244,40 @@ class Callbacks:
         return result
 
     def _note_answer(self, handler: CallbackHandler, response: CallbackResponse, result: pb.ToolResult) -> None:
-        """Updates the registration by an answer: whether the plugin still has the tool.
-
-        A tool that was registered in this run of the bus stays, whatever its plugin answers (REST-42).
-        """
+        """Updates the registration by an answer: whether the plugin still has the tool."""
         reason, status = result.error.reason, response.status
-        if handler.is_restored:
-            if reason == callback_messages.NOT_REGISTERED:
-                self._signals.disowned(handler, reason)
-            elif status in NOT_FOUND and not handler.has_answered:
-                self._signals.disowned(handler, f"HTTP {status}")
+        if reason == callback_messages.NOT_REGISTERED or status in NOT_FOUND:
+            handler.not_found += 1
+            if self._is_gone(handler, named=reason == callback_messages.NOT_REGISTERED):
+                self._signals.disowned(handler, reason or f"HTTP {status}")
+            return
+        handler.not_found = 0
         if 200 <= status < 300 and reason not in callback_messages.NOT_THERE:
-            handler.has_answered = True
-            if handler.is_restored or handler.secret:
-                return
             # If its plugin was restarted in this run, this is the first answer over a new connection. A look-up of
             # the socket at each answer would take as long as reading it.
-            if response.is_first or not handler.listener:
+            if not (handler.is_restored or handler.secret) and (response.is_first or not handler.listener):
                 listener = handler.origin.listener()
                 if listener and listener != handler.listener:
                     self._signals.listener_changed(handler.origin)  # at once: a kill of the bus must not lose it
+            handler.has_answered = True
+
+    def _is_gone(self, handler: CallbackHandler, *, named: bool) -> bool:
+        """Tells whether an answer shows that a plugin has lost a tool that it had.
+
+        A server that was started again, or that the bus has not seen since its own restart, does not have the tool if
+        it says so before any result. A 404 after results may be about what the tool looked for: three in a row count.
+        A tool without any result stays, since its URL may be wrong (REST-42), unless its server names the tool.
+
+        Args:
+            named: whether it answered TOOL_NOT_REGISTERED, which no tool means.
+        """
+        if named or handler.has_answered:
+            known = named and (handler.is_restored or handler.has_answered)
+            if known or handler.not_found >= ANSWERS_TO_WITHDRAWAL:
+                return True
+        listener = handler.origin.listener()
+        restarted = handler.server_restarted or bool(handler.listener and listener and listener != handler.listener)
+        return restarted if named else (handler.is_restored or restarted) and not handler.has_answered
 
     async def _doubt(self, handler: CallbackHandler) -> str:
         """Returns why the program at a URL may not be the plugin of a tool; "" without a doubt."""

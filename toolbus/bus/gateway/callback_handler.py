@@ -102,7 +102,9 @@ class CallbackHandler:
         is_confirmed: whether its plugin is known to listen. Else it is not offered, and nothing is posted.
         proven_by: the id of the socket whose program proved that it knows the secret; empty before that.
         doubt: why the program there may not be the plugin; empty without a doubt.
-        has_answered: whether the tool gave a result since it was restored.
+        has_answered: whether the tool gave a result since it was registered, restored, or its server started again.
+        server_restarted: whether another socket listens there than when the tool was registered.
+        not_found: answers in a row that are as of a server without the tool.
         wants_context: whether its plugin wants the context of calls, in headers.
         request: the common part of its requests; None before the first.
     """
@@ -118,6 +120,7 @@ class CallbackHandler:
             "key",
             "listener",
             "max_in_flight",
+            "not_found",
         ),
         *(
             "offered",
@@ -126,6 +129,7 @@ class CallbackHandler:
             "proven_by",
             "request",
             "secret",
+            "server_restarted",
             "slots",
             "source",
             "stuck",
@@ -161,6 +165,8 @@ class CallbackHandler:
         self.is_confirmed = True
         self.doubt = ""
         self.has_answered = False
+        self.server_restarted = False
+        self.not_found = 0
         self.request: CallbackRequest | None = None
         self.max_in_flight = in_flight
         self.pending: dict[str, Any] = {}
@@ -189,6 +195,12 @@ class CallbackHandler:
         if self.secret:
             return bool(listener) and listener == self.proven_by
         return not self.is_restored or (bool(listener) and listener == self.listener)
+
+    def move_to(self, listener: str) -> None:
+        """Notes the socket that its plugin's server listens with now."""
+        if self.listener:
+            self.server_restarted, self.has_answered = True, False
+        self.listener = listener
 
     def waits(self, listener: str | None) -> bool:
         """Tells whether a probe could bring the tool back; `listener` is as of `Origin.listener`."""

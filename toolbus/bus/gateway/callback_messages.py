@@ -7,10 +7,12 @@ registrations. Numbers keep their value and kind: integers are exact (up to Pyth
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
 import zlib
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -18,6 +20,7 @@ from toolbus.bus.catalog.argument_repair import original_of
 from toolbus.bus.gateway.json_response import write_json
 from toolbus.common.text import refuse_constant, repair_utf8, shorten
 from toolbus.errors import Code, Stage
+from toolbus.functions.reply import pictures
 from toolbus.protocol.tool import CallError, Result
 from toolbus.v1 import tool_pb2 as pb
 
@@ -151,18 +154,21 @@ def _result(response: Any) -> pb.ToolResult:
     if not isinstance(response, dict):
         return pb.ToolResult(output_json=_dump(response))
     output_json = _dump(response.get("output", response))
+    content = pictures(response["images"]) if "images" in response and "output" in response else None
     if not response.get("is_error"):
-        return pb.ToolResult(output_json=output_json)
+        return pb.ToolResult(output_json=output_json, content=content)
     error = response.get("error")
     text = error if isinstance(error, str) else ""
     message = text if error is None or isinstance(error, str) else _dump(error)
-    return _failure(message, text if len(text) <= MAX_REASON else "", output_json)
+    return _failure(message, text if len(text) <= MAX_REASON else "", output_json, content)
 
 
-def _failure(message: str, reason: str = "", output_json: str = "null") -> pb.ToolResult:
+def _failure(
+    message: str, reason: str = "", output_json: str = "null", content: Sequence[pb.ContentBlock] | None = None
+) -> pb.ToolResult:
     message = repair_utf8(shorten(message, MAX_MESSAGE))
     error = CallError(Code.TOOL, message, Stage.ACCEPTED, reason=repair_utf8(reason))
-    return pb.ToolResult(output_json=output_json, is_error=True, error=error.to_wire())
+    return pb.ToolResult(output_json=output_json, is_error=True, error=error.to_wire(), content=content)
 
 
 def _dump(value: Any) -> str:
@@ -188,11 +194,30 @@ def _status_line(status: int) -> str:
 def envelope(result: Result) -> dict[str, Any]:
     """Returns the plugin host's response for a call that has ended (REST-50); `write_json` writes it.
 
+    Pictures are its `images`, as plugins return them: each with the text above it, unless the texts are the output.
+
     A failure without an output has its text as the output, the only part that a main server shows to its model.
 
     A client SDK tells an exception from an envelope that the tool returned by the message, which begins with the class
     of the exception; an exception without a text looks like an envelope whose error is the class.
     """
+    answer = _envelope(result)
+    if images := _images(result.content, with_texts=result.output_json not in ("", "null")):
+        answer["images"] = images
+    return answer
+
+
+def _images(content: Iterable[pb.ContentBlock], *, with_texts: bool) -> list[dict[str, str]]:
+    images, prompt = [], ""
+    for block in content:
+        if block.HasField("image"):
+            picture = {"data_b64": base64.b64encode(block.image.data).decode(), "mime": block.image.mime_type}
+            images.append(picture | ({"vision_prompt": prompt} if prompt and with_texts else {}))
+        prompt = block.text.text if block.HasField("text") else ""
+    return images
+
+
+def _envelope(result: Result) -> dict[str, Any]:
     output, error = _output(result), result.error
     if error is None:
         if not result.is_error:

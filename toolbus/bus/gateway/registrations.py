@@ -235,7 +235,7 @@ class RegistrationWriter:
             return
         moved = [each for each in origin.handlers if not each.is_restored and each.listener != listener]
         for handler in moved:
-            handler.listener = listener
+            handler.move_to(listener)
         if moved:
             self.write(moved)
 
@@ -551,7 +551,7 @@ class Registrations:
         self._changed()
 
     def _disowned(self, handler: CallbackHandler, answer: str) -> None:
-        """Withdraws a restored tool whose plugin has answered that it does not have it."""
+        """Withdraws a tool whose plugin has answered that it does not have it (any more)."""
         self._registry.withdraw(handler)
         tool = handler.offered.tool.name
         log.warning("withdrawn tool=%r source=%r why=its plugin answered %s", tool, handler.source, answer)
