@@ -13,7 +13,7 @@ import pytest
 from tests.faults.callbacks import CallbackPlugin, Legacy
 from tests.parts.moving.upstream.main_server import MainServer
 from tests.support.waiting import WAIT_SECONDS, until
-from toolbus import Host, Plugin
+from toolbus import Host, Plugin, ToolScope
 from toolbus.bus import Bus
 from toolbus.bus.roles import ROLES
 from toolbus.bus.storage.store import Store
@@ -200,3 +200,32 @@ async def test_a_callback_tool_that_came_by_grpc_waits_for_its_role_over_a_resta
             bus.add_role(PLUGIN_ROLE)
             listed = bus.list(PLUGIN_ROLE, include_offline=True)
             assert [each.tool.name for each in listed] == ["t"]
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["session", "of the bus"])
+async def test_a_tool_is_told_the_role_that_it_is_for_or_that_its_caller_named(local: bool) -> None:
+    async with running_bus(roles=("A", "B")) as bus, Plugin("p", address=bus.grpc_addresses[0]) as plugin:
+        owner: Any = bus if local else plugin
+
+        @owner.tool
+        def of_all(scope: ToolScope) -> str:
+            return scope.role
+
+        @owner.tool(role="B")
+        def of_one(scope: ToolScope) -> str:
+            return scope.role
+
+        @owner.tool
+        async def nested(scope: ToolScope) -> Any:
+            return (await scope.call("of_all", {})).output
+
+        await plugin.ready()
+        async with Host(bus.grpc_addresses[0]) as host:
+            for name, role, told in (
+                ("of_all", "B", "B"),
+                ("of_all", "A", "A"),
+                ("of_all", None, ""),
+                ("of_one", None, "B"),
+                ("nested", "B", "B"),
+            ):
+                assert (await host.call(name, {}, role=role)).unwrap() == told, (name, role)

@@ -101,7 +101,10 @@ class LocalHandler:
             self._start(here, call, now)
 
     def _start(self, here: _Here, call: Call, now: float) -> None:
-        message = pb.ToolCall(call_id=call.id, name=call.entry.bare_name, timeout_seconds=call.deadline - now)
+        role = call.declaration.tool.role or call.role
+        message = pb.ToolCall(
+            call_id=call.id, name=call.entry.bare_name, timeout_seconds=call.deadline - now, role=role or None
+        )
         if call.context is not None:
             message.context.CopyFrom(call.context)
         if call.exchange is not None:

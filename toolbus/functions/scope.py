@@ -156,6 +156,7 @@ class ToolScope:
         request_id: the caller's id of this call if the plugin is a qualified one; else the bus's.
         caller_source: the source that made this call if the tool runs in the bus's own process; else "".
         tool: the name by which the tool was called.
+        role: the role that the tool is for, else the one that the caller or a parent call named; empty without either.
         context: the call's context, as the host states it.
         deadline: when the caller stops waiting, by `time.monotonic()`; None without a timeout.
         cancel_reason: why the call was cancelled; None unless it was.
@@ -175,6 +176,7 @@ class ToolScope:
         "deadline",
         "principal",
         "request_id",
+        "role",
         "tool",
     )
 
@@ -193,6 +195,7 @@ class ToolScope:
         principal: object = None,
         caller_source: str = "",
         request_id: str = "",
+        role: str = "",
         inputs: CallInputs | None = None,
     ) -> None:
         """Makes a scope; for connections, and for tests of handlers, which may write `ToolScope()`.
@@ -208,6 +211,7 @@ class ToolScope:
         self.call_id = call_id
         self.request_id = request_id or call_id
         self.tool = tool
+        self.role = role
         self.context = context
         self.deadline = deadline
         self.principal = principal
@@ -239,6 +243,7 @@ class ToolScope:
             principal=principal,
             caller_source=caller_source,
             request_id=call.request_id,
+            role=call.role,
             inputs=inputs_of(call) if call.HasField("context") else None,
         )
 

@@ -61,6 +61,7 @@ class Job(ToolScope):
         self.call_id = call_id = call.call_id
         self.request_id = call.request_id or call_id
         self.tool = call.name
+        self.role = call.role
         if call.HasField("context"):
             self.context, self._inputs = CallContext.from_wire(call.context), inputs_of(call)
         else:

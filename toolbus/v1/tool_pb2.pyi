@@ -363,7 +363,10 @@ class ToolCall(_message.Message):
     arguments_json: _builtins.str
     """The arguments, as JSON text of an object. Empty means `{}`. At most 1 MiB."""
     role: _builtins.str
-    """Uses only tools of this role. Unset or empty means the first role, in configured order, that has the tool."""
+    """Uses only tools of this role. Unset or empty means the first role, in configured order, that has the tool.
+    Towards a plugin: the role that the tool is for; of a tool for all roles the one that the caller named, a nested
+    call's parent included; unset without either.
+    """
     timeout_seconds: _builtins.float
     """How long the caller waits, in seconds; this overrides the tool's own timeout. Unset or 0 means the tool's, then 30;
     more than 300 counts as 300. Towards a plugin: the remaining time.

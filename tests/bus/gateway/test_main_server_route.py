@@ -161,9 +161,9 @@ async def test_a_body_that_is_not_an_object_is_a_422_and_odd_fields_are_not(bus:
     def count(value: int = 0) -> int:
         return value
 
-    for text in ("[]", "5", '"x"', "null", "{half", ""):
-        answer = await http.post(_path("local", "count"), content=text)
-        assert answer.status_code == 422, text
+    for body in ("[]", "5", '"x"', "null", "{half", ""):
+        answer = await http.post(_path("local", "count"), content=body)
+        assert answer.status_code == 422, body
     odd: list[Any] = [None, [], "x", 5, True]
     for arguments in odd:
         body = {"name": 7, "arguments": arguments, "call_id": arguments, "raw_arguments": []}

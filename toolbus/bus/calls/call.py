@@ -226,6 +226,7 @@ class Call:
         "id",
         "idle_deadline",
         "parent",
+        "role",
         "size",
         "started",
         "timeout",
@@ -238,6 +239,7 @@ class Call:
     id: str  # the bus's own id, which the handler gets
     entry: Entry
     declaration: Declaration
+    role: str  # the role that the caller named, for itself and nested calls; "" where it named none
     arguments_json: str  # as the caller wrote them; "" stands for no arguments
     size: int  # bytes held for it
     context: pb.CallContext | None  # the root call's, for nested calls to share
@@ -262,6 +264,7 @@ class Call:
         self.parent = parent
         self.depth = parent.depth + 1
         self.context = parent.context
+        self.role = self.role or parent.role
         if parent.children is None:
             parent.children = []
         parent.children.append(self)

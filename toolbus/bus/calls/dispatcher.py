@@ -566,6 +566,7 @@ class Dispatcher:
                 record.timeout = timeout
                 record.deadline = deadline = now + timeout
                 record.context, record.parent, record.children, record.depth = context, None, None, 1
+                record.role = role
                 if parent is not None:
                     record.nest(parent)
                 if declaration.is_special:

@@ -135,7 +135,7 @@ class Peer(Session[wire.InvokeResponse]):
             message.name = call.entry.bare_name
             message.arguments_json = call.arguments_json or "{}"
             message.timeout_seconds = call.deadline - now
-            role = call.declaration.tool.role
+            role = call.declaration.tool.role or call.role
             if role:
                 message.role = role
             if call.context is not None:

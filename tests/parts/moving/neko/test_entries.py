@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from toolbus.parts.moving.neko.entries import offer_entries, plugin_entry
 from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, tools_of
 from toolbus.parts.moving.neko.plugin_i18n import tr
 from toolbus.parts.moving.neko.sdk_errors import EntryConflictError
-from toolbus.parts.moving.neko.sdk_results import Ok, fail, ok
+from toolbus.parts.moving.neko.sdk_results import Err, Ok, fail, ok
 from toolbus.protocol.tool import Result
-from toolbus.sdk import CallContext, ToolScope
+from toolbus.sdk import CallContext, Reply, ToolScope
 
 
 async def run_sync(job: Callable[[], Any]) -> Any:
@@ -98,6 +99,110 @@ async def test_an_entry_gets_its_model_or_its_fields_and_the_context_if_it_names
     failed = await call(plugin, "older", {"text": ""})
     assert failed.error is not None
     assert "say something" in failed.error.message
+
+
+CALL = {"user_id": "ann", "lanlan_name": "Yui", "run_id": "r1", "conversation_id": "c9"}
+
+
+class Asking(NekoPluginBase):
+    plugin_id = "asking"
+
+    @plugin_entry(id="named", input_schema={"type": "object"})
+    async def named(self, _ctx: Any = None) -> Any:
+        return _ctx
+
+    @plugin_entry(id="any", input_schema={"type": "object"})
+    def any(self, **kwargs: Any) -> Any:
+        return kwargs
+
+    @plugin_entry(id="modelled", params=Place)
+    async def modelled(self, params: Place, **kwargs: Any) -> Any:
+        return kwargs
+
+    @plugin_entry(id="checked")
+    def checked(self, **days: int) -> Any:
+        return days
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [("named", CALL), ("any", {"_ctx": CALL}), ("modelled", {"_ctx": CALL}), ("checked", {})],
+)
+async def test_an_entry_gets_who_called_for_whom_and_in_which_conversation(entry: str, expected: Any) -> None:
+    plugin = Asking()
+    offer_entries(plugin)
+    spec = tools_of(plugin).get(entry)
+    assert spec is not None
+    context = CallContext(user_id="ann", attributes={"channel_id": "c9"})
+    scope = ToolScope("7", context=context, role="Yui", request_id="r1")
+    arguments = {"city": "Oslo"} if entry == "modelled" else {}
+    assert (await run_handler(spec, arguments, scope, run_sync)).output == expected
+
+
+RAW = {"summary": "two", "count": 2, "raw_results": [1, 2]}
+SEEN = {"summary": "two", "count": 2}
+
+
+@dataclass
+class Found:
+    summary: str = "two"
+    count: int = 2
+    raw_results: tuple[int, ...] = (1, 2)
+
+
+RETURNED: dict[str, tuple[Any, Any]] = {
+    "dict": (RAW, SEEN),
+    "Ok": (Ok(RAW), SEEN),
+    "ok()": (ok(data=RAW, message="done"), {"success": True, "data": SEEN, "message": "done", "error": None}),
+    "finish()": ({"message": "done", "data": RAW}, {"message": "done", "data": SEEN}),
+    "envelope": ({"output": RAW, "is_error": False}, SEEN),
+    "list": ([RAW, RAW], [SEEN, SEEN]),
+    "dataclass": (Found(), SEEN),
+    "Reply": (Reply(output=RAW), SEEN),
+    "text": ("two", "two"),
+    "None": (None, None),
+    "without": ({"raw_results": []}, {}),
+}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(("returned", "seen"), RETURNED.values(), ids=RETURNED.keys())
+async def test_of_an_entrys_result_models_see_the_fields_that_are_for_them(
+    returned: Any, seen: Any, is_async: bool
+) -> None:
+    plugin: Any = Entries()
+    offer_entries(plugin)
+
+    async def later(**_: Any) -> Any:
+        return returned
+
+    handler = later if is_async else (lambda **_: returned)
+    fields = ["summary", "count"]
+    assert plugin.register_dynamic_entry("x", handler, input_schema={"type": "object"}, llm_result_fields=fields)
+    result = await call(plugin, "x", {})
+    assert (result.output, result.is_error) == (seen, False)
+
+
+async def test_a_failure_of_an_entry_is_for_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    plugin: Any = Entries()
+    offer_entries(plugin)
+    for name, returned in (("err", Err("no such city")), ("env", {"is_error": True, "error": "X", "hint": "Y"})):
+        assert plugin.register_dynamic_entry(
+            name, lambda answer=returned, **_: answer, input_schema={"type": "object"}, llm_result_fields=["count"]
+        )
+        assert (await call(plugin, name, {})).is_error
+    failed = await call(plugin, "env", {})
+    assert failed.output == {"hint": "Y"}
+
+
+def test_a_plugin_with_entries_only_says_how_to_offer_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "only.py"
+    file.write_text(
+        "from toolbus.sdk import NekoPluginBase\nfrom plugin.sdk.plugin import plugin_entry\n"
+        "class Only(NekoPluginBase):\n    @plugin_entry(id='a')\n    def a(self): ...\n"
+    )
+    with loaded(file):
+        assert "only: it offers no tool, only entries (a): run it with --entries" in caplog.text
 
 
 async def test_entries_that_come_at_run_time_are_tools_while_they_are_enabled() -> None:

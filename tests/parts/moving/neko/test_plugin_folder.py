@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.pages import blocks
 from tests.parts.moving.neko.folders import copied, loaded
-from tests.support.waiting import within
+from tests.support.waiting import until, within
 from toolbus.errors import SetupError
 from toolbus.functions.runner import run_handler
 from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, tools_of
@@ -146,9 +146,34 @@ async def test_decorators_without_effect_are_logged_once_and_the_plugin_runs(
         "my-diary: report_status() has no effect",
     ]
     assert (
-        'only: @lifecycle(id="config_change") on_config_change; @plugin_entry list_pages; @message on_text; '
-        "@before_entry before. Run it with --entries, or put @llm_tool above one"
+        "only: @plugin_entry list_pages; @message on_text; @before_entry before. "
+        "Run it with --entries, or put @llm_tool above one"
     ) in caplog.text
+
+
+async def test_a_plugin_hears_of_each_change_of_its_configuration_and_reads_it(tmp_path: Path) -> None:
+    folder = copied("diary", tmp_path)
+    file, example = folder / "plugin.toml", folder / "config.example.toml"
+    with loaded(folder) as plugin:
+        diary: Any = plugin.owner
+        lifecycle = diary.__toolbus_lifecycle__
+        await lifecycle.start(run_sync, run_sync)
+        before = file.read_text()
+        assert (await diary.config.get("diary.greeting"), diary.changes) == ("Dear diary", [])
+        file.write_text(before.replace("Dear diary", "Hello"))
+        await until(lambda: len(diary.changes) == 1, "the change to be heard of")
+        old, new, mode = diary.changes[0]
+        assert (old["diary"]["greeting"], new["diary"]["greeting"], mode) == ("Dear diary", "Hello", "file")
+        assert (await diary.config.get("diary.greeting"), diary.ctx.config) == ("Hello", new)
+        file.write_text("[plugin")  # half written
+        await diary.config.set("diary.lines", 4)  # its own change is not one of the files
+        file.write_text(before)
+        await until(lambda: len(diary.changes) == 2, "the next change to be heard of")
+        assert await diary.config.get("diary.lines") == 4
+        example.write_text(example.read_text() + "extra = 1\n")
+        await until(lambda: len(diary.changes) == 3, "the change of the defaults to be heard of")
+        await lifecycle.stop(run_sync)
+        assert diary.events == ["startup", "loop", *["config_change"] * 3, "shutdown"]
 
 
 async def test_the_store_and_the_configuration_are_there_in_the_next_run(tmp_path: Path) -> None:

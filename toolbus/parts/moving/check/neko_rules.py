@@ -41,6 +41,7 @@ _LINES = {"type": r"^\s*type\s*=", "id": r"^\s*id\s*=", "entry": r"^\s*entry\s*=
 _AWAITED = re.compile(r"self\.(store|config)\.[a-z]\w*")
 _OFFER = "Put @llm_tool above it to offer it to models."
 _OFFER_ENTRY = "Run it with --entries, or put @llm_tool above it, to offer it to models."
+_ONLY_ENTRIES = f"{_OFFER_ENTRY} The plugin has entries only, and offers nothing until then."
 _READ_THEIR_ARGUMENT = ("len", "list", "tuple", "set", "dict", "sorted", "iter", "aiter", "next", "sum")
 _PYDANTIC = "Install pydantic where `toolbus run` is."
 _START_BY_NAME = "Name its folder to run it; of a folder of plugins it is left out."
@@ -120,7 +121,7 @@ def _imports(source: SourceFile) -> Iterator[Finding]:
             what = f"imports {each.module}, which {SERVER.purpose} in N.E.K.O.{without}"
             yield source.finding(each.line, stops, what, SERVER.remedy)
         elif top in MAIN_PROGRAM and not source.brings(each):
-            absence = main_program(each.module)
+            absence = main_program(each.module, each.name)
             what = f"imports {each.module}, which {absence.purpose} in N.E.K.O.{without}"
             yield source.finding(each.line, stops, what, absence.remedy)
         elif (
@@ -253,6 +254,7 @@ def _not_awaited(source: SourceFile) -> Iterator[Finding]:
 def _decorators(source: SourceFile) -> Iterator[Finding]:
     for cls in source.classes(*_BASES):
         tools: set[str] = set()
+        has_tools = "llm_tool" in ast.unparse(cls)
         for method in cls.body:
             if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
@@ -263,7 +265,8 @@ def _decorators(source: SourceFile) -> Iterator[Finding]:
                 if shown in _ONLY_IN_NEKO and tool is None:
                     what = f"@{name} {method.name} is called by N.E.K.O. only"
                     entry = shown in (entries.ENTRY, "entry")
-                    yield source.finding(node, Effect.DIFFERS, what, _OFFER_ENTRY if entry else _OFFER)
+                    remedy = (_OFFER_ENTRY if has_tools else _ONLY_ENTRIES) if entry else _OFFER
+                    yield source.finding(node, Effect.DIFFERS, what, remedy)
                 elif shown.split(".")[-1] == "lifecycle" and isinstance(node, ast.Call):
                     yield from _moment(source, node, method.name)
             if tool is not None:
@@ -273,8 +276,8 @@ def _decorators(source: SourceFile) -> Iterator[Finding]:
 def _moment(source: SourceFile, node: ast.Call, method: str) -> Iterator[Finding]:
     moment = constant(keyword(node, "id"))
     if moment in NEVER_CALLED:
-        remedy = "Restart the plugin after a change." if moment == "config_change" else "Use startup and shutdown."
-        yield source.finding(node, Effect.DIFFERS, f'@lifecycle(id="{moment}") {method} is never called', remedy)
+        what = f'@lifecycle(id="{moment}") {method} is never called'
+        yield source.finding(node, Effect.DIFFERS, what, "Use startup and shutdown.")
 
 
 def _tool(source: SourceFile, node: ast.expr, method: str, seen: set[str]) -> Iterator[Finding]:

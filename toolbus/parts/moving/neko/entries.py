@@ -1,26 +1,30 @@
 """Makes tools of a plugin's entries: methods with `plugin_entry`, which N.E.K.O.'s agent calls and no model sees.
 
 `toolbus run --entries` offers them. An entry's id is the tool's name, its `input_schema` or the schema of its `params`
-model the schema of the arguments; without either they are read from the type hints.
+model the schema of the arguments; without either they are read from the type hints. Of its result, models see the
+fields in `llm_result_fields`.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, overload
 
+from toolbus.common.text import list_names
 from toolbus.errors import ToolBusError
-from toolbus.functions import hints
+from toolbus.functions import hints, reply
 from toolbus.functions.scope import ToolScope
 from toolbus.functions.tool_spec import ToolSpec, describe, spec_of
 from toolbus.parts.moving.neko.plugin_base import NekoPluginBase, as_sent, tools_of
 from toolbus.parts.moving.neko.plugin_lifecycle import NEVER_CALLED, moment_of, routines_of
 from toolbus.parts.moving.neko.sdk_errors import EntryConflictError
-from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS
+from toolbus.protocol.tool import DEFAULT_TIMEOUT_SECONDS, MAX_TIMEOUT_SECONDS, Result
 
 # Provides the decorators of N.E.K.O. that do not concern models: each marks a method and does not change it.
 #
@@ -114,6 +118,9 @@ def describe_unused(owner: object, tools: Set[str]) -> str:
             by_kind.setdefault(mark.kind, []).append(name)
     if not by_kind:
         return ""
+    if not tools and ENTRY in by_kind:
+        entries = list_names(dict.fromkeys(by_kind[ENTRY]), 10)
+        return f"it offers no tool, only entries ({entries}): run it with --entries to offer them to models"
     listed = "; ".join(f"@{kind} {', '.join(dict.fromkeys(names))}" for kind, names in by_kind.items())
     entries = "Run it with --entries, or put" if ENTRY in by_kind else "Put"
     return f"these methods are called by N.E.K.O. only: {listed}. {entries} @llm_tool above one, to offer it to models"
@@ -128,6 +135,10 @@ def _mark(function: Any, mark: Mark) -> Any:
 log = logging.getLogger("toolbus.neko.entries")
 
 _CONTEXT = "_ctx"  # the parameter for the context, which that system adds to the arguments
+# The keys of a result around its data: of `ok()`, `fail()`, `finish()` and of a tool's own envelope.
+_ENVELOPE = frozenset(
+    ("success", "data", "message", "error", "code", "time", "trace_id", "meta", "output", "is_error", "images")
+)
 
 
 def offer_entries(plugin: NekoPluginBase) -> list[str]:
@@ -232,7 +243,12 @@ def _spec(plugin: NekoPluginBase, handler: Any, entry_id: str, options: Mapping[
             parameters=_schema(handler, model) if schema is None else schema,
             timeout=min(seconds, MAX_TIMEOUT_SECONDS),
         )
-        return replace(as_sent(spec_of(handler, meta)), prepare=_preparing(handler, model))
+        spec = as_sent(spec_of(handler, meta))
+        return replace(
+            spec,
+            prepare=_preparing(handler, model, any_keyword=spec.names is None and spec.rest is None),
+            handler=_selecting(handler, options.get("llm_result_fields")),
+        )
     except (TypeError, ValueError, ToolBusError) as problem:
         log.warning("%s: the entry %s is not offered: %s", plugin.plugin_id, entry_id, problem)
         return None
@@ -250,18 +266,77 @@ def _schema(handler: Any, model: Any) -> Any:
     return schema
 
 
-def _preparing(handler: Any, model: Any) -> Callable[[dict[str, Any], ToolScope], dict[str, Any]] | None:
+def _preparing(
+    handler: Any, model: Any, *, any_keyword: bool
+) -> Callable[[dict[str, Any], ToolScope], dict[str, Any]] | None:
     """Returns a function that makes the entry's arguments from the tool's; None if they are the same."""
-    wants_context = _CONTEXT in inspect.signature(handler).parameters
+    wants_context = any_keyword or _CONTEXT in inspect.signature(handler).parameters
     parameter = _model_parameter(handler, model) if model is not None else None
     if parameter is None and not wants_context:
         return None
 
     def prepare(arguments: dict[str, Any], scope: ToolScope) -> dict[str, Any]:
         ready = arguments if parameter is None else {parameter: model.model_validate(arguments)}
-        return {**ready, _CONTEXT: {"user_id": scope.context.user_id}} if wants_context else ready
+        return {**ready, _CONTEXT: _context(scope)} if wants_context else ready
 
     return prepare
+
+
+def _context(scope: ToolScope) -> dict[str, str]:
+    """Returns what that system tells an entry about its call, as far as it is known here."""
+    attributes = scope.context.attributes
+    known = {
+        "user_id": scope.context.user_id,
+        "lanlan_name": attributes.get("lanlan_name") or scope.role,
+        "run_id": scope.request_id,
+        "conversation_id": attributes.get("conversation_id") or scope.channel_id,
+    }
+    return {key: value for key, value in known.items() if value or key == "user_id"}
+
+
+def _selecting(handler: Any, fields: Any) -> Any:
+    """Returns a handler whose result has only some fields, for the model; the same handler if all are for it."""
+    if not isinstance(fields, list | tuple) or inspect.isgeneratorfunction(handler):
+        return handler
+    names = [str(each) for each in fields]
+
+    @functools.wraps(handler)
+    async def select_later(returned: Any) -> Any:
+        return _selected(await returned, names)
+
+    @functools.wraps(handler)
+    async def run_async(**arguments: Any) -> Any:
+        return _selected(await handler(**arguments), names)
+
+    @functools.wraps(handler)
+    def run(**arguments: Any) -> Any:
+        returned = handler(**arguments)
+        return select_later(returned) if inspect.isawaitable(returned) else _selected(returned, names)
+
+    return run_async if inspect.iscoroutinefunction(handler) else run
+
+
+def _selected(returned: Any, names: Sequence[str]) -> Any:
+    """Returns a result with only some fields: of its data, if it is an envelope of that system."""
+    if isinstance(returned, reply.Ok):
+        return reply.Ok(_selected(returned.value, names))
+    if isinstance(returned, reply.Reply):
+        return replace(returned, output=_selected(returned.output, names))
+    if isinstance(returned, Result):
+        return replace(returned, output_json=reply.dump_output(_selected(returned.output, names)))
+    if returned is None or isinstance(returned, str | int | float | reply.Err):
+        return returned
+    value = json.loads(reply.dump_output(returned))
+    if isinstance(value, list):
+        return [_selected(each, names) for each in value]
+    if not isinstance(value, dict):
+        return value
+    for data in ("output", "data"):
+        if data in value and value.keys() <= _ENVELOPE and _ENVELOPE.isdisjoint(names):
+            return {**value, data: _selected(value[data], names)}
+    if value.get("is_error"):  # what it says of the failure is for the model
+        return value
+    return {name: value[name] for name in names if name in value}
 
 
 def _model_parameter(handler: Any, model: Any) -> str | None:

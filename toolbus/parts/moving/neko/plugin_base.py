@@ -8,7 +8,7 @@ tools in a `ToolSet`; it knows no connection. The program that runs it sets `plu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -370,8 +370,8 @@ class NekoLifecycle:
         return tools_of(self._plugin)
 
     async def start(self, run_sync: RunSync, run_timer: RunSync) -> None:
-        """Runs its startup methods and starts its timers; see `start_plugin`."""
-        await start_plugin(self._plugin, run_sync, run_timer)
+        """Runs its startup methods, starts its timers and follows its configuration; see `start_plugin`."""
+        await start_plugin(self._plugin, run_sync, run_timer, _Configuration(self._plugin))
 
     def connected(self, send: Send) -> None:
         """Sends the messages that it has pushed, and those to come."""
@@ -380,6 +380,27 @@ class NekoLifecycle:
     async def stop(self, run_sync: RunSync) -> None:
         """Ends its timers and runs its shutdown methods; see `stop_plugin`."""
         await stop_plugin(self._plugin, run_sync)
+
+
+class _Configuration:
+    """The files with the configuration of a plugin: its plugin.toml, and config.example.toml for what that lacks."""
+
+    def __init__(self, plugin: NekoPluginBase) -> None:
+        self._plugin = plugin
+
+    def stamp(self) -> object:
+        """Returns a value that differs after a file has changed."""
+        return self._plugin._toolbus_context.stamp()
+
+    def reload(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Reads the files again, for `self.config` too; returns the values from before and those that hold now."""
+        context = self._plugin._toolbus_context
+        before = context.config
+        context.reload()
+        own = self._plugin.__dict__.get("config")
+        if own is not None and callable(replace_base := getattr(own, "replace_base", None)):
+            replace_base(context.config)
+        return before, context.config
 
 
 def tools_of(plugin: NekoPluginBase) -> ToolSet:

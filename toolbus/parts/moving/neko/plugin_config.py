@@ -129,6 +129,10 @@ class PluginConfig:
             raise NotProvided(f"self.config.{name}", _PROFILES)
         raise AttributeError(f"PluginConfig has no attribute {name!r}")
 
+    def replace_base(self, values: Mapping[str, Any]) -> None:
+        """Takes the values of a plugin.toml that has changed; those that the plugin has set still win."""
+        self._base = dict(values)
+
     async def dump(self, *, timeout: float = 5.0) -> dict[str, Any]:
         """Returns everything as one dict."""
         return await asyncio.to_thread(self._merged)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,8 @@ class PluginContext:
         folder: the folder of the plugin's file.
         manifest: the values of its plugin.toml; empty without one.
         outlet: sends its messages.
+        read: reads the values of the plugin.toml again; None where the plugin has none.
+        files: those that `read` reads.
     """
 
     plugin_id: str
@@ -128,6 +131,25 @@ class PluginContext:
     folder: Path
     manifest: Mapping[str, Any] = field(default_factory=dict)
     outlet: Outlet = field(default_factory=Outlet)
+    read: Callable[[], Mapping[str, Any]] | None = None
+    files: Sequence[Path] = ()
+
+    def stamp(self) -> object:
+        """Returns a value that differs after a file has changed."""
+        stamps = []
+        for each in self.files:
+            with suppress(OSError):
+                stamps.append((each, (state := each.stat()).st_mtime_ns, state.st_size, state.st_ino))
+        return stamps
+
+    def reload(self) -> None:
+        """Reads the plugin.toml again.
+
+        Raises:
+            SetupError: it cannot be read; the values from before go on.
+        """
+        if self.read is not None:
+            self.manifest = self.read()
 
     def __getattr__(self, name: str) -> Any:
         return find_absent(self, name)

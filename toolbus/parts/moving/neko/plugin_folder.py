@@ -51,8 +51,14 @@ SUBMODULES = {
 MAIN_PROGRAM = {"agent", "brain", "config", "main_logic", "main_routers", "main_server", "memory", "utils"}
 SERVER = Absence("is a part of its plugin server", "Remove the import: a tool needs only plugin.sdk.")
 MAIN = Absence("is a part of its main program", "Copy what the plugin needs of it into the plugin's folder.")
+_GENERATE = "a model that a host lends answers `await plugin.generate(prompt)` of a Plugin of toolbus.sdk"
+MODEL = Absence(
+    "calls the model of its main program", f"Call a model's API from the plugin, or use the bus: {_GENERATE}."
+)
+_MODEL = re.compile(r"omni|llm|chat_?completion", re.IGNORECASE)
 MAIN_LOGIC = Absence(
-    MAIN.purpose, f"{MAIN.remedy[:-1]}; toolbus.tools has ToolDefinition, and ToolRegistry to register it in."
+    MAIN.purpose,
+    f"{MAIN.remedy[:-1]}; toolbus.tools has ToolDefinition, and ToolRegistry to register it in; {_GENERATE}.",
 )
 
 
@@ -166,8 +172,14 @@ def is_of_sdk(module: str) -> bool:
     return module in ("plugin.sdk", "plugin.logging_config") or module.startswith("plugin.sdk.")
 
 
-def main_program(module: str) -> Absence:
-    """Returns why a module of that project's main program is not here."""
+def main_program(module: str, name: str = "") -> Absence:
+    """Returns why a module of that project's main program is not here.
+
+    Args:
+        name: what is imported of it, if that is known.
+    """
+    if _MODEL.search(f"{module}.{name}"):
+        return MODEL
     return MAIN_LOGIC if module.partition(".")[0] == "main_logic" else MAIN
 
 
@@ -242,7 +254,14 @@ class PluginManifest:
 
     def context(self) -> PluginContext:
         """Returns the argument of the plugin's constructor."""
-        return PluginContext(self.id, plugin_logger(self.id), self.folder, self.values)
+        return PluginContext(
+            self.id,
+            plugin_logger(self.id),
+            self.folder,
+            self.values,
+            read=lambda: read_manifest(self.folder).values,
+            files=(self.folder / MANIFEST, self.folder / EXAMPLE),
+        )
 
 
 def is_plugin_folder(path: Path) -> bool:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from toolbus.errors import SetupError
 from toolbus.functions.reply import Err
@@ -21,7 +22,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 RunSync = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 MOMENTS = ("startup", "shutdown", "reload", "freeze", "unfreeze", "config_change")
-NEVER_CALLED = MOMENTS[2:]  # moments that only N.E.K.O. has
+NEVER_CALLED = ("reload", "freeze", "unfreeze")  # moments that only N.E.K.O. has
+WATCH_SECONDS = 0.5  # between two looks at the files of a plugin's configuration
 _MOMENT = "__toolbus_lifecycle__"  # on a method: one of MOMENTS
 _TIMER = "__toolbus_timer__"  # on a method: a _Timer
 _RUNNING = "_toolbus_timers"  # on a plugin object: the tasks of its timers
@@ -38,8 +40,9 @@ def lifecycle(*, id: str, **shown: Any) -> Callable[[F], F]:
     """Makes a method run at a moment of the plugin's life.
 
     Args:
-        id: `startup`, before it takes calls, or `shutdown`, after its last one. `config_change`, `reload`, `freeze` and
-            `unfreeze` are moments of N.E.K.O. only: their methods are never called.
+        id: `startup`, before it takes calls; `shutdown`, after its last one; `config_change`, after a file of its
+            configuration has changed: the method gets those of the keywords `old_config`, `new_config` and `mode` that
+            it takes. `reload`, `freeze` and `unfreeze` are moments of N.E.K.O. only: their methods are never called.
         shown: texts that N.E.K.O. shows about it (`name`, `description`, `metadata`); not used.
 
     Raises:
@@ -82,16 +85,34 @@ def timer_interval(*, seconds: float, id: str = "", auto_start: bool = True, **s
     return mark
 
 
-async def start_plugin(plugin: object, run_sync: RunSync, run_timer: RunSync | None = None) -> None:
+class Configuration(Protocol):
+    """The configuration of a plugin, in files."""
+
+    def stamp(self) -> object:
+        """Returns a value that differs after a file has changed."""
+
+    def reload(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Reads the files again; returns the values from before, and those that hold now.
+
+        Raises:
+            SetupError: a file cannot be read; the values from before go on.
+        """
+
+
+async def start_plugin(
+    plugin: object, run_sync: RunSync, run_timer: RunSync | None = None, watch: Configuration | None = None
+) -> None:
     """Runs a plugin's startup methods before its first call, in the order of the source, and starts its timers.
 
     Args:
         run_sync: runs a method that is a plain function off the loop.
         run_timer: runs a timer's method that is a plain function off the loop; None means `run_sync`.
+        watch: the configuration whose changes the methods for `config_change` follow; None means none.
 
     Raises:
         SetupError: a method raised or returned `Err`; the plugin must not start.
     """
+    stamp = watch.stamp() if watch is not None else None  # a change during the start counts
     for name, method in _methods(plugin, "startup"):
         shown = f"{type(plugin).__name__}.{name}"
         try:
@@ -107,6 +128,8 @@ async def start_plugin(plugin: object, run_sync: RunSync, run_timer: RunSync | N
         for name, raw in routines_of(type(plugin)).items()
         if isinstance(timer := getattr(raw, _TIMER, None), _Timer) and timer.auto_start
     ]
+    if watch is not None and (methods := _methods(plugin, "config_change")):
+        plugin.__dict__[_RUNNING].append(asyncio.create_task(_follow(plugin, watch, stamp, methods, run_sync)))
 
 
 def _place(plugin: object, problem: Exception) -> str:
@@ -137,7 +160,7 @@ async def stop_plugin(plugin: object, run_sync: RunSync) -> None:
 def _methods(plugin: object, moment: str) -> list[tuple[str, Callable[..., Any]]]:
     """Returns the methods for a moment: those with `lifecycle` in the order of the source, then `on_…`."""
     routines = routines_of(type(plugin))
-    last = {"startup": ("on_start", _ON_LOOP), "shutdown": ("on_shutdown",)}[moment]
+    last = {"startup": ("on_start", _ON_LOOP), "shutdown": ("on_shutdown",)}.get(moment, ())
     marked = [name for name, raw in routines.items() if moment_of(raw) == moment and name not in last]
     return [(name, getattr(plugin, name)) for name in [*marked, *(each for each in last if each in routines)]]
 
@@ -159,6 +182,43 @@ async def _repeat(method: Callable[..., Any], timer: _Timer, run_sync: RunSync) 
         except Exception:
             log.exception("timer %s failed; it runs again in %g s", method.__qualname__, timer.seconds)
         await asyncio.sleep(timer.seconds)
+
+
+async def _follow(
+    plugin: object,
+    watched: Configuration,
+    stamp: object,
+    methods: list[tuple[str, Callable[..., Any]]],
+    run_sync: RunSync,
+) -> None:
+    """Calls the methods for `config_change` after each change of the configuration's files."""
+    while True:
+        await asyncio.sleep(WATCH_SECONDS)
+        if (now := watched.stamp()) == stamp:
+            continue
+        stamp = now
+        try:
+            before, after = watched.reload()
+        except SetupError as problem:
+            log.warning("the configuration from before goes on: %s", problem)
+            continue
+        changed = {"old_config": before, "new_config": after, "mode": "file"}
+        for name, method in methods if before != after else ():
+            shown = f"{type(plugin).__name__}.{name}"
+            try:
+                returned = await _run(functools.partial(method, **_taken(method, changed)), run_sync)
+            except Exception:
+                log.exception("%s failed after a change of the configuration", shown)
+                continue
+            if isinstance(returned, Err):
+                log.error("%s returned Err: %s", shown, returned.error)
+
+
+def _taken(method: Callable[..., Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those keywords that a method takes."""
+    parameters = inspect.signature(method).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return {key: value for key, value in keywords.items() if takes_any or key in parameters}
 
 
 async def _run(method: Callable[..., Any], run_sync: RunSync) -> Any:

@@ -35,6 +35,7 @@ class DiaryPlugin(NekoPluginBase):
         self.ticks = 0
         self.ticked = asyncio.Event()
         self.events = []
+        self.changes = []
         self.logger.info("made in {} for {id}", self.config_dir.name, id=self.plugin_id)
 
     @lifecycle(id="startup")
@@ -60,8 +61,9 @@ class DiaryPlugin(NekoPluginBase):
         return Ok({"status": "stopped"})
 
     @lifecycle(id="config_change")
-    async def on_config_change(self, **_):
+    async def on_config_change(self, old_config, new_config, mode="", **_):
         self.events.append("config_change")
+        self.changes.append((old_config, new_config, mode))
 
     @timer_interval(id="tick", seconds=1, auto_start=True)
     async def tick(self, **_):
