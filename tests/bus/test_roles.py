@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -13,12 +13,13 @@ import pytest
 from tests.faults.callbacks import CallbackPlugin, Legacy
 from tests.parts.moving.upstream.main_server import MainServer
 from tests.support.waiting import WAIT_SECONDS, until
-from toolbus import Host, Plugin, ToolScope
+from toolbus import Host, Plugin
 from toolbus.bus import Bus
 from toolbus.bus.roles import ROLES
 from toolbus.bus.storage.store import Store
 from toolbus.errors import InvalidRequest, NotKept, SetupError, UnknownRole
 from toolbus.protocol.limits import Limits
+from toolbus.sdk import ToolScope
 from toolbus.testing import running_bus
 from toolbus.v1 import tool_bus_service_pb2 as wire
 from toolbus.v1 import tool_pb2 as pb
@@ -205,7 +206,7 @@ async def test_a_callback_tool_that_came_by_grpc_waits_for_its_role_over_a_resta
 @pytest.mark.parametrize("local", [False, True], ids=["session", "of the bus"])
 async def test_a_tool_is_told_the_role_that_it_is_for_or_that_its_caller_named(local: bool) -> None:
     async with running_bus(roles=("A", "B")) as bus, Plugin("p", address=bus.grpc_addresses[0]) as plugin:
-        owner: Any = bus if local else plugin
+        owner = cast("Plugin", bus) if local else plugin  # both offer functions in the same way
 
         @owner.tool
         def of_all(scope: ToolScope) -> str:
