@@ -197,13 +197,17 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
             return None  # type: ignore[return-value]
         kind = next(kind for kind in _KINDS if getattr(handler, kind) is not None)
         changed: dict[str, Callable[..., Any]] = {
-            kind: self._behind_door(getattr(handler, kind), handler_call_details.method)
+            kind: self._behind_door(
+                getattr(handler, kind), handler_call_details.method, streams=handler.response_streaming
+            )
         }
         if not handler.request_streaming:
             changed["request_deserializer"] = _decoder(handler.request_deserializer)
         return handler._replace(**changed)  # type: ignore[no-any-return]
 
-    def _behind_door(self, serve: Callable[[Any, Context], Any], method: str) -> Callable[[Any, Context], Any]:
+    def _behind_door(
+        self, serve: Callable[[Any, Context], Any], method: str, *, streams: bool
+    ) -> Callable[[Any, Context], Any]:
         async def enter(request: Any, context: Context) -> None:
             if isinstance(request, DecodeError):
                 await _refuse_undecodable(context, request)
@@ -219,16 +223,20 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # 
                 await end_rpc(context, status, text)
             set_rpc_identity(identity)
 
-        if inspect.isasyncgenfunction(serve):
-
-            async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
-                await enter(request, context)
-                try:
+        # A generator also where the RPC writes by itself and yields nothing: interceptors that programs around the bus
+        # add, such as those of OpenTelemetry, iterate over what answers with a stream.
+        async def generate(request: Any, context: Context) -> AsyncIterator[Any]:
+            await enter(request, context)
+            try:
+                if inspect.isasyncgenfunction(serve):
                     async for message in serve(request, context):
                         yield message
-                except DecodeError as error:
-                    await _refuse_undecodable(context, error)
+                else:
+                    await serve(request, context)
+            except DecodeError as error:
+                await _refuse_undecodable(context, error)
 
+        if streams:
             return generate
 
         async def respond(request: Any, context: Context) -> Any:

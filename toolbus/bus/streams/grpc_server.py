@@ -45,6 +45,7 @@ log = logging.getLogger("toolbus.grpc")
 STREAMS_PER_SESSION = 2  # that an identity may have open: one may be replacing another
 READ_AHEAD_BYTES = 1 << 19
 CONNECTION_LOST_SECONDS = 0.05  # until grpcio says that the connection of a stream whose input ended broke
+MAX_WAITING_RPCS = 1 << 15
 # so_reuseport: two buses would otherwise share a port without an error. Plugins may ping to keep connections alive.
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
@@ -55,6 +56,10 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", -1),
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # How many RPCs may wait for this process. By default grpcio cancels RPCs beyond 1,000 at random, without a word in
+    # any log: after a restart of a bus with thousands of peers they all come at once.
+    ("grpc.server.max_pending_requests", MAX_WAITING_RPCS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_WAITING_RPCS),
 )
 
 Context = grpc.aio.ServicerContext[Any, Any]
