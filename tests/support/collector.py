@@ -44,6 +44,7 @@ class Collector:
     Attributes:
         raw: the bodies of all requests.
         status: of the answers.
+        location: of the answers; "" for none.
         held: while it is clear, no request is answered.
     """
 
@@ -53,6 +54,7 @@ class Collector:
     headers: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     status: int = 200
+    location: str = ""
     held: threading.Event = field(default_factory=threading.Event)
 
     async def wait(self, count: int) -> list[Received]:
@@ -99,6 +101,8 @@ def collector() -> Iterator[Collector]:
             if seen.status == 200:
                 seen.take(body)
             self.send_response(seen.status)
+            if seen.location:
+                self.send_header("Location", seen.location)
             self.send_header("Content-Length", "0")
             self.end_headers()
 

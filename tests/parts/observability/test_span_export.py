@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -123,6 +124,34 @@ async def test_the_loss_of_a_collector_is_logged_once_and_its_return_too(caplog:
     assert first.startswith(f"spans are lost, since {seen.url} does not take them: ")
     assert "400" in first
     assert second == f"spans are exported to {seen.url} again; 1 were lost"
+
+
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 307, 308, 400, 404, 429, 503])
+async def test_spans_that_a_collector_does_not_take_are_dropped_and_the_log_names_its_status(
+    caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    with collector() as elsewhere, collector() as seen, exporting(seen.url) as export:
+        seen.status = status
+        seen.location = f"{elsewhere.url}/v1/traces" if status < 400 else ""
+        export.take(span())
+        await until(lambda: export.dropped == 1)
+        assert (export.exported, elsewhere.paths) == (0, [])
+        [line] = [each.getMessage() for each in caplog.records if each.name.startswith(("toolbus", "opentelemetry"))]
+        assert f"HTTP {status}" in line
+        assert seen.location in line
+        seen.status, seen.location = 200, ""
+        export.take(span(2))
+        await seen.wait(1)
+
+
+async def test_a_port_where_nobody_listens_is_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # it does not listen
+        with exporting(f"http://user:hunter2@127.0.0.1:{bound.getsockname()[1]}") as export:
+            export.take(span())
+            await until(lambda: export.dropped == 1)
+    assert ConnectionRefusedError.__name__ in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 async def test_a_bus_that_stops_does_not_wait_for_a_collector_that_stands_still(

@@ -7,11 +7,14 @@ slow or dead costs spans, which are counted, and nothing else. Needs the extra `
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
+import requests
 from opentelemetry.context import _SUPPRESS_INSTRUMENTATION_KEY, attach, set_value
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -35,7 +38,40 @@ LONGEST_PAUSE = 30.0  # after requests that failed
 STOP_SECONDS = 2.0  # for the queue when the bus stops
 MAX_WHY = 300  # characters of an error of the exporter
 _OTEL_LOG = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+# Variables that name what makes the exporter's sessions, in place of ours.
+_SESSION_MAKERS = tuple(f"OTEL_PYTHON_EXPORTER_OTLP_HTTP_{kind}CREDENTIAL_PROVIDER" for kind in ("TRACES_", ""))
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+
+
+class _Session(requests.Session):  # type: ignore[misc]  # it has no types
+    """Sends requests to the collector: follows no redirect, and stores why the last one failed.
+
+    The exporter takes a redirect for a success, and the spans would be lost: a request that follows has no body, or
+    goes to a place that nobody configured. For a request that it repeats it knows only that the time is over.
+
+    Attributes:
+        fault: of the last request; "" where the collector took the spans.
+    """
+
+    fault = ""
+
+    def request(self, *args: Any, **options: Any) -> Any:
+        """Makes a request."""
+        try:
+            response = super().request(*args, **(options | {"allow_redirects": False}))
+        except requests.RequestException as error:
+            root: BaseException = error
+            while root.__context__ is not None:  # requests wraps the error of the socket three times
+                root = root.__context__
+            self.fault = f"{type(root).__name__}: {root}"
+            raise
+        place = response.headers.get("location") if response.status_code < 400 else None
+        self.fault = (
+            "" if response.status_code < 300 else f"HTTP {response.status_code} {response.reason or ''}".strip()
+        )
+        if place:
+            self.fault += f" to {place}: set the address that takes spans, redirects are not followed"
+        return response
 
 
 class SpanExport:
@@ -63,7 +99,9 @@ class SpanExport:
             resource = resource.merge(Resource({span_names.SERVICE_NAME: "toolbus"}))
         own = {span_names.SERVICE_VERSION: version, span_names.SERVICE_INSTANCE: instance}
         self._make = SpanMaker(Resource(own).merge(resource), version)
-        self._exporter: SpanExporter = OTLPSpanExporter(endpoint=url, timeout=EXPORT_SECONDS)
+        self._session = _Session()
+        session = None if any(map(os.environ.get, _SESSION_MAKERS)) else self._session
+        self._exporter: SpanExporter = OTLPSpanExporter(endpoint=url, timeout=EXPORT_SECONDS, session=session)
         self._thread = threading.Thread(target=self._run, name="toolbus-traces", daemon=True)
         self._overflowed = 0  # spans that found the queue full; the loop's
         self._lost = 0  # spans that could not be sent; the thread's
@@ -145,9 +183,9 @@ class SpanExport:
     def _export(self, batch: Sequence[SpanRow]) -> bool:
         try:
             epoch = time.time() - time.monotonic()
-            succeeded = (
-                self._exporter.export([self._make(Span.of(row), epoch) for row in batch]) is SpanExportResult.SUCCESS
-            )
+            result = self._exporter.export([self._make(Span.of(row), epoch) for row in batch])
+            self._why = self._session.fault or self._why
+            succeeded = result is SpanExportResult.SUCCESS and not self._session.fault
         except Exception as fault:
             succeeded, self._why = False, f"{type(fault).__name__}: {fault}"
         if succeeded:
