@@ -27,7 +27,7 @@ PACKAGE = ROOT / "toolbus"
 FLOORS = (
     "v1",
     "errors common.lazy common.cancellation common.text common.newest common.reader common.mailbox common.log_limit "
-    "common.stall common.local_users common.version common.terminal_input",
+    "common.stall common.local_users common.path_ownership common.version common.terminal_input",
     "protocol common parts",  # of `parts` the list alone
     "functions",  # a Python function as a tool; no connection, no bus
     "parts.moving.neko",  # plugins as N.E.K.O. writes them; no connection
@@ -47,7 +47,7 @@ FLOORS = (
     "parts.moving.check",  # reads code of other systems, and runs nothing of it
     "parts.conformance",  # proves clients and buses; needs grpcio and protobuf only
     "parts.mcp.bridge",  # of clients that start their MCP servers; the standard library alone
-    "bus.loopback bus.callback_url bus.outbound bus.path_ownership",
+    "bus.loopback bus.callback_url bus.outbound",
     "bus.access",  # who is asking
     "bus.audit",  # what was done, and by whom
     "bus.keys",  # what proves who is asking

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus.config import Config, check_port
+from toolbus.common.path_ownership import check_path
 from toolbus.common.reader import Keys, Reader, path_of
 from toolbus.common.setting import (
     FLAG,
@@ -145,6 +146,7 @@ def _http_port(environ: Mapping[str, str], ignored: list[str]) -> dict[str, Any]
 
 def _from_file(file: Path) -> dict[str, Any]:
     try:
+        check_path(file, f"the configuration {file}")
         document = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise SetupError(f"cannot read the configuration {file}: {error.strerror or error}") from error

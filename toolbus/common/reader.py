@@ -216,11 +216,14 @@ def read_file(path: Path, read: Callable[[Any], T]) -> T:
     """Parses a file, as TOML where its name ends so, else as JSON, and returns what a function makes of the content.
 
     Raises:
-        SetupError: naming the file, and what is wrong in it.
+        SetupError: naming the file, and what is wrong in it, or that another user can change it.
     """
     import tomllib  # the processes of drop-in tools read no TOML, and start sooner without it
 
+    from toolbus.common.path_ownership import check_path
+
     try:
+        check_path(path, str(path))
         text = path.read_text("utf-8-sig")
         return read(tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text))
     except OSError as error:

@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from toolbus.common.path_ownership import check_path
 from toolbus.common.text import list_names, nearest, quote
 from toolbus.errors import SetupError
 
@@ -232,6 +233,7 @@ def _read_private(file: Path) -> str:
                     f"{file} has secrets, and others may read or change it (mode {stat.S_IMODE(status.st_mode):04o}): "
                     f"chmod 600 {shlex.quote(str(file))}"
                 )
+            check_path(file, str(file))
             return opened.read().decode()
     except OSError as error:
         raise SetupError(f"cannot read {file}: {error.strerror or error}") from None

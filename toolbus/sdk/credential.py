@@ -183,6 +183,8 @@ def _read_private(path: Path) -> bytes:
 
 
 def _check_private(path: Path, status: os.stat_result) -> None:
+    from toolbus.common.path_ownership import check_path  # most peers have no credential
+
     quoted = shlex.quote(str(path))
     if status.st_uid not in (os.geteuid(), 0):
         raise SetupError(
@@ -194,6 +196,7 @@ def _check_private(path: Path, status: os.stat_result) -> None:
             f"the credential {path} is open to other users (mode {mode | stat.S_IMODE(status.st_mode):04o}), only its "
             f"owner may read it: chmod 600 {quoted}"
         )
+    check_path(path, f"the credential {path}")
 
 
 def _holds_pem(text: str, kind: str) -> bool:

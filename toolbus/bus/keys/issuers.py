@@ -21,9 +21,9 @@ from typing import Any
 
 import aiohttp
 
-from toolbus.bus import path_ownership
 from toolbus.bus.access.identity import Identity, Scopes, day_of
 from toolbus.bus.keys.issuer_settings import ANY_GROUP, Issuer
+from toolbus.common import path_ownership
 from toolbus.common.newest import NewestCache
 from toolbus.common.text import list_names, quote
 from toolbus.common.version import VERSION

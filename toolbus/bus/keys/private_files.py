@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolbus.bus import path_ownership
+from toolbus.common import path_ownership
 from toolbus.errors import SetupError
 
 MAX_FILE = 4 * 1024 * 1024  # bytes; 10,000 keys with their identities need about 3 MiB

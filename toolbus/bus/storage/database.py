@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolbus.bus.path_ownership import check_path
+from toolbus.common.path_ownership import check_path
 from toolbus.common.text import shorten
 from toolbus.errors import SetupError
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from toolbus.bus.path_ownership import check_path, make_directory
 from toolbus.bus.storage.database import Damaged, Database, pragma, transaction
+from toolbus.common.path_ownership import check_path, make_directory
 from toolbus.common.text import shorten
 from toolbus.errors import RequestError, SetupError
 

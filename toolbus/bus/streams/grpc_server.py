@@ -24,7 +24,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from toolbus.bus.access.identity import Identity, Principal
 from toolbus.bus.calls.dispatcher import Dispatcher
 from toolbus.bus.keys.doorman import split_secure
-from toolbus.bus.path_ownership import make_directory
 from toolbus.bus.streams import catalog_messages
 from toolbus.bus.streams.doors import Door, Doors, OpenDoor, end_rpc, rpc_identity
 from toolbus.bus.streams.health import SERVICE, Health
@@ -32,6 +31,7 @@ from toolbus.bus.streams.invoke_stream import Carrier, HeldBudget, HeldOutboxes,
 from toolbus.bus.streams.peer import Peer
 from toolbus.bus.streams.presence import Presence
 from toolbus.bus.streams.refused_tools import to_listing
+from toolbus.common.path_ownership import make_directory
 from toolbus.common.stall import StallWatch
 from toolbus.errors import InvalidRequest, LimitExceeded, NotPermitted, SetupError, grpc_status
 from toolbus.protocol.limits import Timings

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from toolbus.common.path_ownership import check_path
 from toolbus.common.reader import Keys, Reader
 from toolbus.common.text import quote
 from toolbus.errors import SetupError
@@ -254,11 +255,13 @@ def load_manifest(folder: Path, *, require: bool = False) -> Manifest:
         require: a folder without a manifest is refused as well.
 
     Raises:
-        SetupError: it is missing, cannot be read, or breaks a rule. Nothing of the folder may be loaded then.
+        SetupError: it is missing, cannot be read, breaks a rule, or another user can change it, or a file that it
+            grants something. Nothing of the folder may be loaded then.
     """
     try:
         if not stat.S_ISREG((folder / FILE).stat().st_mode):  # reading a pipe would block
             raise SetupError(f"{folder / FILE} is not a regular file: replace it by a file like {EXAMPLE}")
+        check_path(folder / FILE, str(folder / FILE))
         text = (folder / FILE).read_text("utf-8-sig")
     except FileNotFoundError:
         if require:
@@ -268,7 +271,10 @@ def load_manifest(folder: Path, *, require: bool = False) -> Manifest:
         raise SetupError(f"{folder / FILE} cannot be read: {error.strerror}: let this user read it") from None
     except UnicodeDecodeError:
         raise SetupError(f"{folder / FILE} is not UTF-8 text: save it as UTF-8") from None
-    return read_manifest(text, folder)
+    manifest = read_manifest(text, folder)
+    for file in manifest.files:  # what has a grant: whoever changes it has the grant
+        check_path(folder / file, str(folder / file))
+    return manifest
 
 
 def read_manifest(text: str, folder: Path) -> Manifest:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from toolbus.bus.keys.private_files import Stamp, stamp_of
-from toolbus.bus.path_ownership import check_path, make_directory
 from toolbus.bus.storage.database import write_state
+from toolbus.common.path_ownership import check_path, make_directory
 from toolbus.common.reader import Reader
 from toolbus.common.text import list_names, quote, refuse_constant
 from toolbus.errors import SetupError

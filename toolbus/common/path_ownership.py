@@ -1,4 +1,4 @@
-"""Refuses paths that another user could change or replace: the data directory, the files in it, and sockets.
+"""Refuses paths that another user could change or replace: the data directory, sockets, and files that give rights.
 
 A path is as safe as each directory and each symbolic link that it leads through: a user who may write one of these
 decides which file is at its end. Root is trusted, and so are directories like ``/tmp`` (sticky).
@@ -64,7 +64,7 @@ def check_path(path: Path, what: str, *, lstat: Callable[[Path], os.stat_result]
         if fault:
             shown = "it" if part == end else f"it leads through {part}, which"
             raise SetupError(
-                f"{what} cannot be used: {shown} {fault}, who could change what the bus reads there. Check what is in "
+                f"{what} cannot be used: {shown} {fault}, who could change what is read there. Check what is in "
                 f"it, then: {fix}; or use another one"
             )
         closed = stat.S_ISDIR(status.st_mode) and not status.st_mode & _REACHED

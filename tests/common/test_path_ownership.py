@@ -15,9 +15,9 @@ import pytest
 
 from tests.support.other_user import CAN_BE_NOBODY, NOBODY
 from toolbus.bus import Bus, Config
-from toolbus.bus.path_ownership import check_path, make_directory
 from toolbus.bus.storage.store import FILE as REGISTRATIONS
 from toolbus.bus.storage.store import LOCK
+from toolbus.common.path_ownership import check_path, make_directory
 from toolbus.errors import SetupError
 
 Status = Callable[[Path], os.stat_result]
