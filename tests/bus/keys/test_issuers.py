@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from tests.bus.keys.played_issuer import NAME, RSA, PlayedIssuer
 from tests.support.waiting import until
-from toolbus.bus.access.identity import Identity, Scopes
+from toolbus.bus.access.identity import Identity, Principal, Scopes
 from toolbus.bus.keys.issuer_settings import Issuer, read_issuers
-from toolbus.bus.keys.issuers import MAX_VERIFIED
+from toolbus.bus.keys.issuers import MAX_VERIFIED, Issuers
 from toolbus.common.reader import Reader
 from toolbus.errors import SetupError, Unauthenticated
 
@@ -43,6 +43,47 @@ async def test_a_token_has_a_name_of_its_own_and_the_scopes_of_its_group(login: 
     both = await login.issuers.identity_of(login.token("e", sub="bob@example", groups=["bots", "x", "ops"]))
     assert both.name == "operator/bob@example"
     assert both.scopes is login.identities["operator"]
+
+
+async def test_clients_of_one_name_at_two_issuers_are_two_identities_also_on_one_host() -> None:
+    realms = [f"{NAME}/realms/{realm}" for realm in "ab"]
+    played = {each: PlayedIssuer() for each in (NAME, *realms)}
+    login = played[NAME]
+
+    async def fetch(url: str) -> bytes:
+        return played[url.removesuffix("/keys")].jwks()
+
+    records = [
+        Issuer(each, "toolbus", f"{each}/keys", {"bots": "chat", "ops": f"ops-{i}"}) for i, each in enumerate(played)
+    ]
+    login.identities |= {f"ops-{i}": Scopes() for i in range(3)}
+    issuers = Issuers(records, lambda: login.identities, fetch, login.clock, login.clock)
+    proven = [await issuers.identity_of(login.token(iss=each)) for each in played]
+    assert [each.name for each in proven] == [
+        "chat/ann",
+        "chat@login.example%2Frealms%2Fa/ann",
+        "chat@login.example%2Frealms%2Fb/ann",
+    ]
+    assert len({each.key for each in proven}) == 3
+    assert len({Principal("host", identity=each).account for each in proven}) == 3
+    assert all(issuers.current(each).scopes is login.identities["chat"] for each in proven)
+    own = await issuers.identity_of(login.token(iss=realms[1], groups=["ops"]))
+    assert own.name == "ops-2/ann"  # no other issuer proves it
+    posing = await issuers.identity_of(login.token(sub="ann", iss=NAME, groups=["ops"]))
+    assert posing.name == "ops-0/ann"
+    del played[realms[0]].keys["r"]  # dropped there, and there only
+    login.now += 3601
+    ended = [each for each in proven if each.key.endswith("Fa")]
+    await until(lambda: not any(_holds_with(issuers, each) for each in ended), "the end of the session")
+    await issuers.close()
+
+
+def _holds_with(issuers: Issuers, session: Identity) -> bool:
+    try:
+        issuers.current(session)
+    except Unauthenticated as problem:
+        return "does not publish any more" not in str(problem)
+    return True
 
 
 async def test_a_verified_token_is_the_same_identity_and_its_keys_are_fetched_once(login: PlayedIssuer) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote as percent
 
 import aiohttp
 
@@ -267,6 +268,7 @@ class Issuers:
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._issuers = {each.issuer: (each, IssuerKeys(each, fetch, ticks)) for each in issuers}
+        self._shown, self._owners = _tell_apart(issuers)
         self._identities = identities
         self._clock = clock
         self._verified = NewestCache[bytes, _Verified](MAX_VERIFIED)
@@ -299,13 +301,15 @@ class Issuers:
                 scopes it had was removed.
         """
         if not any(
-            keys.holds(identity.proof) for issuer, keys in self._issuers.values() if issuer.host == identity.key
+            keys.holds(identity.proof)
+            for issuer, keys in self._issuers.values()
+            if self._shown[issuer.issuer] == identity.key
         ):
             raise Unauthenticated(
                 f"the token of {identity.shown} was signed with key {quote(identity.proof)}, which its issuer "
                 f"{identity.key} does not publish any more: get a new token"
             )
-        return self._as_now(identity, identity.name.partition("/")[0])
+        return self._as_now(identity, identity.name.partition("/")[0].partition("@")[0])
 
     async def close(self) -> None:
         """Cancels fetches of keys."""
@@ -352,7 +356,9 @@ class Issuers:
         self._check_times(claims, issuer)
         who, template = _name(claims, issuer), _template(claims, issuer)
         proof = str(key.get("kid", ""))
-        identity = Identity(f"{template}/{who}", _UNKNOWN, issuer.host, "jwt", float(claims["exp"]), proof)
+        group = template if self._owners[template] == issuer.issuer else f"{template}@{self._shown[issuer.issuer]}"
+        shown = self._shown[issuer.issuer]
+        identity = Identity(f"{group}/{who}", _UNKNOWN, shown, "jwt", float(claims["exp"]), proof)
         return _Verified(identity, template, keys)
 
     def _check_times(self, claims: Mapping[str, Any], issuer: Issuer) -> None:
@@ -369,6 +375,27 @@ class Issuers:
             raise Unauthenticated(
                 f"the token of issuer {issuer.host} is not valid yet: set the clocks of issuer and bus by a time server"
             )
+
+
+def _tell_apart(issuers: Sequence[Issuer]) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns how each issuer is shown, and for each identity of `keys.toml` the first issuer that proves it.
+
+    A client of that issuer has the name ``IDENTITY/CLIENT``, one of a later issuer ``IDENTITY@ISSUER/CLIENT``: issuer
+    and client together are who it is, and what it owns. An issuer is shown by its host, or where several have that host
+    by the whole of its name.
+    """
+    hosts = [each.host for each in issuers]
+    shown = {
+        each.issuer: each.host
+        if hosts.count(each.host) == 1
+        else percent(each.issuer.removeprefix("https://"), safe="")
+        for each in issuers
+    }
+    owners: dict[str, str] = {}
+    for each in issuers:
+        for template in each.groups.values():
+            owners.setdefault(template, each.issuer)
+    return shown, owners
 
 
 def _claims(token: str, issuer: Issuer, key: Jwk, algorithm: str) -> dict[str, Any]:
