@@ -75,6 +75,7 @@ async def test_clients_of_one_name_at_two_issuers_are_two_identities_also_on_one
     login.now += 3601
     ended = [each for each in proven if each.key.endswith("Fa")]
     await until(lambda: not any(_holds_with(issuers, each) for each in ended), "the end of the session")
+    assert all(_holds_with(issuers, each) for each in proven if each not in ended)
     await issuers.close()
 
 

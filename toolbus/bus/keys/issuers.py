@@ -385,12 +385,10 @@ def _tell_apart(issuers: Sequence[Issuer]) -> tuple[dict[str, str], dict[str, st
     by the whole of its name.
     """
     hosts = [each.host for each in issuers]
-    shown = {
-        each.issuer: each.host
-        if hosts.count(each.host) == 1
-        else percent(each.issuer.removeprefix("https://"), safe="")
-        for each in issuers
-    }
+    shown = {}
+    for each in issuers:
+        alone = hosts.count(each.host) == 1
+        shown[each.issuer] = each.host if alone else percent(each.issuer.removeprefix("https://"), safe="")
     owners: dict[str, str] = {}
     for each in issuers:
         for template in each.groups.values():
