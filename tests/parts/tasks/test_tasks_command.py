@@ -87,6 +87,7 @@ def test_a_task_of_a_program_that_had_no_name_is_fetched_as_that_program(bus: st
 
     async def begin() -> dict[str, Any]:
         async with Host(bus, source="host:4711") as host:  # as a host without a name attaches
+            await host.ready()
             begun = await host.call("report", {"year": 2030}, background_after=0.1)
             return dict(begun.unwrap())
 
